@@ -1,0 +1,11 @@
+"""New Testament Greek to English, with human word links: how well does attention align words?"""
+
+from configs import translation
+
+
+def get_config(arg: str = ""):
+    """Argument: tiny, or nothing."""
+    words = translation.words(arg)
+    config = translation.small()
+    config.data.name = "greek_english"
+    return translation.tiny(config) if "tiny" in words else config

@@ -1,0 +1,1 @@
+"""TFDS builders that need no TensorFlow: files from package clients, ArrayRecord shards."""

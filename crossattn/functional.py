@@ -1,0 +1,106 @@
+"""Modules as pure functions: parameters in a plain nested dict, ``init`` and ``apply``.
+
+A *build* is a function from ``nnx.Rngs`` to a module, for example
+``lambda rngs: Transformer(config, rngs=rngs)``. The dicts have string keys only, so they go through
+``jax.jit``, ``jax.value_and_grad``, optax, Orbax and safetensors as they are.
+
+To use a module inside Linen code, bridge it where you need it::
+
+    from flax import nnx
+    attention = nnx.bridge.ToLinen(xa.nn.MultiHeadAttention, args=(64,), kwargs={"num_heads": 4})
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.types import Array, Axes, Key, Params
+
+Build = Callable[[nnx.Rngs], nnx.Module]
+
+
+def init(build: Build, key: Key[Array, ""]) -> Params:
+    """Fresh parameters of the module that ``build`` makes, as a nested dict."""
+    return params_of(build(nnx.Rngs(params=key)))
+
+
+def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+    """Call the module (or one of its methods) with these parameters; nothing is mutated.
+
+    Raises:
+      ValueError: a parameter is missing, unexpected, or of another shape.
+    """
+    return getattr(bind(build, params), method)(*args, **kwargs)
+
+
+def bind(build: Build, params: Params) -> Any:
+    """The module holding these parameters; cheap, and fine under ``jax.jit``."""
+    graph, state = _abstract(build)
+    flat = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
+    expected = {_path(path): value for path, value in nnx.to_flat_state(state)}
+    _check_same(flat, expected)
+    merged = nnx.from_flat_state(
+        [(path, value.replace(flat[_path(path)])) for path, value in nnx.to_flat_state(state)]
+    )
+    return nnx.merge(graph, merged)
+
+
+def params_of(module: nnx.Module) -> Params:
+    """The parameters of a module object as a nested dict."""
+    state = nnx.state(module, nnx.Param)
+    return _nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
+
+
+def logical_axes(build: Build) -> Axes:
+    """For each parameter, the names of its axes; nothing is computed."""
+    _, state = _abstract(build)
+    return _nest({_path(p): v.get_metadata("axes") for p, v in nnx.to_flat_state(state)})
+
+
+def count(params: Params) -> int:
+    """Number of parameters."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+@functools.lru_cache(maxsize=32)
+def _abstract(build: Build):
+    return nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
+
+
+def _path(path: tuple) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, last = path.split(".")
+        inner = nested
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return nested
+
+
+def _leaves(params: Params, prefix: str = ""):
+    for name, value in params.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _check_same(given: dict[str, Array], expected: dict[str, Any]) -> None:
+    if missing := sorted(expected.keys() - given.keys()):
+        raise ValueError(f"params lack {', '.join(missing)}; they belong to another configuration.")
+    if extra := sorted(given.keys() - expected.keys()):
+        raise ValueError(f"params have unexpected {', '.join(extra)}; they belong to another model.")
+    for name, value in given.items():
+        if value.shape != expected[name].shape:
+            raise ValueError(
+                f"params {name} has shape {value.shape}; expected {expected[name].shape}."
+            )

@@ -1,0 +1,202 @@
+"""The encoder-decoder Transformer: an encoder makes a memory of the source, a decoder reads it.
+
+Source: Vaswani et al. 2017. Pre-norm, rotary, relative and grouped-head variants come from the blocks.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.decoding import DecoderStack
+from crossattn.nn.inputs import PositionBias, PositionScheme, TokenInput
+from crossattn.nn.layers import Embedding, norm
+from crossattn.nn.stack import Stack, layer_weights
+from crossattn.ops import masks
+from crossattn.types import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of an encoder-decoder.
+
+    Attributes:
+      vocab_size: target vocabulary, V.
+      block: shape of every block.
+      encoder_layers, decoder_layers: depths.
+      source_vocab_size: None when source and target share one vocabulary and one table.
+      positions: position scheme of self-attention.
+      max_length: the longest source and target; a hard limit for the "learned" scheme only.
+      tie_output: the output layer is the target's embedding table.
+      scan: scan over layers instead of looping.
+      remat: recompute activations in the backward pass.
+    """
+
+    vocab_size: int
+    block: BlockConfig
+    encoder_layers: int
+    decoder_layers: int
+    source_vocab_size: int | None = None
+    positions: PositionScheme = "sinusoidal"
+    max_length: int = 512
+    tie_output: bool = True
+    scan: bool = False
+    remat: bool = False
+
+
+def tiny(**changes: Any) -> TransformerConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64)
+    small = TransformerConfig(vocab_size=64, block=block, encoder_layers=2, decoder_layers=2)
+    return replace(small, **changes)
+
+
+class Transformer(nnx.Module):
+    """Source tokens and target tokens in, logits of the next target token out."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        block = with_positions(config.block, config.positions)
+        inputs: dict[str, Any] = dict(
+            positions=config.positions,
+            max_length=config.max_length,
+            dropout_rate=block.dropout_rate,
+            dtype=block.dtype,
+        )
+        layers = dict(scan=config.scan, remat=config.remat)
+        self.target_input = TokenInput(config.vocab_size, block.dim, **inputs, rngs=rngs)
+        self.source_input = (
+            None
+            if config.source_vocab_size is None
+            else TokenInput(config.source_vocab_size, block.dim, **inputs, rngs=rngs)
+        )
+        self.encoder = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs), config.encoder_layers, **layers, rngs=rngs
+        )
+        self.encoder_bias = PositionBias(
+            config.positions, block.num_heads, bidirectional=True, rngs=rngs
+        )
+        self.encoder_norm = (
+            norm(block.norm, block.dim, dtype=block.dtype, rngs=rngs) if block.norm_first else None
+        )
+        self.decoder = DecoderStack(
+            block,
+            config.decoder_layers,
+            memory_dim=block.dim,
+            positions=config.positions,
+            **layers,
+            rngs=rngs,
+        )
+        self.output = (
+            None
+            if config.tie_output
+            else Embedding(config.vocab_size, block.dim, dtype=block.dtype, rngs=rngs)
+        )
+
+    def encode(
+        self,
+        source: Int[Array, "*B S"],
+        segments: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "*B S D"]:
+        """The source's vectors. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
+        keys = split(key, 2)
+        positions = jnp.arange(source.shape[-1]) if positions is None else positions
+        embed = self.target_input if self.source_input is None else self.source_input
+        x, _ = self.encoder(
+            embed(source, positions, keys[0]),
+            key=keys[1],
+            mask=None if segments is None else masks.segments(segments),
+            positions=positions,
+            bias=self.encoder_bias(positions, positions),
+        )
+        return x if self.encoder_norm is None else self.encoder_norm(x)
+
+    def hidden(
+        self,
+        source: Int[Array, "*B S"],
+        target_in: Int[Array, "*B T"],
+        *,
+        source_segments: Int[Array, "*B S"] | None = None,
+        target_segments: Int[Array, "*B T"] | None = None,
+        source_positions: Int[Array, "*#B S"] | None = None,
+        target_positions: Int[Array, "*#B T"] | None = None,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
+        """The decoder's last vectors, before the output layer; and all cross-attention weights."""
+        keys = split(key, 3)
+        encoded = self.encode(source, source_segments, source_positions, keys[0])
+        states = self.decoder.read(encoded)
+        x, states = self.decoder(
+            self.target_input(target_in, target_positions, keys[1]),
+            states,
+            keys[2],
+            segments=target_segments,
+            source_segments=source_segments,
+            positions=target_positions,
+            return_weights=return_weights,
+        )
+        return x, layer_weights(states) if return_weights else None
+
+    def output_table(self) -> Float[Array, "V D"]:
+        """The output layer's weights, one row a token: for losses that fuse it with the softmax."""
+        return self._output_embedding().table[...]
+
+    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
+        """The output layer, float32."""
+        return self._output_embedding().logits(hidden)
+
+    def _output_embedding(self) -> Embedding:
+        return self.target_input.embedding if self.output is None else self.output
+
+    def __call__(
+        self, source: Int[Array, "*B S"], target_in: Int[Array, "*B T"], **options: Any
+    ) -> Any:
+        """Logits [*B T V] of the token after each of ``target_in``.
+
+        Args:
+          source: tokens [*B S].
+          target_in: tokens [*B T], beginning-of-sentence first.
+          **options: those of ``hidden``; with ``return_weights``, the weights [L *B N T S] of every
+            layer's cross-attention are returned too.
+        """
+        x, weights = self.hidden(source, target_in, **options)
+        logits = self.logits(x)
+        return logits if weights is None else (logits, weights)
+
+    def start(
+        self,
+        source: Int[Array, "B S"],
+        source_segments: Int[Array, "B S"] | None,
+        beams: int,
+        max_length: int,
+    ) -> Any:
+        """Decoding states: the source read once, and empty caches [B, beams, max_length]."""
+        encoded = self.encode(source, source_segments)
+        valid = None if source_segments is None else source_segments > 0
+        states = self.decoder.read(encoded, valid)
+        return self.decoder.with_caches(states, (source.shape[0], beams), max_length)
+
+    def step(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T V"], Any]:
+        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
+        positions = index + jnp.arange(tokens.shape[-1])
+        x = self.target_input(tokens, positions)
+        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
+        return self.logits(x), states
+
+
+def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:
+    """The block that the scheme needs: rotary positions live inside its self-attention."""
+    if positions != "rope":
+        return block
+    return replace(block, rope_base=block.rope_base or 10000.0)

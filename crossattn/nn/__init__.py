@@ -1,0 +1,31 @@
+"""Modules: attention, feed-forward, blocks, stacks. Flax NNX, used purely: nothing mutates in a call."""
+
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState, EncoderBlock, Residual
+from crossattn.nn.feedforward import FeedForward
+from crossattn.nn.inputs import PositionBias, PositionScheme, TokenInput
+from crossattn.nn.layers import Embedding, linear, norm
+from crossattn.nn.positions import LearnedPositions, RelativeBias
+from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
+
+__all__ = [
+    "BlockConfig",
+    "DecoderBlock",
+    "DecoderState",
+    "Embedding",
+    "EncoderBlock",
+    "FeedForward",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "PositionBias",
+    "PositionScheme",
+    "RelativeBias",
+    "Residual",
+    "Stack",
+    "TokenInput",
+    "layer_weights",
+    "linear",
+    "norm",
+    "stack_layers",
+    "unstack_layers",
+]

@@ -1,0 +1,179 @@
+"""Multi-head attention: one module for self-, masked and cross-attention.
+
+What it attends to is a ``Memory``. The module makes one (``memory``), grows one (``extend``), and reads
+one (``__call__``); which kind of attention it is depends on where the memory came from.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.layers import linear, norm
+from crossattn.ops import rotary
+from crossattn.ops.attend import attend
+from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.memory import Memory
+from crossattn.types import Array, Bool, Float, Int, Key
+
+
+class MultiHeadAttention(nnx.Module):
+    """Queries from ``x`` read a memory. Single-head attention is ``num_heads=1``.
+
+    Args:
+      dim: size of the queries' input and of the output, D.
+      num_heads: query heads, N.
+      memory_dim: size of what the memory is made from; None is ``dim``.
+      head_dim: H; None is ``dim // num_heads``.
+      num_kv_heads: key/value heads, K; None is ``num_heads``.
+      use_bias: biases in the four projections.
+      qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
+      rope_base: base wavelength of rotary positions; None is no rotation.
+      softcap: limit on the logits, see ``attend``.
+      dropout_rate: on the attention weights; active when a call gets a ``dropout_key``.
+      dtype: computation dtype.
+
+    Raises:
+      ValueError: heads do not divide.
+    Source: Vaswani et al. 2017, section 3.2.2; grouped heads, Ainslie et al. 2023.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        memory_dim: int | None = None,
+        head_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        use_bias: bool = True,
+        qk_norm: bool = False,
+        rope_base: float | None = None,
+        softcap: float | None = None,
+        dropout_rate: float = 0.0,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        kv_heads = num_kv_heads or num_heads
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}; expected a divisor of dim, {dim}.")
+        if num_heads % kv_heads:
+            raise ValueError(
+                f"num_kv_heads is {kv_heads}; expected a divisor of num_heads, {num_heads}."
+            )
+        head_dim = head_dim or dim // num_heads
+        memory_dim = memory_dim or dim
+        inner, options = ("heads", "head_dim"), dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
+        shape, kv_shape, kv_axes = (num_heads, head_dim), (kv_heads, head_dim), ("kv_heads", "head_dim")
+        self.query = linear(dim, shape, in_axes=("embed",), out_axes=inner, **options)
+        self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
+        self.value = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
+        self.out = linear(shape, dim, in_axes=inner, out_axes=("embed",), **options)
+        self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
+        self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
+        self.rope_base = rope_base
+        self.softcap = softcap
+        self.dropout_rate = dropout_rate
+        self.kv_shape = kv_shape
+        self.dtype = dtype
+
+    def memory(
+        self,
+        x: Float[Array, "*B S M"],
+        *,
+        positions: Int[Array, "*#B S"] | None = None,
+        valid: Bool[Array, "*B S"] | None = None,
+    ) -> Memory:
+        """Keys and values of ``x``, projected once, to be read any number of times."""
+        keys, values = self.key(x), self.value(x)
+        if self.key_norm is not None:
+            keys = self.key_norm(keys)
+        if self.rope_base is not None:
+            keys = rotary.rotate(keys, _positions(positions, x), self.rope_base)
+        if positions is not None:
+            positions = jnp.broadcast_to(positions, x.shape[:-1])
+        return Memory(keys, values, valid=valid, positions=positions)
+
+    def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory:
+        """An empty memory of ``size`` slots, for ``extend``."""
+        return Memory.empty(batch_shape, size, *self.kv_shape, dtype=self.dtype or jnp.float32)
+
+    def extend(self, cache: Memory, x: Float[Array, "*B X D"]) -> Memory:
+        """The cache with the keys and values of ``x`` appended, at the positions that follow."""
+        positions = None if cache.length is None else cache.length + jnp.arange(x.shape[-2])
+        new = self.memory(x, positions=positions)
+        return cache.append(new.keys, new.values)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Memory | Float[Array, "*C S M"] | None = None,
+        mask: Mask | Bool[Array, "..."] | None = None,
+        *,
+        positions: Int[Array, "*#B T"] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+        backend: str | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Read ``memory`` with the queries of ``x``.
+
+        Args:
+          x: [*B T D]. With more batch axes than the memory, the extra ones (next to T) are further
+            queries of the same memory: beams share their source without a copy of it.
+          memory: a ``Memory``; an array to make one from; None for self-attention.
+          mask: which query may read which key, on top of the memory's own validity.
+          positions: of the queries (and of a self-attention memory), for rotary positions.
+          bias: added to the logits, [*#B #N #T #S] or without batch axes.
+          dropout_key: turns dropout on.
+          backend: see ``attend``.
+          return_weights: also return the weights [*B N T S], float32.
+
+        Returns:
+          [*B T D], or a pair with the weights.
+        """
+        if memory is None:
+            memory = self.memory(x, positions=positions)
+        elif not isinstance(memory, Memory):
+            memory = self.memory(memory)
+        mask = memory.mask() if mask is None else as_mask(mask) & memory.mask()
+
+        query = self.query(x)
+        if self.query_norm is not None:
+            query = self.query_norm(query)
+        if self.rope_base is not None:
+            query = rotary.rotate(query, _positions(positions, x), self.rope_base)
+        lead = query.shape[:-2]
+        shared = memory.keys.ndim - 3
+        query = query.reshape(*lead[:shared], -1, *query.shape[-2:])
+        if bias is not None:
+            bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
+        result = attend(
+            query,
+            memory.keys,
+            memory.values,
+            mask,
+            bias=bias,
+            softcap=self.softcap,
+            dropout_rate=self.dropout_rate if dropout_key is not None else 0.0,
+            dropout_key=dropout_key,
+            backend=backend,
+            return_weights=return_weights,
+        )
+        out, weights = result if return_weights else (result, None)
+        out = self.out(out.reshape(*lead, *out.shape[-2:]))
+        if weights is None:
+            return out
+        return out, _unfold(weights, lead, shared)
+
+
+def _positions(positions: Array | None, x: Array) -> Array:
+    return jnp.arange(x.shape[-2]) if positions is None else positions
+
+
+def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:
+    """[*C N (extra T) S] -> [*C extra N T S]."""
+    *batch, N, _, S = weights.shape
+    weights = weights.reshape(*batch, N, *lead[shared:], S)
+    return jnp.moveaxis(weights, len(batch), -3)
+

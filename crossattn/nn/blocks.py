@@ -1,0 +1,213 @@
+"""Transformer blocks: residual sublayers around attention and a feed-forward network.
+
+The encoder block has two sublayers, the decoder block three: masked self-attention, cross-attention,
+feed-forward, each with its own parameters. A decoder without a source has no cross-attention.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.feedforward import Activation, FeedForward
+from crossattn.nn.layers import NormName, norm
+from crossattn.ops.dropout import dropout
+from crossattn.ops.masks import Mask
+from crossattn.ops.memory import Memory
+from crossattn.types import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """The shape of a block.
+
+    Attributes:
+      dim: model size, D.
+      num_heads: N.
+      mlp_dim: feed-forward size, F.
+      num_kv_heads: K; None is N.
+      activation: of the feed-forward network.
+      norm: "layer" or "rms".
+      norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
+      use_bias: biases in linear layers.
+      qk_norm: norm on query and key heads.
+      rope_base: rotary self-attention; None is none.
+      dropout_rate: on sublayer outputs and hidden features.
+      attention_dropout_rate: on attention weights.
+      dtype: computation dtype.
+    """
+
+    dim: int
+    num_heads: int
+    mlp_dim: int
+    num_kv_heads: int | None = None
+    activation: Activation = "relu"
+    norm: NormName = "layer"
+    norm_first: bool = True
+    use_bias: bool = True
+    qk_norm: bool = False
+    rope_base: float | None = None
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    dtype: Any = None
+
+    def attention(self, rngs: nnx.Rngs, *, rope: bool, memory_dim: int | None = None):
+        """An attention layer of this shape."""
+        return MultiHeadAttention(
+            self.dim,
+            self.num_heads,
+            memory_dim=memory_dim,
+            num_kv_heads=self.num_kv_heads,
+            use_bias=self.use_bias,
+            qk_norm=self.qk_norm,
+            rope_base=self.rope_base if rope else None,
+            dropout_rate=self.attention_dropout_rate,
+            dtype=self.dtype,
+            rngs=rngs,
+        )
+
+    def feedforward(self, rngs: nnx.Rngs) -> FeedForward:
+        """A feed-forward network of this shape."""
+        return FeedForward(
+            self.dim,
+            self.mlp_dim,
+            self.activation,
+            use_bias=self.use_bias,
+            dropout_rate=self.dropout_rate,
+            dtype=self.dtype,
+            rngs=rngs,
+        )
+
+
+class Residual(nnx.Module):
+    """``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020.
+    """
+
+    def __init__(self, config: BlockConfig, rngs: nnx.Rngs):
+        self.norm = norm(config.norm, config.dim, dtype=config.dtype, rngs=rngs)
+        self.norm_first = config.norm_first
+        self.dropout_rate = config.dropout_rate
+
+    def enter(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """What the sublayer gets."""
+        return self.norm(x) if self.norm_first else x
+
+    def leave(
+        self, x: Float[Array, "*B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*B T D"]:
+        """What the next sublayer gets."""
+        x = x + dropout(update, self.dropout_rate, key)
+        return x if self.norm_first else self.norm(x)
+
+
+def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:
+    """That many keys, or that many Nones: no key means no dropout."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+class EncoderBlock(nnx.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.attention = config.attention(rngs, rope=True)
+        self.attention_residual = Residual(config, rngs)
+        self.feedforward = config.feedforward(rngs)
+        self.feedforward_residual = Residual(config, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        state: None = None,
+        key: Key[Array, ""] | None = None,
+        *,
+        mask: Mask | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
+        bias: Float[Array, "..."] | None = None,
+    ) -> tuple[Float[Array, "*B T D"], None]:
+        """[*B T D] -> [*B T D]. ``state`` is there for ``Stack``; an encoder has none."""
+        keys = split(key, 4)
+        update = self.attention(
+            self.attention_residual.enter(x),
+            mask=mask,
+            positions=positions,
+            bias=bias,
+            dropout_key=keys[0],
+        )
+        x = self.attention_residual.leave(x, update, keys[1])
+        update = self.feedforward(self.feedforward_residual.enter(x), keys[2])
+        return self.feedforward_residual.leave(x, update, keys[3]), state
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecoderState:
+    """What a decoder block carries besides activations.
+
+    Attributes:
+      source: the projected memory that cross-attention reads, or None.
+      cache: the self-attention cache, or None when whole sequences are given.
+      weights: cross-attention weights [*B N T S] of the last call, when asked for.
+    """
+
+    source: Memory | None = None
+    cache: Memory | None = None
+    weights: Float[Array, "..."] | None = None
+
+
+class DecoderBlock(nnx.Module):
+    """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
+
+    Source: Vaswani et al. 2017, figure 1.
+    """
+
+    def __init__(self, config: BlockConfig, memory_dim: int | None, *, rngs: nnx.Rngs):
+        self.attention = config.attention(rngs, rope=True)
+        self.attention_residual = Residual(config, rngs)
+        alone = memory_dim is None
+        self.cross = (
+            None if alone else config.attention(rngs, rope=False, memory_dim=memory_dim)
+        )
+        self.cross_residual = None if alone else Residual(config, rngs)
+        self.feedforward = config.feedforward(rngs)
+        self.feedforward_residual = Residual(config, rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        state: DecoderState,
+        key: Key[Array, ""] | None = None,
+        *,
+        mask: Mask | None = None,
+        source_mask: Mask | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
+        bias: Float[Array, "..."] | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "*B T D"], DecoderState]:
+        """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in."""
+        keys = split(key, 6)
+        cache, weights = state.cache, None
+        inner = self.attention_residual.enter(x)
+        if cache is not None:
+            cache = self.attention.extend(cache, inner)
+        update = self.attention(
+            inner, cache, mask, positions=positions, bias=bias, dropout_key=keys[0]
+        )
+        x = self.attention_residual.leave(x, update, keys[1])
+        if self.cross is not None:
+            update = self.cross(
+                self.cross_residual.enter(x),
+                state.source,
+                source_mask,
+                dropout_key=keys[2],
+                return_weights=return_weights,
+            )
+            if return_weights:
+                update, weights = update
+            x = self.cross_residual.leave(x, update, keys[3])
+        update = self.feedforward(self.feedforward_residual.enter(x), keys[4])
+        x = self.feedforward_residual.leave(x, update, keys[5])
+        return x, DecoderState(source=state.source, cache=cache, weights=weights)

@@ -1,0 +1,156 @@
+"""The half of a model that generates: a stack of decoder blocks with its input, output and caches.
+
+The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState
+from crossattn.nn.inputs import PositionBias, PositionScheme
+from crossattn.nn.layers import norm
+from crossattn.nn.stack import Stack
+from crossattn.ops import masks
+from crossattn.ops.memory import Memory
+from crossattn.types import Array, Bool, Float, Int, Key
+
+
+class DecoderStack(nnx.Module):
+    """Decoder blocks, their position bias and their final norm.
+
+    Args:
+      config: shape of the blocks.
+      num_layers: L.
+      memory_dim: size of the source's vectors; None for a decoder without a source.
+      positions: position scheme of the self-attention.
+      scan, remat: see ``Stack``.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        num_layers: int,
+        *,
+        memory_dim: int | None,
+        positions: PositionScheme,
+        scan: bool,
+        remat: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.stack = Stack(
+            lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs),
+            num_layers,
+            scan=scan,
+            remat=remat,
+            rngs=rngs,
+        )
+        self.bias = PositionBias(positions, config.num_heads, bidirectional=False, rngs=rngs)
+        first = config.norm_first
+        self.norm = norm(config.norm, config.dim, dtype=config.dtype, rngs=rngs) if first else None
+
+    def read(
+        self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None
+    ) -> Any:
+        """Each layer's cross-attention memory of the source, projected once."""
+        return self.stack.map(
+            lambda block: DecoderState(source=block.cross.memory(source, valid=valid))
+        )
+
+    def no_source(self) -> Any:
+        """Layer states of a decoder that reads nothing but itself."""
+        return self.stack.map(lambda block: DecoderState())
+
+    def with_caches(self, states: Any, batch_shape: tuple[int, ...], size: int) -> Any:
+        """The same states with an empty self-attention cache of ``size`` positions in each layer."""
+        caches = self.stack.map(lambda block: block.attention.cache(batch_shape, size))
+        if isinstance(states, tuple):
+            return tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
+        return replace(states, cache=caches)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        states: Any,
+        key: Key[Array, ""] | None = None,
+        *,
+        segments: Int[Array, "*B T"] | None = None,
+        source_segments: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """Whole sequences at once (states without caches)."""
+        T = x.shape[-2]
+        mask = masks.causal()
+        source_mask = None
+        if segments is not None:
+            mask = mask & masks.segments(segments)
+            if source_segments is not None:
+                source_mask = masks.segments(segments, source_segments)
+        positions = jnp.arange(T) if positions is None else positions
+        x, states = self.stack(
+            x,
+            states,
+            key,
+            mask=mask,
+            source_mask=source_mask,
+            positions=positions,
+            bias=self.bias(positions, positions),
+            return_weights=return_weights,
+        )
+        return x if self.norm is None else self.norm(x), states
+
+    def step(
+        self,
+        x: Float[Array, "*B T D"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The next T positions, the first of which is number ``index``, through the caches."""
+        positions = index + jnp.arange(x.shape[-2])
+        size = cache_of(states).keys.shape[-3]
+        x, states = self.stack(
+            x,
+            states,
+            None,
+            mask=masks.causal(offset=index),
+            positions=positions,
+            bias=self.bias(positions, jnp.arange(size)),
+            return_weights=return_weights,
+        )
+        return x if self.norm is None else self.norm(x), states
+
+
+def cache_of(states: Any) -> Memory:
+    """The first layer's cache (looped), or all layers' stacked (scanned)."""
+    return states[0].cache if isinstance(states, tuple) else states.cache
+
+
+def take_beams(states: Any, beams: Int[Array, "B J"]) -> Any:
+    """States whose caches [B J S K H] follow the chosen beams; sources are shared and stay.
+
+    Args:
+      states: layer states whose caches have the batch axes [B, J].
+      beams: for each new beam, the old one that it continues.
+    """
+    scanned = not isinstance(states, tuple)
+
+    def pick(x: Array) -> Array:
+        index = beams.reshape(*beams.shape, *(1,) * (x.ndim - beams.ndim))
+        return jnp.take_along_axis(x, index, axis=1)
+
+    def reorder(state: DecoderState) -> DecoderState:
+        cache = state.cache
+        take = jax.vmap(pick) if scanned else pick
+        # Every beam has filled the same slots, so validity and positions need not move.
+        return replace(state, cache=replace(cache, keys=take(cache.keys), values=take(cache.values)))
+
+    return reorder(states) if scanned else tuple(reorder(state) for state in states)
+
+
+__all__ = ["DecoderStack", "cache_of", "take_beams"]

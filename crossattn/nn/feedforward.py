@@ -1,0 +1,66 @@
+"""The position-wise network: two layers with a nonlinearity, or a gated one."""
+
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+
+from crossattn.nn.layers import linear
+from crossattn.ops.dropout import dropout
+from crossattn.types import Array, Float, Key
+
+Activation = Literal["relu", "gelu", "silu", "reglu", "geglu", "swiglu"]
+
+_PLAIN = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
+_GATED = {"reglu": jax.nn.relu, "geglu": jax.nn.gelu, "swiglu": jax.nn.silu}
+
+
+class FeedForward(nnx.Module):
+    """``act(x W1) W2``, or gated, ``(act(x W1) * x W3) W2``.
+
+    Args:
+      dim: model size, D.
+      hidden: F.
+      activation: relu, gelu, silu; their gated forms reglu, geglu, swiglu.
+      use_bias: biases in the layers.
+      dropout_rate: on the hidden features.
+      dtype: computation dtype.
+
+    Raises:
+      ValueError: the activation is unknown.
+    Source: Vaswani et al. 2017, equation 2; gates, Shazeer 2020.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        activation: Activation = "relu",
+        *,
+        use_bias: bool = True,
+        dropout_rate: float = 0.0,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        if activation not in _PLAIN and activation not in _GATED:
+            known = ", ".join([*_PLAIN, *_GATED])
+            raise ValueError(f"activation is {activation!r}; expected one of {known}.")
+        options = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
+        self.up = linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options)
+        gated = activation in _GATED
+        self.gate = (
+            linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options) if gated else None
+        )
+        self.down = linear(hidden, dim, in_axes=("mlp",), out_axes=("embed",), **options)
+        self.activation = activation
+        self.dropout_rate = dropout_rate
+
+    def __call__(
+        self, x: Float[Array, "*B T D"], dropout_key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*B T D"]:
+        """[*B T D] -> [*B T D]; a key turns dropout on."""
+        if self.gate is None:
+            hidden = _PLAIN[self.activation](self.up(x))
+        else:
+            hidden = _GATED[self.activation](self.gate(x)) * self.up(x)
+        return self.down(dropout(hidden, self.dropout_rate, dropout_key))

@@ -1,0 +1,96 @@
+"""Flax's layers with this package's logical axis names, and an embedding that is also the output."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.types import Array, Float, Int
+
+NormName = Literal["layer", "rms"]
+
+
+def linear(
+    in_features: int | Sequence[int],
+    out_features: int | Sequence[int],
+    *,
+    in_axes: Sequence[str],
+    out_axes: Sequence[str],
+    use_bias: bool = True,
+    dtype=None,
+    rngs: nnx.Rngs,
+) -> nnx.LinearGeneral:
+    """A dense layer over one or several trailing axes, its kernel named ``(*in_axes, *out_axes)``."""
+    count = len(in_axes)
+    return nnx.LinearGeneral(
+        in_features,
+        out_features,
+        axis=tuple(range(-count, 0)),
+        use_bias=use_bias,
+        dtype=dtype,
+        kernel_init=_fan_in_normal(count),
+        kernel_metadata={"axes": (*in_axes, *out_axes)},
+        bias_metadata={"axes": tuple(out_axes)},
+        rngs=rngs,
+    )
+
+
+def _fan_in_normal(in_axes: int):
+    """Xavier-like scale whose fans are the products of the grouped axes, not of the last two."""
+
+    def initialize(key, shape, dtype=jnp.float32, out_sharding=None):
+        fan_in = fan_out = 1
+        for i, n in enumerate(shape):
+            fan_in, fan_out = (fan_in * n, fan_out) if i < in_axes else (fan_in, fan_out * n)
+        limit = (6.0 / (fan_in + fan_out)) ** 0.5
+        return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+    return initialize
+
+
+def norm(kind: NormName, dim: int, *, dtype=None, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Layer norm, or root-mean-square norm, over the last axis.
+
+    Source: Ba et al. 2016; Zhang and Sennrich 2019.
+    """
+    metadata = {"axes": ("norm",)}
+    if kind == "rms":
+        return nnx.RMSNorm(dim, dtype=dtype, scale_metadata=metadata, rngs=rngs)
+    if kind == "layer":
+        return nnx.LayerNorm(
+            dim, dtype=dtype, scale_metadata=metadata, bias_metadata=metadata, rngs=rngs
+        )
+    raise ValueError(f"norm is {kind!r}; expected 'layer' or 'rms'.")
+
+
+class Embedding(nnx.Module):
+    """Token vectors; ``logits`` reads the same table as an output layer.
+
+    Args:
+      vocab_size: number of tokens, V.
+      dim: model size, D.
+      dtype: computation dtype; parameters are float32.
+    """
+
+    def __init__(self, vocab_size: int, dim: int, *, dtype=None, rngs: nnx.Rngs):
+        self.table = nnx.Param(
+            jax.random.normal(rngs.params(), (vocab_size, dim)) * dim**-0.5,
+            axes=("vocab", "embed"),
+        )
+        self.dim = dim
+        self.dtype = dtype
+
+    def __call__(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+        """Vectors of unit variance: the table is kept small for the output, and scaled here.
+
+        Source: Vaswani et al. 2017, section 3.4.
+        """
+        vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype or jnp.float32)
+        return vectors * self.dim**0.5
+
+    def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
+        """Scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
+        table = self.table[...].astype(x.dtype)
+        return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)

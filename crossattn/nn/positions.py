@@ -1,0 +1,53 @@
+"""Learnt position schemes: a table of vectors, and T5's table of biases."""
+
+import jax
+from flax import nnx
+
+from crossattn.ops import bias
+from crossattn.types import Array, Float, Int
+
+
+class LearnedPositions(nnx.Module):
+    """One vector a position, up to a fixed number of positions.
+
+    Source: Gehring et al. 2017, section 3.1.
+    """
+
+    def __init__(self, max_positions: int, dim: int, *, rngs: nnx.Rngs):
+        table = jax.random.normal(rngs.params(), (max_positions, dim)) * 0.02
+        self.table = nnx.Param(table, axes=(None, "embed"))
+
+    def __call__(self, positions: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+        """Vectors of the positions; those past the table are NaN rather than silently wrong."""
+        return self.table[...].at[positions].get(mode="fill", fill_value=jax.numpy.nan)
+
+
+class RelativeBias(nnx.Module):
+    """A learnt bias for each head and bucket of distance, shared by the layers of a stack.
+
+    Source: Raffel et al. 2020, section 2.1.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        *,
+        bidirectional: bool,
+        rngs: nnx.Rngs,
+    ):
+        table = jax.random.normal(rngs.params(), (num_buckets, num_heads)) * 0.02
+        self.table = nnx.Param(table, axes=(None, "heads"))
+        self.max_distance = max_distance
+        self.bidirectional = bidirectional
+
+    def __call__(
+        self, q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"]
+    ) -> Float[Array, "*B N T S"]:
+        """The bias to give to ``attend``."""
+        table = self.table[...]
+        buckets = bias.relative_buckets(
+            q_positions, k_positions, table.shape[0], self.max_distance, self.bidirectional
+        )
+        return bias.relative_bias(table, buckets)

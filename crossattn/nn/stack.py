@@ -1,0 +1,141 @@
+"""A stack of equal blocks, looped in Python or scanned by XLA, with the same results.
+
+Looping compiles each layer and runs fastest on a CPU; scanning compiles one, whatever the depth. The
+parameters differ only in layout: ``stack_layers`` and ``unstack_layers`` convert between them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.blocks import split
+from crossattn.types import Array, Float, Key, Params
+
+
+class Stack(nnx.Module):
+    """Blocks one after the other.
+
+    Args:
+      build: makes one block from ``nnx.Rngs``.
+      num_layers: L.
+      scan: run as ``lax.scan`` over parameters stacked on a leading "layers" axis.
+      remat: recompute each block's activations in the backward pass instead of keeping them.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[nnx.Rngs], nnx.Module],
+        num_layers: int,
+        *,
+        scan: bool = False,
+        remat: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        blocks = [build(rngs) for _ in range(num_layers)]
+        self.layers = _stacked(blocks) if scan else nnx.List(blocks)
+        self.num_layers = num_layers
+        self.scan = scan
+        self.remat = remat
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        states: Any = None,
+        key: Key[Array, ""] | None = None,
+        **shared: Any,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """Run all layers.
+
+        Args:
+          x: [*B T D].
+          states: what each layer carries: a sequence of L entries (looped) or one pytree with a
+            leading axis L (scanned); None when layers carry nothing. See ``map``.
+          key: a dropout key, split over the layers.
+          **shared: further arguments, the same for every layer.
+
+        Returns:
+          The output and the layers' new states, in the same form.
+        """
+        keys = split(key, self.num_layers)
+        if self.scan:
+            return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
+        states = [None] * self.num_layers if states is None else states
+        new_states = []
+        for block, state, layer_key in zip(self.layers, states, keys, strict=True):
+            graph, params = nnx.split(block)
+            x, state = self._run(graph)(params, x, state, layer_key, shared)
+            new_states.append(state)
+        return x, tuple(new_states)
+
+    def map(self, call: Callable[[Any], Any]) -> Any:
+        """``call(block)`` for each layer, in the form that ``states`` has."""
+        if not self.scan:
+            return tuple(call(block) for block in self.layers)
+        graph, params = nnx.split(self.layers)
+        return jax.lax.map(lambda p: call(nnx.merge(graph, p)), params)
+
+    def _run(self, graph: nnx.GraphDef) -> Callable:
+        def run(params, x, state, key, shared):
+            return nnx.merge(graph, params)(x, state, key, **shared)
+
+        # Closing over `shared` statics (return_weights) is what static_argnums would do, without
+        # asking that every shared value be hashable.
+        if not self.remat:
+            return run
+
+        def run_again(params, x, state, key, shared):
+            arrays, rest = _split_arrays(shared)
+            inner = jax.checkpoint(lambda p, x, s, k, a: run(p, x, s, k, {**a, **rest}))
+            return inner(params, x, state, key, arrays)
+
+        return run_again
+
+    def _scan(self, x, states, keys, shared):
+        graph, params = nnx.split(self.layers)
+        run = self._run(graph)
+
+        def body(x, layer):
+            layer_params, state, key = layer
+            return run(layer_params, x, state, key, shared)
+
+        return jax.lax.scan(body, x, (params, states, keys))
+
+
+def _split_arrays(shared: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    arrays = {name: value for name, value in shared.items() if not isinstance(value, bool)}
+    return arrays, {name: value for name, value in shared.items() if name not in arrays}
+
+
+def _stacked(blocks: Sequence[nnx.Module]) -> nnx.Module:
+    """One module whose parameters have a leading layers axis."""
+    graphs, states = zip(*(nnx.split(block) for block in blocks), strict=True)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    for _, variable in nnx.to_flat_state(stacked):
+        variable.set_metadata("axes", ("layers", *variable.get_metadata("axes")))
+    return nnx.merge(graphs[0], stacked)
+
+
+def stack_layers(layers: Params) -> Params:
+    """{"0": layer, "1": layer, ...} -> one layer with a leading axis L."""
+    ordered = [layers[str(i)] for i in range(len(layers))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *ordered)
+
+
+def unstack_layers(layers: Params) -> Params:
+    """The inverse of ``stack_layers``."""
+    depth = jax.tree.leaves(layers)[0].shape[0]
+    return {str(i): jax.tree.map(lambda leaf, i=i: leaf[i], layers) for i in range(depth)}
+
+
+def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
+    """The layers' recorded attention weights as one array [L *B N T S]."""
+    if isinstance(states, tuple):
+        weights = [state.weights for state in states]
+        return None if weights[0] is None else jnp.stack(weights)
+    return states.weights
+
+
+__all__ = ["Stack", "layer_weights", "stack_layers", "unstack_layers"]

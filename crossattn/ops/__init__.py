@@ -1,0 +1,1 @@
+"""Arrays only: ``attend``, masks, memory, positions, biases, and the kernels behind them."""

@@ -1,0 +1,43 @@
+"""Kernels behind ``attend``: one file each, found by name, all with one signature.
+
+A backend module has
+
+* ``attend(q, k, v, mask, *, bias, scale, softcap, dropout_rate, dropout_key, return_weights)`` that
+  returns ``(out, weights or None)``, or raises ``NotImplementedError`` with the reason for which it
+  cannot keep the contract for this call;
+* ``rank(platform)``: its place among the backends tried on ``"cpu"``, ``"gpu"`` or ``"tpu"``, lowest
+  first, or None when it must be asked for by name.
+
+To add a kernel, add a file.
+"""
+
+import functools
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Every backend's name, in alphabetical order."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+
+
+def get(name: str) -> ModuleType:
+    """The backend of that name.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if name not in names():
+        raise ValueError(
+            f"backend is {name!r}; expected one of {', '.join(map(repr, names()))}, or None to choose."
+        )
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+@functools.cache
+def ordered(platform: str) -> tuple[str, ...]:
+    """The backends that are tried on a platform, first choice first."""
+    ranks = {name: get(name).rank(platform) for name in names()}
+    return tuple(sorted((n for n, r in ranks.items() if r is not None), key=lambda n: ranks[n]))

@@ -1,0 +1,148 @@
+"""Memory: what a query reads. Keys and values, which of them may be read, and where they stand.
+
+Encoder states, a KV cache, latents, retrieved neighbours: all are one value of this type. Nothing
+here mutates; ``append`` returns a new memory of the same static size, so it lives in a ``while_loop``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops import masks
+from crossattn.types import Array, Bool, Int, Shaped
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Memory:
+    """Projected keys and values.
+
+    Attributes:
+      keys: [*B S K H].
+      values: [*B S K Hv].
+      valid: [*B S], True where a slot may be read; None means everywhere.
+      positions: [*B S], where each slot stands in its sequence; None means ``arange``.
+      length: how many slots a cache has filled; None for a memory that does not grow.
+    """
+
+    keys: Shaped[Array, "*B S K H"]
+    values: Shaped[Array, "*B S K Hv"]
+    valid: Bool[Array, "*B S"] | None = None
+    positions: Int[Array, "*B S"] | None = None
+    length: Int[Array, ""] | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        batch_shape: Sequence[int],
+        size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        dtype=jnp.float32,
+    ) -> "Memory":
+        """A cache of ``size`` free slots, for ``append``."""
+        lead = (*batch_shape, size)
+        return cls(
+            keys=jnp.zeros((*lead, num_kv_heads, head_dim), dtype),
+            values=jnp.zeros((*lead, num_kv_heads, value_dim or head_dim), dtype),
+            valid=jnp.zeros(lead, bool),
+            positions=jnp.zeros(lead, jnp.int32),
+            length=jnp.zeros((), jnp.int32),
+        )
+
+    @classmethod
+    def concat(cls, *memories: "Memory") -> "Memory":
+        """One memory that holds the slots of all of them, in order.
+
+        Parts without positions are numbered by where they land; the result does not grow.
+        """
+        if not memories:
+            raise ValueError("Memory.concat: got no memory; expected at least one.")
+        start, positions, valid = 0, [], []
+        for memory in memories:
+            lead = memory.keys.shape[:-2]
+            own = jnp.broadcast_to(jnp.arange(start, start + memory.size), lead)
+            positions.append(own if memory.positions is None else memory.positions)
+            valid.append(jnp.ones(lead, bool) if memory.valid is None else memory.valid)
+            start += memory.size
+        return cls(
+            keys=jnp.concatenate([m.keys for m in memories], axis=-3),
+            values=jnp.concatenate([m.values for m in memories], axis=-3),
+            valid=None if all(m.valid is None for m in memories) else jnp.concatenate(valid, -1),
+            positions=(
+                None
+                if all(m.positions is None for m in memories)
+                else jnp.concatenate(positions, axis=-1)
+            ),
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of slots S, filled or not."""
+        return self.keys.shape[-3]
+
+    def append(
+        self,
+        keys: Shaped[Array, "*B X K H"],
+        values: Shaped[Array, "*B X K Hv"],
+        valid: Bool[Array, "*B X"] | None = None,
+    ) -> "Memory":
+        """Write new slots after the filled ones; what no longer fits is dropped, nothing moves.
+
+        Raises:
+          ValueError: the memory is not a cache, or more slots are added than it has in all.
+        """
+        if self.length is None or self.valid is None or self.positions is None:
+            raise ValueError(
+                "Memory.append: this memory has no length, so it does not grow; start from "
+                "Memory.empty, or use Memory.concat."
+            )
+        added = keys.shape[-3]
+        if added > self.size:
+            raise ValueError(
+                f"Memory.append: {added} slots do not fit in a memory of size {self.size}; make it "
+                "larger with Memory.empty."
+            )
+        lead = keys.shape[:-2]
+        new_valid = jnp.ones(lead, bool) if valid is None else valid
+        positions = jnp.broadcast_to(self.length + jnp.arange(added), lead)
+        # One contiguous window is written in place. It starts where it still fits; new slots that
+        # lie past the end are shifted out of it, and what stood before the end stays.
+        start = jnp.minimum(self.length, self.size - added)
+        shift = self.length - start
+
+        def write(old: Array, new: Array, axis: int) -> Array:
+            window = jax.lax.dynamic_slice_in_dim(old, start, added, axis=old.ndim + axis)
+            is_new = (jnp.arange(added) >= shift).reshape((added,) + (1,) * (-axis - 1))
+            new = jnp.where(is_new, jnp.roll(new.astype(old.dtype), shift, axis), window)
+            return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=old.ndim + axis)
+
+        return replace(
+            self,
+            keys=write(self.keys, keys, -3),
+            values=write(self.values, values, -3),
+            valid=write(self.valid, new_valid, -1),
+            positions=write(self.positions, positions, -1),
+            length=jnp.minimum(self.length + added, self.size),
+        )
+
+    def take(self, indices: Int[Array, "..."]) -> "Memory":
+        """The memories at ``indices`` of the first batch axis: reordered beams, retrieved entries."""
+
+        def pick(x: Array | None) -> Array | None:
+            return None if x is None else jnp.take(x, indices, axis=0)
+
+        return replace(
+            self,
+            keys=pick(self.keys),
+            values=pick(self.values),
+            valid=pick(self.valid),
+            positions=pick(self.positions),
+        )
+
+    def mask(self) -> masks.Mask:
+        """Which slots may be read; combine with ``&``."""
+        return masks.Mask(()) if self.valid is None else masks.key_padding(self.valid)

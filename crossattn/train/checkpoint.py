@@ -1,0 +1,294 @@
+"""Checkpoints: the state, the data's position and a little JSON, written as one or not at all.
+
+The one thing to know: everything is read back into a target (shapes, dtypes and shardings), so a
+run may be saved on one mesh and loaded on another, and what is read is compared with checksums
+taken when it was written. All processes call every function; process 0 does the housekeeping.
+
+Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata.
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from crossattn.train import processes
+from crossattn.train.checkpoint_files import (
+    abstract,
+    check_intact,
+    context,
+    describe,
+    from_json,
+    goodness,
+    is_full_disk,
+    one_line,
+    quiet_orbax,
+    read_record,
+    read_trees,
+    seal,
+    to_json,
+)
+from crossattn.train.checksum import checksum
+from crossattn.train.errors import CheckpointError
+from crossattn.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class Restored:
+    """state: on the target's devices; data_state: for this process's iterator; info: as saved."""
+
+    state: TrainState
+    data_state: Any
+    info: dict[str, Any]
+    same_processes: bool
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    keep: how many of the newest stay; best_metric: the metric whose best checkpoint stays too;
+    best_mode: "max" or "min"; note: is told in one line what was skipped, and why.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: int = 2,
+        best_metric: str | None = None,
+        best_mode: str = "max",
+        note: Callable[[str], None] = print,
+    ):
+        if keep < 1 or best_mode not in ("max", "min"):
+            raise ValueError(f"keep is {keep} (1 or more), best_mode {best_mode!r} (max or min)")
+        self.directory = Path(directory).absolute()
+        self._keep, self._best = keep, (best_metric, best_mode)
+        self._note = note
+        self._goodness: dict[int, float] = {}
+        self._resources = contextlib.ExitStack()
+        self._resources.enter_context(quiet_orbax())
+        self._orbax = ocp.training.Checkpointer(
+            self.directory,
+            context=context(),
+            preservation_policy=self,
+            cleanup_tmp_directories=True,
+        )
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        """Orbax's question after every save: which checkpoints stay."""
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        stay = set(steps[-self._keep :])
+        if self._best[0] is not None and steps:
+            stay.add(max(steps, key=lambda step: (self._goodness_of(step), step)))
+        return [step in stay for step in steps]
+
+    def _goodness_of(self, step: int) -> float:
+        if step not in self._goodness:
+            try:
+                metrics = read_record(self._orbax, step)["metrics"]
+                self._goodness[step] = goodness(metrics, *self._best)
+            except Exception:  # Damaged: `restore` says so, and it is not the best of any.
+                self._goodness[step] = float("-inf")
+        return self._goodness[step]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that are complete, oldest first."""
+        return [checkpoint.step for checkpoint in self._orbax.checkpoints]
+
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        *,
+        data_state: Any = None,
+        metrics: Mapping[str, float] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Starts to write a checkpoint; the state may be donated as soon as this returns.
+
+        Raises:
+            CheckpointError: the disk is full, or the save before this one failed.
+        """
+        if step in self.steps:
+            return
+        trees = _trees(state)
+        self._refuse_full_disk(step, trees)
+        record = {
+            "step": step,
+            "arrays": describe(trees),
+            "checksums": {name: checksum(tree) for name, tree in trees.items()},
+            "data": processes.gather(to_json(data_state)),
+            "metrics": None if metrics is None else dict(metrics),
+            "best": list(self._best),
+            "info": dict(info or {}),
+        }
+        # Orbax writes it later; by then the caller may have changed what it gave.
+        record = json.loads(json.dumps(record))
+        self._goodness[step] = goodness(metrics, *self._best)
+        self.wait()
+        try:
+            self._orbax.save_checkpointables_async(step, trees, force=True, custom_metadata=record)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def restore(self, target: TrainState) -> Restored | None:
+        """The newest checkpoint that can be read, or None if there never was one.
+
+        Newer ones that cannot be read are put aside in `unreadable/` next to the directory.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none can be read into the target.
+        """
+        failures: dict[int, str] = {}
+        for step in reversed(self.steps):
+            try:
+                check_intact(self.directory / str(step))
+                record = read_record(self._orbax, step)
+                trees = read_trees(self._orbax, step, _trees(target), record)
+            except Exception as error:
+                failures[step] = one_line(error)
+                continue
+            self._put_aside(failures, step)
+            state = TrainState(
+                step=_like(step, target.step),
+                params=trees["params"],
+                opt_state=trees["opt_state"],
+                ema=trees.get("ema"),
+            )
+            data, count = record["data"], jax.process_count()
+            own = data[jax.process_index() if len(data) == count else 0]
+            return Restored(state, from_json(own), record["info"], len(data) == count)
+        if failures:
+            step, cause = next(iter(failures.items()))
+            raise CheckpointError(
+                f"none of the checkpoints in {self.directory} can be read (step {step}: {cause});"
+                " start over with resume 'never' or with a new work directory"
+            )
+        return None
+
+    def wait(self) -> None:
+        """Until what was being saved is on disk.
+
+        Raises:
+            CheckpointError: it could not be written; earlier checkpoints are as they were.
+        """
+        try:
+            self._orbax.wait()
+        except Exception as error:
+            raise self._failed(error) from error
+        if processes.is_main():
+            for step in self.steps:
+                seal(self.directory / str(step))
+
+    def close(self) -> None:
+        """Waits, then lets go of the directory. Raises as `wait` does."""
+        try:
+            self.wait()
+        finally:
+            with self._resources, contextlib.suppress(Exception):  # What failed, wait raised.
+                self._orbax.close()
+
+    def _refuse_full_disk(self, step: int, trees: Mapping[str, Any]) -> None:
+        need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
+        free = shutil.disk_usage(self.directory).free
+        if free < need * 1.02:
+            raise CheckpointError(
+                f"the disk of {self.directory} is full: the checkpoint of step {step} needs"
+                f" {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; {self._loadable()}"
+            )
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        if processes.is_main():
+            for unfinished in self.directory.glob("*orbax-checkpoint-tmp*"):
+                shutil.rmtree(unfinished, ignore_errors=True)
+        cause = one_line(error)
+        if is_full_disk(error):
+            cause = "the disk is full or a file grew over its limit"
+        return CheckpointError(
+            f"a checkpoint could not be written to {self.directory}: {cause}; {self._loadable()}"
+        )
+
+    def _loadable(self) -> str:
+        steps = sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
+        if not steps:
+            return "there is no earlier one; make room and start again"
+        return f"step {steps[-1]} is safe; make room and start again to resume from it"
+
+    def _put_aside(self, failures: Mapping[int, str], used: int) -> None:
+        for step, cause in failures.items():
+            aside = self.directory.parent / "unreadable" / str(step)
+            self._note(
+                f"checkpoint of step {step} cannot be read ({cause}): moved to {aside}; going on"
+                f" from step {used}"
+            )
+            if processes.is_main():
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(self.directory / str(step), aside)
+        if failures:
+            processes.barrier("unreadable checkpoints moved")
+            self._orbax.reload()
+
+
+def load_params(
+    directory: str | Path, target: Any, *, step: int | str = "last", average: bool = True
+) -> tuple[Any, int]:
+    """(parameters, step) for evaluation, without the optimiser; changes nothing on disk.
+
+    Args:
+        directory: the checkpoints of a run.
+        target: the parameters' shapes, dtypes and shardings (jax.eval_shape of init will do).
+        step: a number, "last" (the newest that can be read) or "best" by the run's metric.
+        average: takes the averaged parameters where the run kept them.
+
+    Raises:
+        CheckpointError: no such checkpoint, or it cannot be read into the target.
+    """
+    directory = Path(directory).absolute()
+    if not directory.is_dir():
+        raise CheckpointError(f"there are no checkpoints in {directory}: train first")
+    with quiet_orbax(), ocp.training.Checkpointer(directory, context=context()) as orbax:
+        failures = []
+        for candidate in _candidates(orbax, step, directory):
+            try:
+                check_intact(directory / str(candidate))
+                record = read_record(orbax, candidate)
+                name = "ema" if average and "ema" in record["checksums"] else "params"
+                return read_trees(orbax, candidate, {name: target}, record)[name], candidate
+            except Exception as error:
+                failures.append(f"step {candidate}: {one_line(error)}")
+    raise CheckpointError(f"no checkpoint in {directory} can be read ({'; '.join(failures)})")
+
+
+def _candidates(orbax: Any, step: int | str, directory: Path) -> list[int]:
+    """The steps to try, in order."""
+    steps = [checkpoint.step for checkpoint in orbax.checkpoints]
+    if step == "last" and steps:
+        return steps[::-1]
+    if step == "best" and steps:
+        records = {each: read_record(orbax, each) for each in steps}
+        metric, mode = records[steps[-1]]["best"]
+        scores = {each: goodness(r["metrics"], metric, mode) for each, r in records.items()}
+        best = max(steps, key=lambda each: (scores[each], each))
+        if scores[best] == float("-inf"):
+            raise CheckpointError(f"no checkpoint in {directory} has a best metric; use 'last'")
+        return [best]
+    if step in steps:
+        return [int(step)]
+    raise CheckpointError(f"there is no checkpoint {step!r} in {directory}; there are {steps}")
+
+
+def _trees(state: TrainState) -> dict[str, Any]:
+    trees = {"params": state.params, "opt_state": state.opt_state}
+    return trees if state.ema is None else trees | {"ema": state.ema}
+
+
+def _like(value: int, target: Any) -> jax.Array:
+    return jax.device_put(jax.numpy.asarray(value, target.dtype), abstract(target).sharding)

@@ -1,0 +1,84 @@
+"""What a run is asked to do, and what the loop needs of a task: values and protocols only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from crossattn.train.optim import OptimConfig
+from crossattn.train.sharding import MeshConfig
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """every: steps between checkpoints; keep: how many of the newest stay; best_metric: of the
+    evaluation, whose best checkpoint stays too; best_mode: "max" or "min"; resume: "auto" goes on
+    from what is there, "must" refuses to start anew, "never" puts the old run aside first."""
+
+    every: int = 1000
+    keep: int = 2
+    best_metric: str | None = None
+    best_mode: str = "max"
+    resume: str = "auto"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """steps: optimiser steps in all; eval_every: steps between evaluations, 0 for only at the
+    end; compute_dtype: "float32" or "bfloat16", parameters stay float32; see make_train_step for
+    seed, accumulate, ema_decay and prng."""
+
+    steps: int
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    seed: int = 0
+    accumulate: int = 1
+    ema_decay: float | None = None
+    compute_dtype: str = "float32"
+    prng: str | None = None
+    log_every: int = 100
+    eval_every: int = 0
+
+    def __post_init__(self):
+        if self.steps < 1 or self.log_every < 1 or self.checkpoint.every < 1:
+            raise ValueError(
+                f"steps ({self.steps}), log_every ({self.log_every}) and checkpoint.every"
+                f" ({self.checkpoint.every}) must be 1 or more"
+            )
+        if self.checkpoint.resume not in ("auto", "must", "never"):
+            raise ValueError(f"resume is {self.checkpoint.resume!r}; use auto, must or never")
+
+
+class TrainIterator(Protocol):
+    """Endless batches whose position can be saved: a JSON-able value or bytes."""
+
+    def __next__(self) -> Mapping[str, Any]: ...
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
+class Task(Protocol):
+    """What is trained, on what, and how it is judged. Every process calls every method."""
+
+    def init(self, key: jax.Array) -> Any:
+        """Fresh parameters, a plain nested dict; called inside jit."""
+
+    def logical_axes(self) -> Any:
+        """A tuple of axis names for each parameter, in the same structure."""
+
+    def loss(self, params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
+        """(loss summed over tokens, sums to report, "tokens" among them); called inside jit."""
+
+    def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
+        """This process's share of the rows of every batch, from the start of the data."""
+
+    def evaluate(self, params: Any, step: int) -> dict[str, float]:
+        """Metrics on held-out data, with the averaged parameters where there are any."""
+
+    def save_assets(self, directory: Path) -> None:
+        """Writes what the parameters need to be used (tokenizers, ...); the main process only."""

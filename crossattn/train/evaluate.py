@@ -1,0 +1,43 @@
+"""Scores of translations, and what summed losses mean. Translation metrics are sacreBLEU's own."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from crossattn.train.errors import MissingPackage
+
+
+def translation_scores(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str | None = None
+) -> dict[str, float | str]:
+    """Corpus BLEU and chrF with their signatures.
+
+    Args:
+      hypotheses, references: detokenised sentences, one reference each.
+      tokenize: sacreBLEU's tokenizer for BLEU; None is "13a". Japanese wants "char" or "ja-mecab".
+
+    Raises:
+      MissingPackage: sacrebleu is not installed.
+    Source: Post 2018, "A call for clarity in reporting BLEU scores".
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError:
+        raise MissingPackage("BLEU needs sacrebleu: pip install 'crossattn[train]'") from None
+    scores: dict[str, float | str] = {}
+    for name, metric in (("bleu", BLEU(tokenize=tokenize)), ("chrf", CHRF())):
+        scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
+        scores[f"{name}_signature"] = str(metric.get_signature())
+    return scores
+
+
+def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:
+    """Loss and accuracy a token, and perplexity, from sums over tokens."""
+    tokens = max(sums["tokens"], 1.0)
+    nll = sums["nll"] / tokens
+    return {
+        "loss": sums["loss"] / tokens,
+        "nll": nll,
+        "perplexity": math.exp(min(nll, 100.0)),
+        "accuracy": sums["correct"] / tokens,
+    }

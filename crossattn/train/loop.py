@@ -1,0 +1,278 @@
+"""The training loop, top to bottom.
+
+The one thing to know: killed at any moment and started again with the same config and work
+directory, a run ends with the parameters, bit for bit, of the run that was never killed.
+
+How a run begins, in this order:
+  1. the work directory is claimed: another config's is refused; resume "never" puts it aside;
+  2. mesh, optimiser and step are made; nothing is computed yet, only shapes and places are known;
+  3. the newest checkpoint that can be read gives state, data position and log position; one that
+     cannot is put aside with a note, and the one before is taken; resume "must" wants one;
+  4. without a checkpoint, the state is made from the seed and the data starts at its beginning;
+  5. what the logs say past that step is forgotten;
+  6. a run that has already made its last step says so and returns.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from crossattn.train import processes
+from crossattn.train.checkpoint import Checkpoints, Restored
+from crossattn.train.checkpoint_files import is_full_disk
+from crossattn.train.config import Task, TrainConfig, TrainIterator
+from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
+from crossattn.train.metrics import Meter
+from crossattn.train.optim import make_optimizer
+from crossattn.train.sharding import data_shard, make_mesh, put_batch, state_sharding
+from crossattn.train.signals import StopRequest
+from crossattn.train.state import TrainState, init_state
+from crossattn.train.step import make_train_step
+from crossattn.train.workdir import claim
+from crossattn.train.writers import Several, Writer, default_writers
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """status: "finished", "interrupted" or "already finished"; evaluation: the last one;
+    totals: tokens, train_seconds and compile_seconds of the whole run."""
+
+    status: str
+    step: int
+    state: TrainState
+    evaluation: dict[str, float]
+    totals: dict[str, float]
+
+
+def train(
+    task: Task,
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    writers: Sequence[Writer] | None = None,
+) -> TrainResult:
+    """Trains to config.steps, or until asked to stop, and leaves everything in workdir.
+
+    Args:
+        settings: what to remember the run by, default the config; a run with other ones is
+            refused in this workdir (but for workdir.MAY_CHANGE).
+        writers: default JSONL, TensorBoard and console.
+
+    Raises:
+        TrainError: see errors.py; checkpoints on disk are good in every case.
+    """
+    workdir = Path(workdir).absolute()
+    with claim(workdir, settings or asdict(config), config.checkpoint.resume):
+        if writers is None:
+            writers = default_writers(workdir, config.steps)
+        log = Several(writers)
+        checkpoints = Checkpoints(
+            workdir / "checkpoints",
+            keep=config.checkpoint.keep,
+            best_metric=config.checkpoint.best_metric,
+            best_mode=config.checkpoint.best_mode,
+            note=log.note,
+        )
+        try:
+            result = _Run(task, config, workdir, log, checkpoints).result()
+        except BaseException as error:
+            _close_quietly(checkpoints, log)
+            if isinstance(error, OSError) and is_full_disk(error):
+                raise TrainError(
+                    f"the disk of {workdir} is full ({error}); its checkpoints are safe, make room"
+                    " and start again to resume"
+                ) from error
+            raise
+        checkpoints.close()
+        log.close()
+    return result
+
+
+class _Run:
+    """One call of `train`: what it has made, and the loop over it."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        workdir: Path,
+        log: Several,
+        checkpoints: Checkpoints,
+    ):
+        self.task, self.config, self.workdir = task, config, workdir
+        self.log, self.checkpoints = log, checkpoints
+        self.mesh = make_mesh(config.mesh)
+        axes = task.logical_axes()
+        self.optimizer, schedule = make_optimizer(config.optim, config.steps, axes)
+        self.key = jax.random.key(config.seed)
+        shapes = jax.eval_shape(self._fresh, self.key)
+        self.sharding = state_sharding(shapes, axes, self.mesh)
+        self.target = _with_sharding(shapes, self.sharding)
+        self.step_fn = make_train_step(
+            task.loss,
+            self.optimizer,
+            seed=config.seed,
+            accumulate=config.accumulate,
+            ema_decay=config.ema_decay,
+            compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
+            prng=config.prng,
+            state_sharding=self.sharding,
+        )
+        self.meter = Meter(
+            log_every=config.log_every,
+            learning_rate=schedule,
+            report=lambda step, values: log.write(step, "train", values),
+            tick=log.tick,
+        )
+        self.evaluation: dict[str, float] = {}
+        self.shapes_seen: set = set()
+
+    def _fresh(self, key: jax.Array) -> TrainState:
+        params = self.task.init(key)
+        return init_state(params, self.optimizer, ema=self.config.ema_decay is not None)
+
+    def result(self) -> TrainResult:
+        with self.meter.paused():
+            state, data, step = self._begin()
+        if step >= self.config.steps:
+            self.log.note(f"the run in {self.workdir} is finished: all {step} steps are made")
+            return self._ended("already finished", step, state)
+        with StopRequest() as stop:
+            while step < self.config.steps:
+                state = self._advance(state, data, step)
+                step += 1
+                self._evaluate_and_save(state, data, step)
+                if step < self.config.steps and self._asked_to_stop(stop, step):
+                    self._save(state, data, step)
+                    self.checkpoints.wait()
+                    self.log.note(
+                        f"stopped after step {step} of {self.config.steps}; the same command"
+                        " goes on from here"
+                    )
+                    return self._ended("interrupted", step, state)
+        self.checkpoints.wait()
+        return self._ended("finished", step, state)
+
+    def _begin(self) -> tuple[TrainState, TrainIterator, int]:
+        """State, data and step to go on from."""
+        restored = self.checkpoints.restore(self.target)
+        if restored is None and self.config.checkpoint.resume == "must":
+            raise CheckpointError(
+                f"resume is 'must' but there is no checkpoint in {self.workdir / 'checkpoints'}"
+            )
+        data = self.task.train_iterator(*data_shard(self.mesh))
+        if restored is None:
+            if processes.is_main():
+                assets = self.workdir / "assets"
+                assets.mkdir(exist_ok=True)
+                self.task.save_assets(assets)
+            state, step = jax.jit(self._fresh, out_shardings=self.sharding)(self.key), 0
+        else:
+            state, step = restored.state, int(restored.state.step)
+            self._take_position(restored, data)
+        self.log.start(step)
+        if 0 < step < self.config.steps:
+            self.log.note(f"going on from the checkpoint of step {step}")
+        return state, data, step
+
+    def _take_position(self, restored: Restored, data: TrainIterator) -> None:
+        data.set_state(restored.data_state)
+        self.meter.set_state(restored.info["meter"])
+        self.evaluation = restored.info["evaluation"]
+        if not restored.same_processes:
+            self.log.note(
+                "the checkpoint is of a run with another number of processes: examples of the"
+                " current epoch may be seen twice or not at all"
+            )
+
+    def _advance(self, state: TrainState, data: TrainIterator, step: int) -> TrainState:
+        """One step; returns as soon as the device has got it."""
+        with self.meter.waiting_for_input():
+            batch = put_batch(next(data), self.mesh)
+        shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
+        try:
+            if shapes in self.shapes_seen:
+                state, metrics = self.step_fn(state, batch)
+            else:
+                self.shapes_seen.add(shapes)
+                with self.meter.compiling():
+                    state, metrics = self.step_fn(state, batch)
+            self.meter.add(step + 1, metrics)
+        except NonFiniteLoss as error:
+            raise self._explained(error) from None
+        return state
+
+    def _evaluate_and_save(self, state: TrainState, data: TrainIterator, step: int) -> None:
+        config = self.config
+        last = step == config.steps
+        evaluate = last or (config.eval_every > 0 and step % config.eval_every == 0)
+        best = evaluate and config.checkpoint.best_metric is not None
+        if evaluate:
+            with self._paused():
+                values = self.task.evaluate(state.eval_params, step)
+                self.evaluation = {name: float(value) for name, value in values.items()}
+                self.log.write(step, "eval", self.evaluation)
+        if last or best or step % config.checkpoint.every == 0:
+            self._save(state, data, step, self.evaluation if evaluate else None)
+
+    def _save(
+        self,
+        state: TrainState,
+        data: TrainIterator,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        with self._paused():
+            info = {"meter": self.meter.get_state(), "evaluation": self.evaluation}
+            self.checkpoints.save(
+                step, state, data_state=data.get_state(), metrics=metrics, info=info
+            )
+
+    def _paused(self):
+        """The meter paused; only a step that was finite is ever evaluated or saved."""
+        try:
+            self.meter.flush()
+        except NonFiniteLoss as error:
+            raise self._explained(error) from None
+        return self.meter.paused()
+
+    def _explained(self, error: NonFiniteLoss) -> NonFiniteLoss:
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps
+        kept = (
+            f"the last good checkpoint is that of step {steps[-1]}"
+            if steps
+            else ("there is no checkpoint yet")
+        )
+        return NonFiniteLoss(
+            f"{error}; {kept}. Try a lower learning rate, a longer warm-up or a smaller clip_norm"
+        )
+
+    def _asked_to_stop(self, stop: StopRequest, step: int) -> bool:
+        """All processes must agree, which costs a message: several ask only now and then."""
+        if jax.process_count() == 1:
+            return stop.requested
+        return step % self.config.log_every == 0 and processes.any_of(stop.requested)
+
+    def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
+        return TrainResult(status, step, state, self.evaluation, self.meter.totals)
+
+
+def _with_sharding(shapes: TrainState, sharding: Any) -> TrainState:
+    if sharding is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, sharding
+    )
+
+
+def _close_quietly(*things: Any) -> None:
+    """After an error that is already on its way up, which must not be hidden by another."""
+    for thing in things:
+        with contextlib.suppress(CheckpointError, OSError):
+            thing.close()

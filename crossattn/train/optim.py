@@ -1,0 +1,196 @@
+"""Optimisers and learning-rate schedules: one frozen config in, one optax transformation out.
+
+The one thing to know: every optimiser here is the same chain, clip -> direction -> weight decay
+-> learning rate, so that they differ in the direction only. What is decayed and what Muon may
+orthogonalise is read off the parameters' logical axes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+Schedule = Callable[[Any], jax.Array]
+
+# Attention's heads and head size together are one side of a matrix; the others stand alone.
+_HEAD_AXES = ("heads", "kv_heads", "head_dim")
+_MATRIX_AXES = ("embed", "mlp", *_HEAD_AXES)
+# Muon updates of this root-mean-square are as large as Adam's, so one learning rate serves
+# both (https://arxiv.org/abs/2502.16982).
+_MUON_RMS = 0.2
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """What to optimise with: name adamw, adafactor, lion, muon or sgd.
+
+    schedule: constant, cosine, linear, rsqrt or wsd; warmup_steps: of linear rise;
+    final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd);
+    cooldown_fraction: share of the steps that wsd decays over; clip_norm: largest global gradient
+    norm, None for any; momentum: of muon's matrices and of sgd.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    final_fraction: float = 0.0
+    cooldown_fraction: float = 0.2
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    b1: float = 0.9
+    b2: float = 0.98
+    eps: float = 1e-9
+    momentum: float = 0.95
+
+
+def make_optimizer(
+    config: OptimConfig, total_steps: int, logical_axes: Any = None
+) -> tuple[optax.GradientTransformation, Schedule]:
+    """(optax transformation, schedule: step -> learning rate).
+
+    logical_axes: a tuple of axis names for each parameter, in the parameters' structure. Without
+    it, everything of two or more axes is decayed, and Muon, which needs it, is refused.
+
+    Raises:
+        ValueError: an unknown name or schedule, or Muon without logical axes.
+    """
+    schedule = make_schedule(config, total_steps)
+    parts = [_direction(config, logical_axes)]
+    if config.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
+    if config.weight_decay:
+        parts.append(optax.add_decayed_weights(config.weight_decay, _decay_mask(logical_axes)))
+    parts.append(optax.scale_by_learning_rate(schedule))
+    return optax.chain(*parts), schedule
+
+
+def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
+    """step (from 0) -> learning rate: linear warm-up to the peak, then the schedule named.
+
+    rsqrt falls as 1 / sqrt(step) from the end of the warm-up (https://arxiv.org/abs/1706.03762);
+    wsd stays at the peak and falls linearly at the end (https://arxiv.org/abs/2404.06395).
+
+    Raises:
+        ValueError: an unknown schedule.
+    """
+    warmup, final = config.warmup_steps, config.final_fraction
+    cooldown = max(1.0, config.cooldown_fraction * total_steps)
+
+    def done(step, start, length):
+        return jnp.clip((step - start) / max(length, 1), 0.0, 1.0)
+
+    shapes = {
+        "constant": lambda step: 1.0,
+        "cosine": lambda step: (
+            final
+            + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done(step, warmup, total_steps - warmup)))
+        ),
+        "linear": lambda step: 1 - (1 - final) * done(step, warmup, total_steps - warmup),
+        "rsqrt": lambda step: jnp.sqrt(max(warmup, 1) / jnp.maximum(step + 1, max(warmup, 1))),
+        "wsd": lambda step: 1 - (1 - final) * done(step, total_steps - cooldown, cooldown),
+    }
+    if config.schedule not in shapes:
+        raise ValueError(f"schedule {config.schedule!r} is not one of {', '.join(shapes)}")
+    shape = shapes[config.schedule]
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32)
+        rise = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
+        return config.learning_rate * rise * shape(step)
+
+    return schedule
+
+
+def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+    """From a gradient to the direction of the step, before decay and learning rate."""
+    b1, b2, eps = config.b1, config.b2, config.eps
+    makers = {
+        "adamw": lambda: optax.scale_by_adam(b1, b2, eps),
+        "lion": lambda: optax.scale_by_lion(b1, b2),
+        "sgd": lambda: optax.trace(config.momentum, nesterov=True),
+        # Shazeer and Stern, https://arxiv.org/abs/1804.04235, in the form T5 uses.
+        "adafactor": lambda: optax.chain(
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.scale_by_param_block_rms(),
+        ),
+        "muon": lambda: _muon(config, logical_axes),
+    }
+    if config.name not in makers:
+        raise ValueError(f"optimizer {config.name!r} is not one of {', '.join(makers)}")
+    return makers[config.name]()
+
+
+def _muon(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+    """Orthogonalised momentum for the matrices, Adam for embeddings, norms and biases."""
+    if logical_axes is None:
+        raise ValueError("muon needs logical_axes, to know which parameters are matrices")
+    sides = jax.tree.map(matrix_sides, logical_axes, is_leaf=_is_axes)
+    sides = jax.tree.map(
+        lambda dims: optax.MaskedNode() if dims is None else dims, sides, is_leaf=_is_sides
+    )
+    labels = jax.tree.map(
+        lambda dims: "muon" if isinstance(dims, MuonDimensionNumbers) else "adam",
+        sides,
+        is_leaf=lambda x: isinstance(x, MuonDimensionNumbers | optax.MaskedNode),
+    )
+    orthogonal = optax.chain(
+        scale_by_muon(beta=config.momentum, weight_dimension_numbers=sides),
+        optax.stateless(lambda updates, _: jax.tree.map(_to_adam_size, updates, sides)),
+    )
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    return optax.partition({"muon": orthogonal, "adam": adam}, labels)
+
+
+def matrix_sides(axes: tuple[str | None, ...]) -> MuonDimensionNumbers | None:
+    """Which axes of a parameter are the input and the output of a matrix; None if it is not one.
+
+    ("embed", "heads", "head_dim") maps embed to all heads; ("heads", "head_dim", "embed") back.
+    "layers" and unnamed axes count several matrices; "vocab" makes a table, never a matrix.
+    """
+    if "vocab" in axes:
+        return None
+    groups: list[list[int]] = []
+    for index, name in enumerate(axes):
+        if name not in _MATRIX_AXES:
+            continue
+        previous = axes[groups[-1][-1]] if groups else None
+        if name in _HEAD_AXES and previous in _HEAD_AXES:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    if len(groups) != 2:
+        return None
+    return MuonDimensionNumbers(tuple(groups[0]), tuple(groups[1]))
+
+
+def _to_adam_size(update: jax.Array, sides: MuonDimensionNumbers) -> jax.Array:
+    fan_in, fan_out = (math.prod(update.shape[axis] for axis in side) for side in sides)
+    return update * (_MUON_RMS * max(fan_in, fan_out) ** 0.5)
+
+
+def _decay_mask(logical_axes: Any) -> Any:
+    """True for matrices and tables; False for norms and biases, [heads, head_dim] ones too."""
+    if logical_axes is None:
+        return lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+
+    def decayed(axes: tuple[str | None, ...]) -> bool:
+        own = [name for name in axes if name != "layers"]
+        is_bias = len(own) < 2 or all(name in _HEAD_AXES for name in own)
+        return not is_bias and "norm" not in own
+
+    return jax.tree.map(decayed, logical_axes, is_leaf=_is_axes)
+
+
+def _is_axes(x: Any) -> bool:
+    return isinstance(x, tuple)
+
+
+def _is_sides(x: Any) -> bool:
+    return x is None or isinstance(x, MuonDimensionNumbers)

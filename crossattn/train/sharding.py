@@ -1,0 +1,162 @@
+"""Where arrays live: one mesh, one table from logical axes to mesh axes.
+
+The one thing to know: nothing here changes results, only places. With one device there is no
+mesh (`make_mesh` gives None) and every function below passes its arguments through.
+
+Mesh axes: `data` and `fsdp` both split the batch; `fsdp` also splits parameters along the model
+width, `tensor` along heads, feed-forward and vocabulary; `seq` splits the length of the batch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "fsdp", "tensor", "seq")
+
+# Logical axis -> mesh axis. A name that is not here, or None, is kept whole on every device.
+RULES: Mapping[str, str] = {
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "embed": "fsdp",
+}
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; -1 (one axis at most) takes all that are left."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    seq: int = 1
+
+
+def make_mesh(config: MeshConfig = MeshConfig()) -> Mesh | None:
+    """The mesh over all devices of all processes; None when there is only one device.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    sizes, devices = list(astuple(config)), jax.device_count()
+    given = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and given > 0 and devices % given == 0:
+        sizes[sizes.index(-1)] = devices // given
+    if math.prod(sizes) != devices or min(sizes) < 1:
+        asked = " x ".join(
+            f"{name} {size}" for name, size in zip(MESH_AXES, astuple(config), strict=True)
+        )
+        raise ValueError(f"a mesh of {asked} does not fit {devices} devices; -1 takes the rest")
+    if devices == 1:
+        return None
+    return jax.make_mesh(tuple(sizes), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES))
+
+
+def spec(
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    rules: Mapping[str, str] = RULES,
+) -> PartitionSpec:
+    """The partition of one array. An axis stays whole where its size does not divide evenly
+    over the mesh axis, or where an earlier axis of the array has taken that mesh axis."""
+    taken: list[str | None] = []
+    for name, size in zip(axes, shape, strict=True):
+        target = rules.get(name) if name is not None else None
+        fits = target is not None and target not in taken and size % mesh.shape[target] == 0
+        taken.append(target if fits else None)
+    return PartitionSpec(*taken)
+
+
+def params_sharding(
+    params: Any, logical_axes: Any, mesh: Mesh | None, rules: Mapping[str, str] = RULES
+) -> Any:
+    """A sharding for each parameter (arrays or their shapes); None without a mesh."""
+    if mesh is None:
+        return None
+    return jax.tree.map(
+        lambda x, axes: NamedSharding(mesh, spec(axes, x.shape, mesh, rules)), params, logical_axes
+    )
+
+
+def state_sharding(
+    state: Any, logical_axes: Any, mesh: Mesh | None, rules: Mapping[str, str] = RULES
+) -> Any:
+    """A sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
+
+    Whatever sits in the optimiser's state or in the average under a parameter's name, and has
+    the parameter's shape, lies where the parameter lies; everything else is on every device.
+    """
+    if mesh is None:
+        return None
+    by_name = {
+        _names(path): (x.shape, NamedSharding(mesh, spec(axes, x.shape, mesh, rules)))
+        for (path, x), axes in zip(
+            jax.tree_util.tree_leaves_with_path(state.params),
+            jax.tree.leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)),
+            strict=True,
+        )
+    }
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def place(path, x):
+        names = _names(path)
+        for start in range(len(names)):
+            shape, sharding = by_name.get(names[start:], (None, None))
+            if shape == x.shape:
+                return sharding
+        return whole
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _names(path: tuple) -> tuple[str, ...]:
+    """The dictionary keys of a tree path, which for a parameter are its name."""
+    return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+
+
+def data_shard(mesh: Mesh | None) -> tuple[int, int]:
+    """(index, count): which share of the rows of every batch this process must read.
+
+    Processes that differ only along `tensor` or `seq` hold the same rows and get the same index.
+    """
+    if mesh is None:
+        return 0, 1
+    rows = mesh.devices.reshape(mesh.shape["data"] * mesh.shape["fsdp"], -1)
+    owners = [frozenset(device.process_index for device in row) for row in rows]
+    groups = list(dict.fromkeys(owners))
+    mine = [index for index, group in enumerate(groups) if jax.process_index() in group]
+    if len(mine) == 1:
+        return mine[0], len(groups)
+    return 0, 1  # This process holds rows of several groups, that is, of all of them.
+
+
+def put_batch(batch: Any, mesh: Mesh | None) -> Any:
+    """Global arrays from this process's rows: axis 0 over data and fsdp, axis 1 over seq.
+
+    Raises:
+        ValueError: the rows do not divide over the devices.
+    """
+    if mesh is None:
+        return batch
+    return jax.tree.map(lambda x: _put_rows(np.asarray(x), mesh), batch)
+
+
+def _put_rows(rows: np.ndarray, mesh: Mesh) -> jax.Array:
+    shares = mesh.shape["data"] * mesh.shape["fsdp"]
+    total = rows.shape[0] * data_shard(mesh)[1]
+    if total % shares:
+        raise ValueError(
+            f"a batch of {total} rows does not divide over data x fsdp = {shares} devices;"
+            f" use a multiple of {shares}"
+        )
+    along_seq = rows.ndim > 1 and rows.shape[1] % mesh.shape["seq"] == 0
+    parts = PartitionSpec(("data", "fsdp"), *(["seq"] if along_seq else []))
+    shape = (total, *rows.shape[1:])
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, parts), rows, shape)

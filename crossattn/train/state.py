@@ -1,0 +1,38 @@
+"""What training carries from one step to the next: one immutable pytree, nothing else."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """step: batches consumed so far; ema: averaged parameters, or None when off."""
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    ema: Any = None
+
+    @property
+    def eval_params(self) -> Any:
+        """The parameters to evaluate and to publish: the average where there is one."""
+        return self.params if self.ema is None else self.ema
+
+
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, *, ema: bool = False
+) -> TrainState:
+    """The state before the first step."""
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        # A copy, because the step gives both buffers back to XLA and may not share them.
+        ema=jax.tree.map(jnp.copy, params) if ema else None,
+    )

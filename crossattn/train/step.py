@@ -1,0 +1,134 @@
+"""One training step: loss, gradient, update, average, in one jitted function of the state.
+
+The one thing to know: the same state and the same batch give the same next state, bit for bit.
+All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from crossattn.train.state import TrainState
+
+LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int = 0,
+    accumulate: int = 1,
+    ema_decay: float | None = None,
+    compute_dtype: Any = None,
+    prng: str | None = None,
+    state_sharding: Any = None,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
+    """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
+
+    Args:
+        loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over tokens, "tokens" in sums.
+        optimizer: gets the gradient of loss_sum / tokens, the mean over the whole batch.
+        seed: of the keys; step n uses fold_in(key(seed), n), microbatch i of it fold_in(.., i).
+        accumulate: microbatches a batch is cut into; the result is that of the whole batch.
+        ema_decay: weight of the past in the averaged parameters; they follow faster in the first
+            steps, min(decay, (1 + step) / (10 + step)). The state must have been made with `ema`.
+        compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
+        prng: jax's random implementation by name; None is jax's default.
+        state_sharding: on a mesh, the shardings of the state, kept from step to step.
+
+    Returns:
+        step. Its metrics: "sums" (of loss_fn, whole batch), "grad_norm" (before clipping) and
+        "finite". When loss or gradient is not finite the parameters stay as they were, and the
+        optimiser sees a gradient of zeros.
+
+    Raises:
+        ValueError: accumulate below 1, or (when called) not a divisor of the batch's rows.
+    """
+    if accumulate < 1:
+        raise ValueError(f"accumulate is {accumulate}; it must be 1 or more")
+    gradient = _make_gradient(loss_fn, compute_dtype)
+    if accumulate > 1:
+        gradient = _accumulated(gradient, accumulate)
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
+        grads, loss, sums = gradient(state.params, batch, key)
+        per_token = 1.0 / jnp.maximum(sums["tokens"], 1.0)
+        grads = jax.tree.map(lambda g: g * per_token.astype(g.dtype), grads)
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.
+        grads = _zero_unless(finite, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, _zero_unless(finite, updates))
+        ema = state.ema
+        if ema_decay is not None:
+            ema = _average(ema, params, ema_decay, state.step)
+        metrics = {"sums": sums, "grad_norm": grad_norm, "finite": finite}
+        return TrainState(state.step + 1, params, opt_state, ema), metrics
+
+    shardings = {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
+    return jax.jit(step, donate_argnums=0, **shardings)
+
+
+def _make_gradient(loss_fn: LossFn, compute_dtype: Any) -> Callable:
+    """`(params, batch, key) -> (grads of loss_sum, loss_sum, sums)`."""
+
+    def cast_loss(params, batch, key):
+        if compute_dtype is not None:
+            params = jax.tree.map(lambda p: _cast(p, compute_dtype), params)
+        return loss_fn(params, batch, key)
+
+    def gradient(params, batch, key):
+        (loss, sums), grads = jax.value_and_grad(cast_loss, has_aux=True)(params, batch, key)
+        return grads, loss, sums
+
+    return gradient
+
+
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _accumulated(gradient: Callable, count: int) -> Callable:
+    """The same gradient, added up over `count` microbatches in a scan (memory of one)."""
+
+    def accumulated(params, batch, key):
+        microbatches = jax.tree.map(lambda x: _split_rows(x, count), batch)
+
+        def body(total, index_and_batch):
+            index, microbatch = index_and_batch
+            part = gradient(params, microbatch, jax.random.fold_in(key, index))
+            return jax.tree.map(jnp.add, total, part), None
+
+        first = jax.tree.map(lambda x: x[0], microbatches)
+        shapes = jax.eval_shape(gradient, params, first, key)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        total, _ = jax.lax.scan(body, zeros, (jnp.arange(count), microbatches))
+        return total
+
+    return accumulated
+
+
+def _zero_unless(condition: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.where(condition, x, jnp.zeros_like(x)), tree)
+
+
+def _split_rows(x: jax.Array, count: int) -> jax.Array:
+    """[rows, ...] -> [count, rows / count, ...]; every count-th row, so no row moves device."""
+    rows = x.shape[0]
+    if rows % count:
+        raise ValueError(f"a batch of {rows} rows cannot be accumulated in {count} equal parts")
+    return x.reshape(rows // count, count, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
+    if ema is None:
+        raise ValueError("ema_decay is set but the state has no average: init_state(.., ema=True)")
+    done = step.astype(jnp.float32)
+    decay = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
+    return jax.tree.map(lambda old, new: old + (1.0 - decay) * (new - old), ema, params)

@@ -1,0 +1,228 @@
+"""Where numbers go: a JSONL file, TensorBoard, the console, Weights & Biases.
+
+The one thing to know: a writer is told the step it goes on from, and forgets what it wrote past
+it, so that a run that was interrupted reads as one run.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from crossattn.train import processes
+from crossattn.train.errors import MissingPackage
+from crossattn.train.workdir import write_atomically
+
+
+class Writer(Protocol):
+    """kind is "train" (a window of steps) or "eval" (held-out data)."""
+
+    def start(self, step: int) -> None:
+        """The run goes on from `step` (0: from the start)."""
+
+    def tick(self, step: int, values: Mapping[str, float]) -> None:
+        """A step has ended; values are those of the window so far."""
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        """Numbers to keep."""
+
+    def note(self, text: str) -> None:
+        """A line for a person."""
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Writes nothing; the writers below change what they need."""
+
+    def start(self, step: int) -> None:
+        pass
+
+    def tick(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Several(Silent):
+    """All of `writers`, on the main process; nothing on the others."""
+
+    def __init__(self, writers: Sequence[Writer]):
+        self._writers = list(writers) if processes.is_main() else []
+
+    def start(self, step: int) -> None:
+        for writer in self._writers:
+            writer.start(step)
+
+    def tick(self, step: int, values: Mapping[str, float]) -> None:
+        for writer in self._writers:
+            writer.tick(step, values)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        for writer in self._writers:
+            writer.write(step, kind, values)
+
+    def note(self, text: str) -> None:
+        for writer in self._writers:
+            writer.note(text)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+class Jsonl(Silent):
+    """One JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null."""
+
+    def __init__(self, path: Path):
+        self._path = Path(path)
+        self._file: TextIO | None = None
+
+    def start(self, step: int) -> None:
+        if self._path.exists():
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= step]
+            if kept != lines:
+                write_atomically(self._path, "".join(kept))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        numbers = {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, "kind": kind, **numbers}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; a line that was cut off while being written belongs to none."""
+    try:
+        return json.loads(line)["step"] if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+class TensorBoard(Silent):
+    """Event files for TensorBoard, through tensorboardX (no TensorFlow)."""
+
+    def __init__(self, directory: Path):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise MissingPackage(
+                "TensorBoard events need the package tensorboardX: pip install tensorboardX"
+            ) from None
+        self._make = SummaryWriter
+        self._directory = str(directory)
+        self._events: Any = None
+
+    def start(self, step: int) -> None:
+        # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
+        purge = {"purge_step": step + 1} if step else {}
+        self._events = self._make(self._directory, filename_suffix=f".from-{step}", **purge)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+class WeightsAndBiases(Silent):
+    """A run in Weights & Biases; `options` go to wandb.init (project, name, config, ...)."""
+
+    def __init__(self, **options: Any):
+        try:
+            import wandb
+        except ImportError:
+            raise MissingPackage(
+                "logging to Weights & Biases needs the package wandb: pip install wandb"
+            ) from None
+        self._wandb, self._options, self._run = wandb, options, None
+
+    def start(self, step: int) -> None:
+        self._run = self._wandb.init(**self._options)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        self._run.log({f"{kind}/{name}": value for name, value in values.items()}, step=step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+class Console(Silent):
+    """A progress bar (loss, tokens/s, time left) on a terminal, plain lines anywhere else."""
+
+    def __init__(self, total_steps: int, out: TextIO | None = None):
+        self._total, self._out = total_steps, out or sys.stdout
+        self._bar: Any = None
+        self._since = (0, time.perf_counter())
+
+    def start(self, step: int) -> None:
+        self._since = (step, time.perf_counter())
+        if self._out.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=self._total, initial=step, unit="step", file=self._out, dynamic_ncols=True
+            )
+
+    def tick(self, step: int, values: Mapping[str, float]) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(_summary(values), refresh=False)
+            self._bar.update(step - self._bar.n)
+
+    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+        if kind == "eval":
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.note(f"evaluation at step {step}: {shown}")
+        elif self._bar is None:
+            first, start = self._since
+            left = (time.perf_counter() - start) / max(step - first, 1) * (self._total - step)
+            self.note(f"step {step}/{self._total}  {_summary(values)}  {_clock(left)} left")
+
+    def note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=self._out)
+        else:
+            print(text, file=self._out, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _summary(values: Mapping[str, float]) -> str:
+    return f"loss {values.get('loss', math.nan):.3f}  {values['tokens_per_second']:,.0f} tokens/s"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def default_writers(workdir: Path, total_steps: int) -> list[Writer]:
+    """JSONL, TensorBoard and the console, as a run has them when it asks for nothing else."""
+    workdir = Path(workdir)
+    return [
+        Console(total_steps),
+        Jsonl(workdir / "metrics.jsonl"),
+        TensorBoard(workdir / "tensorboard"),
+    ]

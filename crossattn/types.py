@@ -1,0 +1,28 @@
+"""Array types, and the letters that name their axes everywhere in this package.
+
+``B`` batch, ``T`` query (target) length, ``S`` key (source) length, ``N`` query heads, ``K`` key/value
+heads, ``G = N // K`` queries that share a key head, ``H`` head size, ``D`` model size, ``F`` feed-forward
+size, ``V`` vocabulary, ``L`` layers.
+"""
+
+from typing import Any
+
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
+
+__all__ = [
+    "Array",
+    "Axes",
+    "Bool",
+    "Float",
+    "Int",
+    "Key",
+    "Params",
+    "PyTree",
+    "Shaped",
+]
+
+Params = dict[str, Any]
+"""A model's parameters: a plain nested dict with string keys and array leaves."""
+
+Axes = dict[str, Any]
+"""The same nested dict as ``Params``; each leaf is a tuple of logical axis names, one an axis."""

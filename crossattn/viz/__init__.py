@@ -1,0 +1,11 @@
+"""Pictures of attention weights: arrays and tokens in, a matplotlib figure out.
+
+Importing this package does not import matplotlib; drawing does (`pip install matplotlib`).
+"""
+
+from crossattn.viz.alignment import alignment, gallery
+from crossattn.viz.heads import heads
+from crossattn.viz.scripts import GlyphWarning
+from crossattn.viz.writing import save
+
+__all__ = ["GlyphWarning", "alignment", "gallery", "heads", "save"]

@@ -1,0 +1,1 @@
+"""Launchers: train, evaluate, translate, the demo; and the tasks and benchmarks behind them."""

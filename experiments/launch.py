@@ -1,0 +1,106 @@
+"""How every launcher starts: flags, devices, and errors as one line with exit code 2."""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+from absl import flags, logging
+from ml_collections import config_flags
+
+from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.train.errors import TrainError
+from experiments.settings import SettingsError
+
+CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+DISTRIBUTED = flags.DEFINE_bool(
+    "distributed",
+    False,
+    "Join the processes of one run through jax.distributed (cluster found by itself, or given by "
+    "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
+)
+
+_EXPECTED = (DataError, DataUnavailable, TrainError, SettingsError, flags.Error)
+
+
+class Refused(Exception):
+    """What a launcher cannot do, in one sentence."""
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Parse flags, set the process up, call ``main`` with what is left of the command line.
+
+    Exit code 0, or what ``main`` returns; 2 for anything the user can put right, told in one line;
+    130 after Ctrl-C.
+    """
+    keep_heap()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        arguments = _parse(sys.argv)
+        if DISTRIBUTED.value:
+            _join()
+        code = main(arguments[1:])
+    except (*_EXPECTED, Refused) as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        code = 2
+    except KeyboardInterrupt:
+        print("stopped.", file=sys.stderr, flush=True)
+        code = 130
+    sys.exit(code or 0)
+
+
+def required_workdir() -> str:
+    """--workdir, which this launcher cannot do without."""
+    if not WORKDIR.value:
+        raise Refused("--workdir is missing; name the folder of the run, --workdir=runs/NAME.")
+    return WORKDIR.value
+
+
+def required_config():
+    """--config, which this launcher cannot do without."""
+    if CONFIG.value is None:
+        raise Refused("--config is missing; name a config file, --config=configs/libreoffice.py.")
+    return CONFIG.value
+
+
+def keep_heap() -> None:
+    """Keep freed memory in the process instead of giving it back to the system after each step.
+
+    XLA's CPU backend allocates its temporaries anew in every call. By default the C library maps and
+    unmaps large ones, and the page faults cost 10 to 30 % of a training step.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_max, arena_max = -1, -4, -8
+    libc.mallopt(trim_threshold, 2**31 - 1)
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(arena_max, 1)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    """Flags read; what goes wrong in a config file becomes one sentence."""
+    path = next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), "").split(":")[0]
+    if path and not os.path.exists(path):
+        raise Refused(f"--config names {path}, which does not exist; see configs/ for what there is.")
+    try:
+        return flags.FLAGS(list(argv))
+    except flags.Error:
+        raise
+    except AttributeError as error:
+        if "get_config" in str(error):
+            raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
+        raise Refused(f"--config: {_one_line(error)}") from None
+    except Exception as error:
+        raise Refused(f"--config={path} could not be read: {_one_line(error)}") from error
+
+
+def _join() -> None:
+    jax.distributed.initialize()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

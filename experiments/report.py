@@ -1,0 +1,94 @@
+"""What a run is worth, in numbers: scores of a split, printed as a short table and saved as JSON."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crossattn.train.alignment import Recipe
+from crossattn.train.evaluate import translation_scores
+from crossattn.train.workdir import write_atomically
+from experiments.settings import build
+from experiments.tasks.alignment import aligned_pairs, choose_recipe, score
+from experiments.tasks.generation import Translator
+
+_ALIGNED_AT_MOST = 500
+
+
+def translation_results(
+    task: Any, params: Any, split: str, *, beams: int | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """Everything that is measured on a split of sentence pairs."""
+    options = {} if beams is None else {"beams": beams}
+    translator = task.translator(params, **options)
+    examples = task.some(split, limit)
+    start = time.perf_counter()
+    hypotheses = translator.texts([example["source"] for example in examples])
+    seconds = time.perf_counter() - start
+    results = {
+        "split": split,
+        "sentences": len(examples),
+        "cut_sources": translator.cut_sources,
+        "beams": beams or task.config.evaluate.decoding.beams,
+        **translation_scores(
+            hypotheses,
+            [example["target"] for example in examples],
+            tokenize=task.config.evaluate.bleu_tokenize,
+        ),
+        **{f"test_{k}" if k == "loss" else k: v for k, v in task.split_loss(params, split).items()},
+        **alignment_results(task, translator, split, limit),
+        "decoding_seconds": seconds,
+        "decoded_sentences_per_second": len(examples) / seconds,
+    }
+    results["samples"] = [
+        {"source": e["source"], "translation": h, "reference": e["target"]}
+        for e, h in zip(examples, hypotheses, strict=True)
+    ]
+    return results
+
+
+def alignment_results(
+    task: Any, translator: Translator, split: str, limit: int | None = None
+) -> dict[str, Any]:
+    """AER, precision and recall under the config's recipe, or one chosen on validation pairs."""
+    limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
+    pairs = aligned_pairs(translator, task.some(split, limit))
+    if not any(pair.gold for pair in pairs):
+        return {"aer": None, "alignment_recipe": "no links"}
+    recipe = stated_recipe(task.config)
+    if task.config.evaluate.alignment.choose:
+        recipe, _ = choose_recipe(aligned_pairs(translator, task.some("validation", limit)))
+    human = pairs[0].scored is None
+    return {
+        **score(pairs, recipe),
+        "alignment_recipe": str(recipe),
+        "links": "human" if human else "anchors: words spelt alike, once on either side",
+        "links_count": sum(len(pair.gold) for pair in pairs),
+    }
+
+
+def stated_recipe(config: Any) -> Recipe:
+    """How the config says that links are read off attention."""
+    options = config.evaluate.alignment.to_dict()
+    options.pop("choose", None)
+    return build(Recipe, "evaluate.alignment", options)
+
+
+def save(results: Mapping[str, Any], path: Path) -> None:
+    """Results as JSON, whole or not at all."""
+    write_atomically(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def show(results: Mapping[str, Any]) -> None:
+    """The numbers as two aligned columns."""
+    rows = [(name, _text(value)) for name, value in results.items() if name != "samples"]
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"  {name:<{width}}  {text}")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

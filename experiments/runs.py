@@ -1,0 +1,36 @@
+"""A finished (or unfinished) run as its launchers find it: config, task, parameters."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from crossattn.train.checkpoint import load_params
+from experiments import launch
+from experiments.settings import saved_config
+from experiments.tasks import make_task
+
+STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
+BEAMS = flags.DEFINE_integer("beams", None, "Beams; 1 is greedy; default: the config's.")
+
+
+def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:
+    """(work directory, task, parameters) of the run that the command line names.
+
+    ``--config`` is only needed to evaluate a checkpoint under another config than its own.
+    """
+    workdir = Path(launch.required_workdir())
+    config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
+    if task_name is not None and config.task != task_name:
+        raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {task_name}.")
+    task = make_task(config, workdir / "assets")
+    return workdir, task, parameters(task, workdir, STEP.value)
+
+
+def parameters(task: Any, workdir: Path, step: str = "last") -> Any:
+    """The parameters of one checkpoint of a run, averaged ones where it kept them."""
+    target = jax.eval_shape(task.init, jax.random.key(0))
+    wanted = int(step) if step.isdigit() else step
+    params, _ = load_params(workdir / "checkpoints", target, step=wanted)
+    return params

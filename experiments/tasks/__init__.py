@@ -1,0 +1,24 @@
+"""What can be trained: a task joins a model, a data source and a way to score it."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.tasks.language_model import LanguageModelTask
+from experiments.tasks.translation import TranslationTask
+
+TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
+
+
+def make_task(config: Any, assets: Path | None = None) -> TranslationTask | LanguageModelTask:
+    """The task that ``config.task`` names.
+
+    Args:
+      config: an ``ml_collections.ConfigDict``.
+      assets: folder of a run with its tokenizers; without it (or while it is empty) they are trained.
+
+    Raises:
+      ValueError: there is no such task.
+    """
+    if config.task not in TASKS:
+        raise ValueError(f"config.task is {config.task!r}; expected one of {', '.join(TASKS)}.")
+    return TASKS[config.task](config, assets)

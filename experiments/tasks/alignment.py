@@ -1,0 +1,86 @@
+"""How well cross-attention aligns words: links read off it, against human ones or against anchors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from crossattn.data.words import word_spans, words_of_tokens
+from crossattn.train.alignment import Recipe, alignment_scores, anchors, word_weights
+from experiments.tasks.generation import Attention, Translator
+
+Links = set[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """One sentence pair, ready to be aligned under any recipe.
+
+    Attributes:
+      attention: of the reference translation.
+      source_words, target_words: spans of the words.
+      gold: (source word, target word) links to be found.
+      scored: target words that count; None for all. Anchors say nothing about other words.
+    """
+
+    attention: Attention
+    source_words: np.ndarray
+    target_words: np.ndarray
+    gold: Links
+    scored: set[int] | None
+
+    def links(self, recipe: Recipe) -> Links:
+        """What the attention says."""
+        attention = self.attention
+        tokens = attention.weights.shape[-2] - 1
+        matrix = word_weights(
+            recipe.token_weights(attention.weights, tokens),
+            words_of_tokens(attention.target_spans[:tokens], self.target_words),
+            words_of_tokens(attention.source_spans, self.source_words),
+            (len(self.target_words), len(self.source_words)),
+        )
+        found = recipe.links(matrix)
+        return found if self.scored is None else {link for link in found if link[1] in self.scored}
+
+
+def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:
+    """Attention and links of examples. Without human links, anchors take their place."""
+    attentions = translator.attention([(e["source"], e["target"]) for e in examples])
+    return [_aligned(a, e) for a, e in zip(attentions, examples, strict=True)]
+
+
+def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
+    if "links" in example:
+        gold = {(int(s), int(t)) for s, t in example["links"]}
+        return Aligned(attention, example["source_spans"], example["target_spans"], gold, None)
+    spans = [word_spans(example[side]) for side in ("source", "target")]
+    words = [
+        [example[side][start:end] for start, end in own]
+        for side, own in zip(("source", "target"), spans, strict=True)
+    ]
+    gold = anchors(*words)
+    return Aligned(attention, *spans, gold, {t for _, t in gold})
+
+
+def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
+    """AER, precision and recall, in percent, of one recipe."""
+    return alignment_scores([p.links(recipe) for p in pairs], [p.gold for p in pairs])
+
+
+def choose_recipe(
+    pairs: Sequence[Aligned], symmetrise: Sequence[str] = ("none", "grow-diag")
+) -> tuple[Recipe, float]:
+    """The recipe with the lowest AER on these pairs (validation ones): layer, head, row, joining."""
+    layers, heads = pairs[0].attention.weights.shape[:2]
+    best = (Recipe(), float("inf"))
+    for layer in range(layers):
+        for head in (None, *range(heads)):
+            for row in ("output", "input"):
+                recipe = Recipe(layer, head, row)
+                aer = score(pairs, recipe)["aer"]
+                best = min(best, (recipe, aer), key=lambda pair: pair[1])
+    for method in symmetrise:
+        recipe = replace(best[0], symmetrise=method)
+        best = min(best, (recipe, score(pairs, recipe)["aer"]), key=lambda pair: pair[1])
+    return best

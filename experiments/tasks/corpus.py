@@ -1,0 +1,68 @@
+"""The text side of a task: sources by split, and tokenizers trained once and kept with the run."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from crossattn.data.sources import open_source
+from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+
+
+class Corpus:
+    """Sources and tokenizers of ``config.data`` and ``config.tokenizer``.
+
+    Args:
+      config: the whole config.
+      assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
+    """
+
+    def __init__(self, config: Any, assets: Path | None = None):
+        self.config = config
+        self.assets = assets
+        self._splits: dict[str, Sequence[dict[str, Any]]] = {}
+
+    def split(self, name: str) -> Sequence[dict[str, Any]]:
+        """The examples of "train", "validation" or "test"."""
+        if name not in self._splits:
+            data = self.config.data
+            self._splits[name] = open_source(
+                data.name,
+                data.get("splits", {}).get(name, name),
+                data_dir=data.get("data_dir"),
+                reverse=data.get("reverse", False),
+                **data.get("options", {}),
+            )
+        return self._splits[name]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Of both sides, or of the source when they are separate."""
+        sides = ("source", "target") if self.config.tokenizer.joint else ("source",)
+        return self._tokenizer("tokenizer", sides)
+
+    @cached_property
+    def target_tokenizer(self) -> Tokenizer | None:
+        """Of the target; None when both sides share one."""
+        if self.config.tokenizer.joint:
+            return None
+        return self._tokenizer("target_tokenizer", ("target",))
+
+    @property
+    def output_tokenizer(self) -> Tokenizer:
+        """The one that turns generated ids into text."""
+        return self.target_tokenizer or self.tokenizer
+
+    def save(self, folder: Path) -> None:
+        """Tokenizers beside the checkpoints."""
+        self.tokenizer.save(folder, "tokenizer")
+        if self.target_tokenizer is not None:
+            self.target_tokenizer.save(folder, "target_tokenizer")
+
+    def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
+        if self.assets is not None and any(self.assets.glob(f"{name}*")):
+            return Tokenizer.load(self.assets, name)
+        train = self.split("train")
+        texts = [train[i][side] for i in range(len(train)) for side in sides]
+        options = self.config.tokenizer
+        return train_tokenizer(texts, options.vocab_size, options.kind)

@@ -1,0 +1,139 @@
+"""A trained model as a translator: text in, text out, and the attention between their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from crossattn import decode
+from crossattn.data.pipeline import eval_batches
+from crossattn.data.tokenizers import EOS
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Cross-attention of one sentence pair.
+
+    Attributes:
+      weights: [L N T S]; row t is the step that predicts target token t, end-of-sentence last.
+      source_tokens, target_tokens: readable pieces, S and T of them.
+      source_spans, target_spans: characters of each token in its text, [S 2] and [T 2]; the
+        end-of-sentence token has none, (0, 0).
+    """
+
+    weights: Float[np.ndarray, "L N T S"]
+    source_tokens: list[str]
+    target_tokens: list[str]
+    source_spans: Int[np.ndarray, "S 2"]
+    target_spans: Int[np.ndarray, "T 2"]
+
+
+class Translator:
+    """Decodes sentences in batches of like length, a few compiled shapes in all.
+
+    Args:
+      task: a ``TranslationTask``.
+      params: its parameters.
+      beams: 1 is greedy.
+      length_penalty: of beam search.
+      max_length: the most target tokens; None is the config's target length.
+      rows: sentences of the longest bucket decoded together; shorter ones come in larger batches.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        params: Any,
+        *,
+        beams: int = 1,
+        length_penalty: float = 0.6,
+        max_length: int | None = None,
+        rows: int = 16,
+    ):
+        data = task.config.data
+        self.task, self.params, self.rows = task, params, rows
+        self.max_length = max_length or data.target_len
+        self.source_len = data.source_len
+        self.cut_sources = 0
+        self._search = jax.jit(
+            lambda params, source, segments: decode.translate(
+                task.bind(params),
+                source,
+                segments,
+                max_length=self.max_length,
+                beams=beams,
+                length_penalty=length_penalty,
+            )
+        )
+        self._attend = jax.jit(
+            lambda params, source, tokens, segments: decode.attention_of(
+                task.bind(params), source, tokens, segments
+            )
+        )
+
+    def texts(self, sources: Sequence[str]) -> list[str]:
+        """Translations, in order. Over-long sources are cut and counted in ``cut_sources``."""
+        corpus = self.task.corpus
+        pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
+        batches = self._batches(pairs)
+        self.cut_sources = batches.cut_sources
+        ids: list[Any] = [None] * len(pairs)
+        for item in batches:
+            found = self._search(self.params, item.batch["source"], item.batch["source_segments"])
+            tokens = np.asarray(found.tokens[:, 0])
+            for row, index in enumerate(item.indices):
+                if index >= 0:
+                    ids[index] = tokens[row].tolist()
+        return corpus.output_tokenizer.decode_batch(ids)
+
+    def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
+        """Attention of each (source, target) pair, the target given: generated, or a reference."""
+        examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
+        found: list[Any] = [None] * len(pairs)
+        for item in self._batches(examples):
+            batch = item.batch
+            weights = np.asarray(
+                self._attend(
+                    self.params, batch["source"], batch["target_out"], batch["source_segments"]
+                )
+            )
+            for row, index in enumerate(item.indices):
+                if index >= 0:
+                    T = int((batch["target_segments"][row] > 0).sum())
+                    S = int((batch["source_segments"][row] > 0).sum())
+                    found[index] = self._described(weights[:, row, :, :T, :S], pairs[index])
+        return found
+
+    def _described(self, weights: Float[np.ndarray, "L N T S"], pair) -> Attention:
+        corpus = self.task.corpus
+        T, S = weights.shape[-2:]
+        source, source_spans = _pieces(corpus.tokenizer, pair[0], S, keep_end=True)
+        target, target_spans = _pieces(corpus.output_tokenizer, pair[1], T, keep_end=False)
+        return Attention(weights, source, target, source_spans, target_spans)
+
+    @property
+    def _batches(self):
+        corpus = self.task.corpus
+        return partial(
+            eval_batches,
+            tokenizer=corpus.tokenizer,
+            target_tokenizer=corpus.target_tokenizer,
+            rows=self.rows,
+            source_len=self.source_len,
+            target_len=self.max_length,
+        )
+
+
+def _pieces(
+    tokenizer: Any, text: str, length: int, *, keep_end: bool
+) -> tuple[list[str], Int[np.ndarray, "n 2"]]:
+    """Tokens and spans of a text with its end-of-sentence token, cut as the batches cut it."""
+    ids, spans = tokenizer.encode_with_spans(text)
+    kept = min(len(ids), length - 1 if keep_end else length)
+    end = length - kept
+    spans = np.concatenate([spans[:kept], np.zeros((end, 2), np.int32)])
+    return tokenizer.tokens([*ids[:kept], *[EOS] * end]), spans

@@ -1,0 +1,112 @@
+"""Next-token prediction: the decoder-only model on one side of a corpus."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import decode, functional
+from crossattn.data.pipeline import eval_batches, make_train_iterator
+from crossattn.models import Decoder
+from crossattn.train.evaluate import loss_scores
+from crossattn.train.linear_loss import linear_cross_entropy
+from experiments.settings import decoder_config
+from experiments.tasks.corpus import Corpus
+from experiments.tasks.translation import local, summed
+
+
+class LanguageModelTask:
+    """The ``Task`` of the training loop for a ``Decoder``."""
+
+    def __init__(self, config: Any, assets: Path | None = None):
+        self.config = config
+        self.corpus = Corpus(config, assets)
+        self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
+
+    @cached_property
+    def model_config(self):
+        """The model's shape; needs the tokenizer for its vocabulary."""
+        data = self.config.data
+        return decoder_config(
+            self.config.model, self.corpus.tokenizer.vocab_size, data.target_len
+        )
+
+    @cached_property
+    def _build(self):
+        return lambda rngs: Decoder(self.model_config, rngs=rngs)
+
+    def bind(self, params: Any) -> Decoder:
+        """The module holding ``params``."""
+        return functional.bind(self._build, params)
+
+    def init(self, key: jax.Array) -> Any:
+        return functional.init(self._build, key)
+
+    def logical_axes(self) -> Any:
+        return functional.logical_axes(self._build)
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
+        """Cross-entropy of the next token; no key means no dropout."""
+        model, options = self.bind(params), self.config.loss
+        hidden = model.hidden(
+            batch["target_in"],
+            segments=batch["target_segments"],
+            positions=batch["target_positions"],
+            key=key,
+        )
+        return linear_cross_entropy(
+            hidden,
+            model.output_table(),
+            batch["target_out"],
+            batch["target_segments"] > 0,
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            chunks=options.chunks,
+        )
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        data = self.config.data
+        return make_train_iterator(
+            self.corpus.split("train"),
+            self.corpus.tokenizer,
+            mode=data.mode,
+            rows=data.rows,
+            target_len=data.target_len,
+            overlong=data.overlong,
+            side=data.side,
+            seed=self.config.seed,
+            process_index=shard_index,
+            process_count=shard_count,
+        )
+
+    def save_assets(self, directory: Path) -> None:
+        self.corpus.save(directory)
+
+    def evaluate(self, params: Any, step: int) -> dict[str, float]:
+        """Loss, perplexity and accuracy on the validation split."""
+        return self.split_loss(local(params), "validation")
+
+    def split_loss(self, params: Any, split: str) -> dict[str, float]:
+        """Loss, perplexity and token accuracy without dropout; each process reads its share."""
+        data, count = self.config.data, jax.process_count()
+        batches = eval_batches(
+            self.corpus.split(split),
+            self.corpus.tokenizer,
+            rows=-(-data.rows // count) * count,
+            target_len=data.target_len,
+            side=data.side,
+            process_index=jax.process_index(),
+            process_count=count,
+        )
+        return loss_scores(summed(self._eval_sums, params, batches))
+
+    def sample(self, params: Any, max_length: int) -> Sequence[str]:
+        """The model's most likely text."""
+        search = jax.jit(
+            lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length)
+        )
+        tokens = np.asarray(search(local(params)).tokens[:, 0])
+        return self.corpus.tokenizer.decode_batch(tokens.tolist())

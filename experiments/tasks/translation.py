@@ -1,0 +1,159 @@
+"""Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import functional
+from crossattn.data.pipeline import eval_batches, make_train_iterator
+from crossattn.models import Transformer
+from crossattn.train import processes
+from crossattn.train.evaluate import loss_scores, translation_scores
+from crossattn.train.linear_loss import linear_cross_entropy
+from experiments.settings import transformer_config
+from experiments.tasks.corpus import Corpus
+from experiments.tasks.generation import Translator
+
+_INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
+
+
+class TranslationTask:
+    """The ``Task`` of the training loop for a ``Transformer``."""
+
+    def __init__(self, config: Any, assets: Path | None = None):
+        self.config = config
+        self.corpus = Corpus(config, assets)
+        self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
+
+    @cached_property
+    def model_config(self):
+        """The model's shape; needs the tokenizers for its vocabulary."""
+        corpus, data = self.corpus, self.config.data
+        target = corpus.target_tokenizer
+        return transformer_config(
+            self.config.model,
+            corpus.output_tokenizer.vocab_size,
+            None if target is None else corpus.tokenizer.vocab_size,
+            max(data.source_len, data.target_len),
+        )
+
+    def build(self, rngs) -> Transformer:
+        """The module."""
+        return Transformer(self.model_config, rngs=rngs)
+
+    @cached_property
+    def _build(self):
+        return lambda rngs: self.build(rngs)
+
+    def bind(self, params: Any) -> Transformer:
+        """The module holding ``params``."""
+        return functional.bind(self._build, params)
+
+    def init(self, key: jax.Array) -> Any:
+        return functional.init(self._build, key)
+
+    def logical_axes(self) -> Any:
+        return functional.logical_axes(self._build)
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
+        """Label-smoothed cross-entropy of the targets; no key means no dropout."""
+        model, options = self.bind(params), self.config.loss
+        hidden, _ = model.hidden(
+            batch["source"],
+            batch["target_in"],
+            **{name: batch[name] for name in _INPUTS},
+            key=key,
+        )
+        return linear_cross_entropy(
+            hidden,
+            model.output_table(),
+            batch["target_out"],
+            batch["target_segments"] > 0,
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            chunks=options.chunks,
+        )
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        data = self.config.data
+        return make_train_iterator(
+            self.corpus.split("train"),
+            self.corpus.tokenizer,
+            target_tokenizer=self.corpus.target_tokenizer,
+            mode=data.mode,
+            rows=data.rows,
+            source_len=data.source_len,
+            target_len=data.target_len,
+            overlong=data.overlong,
+            seed=self.config.seed,
+            process_index=shard_index,
+            process_count=shard_count,
+        )
+
+    def save_assets(self, directory: Path) -> None:
+        self.corpus.save(directory)
+
+    def evaluate(self, params: Any, step: int) -> dict[str, float]:
+        """Loss on the validation split, and BLEU of greedy translations of its first sentences."""
+        params = local(params)
+        scores = self.split_loss(params, "validation")
+        examples = self.some("validation", self.config.evaluate.examples)
+        if examples:
+            hypotheses = self.translator(params).texts([e["source"] for e in examples])
+            quality = translation_scores(
+                hypotheses,
+                [e["target"] for e in examples],
+                tokenize=self.config.evaluate.bleu_tokenize,
+            )
+            scores |= {name: quality[name] for name in ("bleu", "chrf")}
+        return scores
+
+    def split_loss(self, params: Any, split: str) -> dict[str, float]:
+        """Loss, perplexity and token accuracy without dropout; each process reads its share."""
+        data = self.config.data
+        count = jax.process_count()
+        batches = eval_batches(
+            self.corpus.split(split),
+            self.corpus.tokenizer,
+            target_tokenizer=self.corpus.target_tokenizer,
+            rows=-(-data.rows // count) * count,
+            source_len=data.source_len,
+            target_len=data.target_len,
+            process_index=jax.process_index(),
+            process_count=count,
+        )
+        return loss_scores(summed(self._eval_sums, params, batches))
+
+    def translator(self, params: Any, **options: Any) -> "Translator":
+        """Text in, text out, with this config's decoding options unless others are given."""
+        chosen = {**self.config.evaluate.decoding.to_dict(), **options}
+        return Translator(self, local(params), **chosen)
+
+    def some(self, split: str, count: int | None) -> Sequence[dict[str, Any]]:
+        """The first ``count`` examples of a split; None for all."""
+        source = self.corpus.split(split)
+        return [source[i] for i in range(len(source) if count is None else min(count, len(source)))]
+
+
+def local(params: Any) -> Any:
+    """Parameters that this process can use alone; gathered when others hold parts of them."""
+    if jax.process_count() == 1:
+        return params
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(params, tiled=True)
+
+
+def summed(function: Any, params: Any, batches: Any) -> dict[str, float]:
+    """The sums of all batches of all processes."""
+    total: dict[str, float] = {}
+    pending = [function(params, item.batch) for item in batches]
+    for sums in pending:
+        for name, value in sums.items():
+            total[name] = total.get(name, 0.0) + float(np.asarray(value))
+    parts = processes.gather(total)
+    return {name: sum(part[name] for part in parts) for name in total}

@@ -1,0 +1,106 @@
+"""The two real datasets, on miniature packages."""
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from crossattn.data import sources
+from crossattn.data.builders import greek_english, libreoffice_help
+
+
+def paragraphs(body: str) -> dict[str, str | None]:
+    pages = libreoffice_help.read_pages(iter([("a.html", body.encode())]))
+    return {paragraph: text for (_, paragraph), text in pages.items()}
+
+
+def test_help_text_loses_tags_entities_and_extra_space():
+    keys = '<span class="keycode">A &amp; B</span>'
+    body = f'<p id="par_id1" class="x">Press&nbsp;{keys},\n  then<br>stop</p>'
+    assert paragraphs(body) == {"par_id1": "Press A & B, then stop"}
+
+
+def test_help_takes_headings_and_paragraphs_with_ids_only():
+    body = '<h2 id="hd_id1">Head</h2><p>none</p><p id="bm_x">no</p><p id="par_id2"></p>'
+    assert paragraphs(body) == {"hd_id1": "Head"}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ('<span class="MAC">Command</span><span>Ctrl</span>', None),
+        ('<span class="MAC"><span>Cmd</span></span>\n<span><a href="x">Ctrl</a></span>', None),
+        ('<span class="WRITER">Writer only</span>', "Press Writer only+C"),
+        ('<span class="MAC"></span><span>Ctrl</span>', "Press Ctrl+C"),
+    ],
+)
+def test_help_marks_paragraphs_that_join_variants_of_a_wording(body, text):
+    page = f'<p id="par_id1">Press <span class="switchinline">{body}</span>+C</p>'
+    assert paragraphs(page) == {"par_id1": text}
+
+
+def test_help_pairs_have_one_target_a_source_and_none_untranslated():
+    key = [("a.html", f"par_{i}") for i in range(5)]
+    source = dict(zip(key, ["Save", "Save", "Open", "Same", None], strict=True))
+    target = dict(zip(key, ["Enregistrer", "Sauver", "Ouvrir", "Same", "Joint"], strict=True))
+    texts = [pair[2:] for pair in libreoffice_help.join_pages(source, target)]
+    assert texts == [("Save", "Enregistrer"), ("Open", "Ouvrir")]
+
+
+def test_help_is_read_back_whole_with_every_page_in_one_split(help_packages):
+    found = {}
+    for split in sources.SPLITS:
+        source = sources.open_source("libreoffice_help/en-fr", split, data_dir=help_packages)
+        for example in source:
+            page = example["id"].split("#")[0]
+            assert libreoffice_help.split_of(page) == split
+            found[page] = example
+    assert len(found) == 60
+    example = found["swriter/page7.html"]
+    assert example["source"] == "Click OK number 7."
+    assert example["target"] == "Cliquez sur OK numéro 7."
+
+
+def test_help_can_be_read_the_other_way_round(help_packages):
+    there = sources.open_source("libreoffice_help/en-fr", data_dir=help_packages)[0]
+    back = sources.open_source("libreoffice_help/fr-en", data_dir=help_packages)[0]
+    assert (back["source"], back["target"]) == (there["target"], there["source"])
+
+
+def test_prepared_help_opens_through_tfds_itself(help_packages):
+    sources.open_source("libreoffice_help/en-fr", data_dir=help_packages)
+    folder = help_packages / "tfds" / "libreoffice_help" / "en-fr" / "1.0.0"
+    rows = tfds.builder_from_directory(folder).as_data_source(split="train")
+    assert rows[0]["en"].decode().startswith("Click OK")
+
+
+def test_greek_splits_by_verse_order(greek_wheel):
+    ids = {
+        split: [e["id"] for e in sources.open_source("greek_english", split, data_dir=greek_wheel)]
+        for split in sources.SPLITS
+    }
+    assert ids["test"] == ["40001001", "40001021"]
+    assert ids["validation"] == ["40001002", "40001022"]
+    assert len(ids["train"]) == 36
+
+
+def test_greek_spans_and_links_point_at_the_words(greek_wheel):
+    example = sources.open_source("greek_english", "test", data_dir=greek_wheel)[0]
+    assert example["target"] == "The word was God’s."
+    source = [example["source"][a:b] for a, b in example["source_spans"]]
+    target = [example["target"][a:b] for a, b in example["target_spans"]]
+    linked = [(source[i], target[j]) for i, j in example["links"]]
+    assert linked == [("λόγος", "The"), ("λόγος", "word"), ("ἦν", "was"), ("θεοῦ", "God’s")]
+    assert target[-1] == "." and 4 not in example["links"][:, 1]
+
+
+def test_greek_reversed_has_reversed_links(greek_wheel):
+    there = sources.open_source("greek_english/el-en", "test", data_dir=greek_wheel)[0]
+    back = sources.open_source("greek_english/en-el", "test", data_dir=greek_wheel)[0]
+    assert {tuple(link) for link in back["links"]} == {(j, i) for i, j in there["links"]}
+    assert np.array_equal(back["source_spans"], there["target_spans"])
+
+
+def test_greek_text_is_composed():
+    rows = [{"text": "ε\u0313ν"}, {"text": "ἀρχῇ", "skip_space_after": ""}]
+    text, spans = greek_english.detokenise(rows)
+    assert text == "ἐν ἀρχῇ" and spans.tolist() == [[0, 2], [3, 7]]

@@ -1,0 +1,289 @@
+"""Batches: static shapes, nothing lost or mixed up, and a state that resumes bit for bit."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from crossattn.data import encoded, packing, pipeline, sources, tokenizers
+from crossattn.data.errors import DataError
+
+SHAPE = {"rows": 8, "source_len": 32, "target_len": 40}
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return sources.open_source("phrases", "train")[:900]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pairs):
+    return tokenizers.train_tokenizer([p[s] for p in pairs for s in ("source", "target")], 400)
+
+
+def train(pairs, tokenizer, **options):
+    return pipeline.make_train_iterator(pairs, tokenizer, **(SHAPE | options))
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def same(left, right) -> bool:
+    return len(left) == len(right) and all(
+        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def examples_of(batch) -> list[tuple[tuple, tuple, tuple]]:
+    """(source, target_in, target_out) of every segment, read back by an independent loop."""
+    found = []
+    for row in range(len(batch["target_in"])):
+        for segment in range(1, batch["target_segments"][row].max() + 1):
+            at = np.flatnonzero(batch["target_segments"][row] == segment)
+            assert batch["target_positions"][row, at].tolist() == list(range(len(at)))
+            source = ()
+            if "source" in batch:
+                there = np.flatnonzero(batch["source_segments"][row] == segment)
+                assert batch["source_positions"][row, there].tolist() == list(range(len(there)))
+                source = tuple(batch["source"][row, there].tolist())
+            out = tuple(batch["target_out"][row, at].tolist())
+            found.append((source, tuple(batch["target_in"][row, at].tolist()), out))
+    return found
+
+
+def expected(pairs, tokenizer) -> Counter:
+    out = Counter()
+    for pair in pairs:
+        source, target = (tokenizer.encode(pair[side]) for side in ("source", "target"))
+        out[tuple(source + [2]), tuple([1] + target), tuple(target + [2])] += 1
+    return out
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+def test_an_epoch_holds_every_pair_once_and_intact(pairs, tokenizer, mode):
+    iterator = train(pairs, tokenizer, mode=mode)
+    wanted, found = expected(pairs, tokenizer), Counter()
+    while sum(found.values()) < len(pairs):
+        found.update(examples_of(next(iterator)))
+    assert found == wanted
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+def test_batches_are_int32_of_few_static_shapes(pairs, tokenizer, mode):
+    batches = take(train(pairs, tokenizer, mode=mode), 120)
+    assert {a.dtype for b in batches for a in b.values()} == {np.dtype(np.int32)}
+    shapes = {(b["source"].shape, b["target_in"].shape) for b in batches}
+    if mode == "pack":
+        assert shapes == {((8, 32), (8, 40))}
+    else:
+        assert 2 <= len(shapes) <= 8
+        for _, (rows, width) in shapes:
+            assert 0.6 * 8 * 40 <= rows * width <= 8 * 40
+
+
+def test_padding_is_zero_in_every_array(pairs, tokenizer):
+    for batch in take(train(pairs, tokenizer), 30):
+        for name, array in batch.items():
+            side = name.split("_")[0]
+            assert (array[batch[f"{side}_segments"] == 0] == 0).all()
+
+
+def test_packing_leaves_little_padding(pairs, tokenizer):
+    batches = take(train(pairs, tokenizer, target_len=64, source_len=64), 100)
+    assert np.mean([(b["target_segments"] > 0).mean() for b in batches]) > 0.93
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("before", [0, 1, 37])
+def test_a_restored_iterator_continues_bit_for_bit(pairs, tokenizer, mode, prefetch, before):
+    first = train(pairs, tokenizer, mode=mode, prefetch=prefetch, window=200)
+    take(first, before)
+    state = json.loads(json.dumps(first.get_state()))
+    following = take(first, 60)
+    second = train(pairs, tokenizer, mode=mode, prefetch=prefetch, window=200)
+    take(second, 5)
+    second.set_state(state)
+    assert second.get_state() == state
+    assert same(take(second, 60), following)
+
+
+def test_the_state_does_not_depend_on_prefetching(pairs, tokenizer):
+    states = []
+    for prefetch in (0, 4):
+        iterator = train(pairs, tokenizer, prefetch=prefetch)
+        take(iterator, 11)
+        states.append(iterator.get_state())
+    assert states[0] == states[1]
+
+
+def test_a_state_of_other_data_or_options_is_refused(pairs, tokenizer):
+    state = train(pairs, tokenizer).get_state()
+    for other in (
+        train(pairs, tokenizer, seed=1),
+        train(pairs[:800], tokenizer),
+        train(pairs, tokenizer, rows=4),
+        train(pairs, tokenizer, mode="bucket"),
+    ):
+        with pytest.raises(DataError, match="belongs to other data"):
+            other.set_state(state)
+
+
+def test_order_follows_the_seed(pairs, tokenizer):
+    first = take(train(pairs, tokenizer), 20)
+    assert same(first, take(train(pairs, tokenizer), 20))
+    assert not same(first, take(train(pairs, tokenizer, seed=1), 20))
+
+
+def test_every_epoch_has_an_order_of_its_own(pairs, tokenizer):
+    iterator = train(pairs, tokenizer)
+    epochs = []
+    for _ in range(2):
+        epochs.append([])
+        while len(epochs[-1]) < len(pairs):
+            epochs[-1] += examples_of(next(iterator))
+    assert Counter(epochs[0]) == Counter(epochs[1]) and epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, count):
+    options = {"mode": mode, "rows_multiple": 4}
+    whole = take(train(pairs, tokenizer, **options), 25)
+    parts = [
+        take(train(pairs, tokenizer, process_index=i, process_count=count, **options), 25)
+        for i in range(count)
+    ]
+    joined = [
+        {k: np.concatenate([p[k] for p in step]) for k in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert same(joined, whole)
+
+
+def test_a_small_source_repeats_for_ever(pairs, tokenizer):
+    found = Counter()
+    for batch in take(train(pairs[:3], tokenizer), 20):
+        found.update(examples_of(batch))
+    assert len(found) == 3 and set(found.values()) == {20}
+
+
+def test_overlong_pairs_are_dropped_or_cut_and_counted(pairs, tokenizer, caplog):
+    limits = {"source_len": 8, "target_len": 9}
+    sizes = [[len(tokenizer.encode(p[s])) + 1 for s in ("source", "target")] for p in pairs]
+    long = sum(s > 8 or t > 9 for s, t in sizes)
+    dropping = train(pairs, tokenizer, **limits)
+    assert (dropping.dropped, dropping.cut_sources) == (long, 0) and 0 < long < len(pairs)
+    assert dropping.examples == len(pairs) - long
+    assert (
+        f"dropped {long} of {len(pairs)} examples longer than 8 source or 9 target" in caplog.text
+    )
+    cutting = train(pairs, tokenizer, overlong="cut", **limits)
+    assert cutting.dropped == 0
+    assert cutting.cut_sources == sum(s > 8 for s, _ in sizes)
+    assert cutting.cut_targets == sum(t > 9 for _, t in sizes)
+    for source, target_in, target_out in examples_of(next(cutting)):
+        assert source[-1] == 2 and len(source) <= 8
+        assert target_in[0] == 1 and target_in[1:] == target_out[:-1] and len(target_out) <= 9
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_language_model_batches_hold_one_side_as_target(pairs, tokenizer, mode, side):
+    iterator = train(pairs, tokenizer, side=side, mode=mode)
+    wanted = {tuple(tokenizer.encode(p[side]) + [2]) for p in pairs}
+    for batch in take(iterator, 10):
+        assert all(name.startswith("target_") for name in batch)
+        assert {out for _, _, out in examples_of(batch)} <= wanted
+
+
+def test_each_side_may_have_its_own_tokenizer(pairs, tokenizer):
+    other = tokenizers.train_tokenizer([p["target"] for p in pairs], 300)
+    iterator = train(pairs, tokenizer, target_tokenizer=other)
+    texts = {(p["source"], p["target"]) for p in pairs}
+    for source, _, out in examples_of(next(iterator)):
+        assert (tokenizer.decode(source), other.decode(out)) in texts
+
+
+def test_evaluation_batches_hold_every_example_once_in_few_shapes(pairs, tokenizer):
+    evaluation = pipeline.eval_batches(pairs, tokenizer, **SHAPE)
+    indices = np.concatenate([item.indices for item in evaluation])
+    assert sorted(indices[indices >= 0]) == list(range(len(pairs)))
+    assert len(evaluation.shapes) <= 8
+    for item in evaluation:
+        for row, index in enumerate(item.indices):
+            text = pairs[index]["source"] if index >= 0 else ""
+            assert tokenizer.decode(item.batch["source"][row]) == text
+    widths = [item.batch["source"].shape[1] for item in evaluation]
+    assert widths == sorted(widths)
+
+
+def test_evaluation_cuts_long_texts_and_counts_them(pairs, tokenizer, caplog):
+    evaluation = pipeline.eval_batches(pairs, tokenizer, rows=8, source_len=8, target_len=9)
+    long = sum(len(tokenizer.encode(p["source"])) + 1 > 8 for p in pairs)
+    assert evaluation.examples == len(pairs) and evaluation.cut_sources == long > 0
+    assert f"cut {long} sources" in caplog.text
+
+
+def test_evaluation_rows_are_shared_by_processes(pairs, tokenizer):
+    options = SHAPE | {"rows_multiple": 2}
+    whole = pipeline.eval_batches(pairs, tokenizer, **options)
+    halves = [
+        pipeline.eval_batches(pairs, tokenizer, process_index=i, process_count=2, **options)
+        for i in range(2)
+    ]
+    for item, *parts in zip(whole, *halves, strict=True):
+        assert np.array_equal(np.concatenate([part.indices for part in parts]), item.indices)
+        assert same(
+            [{k: np.concatenate([p.batch[k] for p in parts]) for k in item.batch}], [item.batch]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"mode": "window"}, "mode is 'window'"),
+        ({"rows": 6, "process_count": 4}, "rows is 6; expected a positive multiple of 4"),
+        ({"overlong": "keep"}, "overlong is 'keep'"),
+        ({"side": "left"}, "side is 'left'"),
+        ({"source_len": 2, "target_len": 2}, "no example is short enough"),
+        ({"process_index": 2, "process_count": 2}, "process_index is 2 of 2"),
+    ],
+)
+def test_bad_options_are_refused(pairs, tokenizer, options, complaint):
+    with pytest.raises(DataError, match=complaint):
+        train(pairs, tokenizer, **options)
+
+
+def test_an_empty_source_is_refused(tokenizer):
+    with pytest.raises(DataError, match="no examples"):
+        train([], tokenizer)
+
+
+def test_packed_rows_never_overflow():
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(1, 17, 500), rng.integers(2, 21, 500)
+    layouts = packing.plan_packed(
+        np.arange(500), source, target, rows=4, source_len=16, target_len=20, rng=rng
+    )
+    placed = np.concatenate([layout.pairs for layout in layouts])
+    assert sorted(placed) == list(range(500))
+    for layout in layouts:
+        for starts, lengths, width in (
+            (layout.source_start, source, 16),
+            (layout.target_start, target, 20),
+        ):
+            used = np.zeros((4, width), int)
+            for row, start, pair in zip(layout.row, starts, layout.pairs, strict=True):
+                assert start + lengths[pair] <= width
+                used[row, start : start + lengths[pair]] += 1
+            assert used.max() <= 1
+
+
+def test_ragged_rows_are_the_lists_they_came_from():
+    rows = [[1, 2], [], [3]]
+    ragged = encoded.Ragged.of(rows)
+    assert [ragged[i].tolist() for i in range(3)] == rows and ragged.lengths.tolist() == [2, 0, 1]

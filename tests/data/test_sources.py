@@ -1,0 +1,183 @@
+"""Sources by name: synthetic ones, the user's files, TFDS datasets."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from crossattn.data import sources
+from crossattn.data.errors import DataError, DataUnavailable
+
+VOWELS = "aeiouéê"
+
+
+def words(example: dict, side: str) -> list[str]:
+    return [example[side][a:b] for a, b in example[f"{side}_spans"]]
+
+
+def every_phrase() -> list[dict]:
+    return [e for split in sources.SPLITS for e in sources.open_source("phrases", split)]
+
+
+def test_phrases_are_thousands_of_distinct_pairs_in_disjoint_splits():
+    texts = [(e["source"], e["target"]) for e in every_phrase()]
+    assert len(texts) == len(set(texts)) == 4000
+    sizes = [len(sources.open_source("phrases", split)) for split in sources.SPLITS]
+    assert sizes[0] > 3000 and min(sizes[1:]) > 300
+
+
+def test_the_black_cat_crosses():
+    example = next(e for e in every_phrase() if e["source"] == "the black cat")
+    assert example["target"] == "le chat noir"
+    assert example["links"].tolist() == [[0, 0], [1, 2], [2, 1]]
+
+
+def test_phrases_agree_and_elide():
+    for example in every_phrase():
+        french = words(example, "target")
+        for word, following in zip(french, french[1:], strict=False):
+            open_vowel = following[0] in VOWELS or following == "homme"
+            if word in ("le", "la", "ma", "ce", "beau"):
+                assert not open_vowel, example["target"]
+            if word in ("l'", "cet", "vieil", "bel"):
+                assert open_vowel, example["target"]
+            if word in ("les", "ces", "mes", "deux"):
+                assert following.endswith(("s", "x")), example["target"]
+            if word in ("la", "une", "cette"):
+                assert following not in ("chat", "chien", "petit", "grand", "homme", "oiseau")
+
+
+def test_every_phrase_word_is_linked_once_on_each_side():
+    for example in every_phrase():
+        for side, column in (("source", 0), ("target", 1)):
+            assert sorted(example["links"][:, column]) == list(range(len(words(example, side))))
+
+
+def test_reversing_twice_is_nothing():
+    there = sources.open_source("phrases", "test")
+    back = sources.open_source("phrases/fr-en", "test", reverse=True)
+    assert all(
+        np.array_equal(there[i][key], back[i][key]) for i in range(len(there)) for key in there[i]
+    )
+
+
+def test_the_copy_task_copies_and_reverses():
+    plain = sources.open_source("copy", "test", num_words=8)[5]
+    assert plain["source"] == plain["target"]
+    turned = sources.open_source("copy", "test", num_words=8, reverse_order=True)[5]
+    assert turned["target"].split() == turned["source"].split()[::-1]
+    source, target = words(turned, "source"), words(turned, "target")
+    assert all(source[i] == target[j] for i, j in turned["links"])
+
+
+def test_the_copy_task_is_the_same_every_time_and_differs_by_split():
+    first, again = sources.open_source("copy"), sources.open_source("copy")
+    assert first[17]["source"] == again[17]["source"] == first[17 - len(first)]["source"]
+    assert first[17]["source"] != sources.open_source("copy", "test")[17]["source"]
+
+
+def test_two_texts_are_paired_line_by_line(tmp_path):
+    (tmp_path / "a").write_text("".join(f"s {i}\n" for i in range(40)))
+    (tmp_path / "b").write_text("".join(f"t {i}\r\n" for i in range(40)))
+    train = sources.open_source(f"files:{tmp_path}/a,{tmp_path}/b")
+    test = sources.open_source(f"files:{tmp_path}/a,{tmp_path}/b", "test")
+    assert len(train) == 36 and [e["source"] for e in test] == ["s 0", "s 20"]
+    assert train[0] == {"id": "a:3", "source": "s 2", "target": "t 2"}
+
+
+def test_a_line_ends_only_with_a_line_feed(tmp_path):
+    (tmp_path / "test.tsv").write_bytes("\ufeffa\u2028b\tc\x0cd\n".encode())
+    (example,) = sources.open_source(f"files:{tmp_path}/{{split}}.tsv", "test")
+    assert (example["source"], example["target"]) == ("a\u2028b", "c\x0cd")
+
+
+def test_tables_may_name_their_columns(tmp_path):
+    (tmp_path / "train.tsv").write_text("de\tid\ten\nja\t1\tyes\n")
+    table = f"files:{tmp_path}/{{split}}.tsv"
+    (example,) = sources.open_source(table, source_column="en", target_column="de")
+    assert (example["source"], example["target"]) == ("yes", "ja")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"en": "yes", "de": "ja"}))
+    options = {"source_column": "en", "target_column": "de", "reverse": True}
+    (example,) = sources.open_source(f"files:{tmp_path}/{{split}}.jsonl", **options)
+    assert (example["source"], example["target"]) == ("ja", "yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("x.tsv", b"", "x.tsv, line 1: the file is empty"),
+        ("x.tsv", b"a\tb\nc\n", "x.tsv, line 2: 1 column"),
+        ("x.tsv", b"a\tb\n\tc\n", "x.tsv, line 2: the source text is empty"),
+        ("x.tsv", b"a\tb\nc\t \n", "x.tsv, line 2: the target text is empty"),
+        ("x.tsv", b"a\tb\nc\t\xe9t\xe9\n", "x.tsv, line 2: not UTF-8 .byte 0xE9 at offset 6"),
+        ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": 1}', "x.jsonl, line 2: no text"),
+        ("x.jsonl", b"{", "x.jsonl, line 1: not JSON"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, complaint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=complaint):
+        sources.open_source(f"files:{tmp_path}/{name}")
+
+
+def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
+    (tmp_path / "a").write_text("1\n2\n3\n")
+    (tmp_path / "b").write_text("1\n2\n")
+    with pytest.raises(DataError, match="a, line 3: no partner"):
+        sources.open_source(f"files:{tmp_path}/a,{tmp_path}/b")
+    with pytest.raises(DataError, match="missing cannot be read"):
+        sources.open_source(f"files:{tmp_path}/a,{tmp_path}/missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "options", "complaint"),
+    [
+        ("nothing", "train", {}, "there is no data source 'nothing'; expected one of"),
+        ("phrases", "dev", {}, "phrases has no split 'dev'"),
+        ("phrases/en-de", "train", {}, "no direction 'en-de'"),
+        ("libreoffice_help/en-xx", "train", {}, "no direction 'en-xx'"),
+        ("phrases", "train", {"size": 1}, "takes no options; size"),
+        ("copy", "train", {"sise": 1}, "sise"),
+        ("copy", "train", {"min_length": 0}, "lengths are 0 to 12"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_line(name, split, options, complaint):
+    with pytest.raises(DataError, match=complaint) as caught:
+        sources.open_source(name, split, **options)
+    assert "\n" not in str(caught.value)
+
+
+class TinyTranslation(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A stand-in for the translation datasets of TFDS."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos: dict = {}
+
+    def _info(self):
+        features = tfds.features.Translation(languages=("de", "en"))
+        keys = ("de", "en")
+        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=keys)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield from enumerate({"de": f"Haus {i}", "en": f"house {i}"} for i in range(5))
+
+
+def test_a_prepared_tfds_translation_opens_by_name(tmp_path):
+    builder = TinyTranslation(data_dir=tmp_path / "tfds", file_format="array_record")
+    builder.download_and_prepare()
+    source = sources.open_source("tfds:tiny_translation", data_dir=tmp_path)
+    assert len(source) == 5 and source[2]["target"] == source[2]["source"].replace("Haus", "house")
+    half = sources.open_source("tfds:tiny_translation", "train[:40%]", data_dir=tmp_path)
+    assert len(half) == 2
+    with pytest.raises(DataError, match="has no split 'test'; it has train"):
+        sources.open_source("tfds:tiny_translation", "test", data_dir=tmp_path)
+
+
+def test_an_unknown_tfds_dataset_is_refused_in_one_line(tmp_path):
+    with pytest.raises(DataUnavailable, match="tfds:no_such_set") as caught:
+        sources.open_source("tfds:no_such_set", data_dir=tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,193 @@
+"""MultiHeadAttention against numpy, and what its memories promise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model as oracle
+import pytest
+from flax import nnx
+
+import crossattn as xa
+from crossattn.nn import MultiHeadAttention
+
+B, T, S, D, M = 2, 5, 7, 12, 10
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def layer(num_heads=3, **options):
+    """A build of an attention layer, and random parameters for it."""
+
+    def build(rngs):
+        return MultiHeadAttention(D, num_heads, **options, rngs=rngs)
+
+    return build, oracle.random_params(build)
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_bias": False},
+        {"num_heads": 1},
+        {"num_heads": 4, "num_kv_heads": 2},
+        {"num_heads": 4, "num_kv_heads": 1, "head_dim": 6},
+        {"qk_norm": True},
+        {"rope_base": 10000.0, "num_heads": 2},
+        {"softcap": 2.0},
+        {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "qk_norm": True, "rope_base": 1e4},
+    ],
+    ids=lambda options: "+".join(options) or "plain",
+)
+def test_masked_self_attention_equals_numpy(options):
+    build, params = layer(**options)
+    x = normal(B, T, D)
+    out, weights = jax.jit(
+        lambda p, x: xa.apply(build, p, x, mask=xa.masks.causal(), return_weights=True)
+    )(params, x)
+    rope = (np.arange(T), np.arange(T)) if "rope_base" in options else None
+    expected = oracle.attention(
+        params, x, allowed=np.tri(T, dtype=bool), rope=rope, softcap=options.get("softcap")
+    )
+    close(out, expected[0])
+    close(weights, expected[1])
+
+
+@pytest.mark.parametrize("heads", [{"num_heads": 3}, {"num_heads": 4, "num_kv_heads": 2}])
+def test_cross_attention_to_a_memory_of_another_width_equals_numpy(heads):
+    build, params = layer(**heads, memory_dim=M)
+    x, source = normal(B, T, D), normal(B, S, M, seed=1)
+    valid = np.arange(S) < np.array([[S], [4]])
+    bias = normal(1, 1, T, S, seed=2)
+
+    def call(p, x, source, valid, bias):
+        attention = xa.functional.bind(build, p)
+        memory = attention.memory(source, valid=valid)
+        return attention(x, memory, bias=bias, return_weights=True)
+
+    out, weights = jax.jit(call)(params, x, source, valid, bias)
+    expected = oracle.attention(
+        params, x, source, valid[:, None, :], bias=np.broadcast_to(bias, (B, 4, T, S))
+    )
+    close(out, expected[0])
+    close(weights, expected[1])
+    assert not np.any(np.asarray(weights)[1, :, :, 4:])
+
+
+def test_a_memory_projected_once_reads_like_a_fresh_one():
+    build, params = layer(memory_dim=M)
+    source = normal(B, S, M, seed=1)
+    attention = xa.functional.bind(build, params)
+    memory = attention.memory(jnp.asarray(source))
+    for seed in (2, 3):
+        x = jnp.asarray(normal(B, T, D, seed=seed))
+        np.testing.assert_array_equal(attention(x, memory), attention(x, jnp.asarray(source)))
+
+
+def test_the_mask_and_the_validity_of_the_memory_both_hold():
+    build, params = layer()
+    x = jnp.asarray(normal(B, T, D))
+    valid = np.ones((B, T), bool)
+    valid[:, 2] = False
+    attention = xa.functional.bind(build, params)
+    memory = attention.memory(x, valid=jnp.asarray(valid))
+    _, weights = attention(x, memory, xa.masks.causal(), return_weights=True)
+    readable = np.tri(T, dtype=bool) & valid[:, None, :]
+    assert np.array_equal(np.asarray(weights) > 0, np.broadcast_to(readable[:, None], (B, 3, T, T)))
+
+
+@pytest.mark.parametrize("chunks", [[1] * T, [3, 2]], ids=["one by one", "in chunks"])
+@pytest.mark.parametrize("rope", [None, 10000.0], ids=["no rope", "rope"])
+def test_a_cache_extended_step_by_step_gives_the_full_forward(chunks, rope):
+    build, params = layer(num_heads=2, num_kv_heads=1, rope_base=rope)
+    x = jnp.asarray(normal(B, T, D))
+    attention = xa.functional.bind(build, params)
+    full = attention(x, mask=xa.masks.causal())
+    cache, start, outputs = attention.cache((B,), T + 2), 0, []
+    for size in chunks:
+        piece = x[:, start : start + size]
+        cache = attention.extend(cache, piece)
+        positions = start + jnp.arange(size)
+        mask = xa.masks.causal(offset=start)
+        outputs.append(attention(piece, cache, mask, positions=positions))
+        start += size
+    close(jnp.concatenate(outputs, axis=1), full)
+    assert int(cache.length) == T
+
+
+def test_beams_that_share_a_memory_equal_copies_of_it():
+    build, params = layer(memory_dim=M)
+    beams = 3
+    x = jnp.asarray(normal(B, beams, T, D))
+    source = jnp.asarray(normal(B, S, M, seed=1))
+    valid = jnp.arange(S) < jnp.array([[S], [4]])
+    attention = xa.functional.bind(build, params)
+    memory = attention.memory(source, valid=valid)
+    out, weights = attention(x, memory, return_weights=True)
+    for beam in range(beams):
+        alone, alone_weights = attention(x[:, beam], memory, return_weights=True)
+        close(out[:, beam], alone)
+        close(weights[:, beam], alone_weights)
+
+
+def test_dropout_acts_only_when_a_key_is_given():
+    build, params = layer(dropout_rate=0.5)
+    still, _ = layer(dropout_rate=0.0)
+    x = jnp.asarray(normal(B, T, D))
+    key = jax.random.key(0)
+    plain = xa.apply(build, params, x)
+    np.testing.assert_array_equal(plain, xa.apply(still, params, x))
+    np.testing.assert_array_equal(plain, xa.apply(still, params, x, dropout_key=key))
+    dropped = xa.apply(build, params, x, dropout_key=key)
+    assert not np.allclose(plain, dropped)
+    np.testing.assert_array_equal(dropped, xa.apply(build, params, x, dropout_key=key))
+    other = xa.apply(build, params, x, dropout_key=jax.random.key(1))
+    assert not np.allclose(dropped, other)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
+    def build(rngs):
+        return MultiHeadAttention(
+            D, 2, qk_norm=True, rope_base=1e4, dtype=jnp.bfloat16, rngs=rngs
+        )
+
+    params = oracle.random_params(build)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+    x = jnp.asarray(normal(B, T, D))
+    attention = xa.functional.bind(build, params)
+    out, weights = attention(x.astype(jnp.bfloat16), return_weights=True)
+    assert out.dtype == jnp.bfloat16
+    assert weights.dtype == jnp.float32
+    assert attention.cache((B,), 4).keys.dtype == jnp.bfloat16
+    rope = (np.arange(T), np.arange(T))
+    np.testing.assert_allclose(
+        out.astype(jnp.float32), oracle.attention(params, x, rope=rope)[0], atol=0.1
+    )
+
+
+def test_gradients_reach_every_parameter_of_a_cross_attention():
+    build, params = layer(memory_dim=M, qk_norm=True)
+    x, source = normal(B, T, D), normal(B, S, M, seed=1)
+    loss = lambda p: jnp.sum(xa.apply(build, p, x, jnp.asarray(source)) ** 2)  # noqa: E731
+    gradients = jax.jit(jax.grad(loss))(params)
+    zero = [path for path, g in jax.tree.leaves_with_path(gradients) if not np.any(g)]
+    assert zero == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 3), "num_heads is 3; expected a divisor of dim, 10"),
+        ((12, 4, 3), "num_kv_heads is 3; expected a divisor of num_heads, 4"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused_by_name(arguments, message):
+    dim, heads, kv_heads = (*arguments, None)[:3]
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(dim, heads, num_kv_heads=kv_heads, rngs=nnx.Rngs(0))

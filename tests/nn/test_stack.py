@@ -1,0 +1,144 @@
+"""Looped, scanned and rematerialised stacks are one function with two layouts of parameters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_model as oracle
+import pytest
+
+import crossattn as xa
+from crossattn.nn import (
+    BlockConfig,
+    DecoderBlock,
+    DecoderState,
+    EncoderBlock,
+    Stack,
+    layer_weights,
+    stack_layers,
+    unstack_layers,
+)
+
+DEPTH = 3
+CONFIG = BlockConfig(dim=8, num_heads=2, mlp_dim=12, dropout_rate=0.3)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+SOURCE = RNG.normal(size=(2, 4, 8)).astype(np.float32)
+
+
+def encoder(**options):
+    return lambda rngs: Stack(lambda r: EncoderBlock(CONFIG, rngs=r), DEPTH, **options, rngs=rngs)
+
+
+def decoder(**options):
+    return lambda rngs: Stack(
+        lambda r: DecoderBlock(CONFIG, 8, rngs=r), DEPTH, **options, rngs=rngs
+    )
+
+
+LOOPED = oracle.random_params(encoder())
+SCANNED = {"layers": stack_layers(LOOPED["layers"])}
+
+
+def value_and_gradient(build, params, key=None):
+    """sum of squares of the stack's output, and its gradient."""
+
+    def loss(params):
+        out, _ = xa.apply(build, params, jnp.asarray(X), key=key, mask=xa.masks.causal())
+        return jnp.sum(out**2)
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.fixture(scope="module")
+def looped():
+    return {
+        key: value_and_gradient(encoder(), LOOPED, None if key is None else jax.random.key(key))
+        for key in (None, 7)
+    }
+
+
+@pytest.mark.parametrize("key", [None, 7], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
+def test_scan_and_remat_change_neither_values_nor_gradients(scan, remat, key, looped):
+    if not scan and not remat:
+        pytest.skip("what the others are compared with")
+    params = SCANNED if scan else LOOPED
+    dropout_key = None if key is None else jax.random.key(key)
+    value, gradient = value_and_gradient(encoder(scan=scan, remat=remat), params, dropout_key)
+    expected_value, expected_gradient = looped[key]
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+    if scan:
+        gradient = {"layers": unstack_layers(gradient["layers"])}
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
+        gradient,
+        expected_gradient,
+    )
+
+
+def test_a_looped_stack_equals_numpy_layer_by_layer():
+    out, _ = jax.jit(lambda p: xa.apply(encoder(), p, jnp.asarray(X)))(LOOPED)
+    expected = X
+    for i in range(DEPTH):
+        expected = oracle.block(LOOPED["layers"][str(i)], expected)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_convert_to_the_scanned_layout_and_back():
+    stacked = stack_layers(LOOPED["layers"])
+    shapes = jax.eval_shape(lambda: xa.init(encoder(scan=True), jax.random.key(0)))["layers"]
+    assert jax.tree.map(np.shape, stacked) == jax.tree.map(lambda s: s.shape, shapes)
+    back = unstack_layers(stacked)
+    assert jax.tree.structure(back) == jax.tree.structure(LOOPED["layers"])
+    jax.tree.map(np.testing.assert_array_equal, back, LOOPED["layers"])
+
+
+def test_the_layers_come_in_numeric_order_beyond_nine():
+    layers = {str(i): {"kernel": jnp.full((2,), i)} for i in reversed(range(12))}
+    np.testing.assert_array_equal(stack_layers(layers)["kernel"][:, 0], np.arange(12))
+
+
+def test_scanned_and_looped_start_from_the_same_parameters():
+    key = jax.random.key(3)
+    scanned = xa.init(encoder(scan=True), key)["layers"]
+    looped = stack_layers(xa.init(encoder(), key)["layers"])
+    jax.tree.map(np.testing.assert_array_equal, scanned, looped)
+
+
+def test_scanned_parameters_name_their_layers_axis_first():
+    looped = xa.functional.logical_axes(encoder())["layers"]["0"]
+    scanned = xa.functional.logical_axes(encoder(scan=True))["layers"]
+    is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
+    expected = jax.tree.map(lambda axes: ("layers", *axes), looped, is_leaf=is_axes)
+    assert scanned == expected
+
+
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
+def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
+    params = oracle.random_params(decoder())
+    stacked = {"layers": stack_layers(params["layers"])}
+
+    def call(build, params):
+        stack = xa.functional.bind(build, params)
+        states = stack.map(
+            lambda block: DecoderState(
+                source=block.cross.memory(jnp.asarray(SOURCE)),
+                cache=block.attention.cache((2,), 5),
+            )
+        )
+        out, states = stack(
+            jnp.asarray(X), states, mask=xa.masks.causal(offset=jnp.int32(0)), return_weights=True
+        )
+        return out, layer_weights(states), states
+
+    looped = jax.jit(lambda p: call(decoder(remat=remat), p))(params)
+    scanned = jax.jit(lambda p: call(decoder(scan=True, remat=remat), p))(stacked)
+    np.testing.assert_allclose(looped[0], scanned[0], rtol=1e-4, atol=1e-4)
+    assert looped[1].shape == (DEPTH, 2, 2, 5, 4)
+    np.testing.assert_allclose(looped[1], scanned[1], rtol=1e-4, atol=1e-5)
+    for i, state in enumerate(looped[2]):
+        np.testing.assert_allclose(
+            state.cache.keys, scanned[2].cache.keys[i], rtol=1e-4, atol=1e-4
+        )
+        assert int(state.cache.length) == int(scanned[2].cache.length[i]) == 5

@@ -1,0 +1,288 @@
+"""Named conformance cases of attend; `checks` holds any callable of its signature to them.
+
+Most cases share one shape (`array` and `case` fill it in), so that a backend compiles once and the
+cases differ only in what may be read. `allowed` is always built from plain numpy comparisons, never
+by the masks under test. The axes are B=2, T=5, S=7, N=4, K=2, H=8, Hv=8 where nothing else is said.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import crossattn as xa
+
+from . import oracle
+
+B, T, S, N, K, H = 2, 5, 7, 4, 2, 8
+QUERY, KEY = np.arange(T)[:, None], np.arange(S)[None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Inputs of one call, what the oracle should believe is readable, and how exact to be."""
+
+    name: str
+    q: Any
+    k: Any
+    v: Any
+    mask: Any = None
+    allowed: Any = None
+    bias: Any = None
+    options: dict = dataclasses.field(default_factory=dict)
+    gradients: bool = True
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def arrays(self):
+        """The differentiable inputs by name."""
+        found = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def shared(self):
+        """Whether q, k and v have the shape and dtype of most cases."""
+        like = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, H)}
+        arrays = {name: getattr(self, name) for name in like}
+        return all(x.shape == like[n] and x.dtype == np.float32 for n, x in arrays.items())
+
+    @property
+    def weights_shape(self):
+        *batch, queries, heads, _ = self.q.shape
+        return (*batch, heads, queries, self.k.shape[-3])
+
+    @functools.cached_property
+    def readable(self):
+        """Bool [*B N T S], bias of -inf included."""
+        return oracle.readable(self.weights_shape, self.allowed, self.bias)
+
+    @functools.cached_property
+    def expected(self):
+        """Output and weights of the oracle."""
+        with np.errstate(all="ignore"):
+            return oracle.attention(**self.arrays, allowed=self.allowed, **self.options)
+
+    @functools.cached_property
+    def expected_gradients(self):
+        """The oracle's gradients of sum(cotangent * output), by name."""
+        arguments = {**self.arrays, **self.options}
+        with np.errstate(all="ignore"):
+            return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
+
+    @functools.cached_property
+    def cotangent(self):
+        shape = (*self.q.shape[:-1], self.v.shape[-1])
+        return array("cotangent", *shape).astype(self.q.dtype)
+
+    @functools.cached_property
+    def clean(self):
+        """Bool [*B T N]: queries that may read no NaN and no Inf."""
+        poison = ~np.isfinite(np.float64(self.k)).all(-1) | ~np.isfinite(np.float64(self.v)).all(-1)
+        poison = np.repeat(poison, self.q.shape[-2] // self.k.shape[-2], axis=-1)
+        poison = np.moveaxis(poison, -1, -2)[..., None, :]
+        return np.moveaxis(~(poison & self.readable).any(-1), -1, -2)
+
+
+def array(name, *shape):
+    """Standard normal float32, the same every time for the same name and shape."""
+    seed = [*name.encode(), *shape]
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def case(name, mask=None, allowed=None, **changes):
+    """A case of the shared shape, with arrays of batch axes for `allowed` left as [*B N T S]."""
+    arrays = {"q": array("q", B, T, N, H), "k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
+    return Case(name, **{**arrays, "mask": mask, "allowed": allowed, **changes})
+
+
+def shaped(name, batch=(B,), t=T, s=S, n=N, k=K, h=H, hv=None, **changes):
+    """A case of another shape."""
+    hv = h if hv is None else hv
+    return Case(name, array("q", *batch, t, n, h), array("k", *batch, s, k, h),
+                array("v", *batch, s, k, hv), **changes)  # fmt: skip
+
+
+def shapes():
+    """T != S, Hv != H, grouped heads and any number of batch axes."""
+    yield shaped("no_mask_at_all")
+    yield shaped("no_batch_axis", batch=())
+    yield shaped("two_batch_axes", batch=(2, 3))
+    yield shaped("three_batch_axes", batch=(2, 1, 3))
+    yield shaped("more_queries_than_keys", t=7, s=3)
+    yield shaped("one_query", t=1)
+    yield shaped("one_key", s=1)
+    yield shaped("no_keys", s=0)
+    yield shaped("values_narrower_than_keys", hv=3)
+    yield shaped("values_wider_than_keys", hv=12)
+    yield shaped("one_head", n=1, k=1)
+    yield shaped("every_head_its_own_keys", k=4)
+    yield shaped("all_heads_share_one_key_head", k=1)
+    batched = np.arange(S) < np.array([[2, 7, 0], [1, 4, 6]])[..., None]
+    yield shaped(
+        "two_batch_axes_padded", batch=(2, 3), mask=xa.masks.key_padding(batched),
+        allowed=batched[..., None, None, :],
+    )  # fmt: skip
+    yield shaped(
+        "causal_without_batch_axis_more_queries", batch=(), t=7, s=3, mask=xa.masks.causal(),
+        allowed=np.arange(3)[None, :] <= np.arange(7)[:, None],
+    )  # fmt: skip
+
+
+def masks():
+    """Every term of the mask algebra, alone and combined, against comparisons of indices."""
+    m = xa.masks
+    lengths, starts = np.array([3, 7]), np.array([0, 2])
+    valid = np.array([[1, 0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1]], bool)
+    q_segments = np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]])
+    k_segments = np.array([[1, 2, 2, 2, 0, 0, 1], [1, 1, 1, 2, 3, 0, 0]])
+    q_positions = np.array([[0, 3, 1, 9, 4], [5, 4, 3, 2, 1]])
+    k_positions = np.array([[0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
+    padded = (KEY < lengths[:, None])[:, None, None]
+    same = q_segments[:, :, None] == k_segments[:, None, :]
+    same = (same & (q_segments > 0)[:, :, None])[:, None]
+    by_position = (k_positions[:, None, :] <= q_positions[:, :, None])[:, None]
+    moved = (KEY <= QUERY + starts[:, None, None])[:, None]
+    near = (KEY >= QUERY - 2) & (KEY <= QUERY + 1)
+    yield case("causal", m.causal(), KEY <= QUERY)
+    yield case("causal_with_offset", m.causal(offset=2), KEY <= QUERY + 2)
+    yield case("causal_with_offset_per_example", m.causal(offset=starts), moved)
+    yield case("causal_before_every_key", m.causal(offset=-3), KEY <= QUERY - 3)
+    positions = {"q_positions": q_positions, "k_positions": k_positions}
+    yield case("causal_by_positions", m.causal(**positions), by_position)
+    yield case("window", m.window(2, 1), near)
+    yield case("window_to_the_left_only", m.window(None), KEY <= QUERY)
+    yield case("prefix", m.prefix(lengths), padded)
+    yield case("key_lengths", m.lengths(lengths), padded)
+    rows = (QUERY[:, 0] < np.array([5, 2])[:, None])[:, None, :, None]
+    yield case("key_and_query_lengths", m.lengths(lengths, np.array([5, 2])), padded & rows)
+    yield case("key_padding", m.key_padding(valid), valid[:, None, None])
+    yield case("segments", m.segments(q_segments, k_segments), same)
+    yield case("causal_and_padding", m.causal() & m.lengths(lengths), padded & (KEY <= QUERY))
+    either = padded | (KEY <= QUERY)
+    yield case("causal_or_prefix", m.causal() | m.prefix(lengths), either)
+    every = m.segments(q_segments, k_segments) & (m.causal(**positions) | m.window(2, 1))
+    yield case("segments_and_either", every, same & (by_position | near))
+    dense = array("allowed", B, N, T, S) > 0
+    yield case("explicit_and_causal", m.explicit(dense) & m.causal(), dense & (KEY <= QUERY))
+
+
+def masked_rows():
+    """Queries that may read nothing."""
+    dense = array("allowed", B, N, T, S) > 0
+    dense[0, :, 2] = dense[:, 1, 4] = False
+    yield case("some_rows_read_nothing", jnp.asarray(dense), dense)
+    nothing = np.zeros((B, 1, 1, S), bool)
+    yield case("no_row_reads_anything", jnp.asarray(nothing), nothing)
+    nothing = np.zeros((B, 1, 1, S))
+    yield case("additive_minus_infinity_everywhere", bias=np.float32(nothing - np.inf))
+    late = KEY >= QUERY[::-1] + 3
+    yield case("rows_read_nothing_under_softcap", jnp.asarray(late[None, None]), late,
+               options={"softcap": 1.5}, bias=array("bias", 1, N, T, S))  # fmt: skip
+    half = case("masked_row_of_bfloat16", jnp.asarray(dense), dense)
+    yield _cast(half, jnp.bfloat16)
+
+
+def broadcasting():
+    """Masks and biases with axes of size 1, or without their batch axes."""
+    for shape in [(1, 1, 1, 1), (B, 1, 1, S), (1, N, 1, 1), (1, 1, T, 1), (B, N, T, S), (N, T, S),
+                  (1, T, S)]:  # fmt: skip
+        name = "x".join(map(str, shape))
+        dense = array("allowed", *shape) > -0.5
+        yield case(f"mask_{name}", jnp.asarray(dense), dense)
+        yield case(f"bias_{name}", bias=array("bias", *shape))
+    additive = np.where(KEY <= QUERY, 0, -np.inf).astype(np.float32)[None, None]
+    yield case("additive_mask_is_a_mask", bias=additive)
+    learnt = array("bias", 1, N, T, S)
+    yield case("bias_and_mask", xa.masks.causal(), KEY <= QUERY, bias=learnt)
+    yield case("bias_and_additive_mask", bias=learnt + additive)
+
+
+def options():
+    """Scale, softcap, and numbers that are large."""
+    yield case("scale", options={"scale": 0.7})
+    yield case("negative_scale", options={"scale": -0.5})
+    yield case("softcap", options={"softcap": 2.0}, bias=None)
+    yield case("softcap_scale_and_causal", xa.masks.causal(), KEY <= QUERY,
+               options={"softcap": 0.5, "scale": 3.0})  # fmt: skip
+    additive = np.where(KEY <= QUERY, 0, -np.inf).astype(np.float32)[None, None]
+    yield case("softcap_keeps_the_additive_mask", bias=additive, options={"softcap": 2.0})
+    yield case("softcap_then_bias", bias=array("bias", 1, N, T, S), options={"softcap": 1.0})
+    # whole numbers, so that float32 holds even the largest logit exactly
+    q, k = np.rint(2 * array("q", B, T, N, H)), np.rint(2 * array("k", B, S, K, H))
+    large = {"q": 100 * q, "k": 100 * k, "options": {"scale": 1.0}}
+    yield case("logits_of_ten_thousands", **large)
+    yield case("logits_of_ten_thousands_causal", xa.masks.causal(), KEY <= QUERY, **large)
+    all_low = {**large, "k": -np.abs(large["k"]) - 100, "q": np.abs(large["q"]) + 100}
+    yield case("every_logit_far_below_zero", **all_low)
+    steep = np.float32(1e5 * (KEY % 2) * np.ones((1, 1, T, 1)))
+    yield case("bias_of_a_hundred_thousand", q=q, k=k, bias=steep, options={"scale": 1.0})
+
+
+def poison():
+    """NaN and Inf that nobody may read, or that only some queries may not."""
+    lengths = np.array([3, 5])
+    short = xa.masks.lengths(lengths)
+    padded = (KEY < lengths[:, None])[:, None, None]
+    beyond = np.arange(S) >= lengths[:, None]
+    for name, bad in [("nan", np.nan), ("inf", np.inf), ("minus_inf", -np.inf)]:
+        yield _poisoned(f"{name}_in_padding", bad, beyond, short, padded)
+    future = np.arange(S)[None] >= np.array([[3], [T]])
+    for where in ["k", "v"]:
+        for name, bad in [("nan", np.nan), ("inf", np.inf)]:
+            yield _poisoned(f"{name}_in_future_{where}", bad, future, xa.masks.causal(),
+                            KEY <= QUERY, where)  # fmt: skip
+    never = np.arange(S) >= np.full((B, 1), T)
+    yield _poisoned("nan_beyond_the_last_query", np.nan, never, xa.masks.causal(), KEY <= QUERY)
+    nowhere, all_keys = np.zeros((B, 1, 1, S), bool), np.ones((B, S), bool)
+    mask = jnp.asarray(nowhere)
+    yield _poisoned("nan_in_all_that_nobody_reads", np.nan, all_keys, mask, nowhere)
+    additive = np.where(padded, 0, -np.inf).astype(np.float32)
+    yield _poisoned("nan_under_the_additive_mask", np.nan, beyond, None, None, bias=additive)
+    learnt = array("bias", 1, N, T, S)
+    yield _poisoned("nan_in_padding_with_bias_and_softcap", np.nan, beyond, short, padded,
+                    bias=learnt, options={"softcap": 2.0})  # fmt: skip
+    one_head = np.ones((1, N, 1, S), bool)
+    one_head[0, :2, 0, 4:] = False
+    tail = np.broadcast_to(np.arange(S) >= 4, (B, S))
+    yield _poisoned("nan_seen_by_other_heads_only", np.nan, tail, jnp.asarray(one_head), one_head)
+    spoilt = _poisoned("nan_in_padding_of_bfloat16", np.nan, beyond, short, padded)
+    yield _cast(spoilt, jnp.bfloat16)
+
+
+def dtypes():
+    """Narrow inputs, float32 inside: the oracle reads the rounded inputs."""
+    yield _cast(case("bfloat16"), jnp.bfloat16)
+    causal = case("bfloat16_causal_with_bias", xa.masks.causal(), KEY <= QUERY)
+    yield _cast(dataclasses.replace(causal, bias=array("bias", 1, N, T, S)), jnp.bfloat16)
+    yield _cast(shaped("bfloat16_many_keys", batch=(1,), t=2, s=300, n=2, k=1), jnp.bfloat16)
+    q, k = 300 * np.ones((B, T, N, H)), 200 * np.rint(2 * array("k", B, S, K, H))
+    wide = case("float16_logits_beyond_its_range", q=q, k=k, options={"scale": 1.0})
+    yield dataclasses.replace(_cast(wide, jnp.float16), gradients=False)
+    memory = _cast(case("float32_queries_of_a_bfloat16_memory"), jnp.bfloat16)
+    yield dataclasses.replace(memory, q=array("q", B, T, N, H))
+
+
+def every_case():
+    """All of them by name."""
+    groups = [shapes, masks, masked_rows, broadcasting, options, poison, dtypes]
+    found = [one for group in groups for one in group()]
+    assert len({one.name for one in found}) == len(found), "two cases share a name"
+    return {one.name: one for one in found}
+
+
+def _poisoned(name, bad, where, mask, allowed, arrays="kv", **changes):
+    """A case whose keys and/or values are `bad` at the positions `where` Bool [B S]."""
+    spoilt = {"k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
+    for key in arrays:
+        spoilt[key][where] = bad
+    return case(name, mask, allowed, **spoilt, **changes)
+
+
+def _cast(one, dtype):
+    """The case with q, k and v rounded to a dtype; the bias stays float32."""
+    narrow = {name: np.asarray(getattr(one, name)).astype(dtype) for name in "qkv"}
+    return dataclasses.replace(one, **narrow)

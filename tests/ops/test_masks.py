@@ -1,0 +1,234 @@
+"""Masks mean what plain Python loops over examples, queries and keys say."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.ops import masks
+
+T, S = 4, 6
+VALID = np.array([[1, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], bool)
+LENGTHS = np.array([2, 6])
+Q_LENGTHS = np.array([4, 1])
+Q_SEGMENTS = np.array([[1, 1, 2, 0], [1, 2, 3, 3]])
+K_SEGMENTS = np.array([[1, 2, 2, 0, 0, 1], [1, 1, 3, 2, 0, 3]])
+Q_POSITIONS = np.array([[0, 2, 4, 1], [7, 5, 0, 3]])
+K_POSITIONS = np.array([[5, 4, 3, 2, 1, 0], [0, 2, 4, 6, 8, 10]])
+OFFSETS = np.array([0, 2])
+DENSE = np.random.default_rng(0).random((2, 3, T, S)) > 0.5
+
+
+def looped(may_read):
+    """Bool [2 3 T S] of a Python predicate may_read(b, q, k), the same for each of 3 heads."""
+    found = np.zeros((2, 3, T, S), bool)
+    for b, n, q, k in np.ndindex(found.shape):
+        found[b, n, q, k] = may_read(b, q, k)
+    return found
+
+
+def materialized(mask, t=T, s=S):
+    """The mask as Bool [2 3 T S]."""
+    array = mask.materialize(t, s)
+    assert array.dtype == bool
+    return np.broadcast_to(array, (2, 3, t, s))
+
+
+def same_segment(b, q, k):
+    return Q_SEGMENTS[b, q] == K_SEGMENTS[b, k] and Q_SEGMENTS[b, q] > 0
+
+
+TERMS = {
+    "causal": (masks.causal(), lambda b, q, k: k <= q),
+    "causal_offset": (masks.causal(offset=2), lambda b, q, k: k <= q + 2),
+    "causal_negative_offset": (masks.causal(offset=-2), lambda b, q, k: k <= q - 2),
+    "causal_offset_per_example": (
+        masks.causal(offset=OFFSETS),
+        lambda b, q, k: k <= q + OFFSETS[b],
+    ),
+    "causal_positions": (
+        masks.causal(q_positions=Q_POSITIONS, k_positions=K_POSITIONS),
+        lambda b, q, k: K_POSITIONS[b, k] <= Q_POSITIONS[b, q],
+    ),
+    "causal_query_positions": (
+        masks.causal(q_positions=Q_POSITIONS),
+        lambda b, q, k: k <= Q_POSITIONS[b, q],
+    ),
+    "causal_key_positions": (
+        masks.causal(k_positions=K_POSITIONS),
+        lambda b, q, k: K_POSITIONS[b, k] <= q,
+    ),
+    "causal_key_positions_with_offset": (
+        masks.causal(offset=3, k_positions=K_POSITIONS),
+        lambda b, q, k: K_POSITIONS[b, k] <= q + 3,
+    ),
+    "causal_positions_of_no_batch": (
+        masks.causal(q_positions=Q_POSITIONS[1]),
+        lambda b, q, k: k <= Q_POSITIONS[1, q],
+    ),
+    "window": (masks.window(1, 2), lambda b, q, k: q - 1 <= k <= q + 2),
+    "window_left": (masks.window(2), lambda b, q, k: q - 2 <= k <= q),
+    "window_of_itself": (masks.window(0, 0), lambda b, q, k: k == q),
+    "window_unlimited_left": (masks.window(None, 1), lambda b, q, k: k <= q + 1),
+    "window_unlimited_right": (masks.window(1, None), lambda b, q, k: k >= q - 1),
+    "window_unlimited": (masks.window(None, None), lambda b, q, k: True),
+    "window_offset": (masks.window(1, 0, offset=2), lambda b, q, k: q + 1 <= k <= q + 2),
+    "window_offset_per_example": (
+        masks.window(1, 0, offset=OFFSETS),
+        lambda b, q, k: q + OFFSETS[b] - 1 <= k <= q + OFFSETS[b],
+    ),
+    "window_positions": (
+        masks.window(3, 1, q_positions=Q_POSITIONS, k_positions=K_POSITIONS),
+        lambda b, q, k: Q_POSITIONS[b, q] - 3 <= K_POSITIONS[b, k] <= Q_POSITIONS[b, q] + 1,
+    ),
+    "prefix": (masks.prefix(3), lambda b, q, k: k < 3),
+    "prefix_of_nothing": (masks.prefix(0), lambda b, q, k: False),
+    "prefix_per_example": (masks.prefix(LENGTHS), lambda b, q, k: k < LENGTHS[b]),
+    "lengths": (masks.lengths(LENGTHS), lambda b, q, k: k < LENGTHS[b]),
+    "lengths_of_both": (
+        masks.lengths(LENGTHS, Q_LENGTHS),
+        lambda b, q, k: k < LENGTHS[b] and q < Q_LENGTHS[b],
+    ),
+    "key_padding": (masks.key_padding(VALID), lambda b, q, k: VALID[b, k]),
+    "key_padding_of_no_batch": (masks.key_padding(VALID[0]), lambda b, q, k: VALID[0, k]),
+    "segments": (masks.segments(Q_SEGMENTS, K_SEGMENTS), same_segment),
+}
+ALONE = {name: (mask, looped(rule)) for name, (mask, rule) in TERMS.items()}
+ALONE["explicit"] = (masks.explicit(DENSE), DENSE)
+ALONE["explicit_of_one_head"] = (masks.explicit(DENSE[:, :1]), DENSE[:, :1])
+PAIRED = ["causal", "key_padding", "segments", "explicit", "window_offset_per_example"]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_term_is_its_loop(name):
+    mask, expected = ALONE[name]
+    np.testing.assert_array_equal(materialized(mask), np.broadcast_to(expected, DENSE.shape))
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_mask_may_be_an_argument_of_jit(name):
+    mask, expected = ALONE[name]
+    found = jax.jit(lambda mask: mask.materialize(T, S))(mask)
+    np.testing.assert_array_equal(*(np.broadcast_to(x, DENSE.shape) for x in (found, expected)))
+
+
+@pytest.mark.parametrize(("a", "b"), [*itertools.combinations_with_replacement(PAIRED, 2)])
+def test_and_and_or_are_numpys(a, b):
+    (a, in_a), (b, in_b) = ALONE[a], ALONE[b]
+    np.testing.assert_array_equal(materialized(a & b), in_a & in_b)
+    np.testing.assert_array_equal(materialized(a | b), in_a | in_b)
+    np.testing.assert_array_equal(materialized(b | a), in_a | in_b)
+
+
+def test_and_and_or_nest():
+    (a, in_a), (b, in_b), (c, in_c), (d, in_d) = (ALONE[name] for name in PAIRED[:4])
+    np.testing.assert_array_equal(materialized((a | b) & c), (in_a | in_b) & in_c)
+    np.testing.assert_array_equal(materialized(c & (a | b)), (in_a | in_b) & in_c)
+    np.testing.assert_array_equal(materialized((a & b) | c), (in_a & in_b) | in_c)
+    np.testing.assert_array_equal(materialized((a | b) & (c | d)), (in_a | in_b) & (in_c | in_d))
+    np.testing.assert_array_equal(materialized(((a & b) | c) & d), ((in_a & in_b) | in_c) & in_d)
+    np.testing.assert_array_equal(materialized((a & b) | (c & d)), (in_a & in_b) | (in_c & in_d))
+
+
+def test_segments_of_one_sequence_serve_queries_and_keys():
+    rule = looped(lambda b, q, k: k < T and Q_SEGMENTS[b, q] == Q_SEGMENTS[b, k] > 0)
+    found = materialized(masks.segments(Q_SEGMENTS), T, T)
+    np.testing.assert_array_equal(found, rule[..., :T])
+
+
+def test_causal_by_default_positions_is_the_lower_triangle_from_the_top_left():
+    for t, s in [(4, 6), (6, 4), (1, 3), (5, 5)]:
+        mask = jax.jit(lambda t=t, s=s: masks.causal().materialize(t, s))()
+        found = np.broadcast_to(mask, (1, t, s))[0]
+        np.testing.assert_array_equal(found, np.tri(t, s, dtype=bool))
+
+
+def test_an_offset_is_a_shift_of_the_query_positions():
+    by_offset = materialized(masks.causal(offset=3))
+    by_position = materialized(masks.causal(q_positions=np.arange(T) + 3))
+    np.testing.assert_array_equal(by_offset, by_position)
+    beyond = masks.causal(q_positions=np.arange(T) + 900, k_positions=np.arange(S) + 900)
+    np.testing.assert_array_equal(materialized(beyond), materialized(masks.causal()))
+
+
+def test_any_number_of_batch_axes():
+    valid = np.random.default_rng(1).random((3, 1, 2, S)) > 0.5
+    segments = np.random.default_rng(2).integers(0, 3, (3, 1, 2, S))
+    mask = masks.key_padding(valid) & masks.segments(segments[..., :T], segments) & masks.causal()
+    found = np.broadcast_to(mask.materialize(T, S), (3, 1, 2, 5, T, S))
+    for a, c in np.ndindex(3, 2):
+        k_segments, q_segments = segments[a, 0, c], segments[a, 0, c, :T, None]
+        same = (q_segments == k_segments) & (q_segments > 0)
+        expected = same & np.tri(T, S, dtype=bool) & valid[a, 0, c]
+        np.testing.assert_array_equal(found[a, 0, c], np.broadcast_to(expected, (5, T, S)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_additive_form_is_zero_or_minus_infinity(dtype):
+    mask, allowed = ALONE["key_padding"]
+    bias = mask.to_bias(T, S, dtype=dtype)
+    assert bias.dtype == dtype
+    bias = np.broadcast_to(np.float32(bias), DENSE.shape)
+    np.testing.assert_array_equal(bias, np.where(allowed, 0, -np.inf))
+    assert mask.to_bias(T, S).dtype == jnp.float32
+
+
+def test_a_mask_survives_flattening():
+    mask = (masks.causal(offset=OFFSETS) | masks.prefix(LENGTHS)) & masks.key_padding(VALID)
+    leaves, structure = jax.tree.flatten(mask)
+    again = jax.tree.unflatten(structure, leaves)
+    assert type(again) is type(mask) is type(masks.causal()) is xa.masks.Mask
+    np.testing.assert_array_equal(materialized(again), materialized(mask))
+
+
+def test_a_mask_is_frozen():
+    mask = masks.key_padding(VALID)
+    field = dataclasses.fields(mask)[0].name
+    with pytest.raises(AttributeError):
+        setattr(mask, field, None)
+
+
+def test_new_lengths_need_no_new_compilation():
+    traces = []
+
+    @jax.jit
+    def materialize(mask):
+        traces.append(mask)
+        return mask.materialize(T, S)
+
+    for lengths in ([1, 2], [6, 0]):
+        mask = masks.lengths(jnp.array(lengths)) & masks.causal()
+        np.testing.assert_array_equal(materialize(mask), mask.materialize(T, S))
+    assert len(traces) == 1
+
+
+def test_vmap_gives_each_example_its_own_mask():
+    mask = masks.key_padding(VALID) & masks.causal(offset=OFFSETS)
+    found = jax.vmap(lambda mask: mask.materialize(T, S))(mask)
+    np.testing.assert_array_equal(found, mask.materialize(T, S))
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (lambda: masks.key_padding(np.ones((2, S))), "valid"),
+        (lambda: masks.explicit(np.zeros((1, T, S), np.float32)), "allowed"),
+        (lambda: masks.segments(np.ones((2, T), np.float32)), "q_segments"),
+        (lambda: masks.causal(q_positions=np.zeros((2, T), np.float32)), "q_positions"),
+        (lambda: masks.prefix(2.5), "length"),
+    ],
+)
+def test_terms_refuse_the_wrong_dtype(build, named):
+    with pytest.raises(ValueError, match=rf"\b{named}\b.*float"):
+        build()
+
+
+def test_a_term_of_another_length_is_refused_when_materialized():
+    with pytest.raises(ValueError, match="6"):
+        masks.key_padding(VALID).materialize(T, S + 1)
+    with pytest.raises(ValueError, match="4"):
+        masks.segments(Q_SEGMENTS, K_SEGMENTS).materialize(T + 1, S)

@@ -1,0 +1,176 @@
+"""Positions and position biases against closed forms."""
+
+import cmath
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+
+from .cases import array
+
+
+def test_sinusoids_are_those_of_the_paper_sines_first():
+    positions, dim = np.array([[0, 1, 7], [100, 511, 2]]), 10
+    found = xa.positions.sinusoidal(positions, dim)
+    assert found.shape == (2, 3, dim)
+    for b, t in np.ndindex(2, 3):
+        angles = [positions[b, t] / 10000.0 ** (2 * i / dim) for i in range(dim // 2)]
+        expected = [*map(math.sin, angles), *map(math.cos, angles)]
+        np.testing.assert_allclose(found[b, t], expected, atol=1e-4)
+
+
+def test_the_slowest_sinusoid_follows_the_longest_wavelength():
+    found = xa.positions.sinusoidal(np.array([3]), 4, max_wavelength=100.0)
+    expected = [math.sin(3), math.sin(0.3), math.cos(3), math.cos(0.3)]
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
+def test_a_shift_of_sinusoids_is_one_rotation():
+    dim, shift = 8, 5
+    here = np.float64(xa.positions.sinusoidal(np.arange(20), dim))
+    there = np.float64(xa.positions.sinusoidal(np.arange(20) + shift, dim))
+    turn = np.exp(1j * shift / 10000.0 ** (np.arange(0, dim, 2) / dim))
+    as_complex = [x[:, dim // 2 :] + 1j * x[:, : dim // 2] for x in (here, there)]
+    np.testing.assert_allclose(as_complex[0] * turn, as_complex[1], atol=1e-5)
+
+
+def test_rotation_is_multiplication_by_a_complex_phase():
+    x, positions = array("x", 2, 3, 2, 6), np.array([[0, 1, 2], [5, 40, 9]])
+    found = np.asarray(xa.rotary.rotate(x, positions))
+    for b, t, n, i in np.ndindex(2, 3, 2, 3):
+        pair = complex(x[b, t, n, i], x[b, t, n, i + 3])
+        turned = pair * cmath.exp(1j * positions[b, t] / 10000.0 ** (2 * i / 6))
+        np.testing.assert_allclose(found[b, t, n, i], turned.real, atol=2e-5)
+        np.testing.assert_allclose(found[b, t, n, i + 3], turned.imag, atol=2e-5)
+
+
+def test_another_base_is_another_speed():
+    x = np.array([0, 1, 0, 0], np.float32).reshape(1, 1, 4)
+    found = xa.rotary.rotate(x, np.array([2]), base=16.0)
+    np.testing.assert_allclose(found[0, 0], [0, math.cos(0.5), 0, math.sin(0.5)], atol=1e-6)
+
+
+def test_rotated_dot_products_depend_on_distance_only():
+    q, k = array("q", 1, 1, 1, 8), array("k", 1, 1, 1, 8)
+
+    def score(at, other):
+        turned = (xa.rotary.rotate(x, np.array([[p]])) for x, p in ((q, at), (k, other)))
+        return np.sum(np.prod([*map(np.float64, turned)], axis=0))
+
+    scores = [score(3 + shift, 7 + shift) for shift in (0, 1, 20, 300)]
+    np.testing.assert_allclose(scores, scores[0], atol=1e-4)
+    assert abs(score(3, 8) - scores[0]) > 1e-2
+
+
+def test_rotation_keeps_norms_and_position_zero():
+    x, positions = array("x", 2, 5, 3, 8), np.arange(10).reshape(2, 5)
+    found = np.asarray(xa.rotary.rotate(x, positions))
+    norms = [np.linalg.norm(y, axis=-1) for y in (x, found)]
+    np.testing.assert_allclose(*norms, rtol=1e-5)
+    np.testing.assert_array_equal(found[0, 0], x[0, 0])
+    assert np.abs(found - x)[1].max() > 0.1
+
+
+def test_rotation_keeps_the_dtype_and_turns_in_float32():
+    x = jnp.asarray(array("x", 1, 1, 1, 8), jnp.bfloat16)
+    found = xa.rotary.rotate(x, np.array([[1001]]))
+    assert found.dtype == jnp.bfloat16
+    exact = xa.rotary.rotate(x.astype(jnp.float32), np.array([[1001]]))
+    np.testing.assert_allclose(np.float32(found), exact, rtol=2.0**-8, atol=1e-5)
+
+
+def test_an_odd_head_cannot_be_rotated():
+    with pytest.raises(ValueError, match="5"):
+        xa.rotary.rotate(array("x", 1, 2, 1, 5), np.arange(2)[None])
+
+
+def bucket(distance, buckets, max_distance, bidirectional):
+    """T5's bucket of k - q in whole numbers: powers are compared in place of logarithms."""
+    start = 0
+    if bidirectional:
+        buckets //= 2
+        start = buckets if distance > 0 else 0
+        distance = abs(distance)
+    else:
+        distance = max(-distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return start + distance
+    steps = buckets - exact
+    reached = [j for j in range(steps)
+               if distance**steps * exact**j >= max_distance**j * exact**steps]  # fmt: skip
+    return start + exact + max(reached)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 50)])
+def test_relative_buckets_are_t5s(buckets, max_distance, bidirectional):
+    q, k = np.array([[0, 200, 77]]), np.arange(0, 401)[None]
+    found = xa.bias.relative_buckets(q, k, buckets, max_distance, bidirectional)
+    assert found.shape == (1, 3, 401)
+    assert jnp.issubdtype(found.dtype, jnp.integer)
+    for a, row in zip(q[0], found[0], strict=True):
+        expected = [bucket(int(b - a), buckets, max_distance, bidirectional) for b in k[0]]
+        np.testing.assert_array_equal(row, expected)
+
+
+def test_relative_buckets_by_default_are_32_in_both_directions_up_to_128():
+    q, k = np.array([150]), np.arange(301)
+    found = xa.bias.relative_buckets(q, k)
+    np.testing.assert_array_equal(found[0], [bucket(int(b) - 150, 32, 128, True) for b in k])
+    assert set(np.asarray(found[0]).tolist()) == set(range(32)) - {16}
+
+
+def test_a_relative_bias_looks_its_bucket_up_for_each_head():
+    table, buckets = array("table", 6, 3), np.random.default_rng(0).integers(0, 6, (2, 4, 5))
+    found = xa.bias.relative_bias(table, buckets)
+    assert found.shape == (2, 3, 4, 5)
+    for b, n, t, s in np.ndindex(2, 3, 4, 5):
+        assert found[b, n, t, s] == table[buckets[b, t, s], n]
+
+
+def test_a_relative_bias_teaches_its_table():
+    buckets = np.array([[0, 2, 2], [1, 2, 0]])
+    total = jax.grad(lambda table: jnp.sum(xa.bias.relative_bias(table, buckets)))
+    gradient = total(jnp.zeros((4, 2)))
+    np.testing.assert_array_equal(gradient, np.repeat([[2], [1], [3], [0]], 2, axis=1))
+
+
+def test_alibi_slopes_of_a_power_of_two_are_geometric():
+    for heads in (1, 2, 8, 16):
+        expected = [2.0 ** (-8 * (n + 1) / heads) for n in range(heads)]
+        np.testing.assert_allclose(xa.bias.alibi_slopes(heads), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [3, 6, 12, 20])
+def test_alibi_slopes_of_other_numbers_take_every_other_slope_of_the_double(heads):
+    below = 2 ** int(math.log2(heads))
+    first = [2.0 ** (-8 * (n + 1) / below) for n in range(below)]
+    double = [2.0 ** (-8 * (n + 1) / (2 * below)) for n in range(0, 2 * below, 2)]
+    expected = first + double[: heads - below]
+    np.testing.assert_allclose(xa.bias.alibi_slopes(heads), expected, rtol=1e-6)
+
+
+def test_alibi_falls_with_distance_at_each_heads_slope():
+    q, k = np.array([[0, 4], [9, 2]]), np.array([[0, 1, 2], [3, 9, 5]])
+    found = xa.bias.alibi(q, k, 4)
+    assert found.shape == (2, 4, 2, 3)
+    for b, n, t, s in np.ndindex(found.shape):
+        expected = -(2.0 ** (-2 * (n + 1))) * abs(int(q[b, t]) - int(k[b, s]))
+        np.testing.assert_allclose(found[b, n, t, s], expected, rtol=1e-6)
+
+
+def test_position_biases_are_biases_of_attend():
+    q, k = array("q", 2, 4, 4, 8), array("k", 2, 6, 2, 8)
+    where = np.arange(4) + np.zeros((2, 1), int), np.arange(6) + np.zeros((2, 1), int)
+    table = array("table", 32, 4)
+
+    def attend(where, table):
+        learnt = xa.bias.relative_bias(table, xa.bias.relative_buckets(*where))
+        return xa.attend(q, k, k, bias=learnt), xa.attend(q, k, k, bias=xa.bias.alibi(*where, 4))
+
+    assert [out.shape for out in jax.eval_shape(attend, where, table)] == [q.shape, q.shape]

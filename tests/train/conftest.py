@@ -1,0 +1,79 @@
+"""The toy task is a module next to the tests, and a program for tests that need a process.
+
+Compiled code is kept on disk for the session: these tests start the same run again and again.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture(scope="session")
+def compiled_code(tmp_path_factory):
+    """The folder where compiled code is kept."""
+    return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keep_compiled_code(compiled_code):
+    new = {
+        "jax_compilation_cache_dir": compiled_code,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    old = {name: getattr(jax.config, name) for name in new}
+    for values in (new, old):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is new:
+            yield
+
+
+@pytest.fixture(scope="module")
+def toy_process(compiled_code):
+    """Starts the toy program in a process of its own; whatever still runs at the end is ended."""
+    started = []
+
+    def start(workdir, options, *, devices=1):
+        env = os.environ | {
+            "PYTHONPATH": str(HERE.parents[1]),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_COMPILATION_CACHE_DIR": compiled_code,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        command = [sys.executable, str(HERE / "toy_task.py"), str(workdir), json.dumps(options)]
+        process = subprocess.Popen(
+            command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def last_line():
+    """(the JSON that the toy program printed last, all its lines, stderr) once it has ended."""
+
+    def read(process):
+        out, err = process.communicate(timeout=120)
+        lines = out.splitlines()
+        assert lines and lines[-1].startswith("{"), f"{out}\n{err}"
+        return json.loads(lines[-1]), lines, err
+
+    return read

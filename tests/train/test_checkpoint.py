@@ -1,0 +1,263 @@
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_task import AXES, ToyTask
+
+from crossattn.train.checkpoint import Checkpoints, load_params
+from crossattn.train.checksum import checksum
+from crossattn.train.errors import CheckpointError
+from crossattn.train.optim import OptimConfig, make_optimizer
+from crossattn.train.state import TrainState, init_state
+
+
+@pytest.fixture(scope="module")
+def state():
+    optimizer, _ = make_optimizer(OptimConfig(name="muon"), 10, AXES)
+    init = jax.jit(lambda key: init_state(ToyTask().init(key), optimizer, ema=True))
+    return init(jax.random.key(0))
+
+
+def at(state, step):
+    """A state that can be told from those of other steps."""
+    params = jax.tree.map(lambda x: x + step, state.params)
+    return TrainState(jnp.int32(step), params, state.opt_state, state.ema)
+
+
+def shapes(state):
+    return jax.eval_shape(lambda: state)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens the same directory again and again; `opened.notes` is what it was told."""
+    made = []
+
+    def open_(**options):
+        checkpoints = Checkpoints(tmp_path / "checkpoints", note=open_.notes.append, **options)
+        made.append(checkpoints)
+        return checkpoints
+
+    open_.notes = []
+    yield open_
+    for checkpoints in made:
+        checkpoints.close()
+
+
+@pytest.fixture
+def saved(opened, state):
+    """A directory with the checkpoints of steps 1, 2 and 3."""
+    checkpoints = opened(keep=3, best_metric="bleu")
+    for step, bleu in [(1, 10.0), (2, 30.0), (3, 20.0)]:
+        checkpoints.save(
+            step,
+            at(state, step),
+            data_state={"position": step},
+            metrics={"bleu": bleu},
+            info={"note": "x"},
+        )
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_everything_comes_back_bit_for_bit(saved, opened, state):
+    restored = opened().restore(shapes(state))
+    assert_same(restored.state, at(state, 3))
+    assert restored.data_state == {"position": 3}
+    assert restored.info == {"note": "x"}
+    assert restored.same_processes
+
+
+def test_data_state_may_be_bytes(opened, state):
+    checkpoints = opened()
+    checkpoints.save(1, state, data_state=b"\x00\xff")
+    checkpoints.wait()
+    assert checkpoints.restore(shapes(state)).data_state == b"\x00\xff"
+
+
+def test_a_save_is_not_disturbed_by_what_happens_to_the_state_after(opened, state):
+    checkpoints, mine = opened(), at(state, 5)
+    expected = jax.device_get(mine)
+    checkpoints.save(5, mine)
+    jax.block_until_ready(
+        jax.jit(lambda s: jax.tree.map(jnp.zeros_like, s), donate_argnums=0)(mine)
+    )
+    checkpoints.wait()
+    assert_same(checkpoints.restore(shapes(state)).state, expected)
+
+
+def test_nothing_saved_is_nothing_restored(opened, state):
+    assert opened().restore(shapes(state)) is None
+
+
+def test_the_newest_and_the_best_stay(opened, state):
+    checkpoints = opened(keep=2, best_metric="bleu")
+    for step, bleu in enumerate([1.0, 9.0, float("nan"), 3.0, 2.0, None], start=1):
+        checkpoints.save(step, state, metrics=None if bleu is None else {"bleu": bleu})
+        checkpoints.wait()
+    assert checkpoints.steps == [2, 5, 6]
+
+
+def test_the_best_may_be_the_lowest(opened, state, tmp_path):
+    checkpoints = opened(keep=1, best_metric="loss", best_mode="min")
+    for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
+        checkpoints.save(step, at(state, step), metrics={"loss": loss})
+        checkpoints.wait()
+    assert checkpoints.steps == [2, 3]
+    assert load_params(tmp_path / "checkpoints", shapes(state).params, step="best")[1] == 2
+
+
+@pytest.mark.parametrize("step", ["last", "best", 1])
+def test_parameters_load_alone_by_name_or_number(saved, state, tmp_path, step):
+    expected = {"last": 3, "best": 2, 1: 1}[step]
+    params, found = load_params(
+        tmp_path / "checkpoints", shapes(state).params, step=step, average=False
+    )
+    assert found == expected
+    assert_same(params, at(state, expected).params)
+
+
+def test_the_average_is_what_evaluation_loads(saved, state, tmp_path):
+    params, _ = load_params(tmp_path / "checkpoints", shapes(state).params)
+    assert_same(params, state.ema)
+
+
+def files_of(directory):
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def largest(directory):
+    return max(files_of(directory), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(step: Path):
+    path = largest(step / "params")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def truncate(step: Path):
+    path = largest(step / "opt_state")
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+def lose_a_file(step: Path):
+    largest(step / "params").unlink()
+
+
+def garble_the_metadata(step: Path):
+    (step / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"par')
+
+
+def lose_the_metadata(step: Path):
+    (step / "_CHECKPOINT_METADATA").unlink()
+
+
+def lose_the_seal(step: Path):
+    """As after a kill between writing and sealing; then the arrays' own checksums see the flip."""
+    flip_a_bit(step)
+    (step / "_FILES.json").unlink()
+
+
+def garble_the_seal(step: Path):
+    (step / "_FILES.json").write_text('{"a": [1,')
+
+
+def empty_it(step: Path):
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+def zero_every_file(step: Path):
+    for path in files_of(step):
+        path.write_bytes(b"\0" * path.stat().st_size)
+
+
+DAMAGES = [
+    flip_a_bit,
+    truncate,
+    lose_a_file,
+    garble_the_metadata,
+    lose_the_metadata,
+    lose_the_seal,
+    garble_the_seal,
+    empty_it,
+    zero_every_file,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, opened, state, tmp_path, damage):
+    damage(tmp_path / "checkpoints" / "3")
+    params, found = load_params(tmp_path / "checkpoints", shapes(state).params, average=False)
+    assert found == 2
+    checkpoints = opened(keep=3)
+    restored = checkpoints.restore(shapes(state))
+    assert_same(restored.state, at(state, 2))
+    assert_same(params, restored.state.params)
+    (note,) = opened.notes
+    assert "step 3 cannot be read" in note and "going on from step 2" in note
+    assert "\n" not in note
+    assert (tmp_path / "unreadable" / "3").is_dir()
+    checkpoints.save(3, at(state, 3))
+    checkpoints.wait()
+    assert_same(checkpoints.restore(shapes(state)).state, at(state, 3))
+
+
+def test_when_none_can_be_read_nothing_is_started_over_or_moved(saved, opened, state, tmp_path):
+    for step in (1, 2, 3):
+        truncate(tmp_path / "checkpoints" / str(step))
+    with pytest.raises(CheckpointError, match="none of the checkpoints in .* can be read"):
+        opened().restore(shapes(state))
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} >= {"1", "2", "3"}
+
+
+def test_another_model_is_refused(saved, opened, state):
+    target = shapes(state)
+    target.params["hidden"]["kernel"] = jax.ShapeDtypeStruct((8, 33), jnp.float32)
+    said = r"none of the checkpoints .* hidden/kernel is float32\[8, 32\] .* float32\[8, 33\]"
+    with pytest.raises(CheckpointError, match=said):
+        opened().restore(target)
+
+
+def test_a_missing_checkpoint_is_named(saved, state, tmp_path):
+    with pytest.raises(CheckpointError, match=r"no checkpoint 7 .*there are \[1, 2, 3\]"):
+        load_params(tmp_path / "checkpoints", shapes(state).params, step=7)
+    with pytest.raises(CheckpointError, match="train first"):
+        load_params(tmp_path / "elsewhere", shapes(state).params)
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(saved, state, monkeypatch):
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(CheckpointError, match="is full: .* of step 4 .* step 3 is safe"):
+        saved.save(4, at(state, 4))
+    assert_same(saved.restore(shapes(state)).state, at(state, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_the_checksum_sees_every_bit(dtype):
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.integers(0, 2, (3, 5)), dtype)
+    seen = {checksum({"x": x})}
+    for i in range(3):
+        for j in range(5):
+            flipped = np.array(x)
+            flipped[i, j] = not flipped[i, j]
+            seen.add(checksum({"x": jnp.asarray(flipped)}))
+    assert len(seen) == 16
+
+
+def test_the_checksum_sees_values_that_change_places():
+    a, b = jnp.arange(4.0), jnp.arange(4.0)[::-1]
+    assert checksum({"x": a, "y": b}) != checksum({"x": b, "y": a})
+    assert checksum(a) != checksum(b)

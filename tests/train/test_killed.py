@@ -1,0 +1,81 @@
+"""What only a process of its own can show: kill -9, Ctrl-C from outside, a disk that fills up."""
+
+import json
+import os
+import random
+import signal
+
+import jax
+import numpy as np
+from toy_task import ToyTask
+
+from crossattn.train.checkpoint import load_params
+
+OPTIONS = {
+    "config": {"steps": 60, "log_every": 10, "ema_decay": 0.9},
+    "optim": {"learning_rate": 0.01, "weight_decay": 0.1},
+    "checkpoint": {"every": 7},
+    "task": {"delay": 0.02},
+}
+
+
+def read_until(process, step):
+    """Reads what the toy program prints up to a step; whether it got there."""
+    for line in process.stdout:
+        if line.startswith("tick") and int(line.split()[1]) >= step:
+            return True
+    return False
+
+
+def losses(workdir):
+    with (workdir / "metrics.jsonl").open() as file:
+        return [(x["step"], x["kind"], x.get("loss")) for x in map(json.loads, file)]
+
+
+def test_killed_three_times_is_the_run_never_killed(toy_process, last_line, tmp_path):
+    never = toy_process(tmp_path / "never", OPTIONS)
+    moments = random.Random(os.getpid())
+    for earliest in (8, 22, 36):
+        process = toy_process(tmp_path / "killed", OPTIONS)
+        assert read_until(process, earliest + moments.randrange(12)), process.stderr.read()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    finished, lines, _ = last_line(toy_process(tmp_path / "killed", OPTIONS))
+    expected, _, _ = last_line(never)
+    assert any(line.startswith("note going on from the checkpoint") for line in lines)
+    assert finished["state"] == expected["state"] and finished["step"] == 60
+    assert losses(tmp_path / "killed") == losses(tmp_path / "never")
+
+
+def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, last_line, tmp_path):
+    process = toy_process(tmp_path, OPTIONS)
+    assert read_until(process, 3)
+    process.send_signal(signal.SIGTERM)
+    stopped, _, stderr = last_line(process)
+    assert process.returncode == 0 and stopped["status"] == "interrupted"
+    assert stderr.strip() == "SIGTERM: finishing the step and saving; once more to kill"
+    assert (tmp_path / "checkpoints" / str(stopped["step"])).is_dir()
+
+
+def test_a_disk_that_fills_up_is_one_clear_error_and_loses_nothing(
+    toy_process, last_line, tmp_path
+):
+    process = toy_process(tmp_path, OPTIONS | {"task": {"poison_at": 10}})
+    _, _, _ = last_line(process)
+    assert os.listdir(tmp_path / "checkpoints") == ["7"]
+    before = load(tmp_path)
+    process = toy_process(tmp_path, OPTIONS | {"file_limit": 2000})
+    error, lines, stderr = last_line(process)
+    assert process.returncode == 2 and error["type"] == "CheckpointError"
+    assert "the disk is full" in error["error"] and "step 7 is safe" in error["error"]
+    assert "note going on from the checkpoint of step 7" in lines
+    assert "Traceback" not in stderr
+    assert os.listdir(tmp_path / "checkpoints") == ["7"]
+    jax.tree.map(np.testing.assert_array_equal, before, load(tmp_path))
+
+
+def load(workdir):
+    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
+    params, step = load_params(workdir / "checkpoints", target, average=False)
+    assert step == 7
+    return params

@@ -1,0 +1,263 @@
+import errno
+import json
+import os
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+from toy_task import ToyBatches, ToyTask
+
+from crossattn.train.checkpoint import load_params
+from crossattn.train.config import CheckpointConfig, TrainConfig
+from crossattn.train.errors import (
+    CheckpointError,
+    NonFiniteLoss,
+    TrainError,
+    WorkdirBusy,
+    WorkdirMismatch,
+)
+from crossattn.train.loop import train
+from crossattn.train.optim import OptimConfig
+from crossattn.train.signals import StopRequest
+from crossattn.train.workdir import claim, flatten
+from crossattn.train.writers import Jsonl, Silent
+
+OPTIM = OptimConfig(learning_rate=0.05, warmup_steps=3)
+
+
+class Log(Silent):
+    """Remembers what it was told; after `stop_after` steps asks the run to stop, as Ctrl-C does."""
+
+    def __init__(self, stop_after=None):
+        self.ticks, self.notes, self.stop_after = [], [], stop_after
+
+    def tick(self, step, values):
+        self.ticks.append(step)
+        if len(self.ticks) == self.stop_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def run(workdir, log=None, task=None, checkpoint=None, **options):
+    config = TrainConfig(
+        **{"steps": 12, "optim": OPTIM, "log_every": 4, "ema_decay": 0.9, **options},
+        checkpoint=CheckpointConfig(**{"every": 5, **(checkpoint or {})}),
+    )
+    log = log or Log()
+    writers = [log, Jsonl(workdir / "metrics.jsonl")]
+    return train(task or ToyTask(), config, workdir, writers=writers)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+TIMES = ("seconds", "input_fraction", "per_second")
+
+
+def numbers(workdir):
+    """The log without what depends on the clock."""
+    return [
+        {k: v for k, v in line.items() if not any(word in k for word in TIMES)}
+        for line in lines(workdir)
+    ]
+
+
+def assert_same_bits(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that was never interrupted."""
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, run(workdir)
+
+
+def test_a_run_learns_and_leaves_everything_in_its_workdir(tmp_path):
+    result = run(tmp_path, steps=150, log_every=50, checkpoint={"every": 100})
+    assert result.status == "finished" and result.step == 150
+    assert result.evaluation == {"accuracy": 1.0, "seen": 150.0}
+    first, last = lines(tmp_path)[0], lines(tmp_path)[-2]
+    assert last["loss"] < first["loss"]
+    assert (tmp_path / "assets" / "vocabulary.txt").read_text() == "16"
+    assert json.loads((tmp_path / "config.json").read_text())["optim.learning_rate"] == 0.05
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["100", "150"]
+
+
+def test_the_log_says_where_the_time_went(whole):
+    workdir, result = whole
+    window = lines(workdir)[1]
+    assert window["step"] == 8 and 0 <= window["input_fraction"] <= 1
+    assert window["tokens_per_second"] > 0 and window["seconds_per_step"] > 0
+    assert window["compile_seconds"] > 0
+    batches = ToyBatches()
+    tokens = sum((next(batches)["target_segments"] > 0).sum() for _ in range(12))
+    assert result.totals["tokens"] == tokens
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 7])
+def test_stopped_and_gone_on_with_is_the_run_never_stopped(whole, tmp_path, stop_after):
+    log = Log(stop_after)
+    stopped = run(tmp_path, log)
+    assert stopped.status == "interrupted" and stop_after <= stopped.step < 12
+    assert log.notes[-1].startswith(f"stopped after step {stopped.step} of 12; the same command")
+    log = Log()
+    finished = run(tmp_path, log)
+    assert log.notes == [f"going on from the checkpoint of step {stopped.step}"]
+    assert log.ticks == list(range(stopped.step + 1, 13))
+    assert_same_bits(finished.state, whole[1].state)
+    assert numbers(tmp_path) == numbers(whole[0])
+
+
+def test_a_finished_run_says_so_and_stays_as_it_is(whole):
+    workdir, result = whole
+    log = Log()
+    again = run(workdir, log)
+    assert again.status == "already finished" and log.ticks == []
+    assert "is finished: all 12 steps are made" in log.notes[0]
+    assert again.evaluation == result.evaluation
+    assert_same_bits(again.state, result.state)
+
+
+def test_a_checkpoint_lost_on_the_way_changes_nothing_in_the_end(whole, tmp_path):
+    run(tmp_path, Log(stop_after=7))
+    newest = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    for path in (tmp_path / "checkpoints" / str(newest)).rglob("d/*"):
+        path.write_bytes(b"nonsense")
+    log = Log()
+    finished = run(tmp_path, log)
+    assert f"step {newest} cannot be read" in log.notes[0]
+    assert log.notes[1] == "going on from the checkpoint of step 5"
+    assert_same_bits(finished.state, whole[1].state)
+    assert numbers(tmp_path) == numbers(whole[0])
+
+
+def test_a_loss_that_is_not_finite_stops_at_its_step_and_keeps_the_last_good(whole, tmp_path):
+    said = r"step 8: the loss is nan .* last good checkpoint is that of step 5\. Try"
+    with pytest.raises(NonFiniteLoss, match=said):
+        run(tmp_path, task=ToyTask(poison_at=8))
+    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
+    params, step = load_params(tmp_path / "checkpoints", target)
+    assert step == 5 and all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    assert_same_bits(run(tmp_path).state, whole[1].state)
+
+
+@pytest.mark.parametrize("poison_at", [5, 12])
+def test_a_step_that_is_not_finite_is_never_saved_or_evaluated(tmp_path, poison_at):
+    with pytest.raises(NonFiniteLoss, match=f"step {poison_at}"):
+        run(tmp_path, task=ToyTask(poison_at=poison_at), eval_every=5)
+    assert str(poison_at) not in os.listdir(tmp_path / "checkpoints")
+    assert all(line["step"] < poison_at for line in lines(tmp_path))
+
+
+def test_another_config_is_refused_key_by_key(whole):
+    workdir, _ = whole
+    before = sorted(os.listdir(workdir))
+    said = r"optim\.learning_rate was 0\.05, is 0\.1; seed was 0, is 1\): use the old values"
+    with pytest.raises(WorkdirMismatch, match=said):
+        run(workdir, seed=1, optim=OptimConfig(learning_rate=0.1, warmup_steps=3))
+    assert sorted(os.listdir(workdir)) == before
+
+
+def test_what_does_not_change_the_result_may_change(whole):
+    assert run(whole[0], log_every=3, checkpoint={"every": 2, "keep": 5}).step == 12
+
+
+def test_resume_never_puts_the_old_run_aside_and_starts_over(tmp_path):
+    run(tmp_path, steps=3)
+    old = lines(tmp_path)
+    result = run(tmp_path, steps=2, checkpoint={"resume": "never"})
+    assert result.status == "finished" and result.step == 2
+    assert lines(tmp_path / "previous-1") == old
+    assert (tmp_path / "previous-1" / "checkpoints" / "3").is_dir()
+
+
+def test_resume_must_wants_a_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="resume is 'must' but there is no checkpoint"):
+        run(tmp_path, checkpoint={"resume": "must"})
+
+
+def test_two_runs_cannot_share_a_workdir(tmp_path):
+    with claim(tmp_path, {}, "auto"), pytest.raises(WorkdirBusy, match="another process"):
+        run(tmp_path)
+
+
+def test_evaluation_comes_on_time_and_the_best_checkpoint_stays(tmp_path):
+    class Peaked(ToyTask):
+        def evaluate(self, params, step):
+            return {"score": -abs(step - 4.0)}
+
+    options = {"eval_every": 2, "checkpoint": {"best_metric": "score", "keep": 1, "every": 100}}
+    result = run(tmp_path, task=Peaked(), **options)
+    scores = [(x["step"], x["score"]) for x in lines(tmp_path) if x["kind"] == "eval"]
+    assert scores == [(s, -abs(s - 4.0)) for s in (2, 4, 6, 8, 10, 12)]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["12", "4"]
+    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
+    assert load_params(tmp_path / "checkpoints", target, step="best")[1] == 4
+    assert result.evaluation == {"score": -8.0}
+
+
+def test_the_averaged_parameters_are_evaluated(tmp_path):
+    class Watching(ToyTask):
+        def evaluate(self, params, step):
+            self.seen = jax.device_get(params)
+            return {}
+
+    task = Watching()
+    result = run(tmp_path, task=task)
+    assert_same_bits(task.seen, result.state.ema)
+
+
+def test_an_error_in_the_task_reaches_the_caller_and_loses_nothing(whole, tmp_path):
+    class Failing(ToyTask):
+        def evaluate(self, params, step):
+            raise RuntimeError("no more metrics")
+
+    with pytest.raises(RuntimeError, match="no more metrics"):
+        run(tmp_path, task=Failing())
+    assert_same_bits(run(tmp_path).state, whole[1].state)
+
+
+def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
+    class Full(Log):
+        def write(self, step, kind, values):
+            if step == 8:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(TrainError, match="the disk of .* is full .* checkpoints are safe"):
+        run(tmp_path, Full())
+    assert_same_bits(run(tmp_path).state, whole[1].state)
+
+
+def test_the_first_signal_asks_and_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # The next one kills.
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_training_works_outside_the_main_thread(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path, steps=1)))
+    thread.start()
+    thread.join()
+    assert results[0].status == "finished"
+
+
+def test_settings_are_flattened_to_dotted_keys():
+    assert flatten({"b": {"c": (1, 2)}, "a": None}) == {"a": None, "b.c": [1, 2]}
+
+
+def test_a_config_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match=r"steps \(0\)"):
+        TrainConfig(steps=0)
+    with pytest.raises(ValueError, match="resume is 'maybe'"):
+        TrainConfig(steps=1, checkpoint=CheckpointConfig(resume="maybe"))

@@ -1,0 +1,149 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+from crossattn.train.optim import OptimConfig, make_optimizer, make_schedule, matrix_sides
+
+AXES = {
+    "embedding": ("vocab", "embed"),
+    "query": ("embed", "heads", "head_dim"),
+    "query_bias": ("heads", "head_dim"),
+    "out": ("heads", "head_dim", "embed"),
+    "stacked": ("layers", "embed", "mlp"),
+    "positions": (None, "embed"),
+    "norm": ("norm",),
+}
+SHAPES = {
+    "embedding": (10, 8),
+    "query": (8, 2, 4),
+    "query_bias": (2, 4),
+    "out": (2, 4, 8),
+    "stacked": (3, 8, 16),
+    "positions": (5, 8),
+    "norm": (8,),
+}
+NAMES = ["adamw", "adafactor", "lion", "muon", "sgd"]
+
+
+def random_tree(seed):
+    random = np.random.default_rng(seed)
+    return {k: jnp.asarray(random.normal(size=s), jnp.float32) for k, s in SHAPES.items()}
+
+
+def one_update(config, grads, params):
+    optimizer, _ = make_optimizer(config, 10, AXES)
+
+    @jax.jit
+    def update(grads, params):
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    return update(grads, params)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimiser_brings_a_quadratic_down(name):
+    config = OptimConfig(name=name, learning_rate=0.05, schedule="constant", momentum=0.9)
+    optimizer, _ = make_optimizer(config, 100, AXES)
+    target, params = random_tree(0), random_tree(1)
+
+    def loss(params):
+        return sum(jnp.sum((params[k] - target[k]) ** 2) for k in params)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state, first = jax.jit(optimizer.init)(params), loss(params)
+    for _ in range(100):
+        params, state = step(params, state)
+    assert loss(params) < 0.5 * first
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_pulls_matrices_and_tables_and_leaves_norms_and_biases(name):
+    config = OptimConfig(name=name, learning_rate=0.1, schedule="constant", weight_decay=0.5)
+    params, zeros = random_tree(1), jax.tree.map(jnp.zeros_like, random_tree(1))
+    updates = one_update(config, zeros, params)
+    for key in SHAPES:
+        kept = key in ("query_bias", "norm")
+        expected = 0 * params[key] if kept else -0.1 * 0.5 * params[key]
+        np.testing.assert_allclose(updates[key], expected, atol=1e-7, err_msg=key)
+
+
+def test_adamw_is_the_closed_form_in_its_first_step():
+    params, grads = random_tree(1), random_tree(2)
+    config = OptimConfig(learning_rate=0.1, schedule="constant", clip_norm=None)
+    for key, update in one_update(config, grads, params).items():
+        np.testing.assert_allclose(update, -0.1 * np.sign(grads[key]), rtol=1e-4, err_msg=key)
+
+
+def test_the_gradient_is_clipped_to_the_norm():
+    params, grads = random_tree(1), random_tree(2)
+    config = OptimConfig(
+        name="sgd", learning_rate=1.0, schedule="constant", momentum=0.0, clip_norm=0.5
+    )
+    updates = one_update(config, grads, params)
+    norm = np.sqrt(sum(float((u**2).sum()) for u in updates.values()))
+    np.testing.assert_allclose(norm, 0.5, rtol=1e-5)
+
+
+def test_muon_orthogonalises_attention_kernels_as_the_matrices_they_are():
+    params, grads = random_tree(1), random_tree(2)
+    config = OptimConfig(name="muon", learning_rate=1.0, schedule="constant", clip_norm=None)
+    updates = one_update(config, grads, params)
+    matrices = [
+        np.asarray(updates["query"]).reshape(8, 8),
+        np.asarray(updates["out"]).reshape(8, 8),
+    ]
+    for matrix in matrices + list(np.asarray(updates["stacked"])):
+        singular = np.linalg.svd(matrix, compute_uv=False) / (0.2 * max(matrix.shape) ** 0.5)
+        assert singular.min() > 0.3 and singular.max() < 1.5
+    for key in ("embedding", "query_bias", "positions", "norm"):  # These go to Adam.
+        np.testing.assert_allclose(updates[key], -np.sign(grads[key]), rtol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("axes", "sides"),
+    [
+        (("embed", "mlp"), ((0,), (1,))),
+        (("embed", "heads", "head_dim"), ((0,), (1, 2))),
+        (("heads", "head_dim", "embed"), ((0, 1), (2,))),
+        (("layers", "embed", "kv_heads", "head_dim"), ((1,), (2, 3))),
+        (("embed", None, "mlp"), ((0,), (2,))),
+        (("embed", "embed"), ((0,), (1,))),
+        (("vocab", "embed"), None),
+        (("embed", "vocab"), None),
+        (("heads", "head_dim"), None),
+        (("layers", "mlp"), None),
+        ((None, "embed"), None),
+        (("norm",), None),
+        ((), None),
+    ],
+)
+def test_the_two_sides_of_a_matrix_are_read_off_its_axes(axes, sides):
+    assert matrix_sides(axes) == (None if sides is None else MuonDimensionNumbers(*sides))
+
+
+def test_schedules_have_the_shapes_they_are_named_for():
+    def at(name, *steps, **options):
+        config = OptimConfig(learning_rate=2.0, schedule=name, **options)
+        return [float(make_schedule(config, 100)(step)) for step in steps]
+
+    np.testing.assert_allclose(at("constant", 0, 1, 3, 50, warmup_steps=4), [0.5, 1, 2, 2])
+    np.testing.assert_allclose(at("linear", 0, 50, 100), [2, 1, 0])
+    np.testing.assert_allclose(at("cosine", 0, 50, 100, final_fraction=0.1), [2, 1.1, 0.2], 1e-6)
+    np.testing.assert_allclose(at("rsqrt", 3, 15, 63, warmup_steps=4), [2, 1, 0.5])
+    np.testing.assert_allclose(at("wsd", 0, 79, 90, 100, cooldown_fraction=0.2), [2, 2, 1, 0])
+
+
+def test_unknown_names_and_muon_without_axes_are_refused():
+    with pytest.raises(ValueError, match="'adam' is not one of adamw"):
+        make_optimizer(OptimConfig(name="adam"), 10)
+    with pytest.raises(ValueError, match="'cosin' is not one of constant"):
+        make_optimizer(OptimConfig(schedule="cosin"), 10)
+    with pytest.raises(ValueError, match="muon needs logical_axes"):
+        make_optimizer(OptimConfig(name="muon"), 10)

@@ -1,0 +1,163 @@
+"""Pure functions here; eight devices and two processes in processes of their own."""
+
+import json
+import os
+import socket
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from toy_task import ToyTask
+
+from crossattn.train import sharding
+from crossattn.train.checkpoint import load_params
+from crossattn.train.checksum import checksum
+from crossattn.train.config import CheckpointConfig, TrainConfig
+from crossattn.train.errors import NonFiniteLoss
+from crossattn.train.loop import train
+from crossattn.train.optim import OptimConfig
+from crossattn.train.sharding import MeshConfig, data_shard, make_mesh, put_batch, spec
+from crossattn.train.writers import Silent
+
+MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "expected"),
+    [
+        (("vocab", "embed"), (8, 4), ("tensor", "fsdp")),
+        (("embed", "heads", "head_dim"), (4, 6, 3), ("fsdp", "tensor", None)),
+        (("layers", "embed", "mlp"), (3, 4, 8), (None, "fsdp", "tensor")),
+        (("norm",), (4,), (None,)),
+        (("vocab", "embed"), (7, 4), (None, "fsdp")),  # 7 does not divide: kept whole.
+        (("heads", "mlp"), (4, 4), ("tensor", None)),  # A mesh axis is used once.
+        ((None, "a new name"), (4, 4), (None, None)),
+        ((), (), ()),
+    ],
+)
+def test_the_table_says_where_an_axis_goes(axes, shape, expected):
+    assert spec(axes, shape, MESH) == PartitionSpec(*expected)
+
+
+def test_one_device_needs_no_mesh():
+    if jax.device_count() > 1:
+        pytest.skip("there are several devices")
+    assert make_mesh() is None
+    assert data_shard(None) == (0, 1)
+    batch = {"x": np.ones((3, 2))}
+    assert put_batch(batch, None) is batch
+
+
+def test_a_mesh_that_does_not_fit_the_devices_is_refused():
+    with pytest.raises(ValueError, match=r"data -1 x fsdp 1 x tensor 64 x seq 1 does not fit"):
+        make_mesh(MeshConfig(tensor=64))
+
+
+OPTIONS = {
+    "config": {"steps": 5, "log_every": 5, "ema_decay": 0.9, "accumulate": 2},
+    "optim": {"learning_rate": 0.01, "weight_decay": 0.1, "schedule": "constant"},
+    "checkpoint": {"every": 3},
+}
+MESHES = {
+    "data": {"data": 8},
+    "fsdp": {"fsdp": 8},
+    "tensor": {"tensor": 8},
+    "all": {"data": -1, "fsdp": 2, "tensor": 2},
+}
+
+
+def config():
+    return TrainConfig(
+        **OPTIONS["config"],
+        optim=OptimConfig(**OPTIONS["optim"]),
+        checkpoint=CheckpointConfig(**OPTIONS["checkpoint"]),
+    )
+
+
+class Losses(Silent):
+    def __init__(self):
+        self.values = []
+
+    def tick(self, step, values):
+        self.values.append(values["loss"])
+
+
+def train_here(workdir, task=None):
+    """(losses, result) of the same run in this process, on one device."""
+    log = Losses()
+    return log.values, train(task or ToyTask(), config(), workdir, writers=[log])
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    return train_here(tmp_path_factory.mktemp("one"))[0]
+
+
+@pytest.fixture(scope="module")
+def eight_devices(toy_process, last_line, tmp_path_factory):
+    """run -> (losses, what it printed last), over 8 devices, and one run begun on one device."""
+    workdir = tmp_path_factory.mktemp("eight")
+    with pytest.raises(NonFiniteLoss):
+        train_here(workdir / "begun", ToyTask(poison_at=4))
+    seldom = {"checkpoint": {"every": 100}}
+    runs = {name: {"mesh": mesh} | seldom for name, mesh in MESHES.items()}
+    runs["begun"] = {"mesh": MESHES["all"]}
+    _, lines, _ = last_line(toy_process(workdir, OPTIONS | {"runs": runs}, devices=8))
+    results, losses = {}, []
+    for line in lines:
+        if line.startswith("tick"):
+            losses.append(float(line.split()[2]))
+        elif line.startswith("{"):
+            out = json.loads(line)
+            results[out["run"]], losses = (losses, out), []
+    return results
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_eight_devices_give_the_losses_of_one(one_device, eight_devices, name):
+    losses, out = eight_devices[name]
+    assert out["status"] == "finished"
+    np.testing.assert_allclose(losses, one_device, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("data", 0), ("fsdp", 2), ("tensor", 4), ("all", 4)])
+def test_optimiser_and_average_lie_where_the_parameters_lie(eight_devices, name, arrays):
+    copies = 4  # The parameters, Adam's two moments, the average.
+    assert eight_devices[name][1]["split_arrays"] == copies * arrays
+
+
+def test_a_run_begun_on_one_device_goes_on_over_eight(one_device, eight_devices):
+    losses, out = eight_devices["begun"]
+    assert out["step"] == 5 and len(losses) == 2
+    np.testing.assert_allclose(losses[0], one_device[3], rtol=1e-4)
+    assert out["split_arrays"] > 0
+
+
+def test_two_processes_train_one_run_that_one_process_loads(
+    toy_process, last_line, tmp_path, one_device
+):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    together = {"coordinator_address": address, "num_processes": 2}
+    both = [
+        toy_process(
+            tmp_path,
+            OPTIONS | {"mesh": {"fsdp": 2}, "distributed": together | {"process_id": index}},
+            devices=2,
+        )
+        for index in range(2)
+    ]
+    (main, lines, _), (other, silent, _) = [last_line(process) for process in both]
+    assert main == other and main["status"] == "finished"
+    losses = [float(line.split()[2]) for line in lines if line.startswith("tick")]
+    np.testing.assert_allclose(losses, one_device, rtol=1e-4)
+    assert not any(line.startswith("tick") for line in silent)  # Only the main process writes.
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["3", "5"]
+    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
+    _, step = load_params(tmp_path / "checkpoints", target)
+    assert step == 5
+    _, again = train_here(tmp_path)
+    assert again.status == "already finished"
+    assert checksum(again.state) == main["state"]

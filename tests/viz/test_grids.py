@@ -1,0 +1,117 @@
+"""Heads and galleries: every panel in its place, one colour scale, tokens on the outside."""
+
+import numpy as np
+import pytest
+
+from crossattn import viz
+
+SOURCE = ["The", "black", "cat", "sleeps"]
+TARGET = ["Le", "chat", "noir"]
+
+
+def weights(*shape):
+    return np.random.default_rng(0).random(shape)
+
+
+def panels(figure):
+    return [ax for ax in figure.axes if ax.images and ax.get_xlim()[0] == -0.5]
+
+
+def written(ax):
+    across = [tick.get_text() for tick in ax.get_xticklabels()]
+    return across, [tick.get_text() for tick in ax.get_yticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("count", "columns"), [(1, 1), (2, 2), (4, 4), (6, 3), (8, 4), (12, 4), (16, 4), (5, 4)]
+)
+def test_heads_of_one_layer_wrap_without_holes_where_they_can(count, columns):
+    shown = panels(viz.heads(weights(count, 3, 4), SOURCE, TARGET))
+    assert len(shown) == count
+    assert len({round(ax.get_position().x0, 6) for ax in shown}) == columns
+
+
+def test_every_head_is_in_its_own_panel_and_named():
+    values = weights(2, 3, 3, 4)
+    shown = panels(viz.heads(values, SOURCE, TARGET))
+    for i, ax in enumerate(shown):
+        layer, head = divmod(i, 3)
+        np.testing.assert_allclose(ax.images[0].get_array(), values[layer, head], rtol=1e-6)
+        assert ax.get_xlabel() in (f"layer {layer} head {head}", f"L{layer} H{head}")
+    first, second = shown[0].get_position(), shown[3].get_position()
+    assert first.x0 == pytest.approx(second.x0)
+    assert first.y0 > second.y1
+
+
+def test_tokens_stand_on_the_outer_axes_only():
+    for i, ax in enumerate(panels(viz.heads(weights(2, 3, 3, 4), SOURCE, TARGET))):
+        across, down = written(ax)
+        assert across == (SOURCE if i < 3 else [])
+        assert down == (TARGET if i % 3 == 0 else [])
+
+
+def test_all_heads_share_one_colour_scale():
+    values = weights(2, 3, 4)
+    values[1] *= 0.01
+    figure = viz.heads(values, SOURCE, TARGET)
+    limits = [ax.images[0].get_clim() for ax in panels(figure)]
+    np.testing.assert_allclose(limits, [[0, values.max()]] * 2, rtol=1e-6)
+    assert len(figure.axes) == 3
+
+
+def test_links_are_outlined_in_every_head():
+    shown = panels(viz.heads(weights(2, 3, 4), SOURCE, TARGET, links=[(0, 0), (2, 1)]))
+    assert [len(ax.patches) for ax in shown] == [2, 2]
+
+
+def test_panels_do_not_overlap_and_stay_inside_the_figure():
+    figure = viz.heads(weights(3, 5, 3, 4), SOURCE, TARGET, title="Heads")
+    boxes = [ax.get_tightbbox() for ax in figure.axes]
+    for i, a in enumerate(boxes):
+        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
+    size = figure.get_size_inches()
+    drawn = figure.get_tightbbox()
+    assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= size[0] and drawn.y1 <= size[1]
+
+
+def test_heads_refuse_what_they_cannot_place():
+    with pytest.raises(ValueError, match=r"\[N, T, S\] or \[L, N, T, S\] is expected"):
+        viz.heads(weights(3, 4), SOURCE, TARGET)
+    with pytest.raises(ValueError, match="one row a layer"):
+        viz.heads(weights(2, 2, 3, 4), SOURCE, TARGET, columns=1)
+    with pytest.raises(ValueError, match="columns must be at least 1, got 0"):
+        viz.heads(weights(2, 3, 4), SOURCE, TARGET, columns=0)
+
+
+def test_a_gallery_holds_sentences_of_different_lengths():
+    values = [weights(3, 4), weights(2, 3), weights(3, 4)]
+    sources = [SOURCE, SOURCE[:3], SOURCE]
+    targets = [TARGET, TARGET[:2], TARGET]
+    figure = viz.gallery(
+        values, sources, targets, titles=["a", "b", "c"], links=[[(0, 0)], None, [(1, 1), (2, 2)]]
+    )
+    shown = panels(figure)
+    assert [written(ax) for ax in shown] == list(zip(sources, targets, strict=True))
+    assert [ax.get_title(loc="left") for ax in shown] == ["a", "b", "c"]
+    assert [len(ax.patches) for ax in shown] == [1, 0, 2]
+    assert len({ax.images[0].get_clim() for ax in shown}) == 1
+    boxes = [ax.get_tightbbox() for ax in figure.axes]
+    for i, a in enumerate(boxes):
+        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
+
+
+def test_a_gallery_of_long_sentences_is_one_column():
+    tokens = [str(i) for i in range(40)]
+    shown = panels(viz.gallery([np.eye(40)] * 2, [tokens] * 2, [tokens] * 2))
+    assert shown[0].get_position().x0 == pytest.approx(shown[1].get_position().x0)
+
+
+def test_a_gallery_names_the_sentence_that_is_wrong():
+    with pytest.raises(
+        ValueError, match=r"source_tokens\[1\] has 3 entries but weights\[1\] has 4"
+    ):
+        viz.gallery([weights(3, 4)] * 2, [SOURCE, SOURCE[:3]], [TARGET] * 2)
+    with pytest.raises(ValueError, match="got 2 weights, 1 source_tokens, 2 target_tokens"):
+        viz.gallery([weights(3, 4)] * 2, [SOURCE], [TARGET] * 2)
+    with pytest.raises(ValueError, match="at least one sentence"):
+        viz.gallery([], [], [])
