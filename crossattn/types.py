@@ -7,9 +7,11 @@ size, ``V`` vocabulary, ``L`` layers.
 
 from typing import Any
 
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
 __all__ = [
+    "AnyArray",
     "Array",
     "Axes",
     "Bool",
@@ -20,6 +22,9 @@ __all__ = [
     "PyTree",
     "Shaped",
 ]
+
+AnyArray = Array | np.ndarray
+"""For arguments that may come from outside JAX."""
 
 Params = dict[str, Any]
 """A model's parameters: a plain nested dict with string keys and array leaves."""

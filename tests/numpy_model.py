@@ -118,7 +118,9 @@ def residual(p, x, sublayer, norm_first):
     return norm(p["norm"], x + sublayer(x))
 
 
-def block(p, x, *, memory=None, allowed=None, source_allowed=None, first=True, act="relu", rope=None):
+def block(
+    p, x, *, memory=None, allowed=None, source_allowed=None, first=True, act="relu", rope=None
+):
     """An encoder block, or with "cross" among its parameters, a decoder block reading ``memory``."""
     turn = None if rope is None else (rope, rope)
     attend = lambda y: attention(p["attention"], y, allowed=allowed, rope=turn)[0]  # noqa: E731
@@ -126,7 +128,9 @@ def block(p, x, *, memory=None, allowed=None, source_allowed=None, first=True, a
     if "cross" in p:
         read = lambda y: attention(p["cross"], y, memory, source_allowed)[0]  # noqa: E731
         x = residual(p["cross_residual"], x, read, first)
-    return residual(p["feedforward_residual"], x, lambda y: feedforward(p["feedforward"], y, act), first)
+    return residual(
+        p["feedforward_residual"], x, lambda y: feedforward(p["feedforward"], y, act), first
+    )
 
 
 def sinusoids(positions, dim):

@@ -86,6 +86,8 @@ class DecoderStack(nnx.Module):
         T = x.shape[-2]
         mask = masks.causal()
         source_mask = None
+        if source_segments is not None:
+            source_mask = masks.key_padding(source_segments > 0)
         if segments is not None:
             mask = mask & masks.segments(segments)
             if source_segments is not None:

@@ -30,24 +30,12 @@ def linear(
         axis=tuple(range(-count, 0)),
         use_bias=use_bias,
         dtype=dtype,
-        kernel_init=_fan_in_normal(count),
+        # Flax flattens grouped axes before it initialises, so the fans are their products.
+        kernel_init=nnx.initializers.glorot_uniform(),
         kernel_metadata={"axes": (*in_axes, *out_axes)},
         bias_metadata={"axes": tuple(out_axes)},
         rngs=rngs,
     )
-
-
-def _fan_in_normal(in_axes: int):
-    """Xavier-like scale whose fans are the products of the grouped axes, not of the last two."""
-
-    def initialize(key, shape, dtype=jnp.float32, out_sharding=None):
-        fan_in = fan_out = 1
-        for i, n in enumerate(shape):
-            fan_in, fan_out = (fan_in * n, fan_out) if i < in_axes else (fan_in, fan_out * n)
-        limit = (6.0 / (fan_in + fan_out)) ** 0.5
-        return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-    return initialize
 
 
 def norm(kind: NormName, dim: int, *, dtype=None, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 
 from crossattn.ops import backends
 from crossattn.ops.masks import Mask, as_mask
-from crossattn.types import Array, Bool, Float, Key
+from crossattn.types import AnyArray, Array, Bool, Float, Key
 
 
 def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | Bool[Array, "..."] | None = None,
+    q: Float[AnyArray, "*B T N H"],
+    k: Float[AnyArray, "*B S K H"],
+    v: Float[AnyArray, "*B S K Hv"],
+    mask: Mask | Bool[AnyArray, "..."] | None = None,
     *,
-    bias: Float[Array, "..."] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
+    bias: Float[AnyArray, "..."] | None = None,
+    scale: float | Float[Array, ""] | None = None,
+    softcap: float | Float[Array, ""] | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Key[Array, ""] | None = None,
     backend: str | None = None,
@@ -34,8 +34,9 @@ def attend(
       q: queries [*B T N H], any number of leading batch axes.
       k: keys [*B S K H]; N is a multiple of K, consecutive query heads share a key head.
       v: values [*B S K Hv].
-      mask: a ``Mask``, or a boolean array [*#B #N #T #S], True = this query may read this key.
-      bias: [*#B #N #T #S], added to the scaled logits; -inf masks.
+      mask: a ``Mask``, or a boolean array [*#B #N #T #S], True = this query may read this key. All
+        axes are there, of size 1 where shared: three axes could mean [B T S] or [N T S].
+      bias: [*#B #N #T #S], likewise, added to the scaled logits; -inf masks.
       scale: factor on the logits; None is ``H ** -0.5``.
       softcap: c, for logits ``c * tanh(logits / c)``, before the bias.
       dropout_rate: probability of dropping a weight; needs ``dropout_key`` when above 0.
@@ -54,6 +55,7 @@ def attend(
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
     _check_operands(q, k, v)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
     full = (*batch, N, T, S)
     if mask is not None:
@@ -65,12 +67,16 @@ def attend(
         _check_mask(mask, full)
     if bias is not None:
         _check_broadcast("bias", bias, full, jnp.floating)
+        bias = jnp.asarray(bias)
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate is {dropout_rate}; expected 0 <= rate < 1.")
     if dropout_rate > 0 and dropout_key is None:
         raise ValueError(
             f"dropout_rate is {dropout_rate} but dropout_key is None; pass a jax.random.key, or rate 0."
         )
+    if S == 0:
+        out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        return (out, jnp.zeros(full, jnp.float32)) if return_weights else out
     arguments = dict(
         bias=bias,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
@@ -95,7 +101,7 @@ def _run(backend: str | None, q: Array, k: Array, v: Array, mask: Mask | None, a
     raise NotImplementedError("no backend takes this call; " + "; ".join(refusals))
 
 
-def _check_operands(q: Array, k: Array, v: Array) -> None:
+def _check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
     for name, x, axes in (("q", q, "[*B T N H]"), ("k", k, "[*B S K H]"), ("v", v, "[*B S K Hv]")):
         if jnp.ndim(x) < 3:
             raise ValueError(f"{name} has shape {jnp.shape(x)}; expected at least 3 axes, {axes}.")
@@ -118,7 +124,7 @@ def _check_operands(q: Array, k: Array, v: Array) -> None:
         )
 
 
-def _check_broadcast(name: str, x: Array, full: tuple[int, ...], kind) -> None:
+def _check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None:
     dtype = getattr(x, "dtype", None)
     wanted = "bool" if kind is bool else "a floating-point dtype"
     if dtype is None or not (dtype == bool if kind is bool else jnp.issubdtype(dtype, kind)):
@@ -137,6 +143,7 @@ def _check_broadcast(name: str, x: Array, full: tuple[int, ...], kind) -> None:
 def _check_mask(mask: Mask, full: tuple[int, ...]) -> None:
     """The terms' arrays must fit this call; found out from shapes alone, nothing is computed."""
     T, S = full[-2:]
+    mask.check(T, S)
     try:
         shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), mask).shape
         fits = jnp.broadcast_shapes(shape, full) == full

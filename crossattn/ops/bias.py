@@ -4,16 +4,16 @@ import math
 
 import jax.numpy as jnp
 
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Float, Int
 
 
 def relative_buckets(
-    q_positions: Int[Array, "*B T"],
-    k_positions: Int[Array, "*B S"],
+    q_positions: Int[AnyArray, "*B T"],
+    k_positions: Int[AnyArray, "*B S"],
     num_buckets: int = 32,
     max_distance: int = 128,
     bidirectional: bool = True,
-) -> Int[Array, "*B T S"]:
+) -> Int[AnyArray, "*B T S"]:
     """The bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
 
     Bidirectional halves the buckets between keys before and keys after; otherwise keys after the
@@ -38,13 +38,13 @@ def relative_buckets(
 
 
 def relative_bias(
-    table: Float[Array, "buckets N"], buckets: Int[Array, "*B T S"]
-) -> Float[Array, "*B N T S"]:
+    table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
+) -> Float[AnyArray, "*B N T S"]:
     """Look each bucket up in a learnt table, one column a head."""
     return jnp.moveaxis(table[buckets], -1, -3)
 
 
-def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
+def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:
     """Geometric slopes 2**(-8/n), 2**(-16/n), ...; odd ones of the next power of two fill up.
 
     Source: Press et al. 2022, "ALiBi", section 3 and its reference implementation.
@@ -56,8 +56,8 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
 
 
 def alibi(
-    q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"], num_heads: int
-) -> Float[Array, "*B N T S"]:
+    q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"], num_heads: int
+) -> Float[AnyArray, "*B N T S"]:
     """``-slope * |q_pos - k_pos|``; symmetric, so it serves causal and full attention."""
     distance = jnp.abs(q_positions[..., :, None] - k_positions[..., None, :])
     return -alibi_slopes(num_heads)[:, None, None] * distance[..., None, :, :]

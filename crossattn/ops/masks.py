@@ -8,13 +8,12 @@ Array arguments may have leading batch axes ``*B`` and never a heads axis (``exp
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 
-from crossattn.types import Array, Bool, Float, Int
+from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 
 def _pytree(cls):
@@ -29,17 +28,17 @@ def _pytree(cls):
 _static = functools.partial(field, metadata={"static": True})
 
 
-def _rows(x: Array) -> Array:
+def _rows(x: AnyArray) -> AnyArray:
     """[*B X] -> [*B 1 X 1]: one value a query, ready to compare with keys."""
     return jnp.asarray(x)[..., None, :, None]
 
 
-def _columns(x: Array) -> Array:
+def _columns(x: AnyArray) -> AnyArray:
     """[*B X] -> [*B 1 1 X]: one value a key, ready to compare with queries."""
     return jnp.asarray(x)[..., None, None, :]
 
 
-def _per_row(x: Array | int) -> Array:
+def _per_row(x: AnyArray | int) -> AnyArray:
     """[*B] -> [*B 1 1 1]."""
     return jnp.asarray(x)[..., None, None, None]
 
@@ -48,13 +47,13 @@ def _per_row(x: Array | int) -> Array:
 class Band:
     """``q_pos - left <= k_pos <= q_pos + right``; None means unlimited on that side."""
 
-    q_positions: Int[Array, "*B T"] | None
-    k_positions: Int[Array, "*B S"] | None
-    offset: Int[Array, "*B"] | int | None
+    q_positions: Int[AnyArray, "*#B T"] | None
+    k_positions: Int[AnyArray, "*#B S"] | None
+    offset: Int[AnyArray, "*#B"] | int | None
     left: int | None = _static()
     right: int | None = _static()
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         if self.q_positions is None:
             q = queries[:, None] + _per_row(0 if self.offset is None else self.offset)
         else:
@@ -68,6 +67,9 @@ class Band:
             allowed = allowed & (k >= q - self.left)
         return allowed
 
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        return {"q_positions": (self.q_positions, "T"), "k_positions": (self.k_positions, "S")}
+
     @property
     def is_plain_causal(self) -> bool:
         """The lower triangle by index: no offset, no explicit positions, no window."""
@@ -79,51 +81,67 @@ class Band:
 class Lengths:
     """Keys with index below ``k_lengths``, for queries with index below ``q_lengths``."""
 
-    k_lengths: Int[Array, "*B"] | int
-    q_lengths: Int[Array, "*B"] | int | None
+    k_lengths: Int[AnyArray, "*B"] | int
+    q_lengths: Int[AnyArray, "*B"] | int | None
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         allowed = _columns(keys) < _per_row(self.k_lengths)
         if self.q_lengths is not None:
             allowed = allowed & (_rows(queries) < _per_row(self.q_lengths))
         return allowed
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        return {}
 
 
 @_pytree
 class KeyPadding:
     """Keys marked valid."""
 
-    valid: Bool[Array, "*B S"]
+    valid: Bool[AnyArray, "*B S"]
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         return _columns(self.valid[..., keys])
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        return {"valid": (self.valid, "S")}
 
 
 @_pytree
 class Segments:
     """Queries and keys of the same segment; segment 0 is padding and reads nothing."""
 
-    q_segments: Int[Array, "*B T"]
-    k_segments: Int[Array, "*B S"]
+    q_segments: Int[AnyArray, "*B T"]
+    k_segments: Int[AnyArray, "*B S"]
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         q, k = _rows(self.q_segments[..., queries]), _columns(self.k_segments[..., keys])
         return (q == k) & (q > 0)
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        return {"q_segments": (self.q_segments, "T"), "k_segments": (self.k_segments, "S")}
 
 
 @_pytree
 class Explicit:
     """The matrix itself."""
 
-    allowed: Bool[Array, "*#B #N #T #S"]
+    allowed: Bool[AnyArray, "*#B #N #T #S"]
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         allowed = self.allowed
         if allowed.shape[-2] != 1:
             allowed = allowed[..., queries, :]
         if allowed.shape[-1] != 1:
             allowed = allowed[..., keys]
         return allowed
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        shape = self.allowed.shape
+        return {
+            "allowed (axis -2)": (self.allowed[..., 0] if shape[-2] > 1 else None, "T"),
+            "allowed (axis -1)": (self.allowed if shape[-1] > 1 else None, "S"),
+        }
 
 
 @_pytree
@@ -132,9 +150,13 @@ class AnyOf:
 
     masks: tuple["Mask", ...]
 
-    def block(self, queries: Array, keys: Array) -> Array:
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         blocks = [mask.block(queries, keys) for mask in self.masks]
         return functools.reduce(jnp.logical_or, blocks)
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        terms = [term for mask in self.masks for term in mask.terms]
+        return {f"{name} (part {i})": x for i, t in enumerate(terms) for name, x in t.sizes().items()}
 
 
 Term = Band | Lengths | KeyPadding | Segments | Explicit | AnyOf
@@ -157,8 +179,25 @@ class Mask:
         blocks = [term.block(queries, keys) for term in self.terms]
         return functools.reduce(jnp.logical_and, blocks, jnp.ones((), bool))
 
-    def materialize(self, T: int, S: int) -> Bool[Array, "*#B #N T S"]:
-        """The whole matrix for ``T`` queries and ``S`` keys, [*#B #N T S]."""
+    def check(self, T: int, S: int) -> None:
+        """Raise ValueError if an array of a term is not for ``T`` queries and ``S`` keys."""
+        lengths = {"T": T, "S": S}
+        for term in self.terms:
+            for name, (x, axis) in term.sizes().items():
+                if x is not None and x.shape[-1] != lengths[axis]:
+                    what = "queries" if axis == "T" else "keys"
+                    raise ValueError(
+                        f"mask: {name} of {type(term).__name__} has length {x.shape[-1]}; expected "
+                        f"{axis} = {lengths[axis]}, the number of {what}."
+                    )
+
+    def materialize(self, T: int, S: int) -> Bool[AnyArray, "*#B #N T S"]:
+        """The whole matrix for ``T`` queries and ``S`` keys, [*#B #N T S].
+
+        Raises:
+          ValueError: the mask was made for other lengths.
+        """
+        self.check(T, S)
         allowed = self.block(jnp.arange(T), jnp.arange(S))
         lead = allowed.shape[:-2] or (1,)
         return jnp.broadcast_to(allowed, (*lead, T, S))
@@ -168,15 +207,15 @@ class Mask:
         return jnp.where(self.materialize(T, S), 0.0, -jnp.inf).astype(dtype)
 
 
-def as_mask(mask: Mask | Array) -> Mask:
+def as_mask(mask: Mask | AnyArray) -> Mask:
     """A Mask as it is; a boolean matrix wrapped by ``explicit``."""
     return mask if isinstance(mask, Mask) else explicit(mask)
 
 
 def causal(
-    offset: Int[Array, "*B"] | int | None = None,
-    q_positions: Int[Array, "*B T"] | None = None,
-    k_positions: Int[Array, "*B S"] | None = None,
+    offset: Int[AnyArray, "*#B"] | int | None = None,
+    q_positions: Int[AnyArray, "*#B T"] | None = None,
+    k_positions: Int[AnyArray, "*#B S"] | None = None,
 ) -> Mask:
     """A query reads keys at its own position and before: ``k_pos <= q_pos``.
 
@@ -189,9 +228,9 @@ def causal(
 def window(
     left: int | None,
     right: int | None = 0,
-    offset: Int[Array, "*B"] | int | None = None,
-    q_positions: Int[Array, "*B T"] | None = None,
-    k_positions: Int[Array, "*B S"] | None = None,
+    offset: Int[AnyArray, "*#B"] | int | None = None,
+    q_positions: Int[AnyArray, "*#B T"] | None = None,
+    k_positions: Int[AnyArray, "*#B S"] | None = None,
 ) -> Mask:
     """A query reads from ``left`` positions before its own to ``right`` after; None is unlimited.
 
@@ -199,40 +238,45 @@ def window(
     """
     if isinstance(offset, int) and offset == 0:
         offset = None
+    given = {"offset": offset, "q_positions": q_positions, "k_positions": k_positions}
+    _expect_integers("causal" if (left, right) == (None, 0) else "window", **given)
     return Mask((Band(q_positions, k_positions, offset, left, right),))
 
 
-def prefix(length: Int[Array, "*B"] | int) -> Mask:
+def prefix(length: Int[AnyArray, "*B"] | int) -> Mask:
     """Every query reads the first ``length`` keys; ``causal() | prefix(n)`` is the prefix LM mask.
 
     Source: Raffel et al. 2020, "T5", section 3.2.1.
     """
+    _expect_integers("prefix", length=length)
     return lengths(length)
 
 
 def lengths(
-    k_lengths: Int[Array, "*B"] | int, q_lengths: Int[Array, "*B"] | int | None = None
+    k_lengths: Int[AnyArray, "*B"] | int, q_lengths: Int[AnyArray, "*B"] | int | None = None
 ) -> Mask:
     """The first ``k_lengths`` keys, read by the first ``q_lengths`` queries (None: by all)."""
+    _expect_integers("lengths", k_lengths=k_lengths, q_lengths=q_lengths)
     return Mask((Lengths(k_lengths, q_lengths),))
 
 
-def key_padding(valid: Bool[Array, "*B S"]) -> Mask:
+def key_padding(valid: Bool[AnyArray, "*B S"]) -> Mask:
     """Keys where ``valid`` is True."""
     _expect_bool("key_padding", "valid", valid)
     return Mask((KeyPadding(jnp.asarray(valid)),))
 
 
 def segments(
-    q_segments: Int[Array, "*B T"], k_segments: Int[Array, "*B S"] | None = None
+    q_segments: Int[AnyArray, "*B T"], k_segments: Int[AnyArray, "*B S"] | None = None
 ) -> Mask:
     """Queries and keys whose segment numbers are equal and above 0 (packed examples)."""
+    _expect_integers("segments", q_segments=q_segments, k_segments=k_segments)
     q_segments = jnp.asarray(q_segments)
     k_segments = q_segments if k_segments is None else jnp.asarray(k_segments)
     return Mask((Segments(q_segments, k_segments),))
 
 
-def explicit(allowed: Bool[Array, "*#B #N #T #S"]) -> Mask:
+def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
     """A boolean matrix, True where the query may read the key; axes of size 1 broadcast.
 
     Raises:
@@ -249,9 +293,17 @@ def explicit(allowed: Bool[Array, "*#B #N #T #S"]) -> Mask:
 
 
 def _expect_bool(name: str, argument: str, value) -> None:
-    dtype: Callable | None = getattr(value, "dtype", None)
+    dtype = getattr(value, "dtype", None)
     if dtype != bool:
         raise ValueError(
             f"masks.{name}: {argument} has dtype {dtype}; expected bool, True = may be read. "
             "An additive mask of 0 and -inf goes into bias=."
         )
+
+
+def _expect_integers(name: str, **arguments) -> None:
+    for argument, value in arguments.items():
+        if value is not None and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise ValueError(
+                f"masks.{name}: {argument} has dtype {jnp.result_type(value)}; expected integers."
+            )

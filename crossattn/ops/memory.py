@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import masks
-from crossattn.types import Array, Bool, Int, Shaped
+from crossattn.types import AnyArray, Array, Bool, Int, Shaped
 
 
 @jax.tree_util.register_dataclass
@@ -24,14 +24,14 @@ class Memory:
       values: [*B S K Hv].
       valid: [*B S], True where a slot may be read; None means everywhere.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
-      length: how many slots a cache has filled; None for a memory that does not grow.
+      length: how many slots a cache has filled, []; None for a memory that does not grow.
     """
 
-    keys: Shaped[Array, "*B S K H"]
-    values: Shaped[Array, "*B S K Hv"]
-    valid: Bool[Array, "*B S"] | None = None
-    positions: Int[Array, "*B S"] | None = None
-    length: Int[Array, ""] | None = None
+    keys: Shaped[AnyArray, "*B S K H"]
+    values: Shaped[AnyArray, "*B S K Hv"]
+    valid: Bool[AnyArray, "*B S"] | None = None
+    positions: Int[AnyArray, "*B S"] | None = None
+    length: Int[AnyArray, "..."] | None = None
 
     @classmethod
     def empty(
@@ -61,6 +61,8 @@ class Memory:
         """
         if not memories:
             raise ValueError("Memory.concat: got no memory; expected at least one.")
+        for memory in memories[1:]:
+            _check_alike("concat", memory.keys, memory.values, memories[0])
         start, positions, valid = 0, [], []
         for memory in memories:
             lead = memory.keys.shape[:-2]
@@ -86,9 +88,9 @@ class Memory:
 
     def append(
         self,
-        keys: Shaped[Array, "*B X K H"],
-        values: Shaped[Array, "*B X K Hv"],
-        valid: Bool[Array, "*B X"] | None = None,
+        keys: Shaped[AnyArray, "*B X K H"],
+        values: Shaped[AnyArray, "*B X K Hv"],
+        valid: Bool[AnyArray, "*B X"] | None = None,
     ) -> "Memory":
         """Write new slots after the filled ones; what no longer fits is dropped, nothing moves.
 
@@ -100,6 +102,7 @@ class Memory:
                 "Memory.append: this memory has no length, so it does not grow; start from "
                 "Memory.empty, or use Memory.concat."
             )
+        _check_alike("append", keys, values, self)
         added = keys.shape[-3]
         if added > self.size:
             raise ValueError(
@@ -129,7 +132,7 @@ class Memory:
             length=jnp.minimum(self.length + added, self.size),
         )
 
-    def take(self, indices: Int[Array, "..."]) -> "Memory":
+    def take(self, indices: Int[AnyArray, "..."]) -> "Memory":
         """The memories at ``indices`` of the first batch axis: reordered beams, retrieved entries."""
 
         def pick(x: Array | None) -> Array | None:
@@ -146,3 +149,20 @@ class Memory:
     def mask(self) -> masks.Mask:
         """Which slots may be read; combine with ``&``."""
         return masks.Mask(()) if self.valid is None else masks.key_padding(self.valid)
+
+
+def _check_alike(method: str, keys: Array, values: Array, memory: Memory) -> None:
+    """New keys and values must have the memory's batch axes, heads and head sizes."""
+    wanted = {"keys": memory.keys.shape, "values": memory.values.shape}
+    for name, x in (("keys", keys), ("values", values)):
+        shape = wanted[name]
+        if x.shape[:-3] != shape[:-3] or x.shape[-2:] != shape[-2:]:
+            raise ValueError(
+                f"Memory.{method}: {name} have shape {x.shape}; expected {shape} with any length in "
+                "place of the third axis from the end."
+            )
+    if keys.shape[-3] != values.shape[-3]:
+        raise ValueError(
+            f"Memory.{method}: keys have length {keys.shape[-3]} and values {values.shape[-3]}; "
+            "expected the same."
+        )

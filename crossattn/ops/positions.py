@@ -2,12 +2,12 @@
 
 import jax.numpy as jnp
 
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Float, Int
 
 
 def sinusoidal(
-    positions: Int[Array, "*B T"], dim: int, max_wavelength: float = 10000.0
-) -> Float[Array, "*B T D"]:
+    positions: Int[AnyArray, "*B T"], dim: int, max_wavelength: float = 10000.0
+) -> Float[AnyArray, "*B T D"]:
     """Sines (first half of the features) and cosines (second half) of the positions.
 
     Feature i has wavelength ``2 pi max_wavelength ** (i / (dim / 2))``. The halves stand side by side
@@ -24,6 +24,6 @@ def sinusoidal(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def inverse_wavelengths(count: int, max_wavelength: float) -> Float[Array, " count"]:
+def inverse_wavelengths(count: int, max_wavelength: float) -> Float[AnyArray, " count"]:
     """Angular frequencies ``max_wavelength ** (-i / count)``, shared by sinusoids and rotations."""
     return max_wavelength ** (-jnp.arange(count, dtype=jnp.float32) / count)

@@ -3,12 +3,12 @@
 import jax.numpy as jnp
 
 from crossattn.ops.positions import inverse_wavelengths
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Float, Int
 
 
 def rotate(
-    x: Float[Array, "*B T N H"], positions: Int[Array, "*#B T"], base: float = 10000.0
-) -> Float[Array, "*B T N H"]:
+    x: Float[AnyArray, "*B T N H"], positions: Int[AnyArray, "*#B T"], base: float = 10000.0
+) -> Float[AnyArray, "*B T N H"]:
     """Rotate feature pairs (i, i + H/2) of each head by ``position * base ** (-2 i / H)``.
 
     Raises:

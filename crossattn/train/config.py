@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -52,6 +52,7 @@ class TrainConfig:
             raise ValueError(f"resume is {self.checkpoint.resume!r}; use auto, must or never")
 
 
+@runtime_checkable
 class TrainIterator(Protocol):
     """Endless batches whose position can be saved: a JSON-able value or bytes."""
 
@@ -62,6 +63,7 @@ class TrainIterator(Protocol):
     def set_state(self, state: Any) -> None: ...
 
 
+@runtime_checkable
 class Task(Protocol):
     """What is trained, on what, and how it is judged. Every process calls every method."""
 

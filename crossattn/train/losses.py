@@ -7,15 +7,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+ArrayLike = Array | np.ndarray
 
 
 def cross_entropy(
-    logits: Float[Array, "*B T V"],
-    labels: Int[Array, "*B T"],
-    weights: Float[Array, "*B T"] | Int[Array, "*B T"] | Bool[Array, "*B T"],
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    logits: Float[ArrayLike, "*B T V"],
+    labels: Int[ArrayLike, "*B T"],
+    weights: Float[ArrayLike, "*B T"] | Int[ArrayLike, "*B T"] | Bool[ArrayLike, "*B T"],
+    label_smoothing: float | int = 0.0,
+    z_loss: float | int = 0.0,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Weighted cross-entropy in nats: (loss summed over tokens, sums to report).
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor", "seq")
 
@@ -61,7 +61,7 @@ def make_mesh(config: MeshConfig = MeshConfig()) -> Mesh | None:
 def spec(
     axes: tuple[str | None, ...],
     shape: tuple[int, ...],
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     rules: Mapping[str, str] = RULES,
 ) -> PartitionSpec:
     """The partition of one array. An axis stays whole where its size does not divide evenly

@@ -6,15 +6,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """step: batches consumed so far; ema: averaged parameters, or None when off."""
+    """step: int32 [], batches consumed so far; ema: averaged parameters, or None when off.
 
-    step: Int[Array, ""]
+    Leaves may also be shapes or shardings, where those of a state are meant.
+    """
+
+    step: Any
     params: Any
     opt_state: Any
     ema: Any = None

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, runtime_checkable
 
 from crossattn.train import processes
 from crossattn.train.errors import MissingPackage
 from crossattn.train.workdir import write_atomically
 
 
+@runtime_checkable
 class Writer(Protocol):
     """kind is "train" (a window of steps) or "eval" (held-out data)."""
 
@@ -86,7 +87,7 @@ class Jsonl(Silent):
 
     def __init__(self, path: Path):
         self._path = Path(path)
-        self._file: TextIO | None = None
+        self._file: Any = None
 
     def start(self, step: int) -> None:
         if self._path.exists():
@@ -106,7 +107,7 @@ class Jsonl(Silent):
             self._file.close()
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: str) -> int | float:
     """The step of a line; a line that was cut off while being written belongs to none."""
     try:
         return json.loads(line)["step"] if line.endswith("\n") else math.inf
@@ -168,7 +169,7 @@ class WeightsAndBiases(Silent):
 class Console(Silent):
     """A progress bar (loss, tokens/s, time left) on a terminal, plain lines anywhere else."""
 
-    def __init__(self, total_steps: int, out: TextIO | None = None):
+    def __init__(self, total_steps: int, out: Any = None):
         self._total, self._out = total_steps, out or sys.stdout
         self._bar: Any = None
         self._since = (0, time.perf_counter())

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy_model as oracle
 import pytest
 from flax import nnx
 
@@ -18,6 +17,7 @@ from crossattn.nn import (
     linear,
     norm,
 )
+from tests import numpy_model as oracle
 
 X = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
 TOKENS = np.array([[3, 1, 4], [1, 5, 9]])
@@ -40,7 +40,7 @@ def test_feedforward_without_biases_has_none():
     np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
 
 
-def test_an_unknown_activation_is_refused_with_the_known_ones():
+def test_an_unknown_activation_is_refused_with_the_known_ones(in_production):
     with pytest.raises(ValueError, match="activation is 'tanh'; expected one of relu, .*swiglu"):
         FeedForward(6, 8, "tanh", rngs=nnx.Rngs(0))
 
@@ -53,7 +53,7 @@ def test_norms_equal_numpy(kind):
     np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
 
 
-def test_an_unknown_norm_is_refused():
+def test_an_unknown_norm_is_refused(in_production):
     with pytest.raises(ValueError, match="norm is 'batch'; expected 'layer' or 'rms'"):
         norm("batch", 6, rngs=nnx.Rngs(0))
 
@@ -109,7 +109,7 @@ def test_given_positions_move_the_position_vectors(scheme):
     np.testing.assert_allclose(shifted, long[:, 4:], atol=1e-6)
 
 
-def test_an_unknown_position_scheme_is_refused_with_the_known_ones():
+def test_an_unknown_position_scheme_is_refused_with_the_known_ones(in_production):
     with pytest.raises(ValueError, match="positions is 'rotary'; expected one of sinusoidal"):
         TokenInput(11, 6, positions="rotary", max_length=8, rngs=nnx.Rngs(0))
 
@@ -149,9 +149,7 @@ def test_dropout_in_the_feedforward_needs_a_key():
     build = lambda rngs: FeedForward(6, 8, dropout_rate=0.5, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     x = jnp.asarray(X)
-    np.testing.assert_allclose(
-        xa.apply(build, params, x), oracle.feedforward(params, X), atol=1e-5
-    )
+    np.testing.assert_allclose(xa.apply(build, params, x), oracle.feedforward(params, X), atol=1e-5)
     assert not np.allclose(
         xa.apply(build, params, x, jax.random.key(0)), oracle.feedforward(params, X)
     )

@@ -9,6 +9,8 @@ import crossattn as xa
 
 GOOD = {"q": (2, 5, 4, 8), "k": (2, 7, 2, 8), "v": (2, 7, 2, 6)}
 
+pytestmark = pytest.mark.usefixtures("in_production")
+
 
 def attend(q=None, k=None, v=None, mask=None, **options):
     """attend on good arguments, some of them replaced; a tuple stands for zeros of that shape."""

@@ -212,6 +212,7 @@ def test_vmap_gives_each_example_its_own_mask():
     np.testing.assert_array_equal(found, mask.materialize(T, S))
 
 
+@pytest.mark.usefixtures("in_production")
 @pytest.mark.parametrize(
     ("build", "named"),
     [

@@ -236,6 +236,7 @@ def test_a_memory_is_frozen():
         empty().keys = KEYS
 
 
+@pytest.mark.usefixtures("in_production")
 def test_the_width_of_what_is_appended_must_match():
     with pytest.raises(ValueError, match="keys"):
         empty().append(KEYS[..., :2], VALUES)

@@ -24,8 +24,8 @@ def attend(
     mask: Mask | None,
     *,
     bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: float,
-    softcap: float | None,
+    scale: float | Float[Array, ""],
+    softcap: float | Float[Array, ""] | None,
     dropout_rate: float,
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
@@ -35,12 +35,17 @@ def attend(
     _refuse(q, v, softcap, dropout_key, return_weights)
     *batch, T, N, _ = q.shape
     S = k.shape[-3]
-    k, k_finite = _finite(k)
-    v, v_finite = _finite(v)
-    allowed = jnp.ones((1, 1), bool) if mask is None else mask.materialize(T, S)
+    # XLA's path rounds the weights to the operands' dtype; in float32 there is nothing to round to.
+    compute = q.dtype if implementation == "cudnn" else jnp.float32
+    dtype, q = q.dtype, q.astype(compute)
+    k, k_finite = _finite(k.astype(compute))
+    v, v_finite = _finite(v.astype(compute))
+    ones = (1,) * len(batch) + (1, 1, 1)
+    allowed = jnp.ones(ones, bool) if mask is None else mask.materialize(T, S)
+    allowed = allowed.reshape((1,) * (len(ones) - allowed.ndim) + allowed.shape)
     if bias is not None:
         readable = bias != -jnp.inf
-        bias = jnp.where(readable, bias, 0).astype(q.dtype)
+        bias = jnp.where(readable, bias, 0).astype(compute)
         allowed = allowed & readable
 
     finite = jnp.repeat(jnp.moveaxis(k_finite & v_finite, -1, -2), N // k.shape[-2], axis=-2)
@@ -57,7 +62,7 @@ def attend(
         implementation=implementation,
     ).reshape(*batch, T, N, v.shape[-1])
     out = jnp.where(_by_query(reads_nothing), 0, out)
-    return jnp.where(_by_query(reads_poison), jnp.nan, out), None
+    return jnp.where(_by_query(reads_poison), jnp.nan, out).astype(dtype), None
 
 
 def _implementation(q: Array, bias: Array | None) -> str:
@@ -91,14 +96,13 @@ def _finite(x: Array) -> tuple[Array, Bool[Array, "*B S K"]]:
 
 
 def _one_batch(x: Array, inner: int, batch: list[int]) -> Array:
-    """Leading axes folded into one, those of size 1 (or missing) broadcast if another is not."""
-    lead = x.shape[:-inner]
-    if all(n == 1 for n in lead):
-        return x.reshape(1, *x.shape[-inner:]) if x.ndim >= inner else x[None, None]
-    x = jnp.broadcast_to(x, (*batch, *x.shape[-inner:]))
-    return x.reshape(-1, *x.shape[-inner:])
+    """Leading axes folded into one; broadcast to the whole batch unless all are of size 1."""
+    own = x.shape[-inner:]
+    if any(n != 1 for n in x.shape[:-inner]):
+        x = jnp.broadcast_to(x, (*batch, *own))
+    return x.reshape(-1, *own)
 
 
-def _by_query(rows: Bool[Array, "*#B #N #T"]) -> Array:
-    """[*B N T] -> [*B T N 1], beside the output."""
-    return jnp.moveaxis(rows, -1, -2)[..., None] if rows.ndim > 1 else rows[:, None, None]
+def _by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
+    """A value for each row of logits, laid out beside the output."""
+    return jnp.moveaxis(rows, -1, -2)[..., None]

@@ -1,0 +1,49 @@
+"""Two implementations timed in turn, so that a machine whose speed drifts is fair to both."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+
+def alternate(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of each call: A B A B ..., after ``warmup`` rounds that do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for index in range(warmup + rounds):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            call()
+            if index >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def show(title: str, seconds: Mapping[str, list[float]], unit: str, amount: float) -> float:
+    """Print medians and the ratio of the first contestant's to the last's; return the ratio."""
+    medians = {name: float(np.median(times)) for name, times in seconds.items()}
+    print(title)
+    for name, median in medians.items():
+        low, high = min(seconds[name]), max(seconds[name])
+        print(
+            f"  {name:<24} {median * 1e3:8.1f} ms  ({low * 1e3:.1f} to {high * 1e3:.1f})"
+            f"  {amount / median:10,.0f} {unit}/s"
+        )
+    first, last = list(medians.values())[0], list(medians.values())[-1]
+    print(f"  ratio {first / last:.2f}x\n", flush=True)
+    return first / last
+
+
+def machine() -> str:
+    """The machine in a line."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+        name = models[0] if models else name
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} cores, Python {platform.python_version()}"

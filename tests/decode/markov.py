@@ -1,0 +1,78 @@
+"""A language model small enough to search completely: the next token depends on the last one."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn.nn import DecoderState
+from crossattn.ops.memory import Memory
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+class Markov:
+    """``log_p`` [T, V, V]: at step t, after token i, the log-probability of token j.
+
+    Padding and the beginning of a sentence are never generated.
+    """
+
+    def __init__(self, seed, vocab=6, length=5, sharpness=1.0, eos_bonus=0.0):
+        rng = np.random.default_rng(seed)
+        logits = sharpness * rng.normal(size=(length, vocab, vocab))
+        logits[..., EOS] += eos_bonus
+        logits[..., [PAD, BOS]] = -1e4
+        self.log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        self.length, self.vocab = length, vocab
+        self.calls = []
+
+    def states(self, batch, beams):
+        """One layer whose cache holds nothing that matters."""
+        cache = Memory.empty((batch, beams), self.length, 1, 1)
+        return (DecoderState(cache=cache),)
+
+    def step(self, tokens, states, index):
+        """As a model's ``step``; ``calls`` counts how often it ran."""
+        jax.debug.callback(lambda i: self.calls.append(int(i)), index)
+        return jnp.asarray(self.log_p, jnp.float32)[index, tokens], states
+
+    def all_hypotheses(self):
+        """Every finished sequence, and every unfinished one of full length, with its log p."""
+        words = range(EOS + 1, self.vocab)
+        for n in range(1, self.length + 1):
+            for middle in itertools.product(words, repeat=n - 1):
+                for last in (EOS, *words) if n == self.length else (EOS,):
+                    tokens = (*middle, last)
+                    yield tokens, self.score(tokens)
+
+    def score(self, tokens):
+        """log p of a sequence, in float64."""
+        pairs = zip((BOS, *tokens[:-1]), tokens, strict=True)
+        return sum(self.log_p[t, i, j] for t, (i, j) in enumerate(pairs))
+
+
+def penalised(score, length, alpha):
+    """GNMT's length penalty."""
+    return score / ((5 + length) / 6) ** alpha
+
+
+def plain_beam_search(next_log_p, beams, length, alpha):
+    """Beam search over Python lists, without early stop: [(tokens, score)], best first.
+
+    ``next_log_p`` gives log-probabilities [V] of the token after a tuple of tokens. Of the 2 J best
+    continuations those that end are kept aside and the J best others live on.
+    """
+    live, done = [((), 0.0)], []
+    for _ in range(length):
+        children = [
+            ((*tokens, token), score + log_p)
+            for tokens, score in live
+            for token, log_p in enumerate(next_log_p(tokens))
+        ]
+        children.sort(key=lambda child: -child[1])
+        children = children[: 2 * beams]
+        done += [child for child in children if child[0][-1] == EOS]
+        live = [child for child in children if child[0][-1] != EOS][:beams]
+    found = [(tokens, penalised(s, len(tokens), alpha)) for tokens, s in done + live]
+    return sorted(found, key=lambda pair: -pair[1])[:beams]

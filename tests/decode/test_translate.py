@@ -1,0 +1,223 @@
+"""Decoding real (tiny) models: against naive loops of full forwards, and what is shared and reused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.decode import attention_of, generate, translate
+from crossattn.models import Decoder, Transformer, decoder, transformer
+from crossattn.nn.decoding import take_beams
+from tests import numpy_model as oracle
+
+from . import markov
+from .markov import EOS
+
+V, LENGTH, BEAMS = 16, 7, 3
+SEED = 17
+CONFIG = transformer.tiny(vocab_size=V, encoder_layers=1, tie_output=False)
+BUILD = lambda rngs: Transformer(CONFIG, rngs=rngs)  # noqa: E731
+RNG = np.random.default_rng(0)
+SOURCE = RNG.integers(3, V, (3, 6)).astype(np.int32)
+SEGMENTS = (np.arange(6) < np.array([[6], [4], [5]])).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Random, but sentences end now and then, and padding is never chosen."""
+    return speaking(oracle.random_params(BUILD, seed=SEED))
+
+
+def speaking(params):
+    bias, table = params["decoder"]["norm"]["bias"], params["output"]["table"]
+    table[[0, 1]] = -4 * bias
+    table[EOS] += 0.5 * bias
+    return params
+
+
+@pytest.fixture(scope="module")
+def run(params):
+    """A jitted translate, compiled once a set of options."""
+
+    @functools.cache
+    def jitted(**options):
+        def call(source, segments):
+            model = xa.functional.bind(BUILD, params)
+            return translate(model, source, segments, max_length=LENGTH, **options)
+
+        return jax.jit(call)
+
+    return jitted
+
+
+@pytest.fixture(scope="module")
+def next_log_p(params):
+    """log p [V] of the token after some tokens, by a full forward of everything in numpy."""
+
+    @functools.cache
+    def log_p(row, tokens):
+        target_in = np.array([[1, *tokens]])
+        valid = SEGMENTS[row : row + 1] > 0
+        logits = oracle.transformer(params, SOURCE[row : row + 1], target_in, valid)[0, -1]
+        return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+
+    return log_p
+
+
+def greedy_loop(next_log_p, row):
+    """Tokens and score of the naive loop."""
+    tokens, score = (), 0.0
+    while len(tokens) < LENGTH and tokens[-1:] != (EOS,):
+        log_p = next_log_p(row, tokens)
+        tokens, score = (*tokens, int(log_p.argmax())), score + log_p.max()
+    return tokens, score
+
+
+def trimmed(found, row, beam=0):
+    return tuple(found.tokens[row, beam, : found.lengths[row, beam]].tolist())
+
+
+def test_greedy_equals_a_naive_loop_of_full_forwards(run, next_log_p):
+    found = run(beams=1)(SOURCE, SEGMENTS)
+    assert found.tokens.shape == (3, 1, LENGTH)
+    ends = set()
+    for row in range(3):
+        tokens, score = greedy_loop(next_log_p, row)
+        assert trimmed(found, row) == tokens
+        np.testing.assert_allclose(found.scores[row, 0], score, rtol=1e-3)
+        ends.add(len(tokens))
+    assert len(ends) > 1, "the rows should end at different lengths"
+
+
+def test_beam_search_equals_a_plain_one_of_full_forwards(run, next_log_p):
+    found = run(beams=BEAMS)(SOURCE, SEGMENTS)
+    for row in range(3):
+        plain = markov.plain_beam_search(functools.partial(next_log_p, row), BEAMS, LENGTH, 0.6)
+        assert [trimmed(found, row, j) for j in range(BEAMS)] == [tokens for tokens, _ in plain]
+        np.testing.assert_allclose(found.scores[row], [s for _, s in plain], rtol=1e-3)
+
+
+@pytest.mark.parametrize("beams", [1, BEAMS])
+def test_rows_finish_independently_of_the_batch_around_them(run, beams):
+    together = run(beams=beams)(SOURCE, SEGMENTS)
+    order = np.array([2, 0, 2])
+    shuffled = run(beams=beams)(SOURCE[order], SEGMENTS[order])
+    np.testing.assert_array_equal(shuffled.tokens, together.tokens[order])
+    for row in range(3):
+        alone = run(beams=beams)(SOURCE[[row] * 3], SEGMENTS[[row] * 3])
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-5)
+
+
+def test_source_padding_changes_no_translation(run):
+    filled = np.where(SEGMENTS > 0, SOURCE, 5)
+    for beams in (1, BEAMS):
+        found = [run(beams=beams)(source, SEGMENTS) for source in (SOURCE, filled)]
+        np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
+        np.testing.assert_array_equal(found[0].scores, found[1].scores)
+
+
+def test_the_same_shapes_compile_once(params):
+    traces = []
+
+    @jax.jit
+    def call(params, source, segments):
+        traces.append(source.shape)
+        model = xa.functional.bind(BUILD, params)
+        return translate(model, source, segments, max_length=3, beams=2)
+
+    for seed in range(3):
+        source = np.random.default_rng(seed).integers(3, V, SOURCE.shape)
+        call(params, source.astype(np.int32), SEGMENTS)
+    assert traces == [SOURCE.shape]
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
+def test_beams_share_one_copy_of_the_source(scan):
+    config = transformer.tiny(vocab_size=V, encoder_layers=1, scan=scan)
+    build = lambda rngs: Transformer(config, rngs=rngs)  # noqa: E731
+    shapes = jax.eval_shape(lambda: xa.init(build, jax.random.key(0)))
+    arguments = jnp.asarray(SOURCE), jnp.asarray(SEGMENTS)
+
+    def keys(p):
+        states = xa.functional.bind(build, p).start(*arguments, BEAMS, LENGTH)
+        layer = states if scan else states[0]
+        return layer.source.keys, layer.cache.keys
+
+    source, cache = jax.eval_shape(keys, shapes)
+    lead = (2,) if scan else ()
+    assert source.shape == (*lead, 3, 6, 2, 16)  # [B S K H]: no beam axis
+    assert cache.shape == (*lead, 3, BEAMS, LENGTH, 2, 16)
+
+    def loop(p):
+        model = xa.functional.bind(build, p)
+        return translate(model, *arguments, max_length=LENGTH, beams=BEAMS)
+
+    text = str(jax.make_jaxpr(loop)(shapes))
+    assert f"f32[{3 * BEAMS},6,2,16]" not in text
+    assert f"f32[3,{BEAMS},6,2,16]" not in text
+    assert "f32[3,6,2,16]" in text
+
+
+def test_caches_follow_their_beams_and_sources_stay(params):
+    model = xa.functional.bind(BUILD, params)
+    states = model.start(jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), BEAMS, LENGTH)
+    keys = RNG.normal(size=states[0].cache.keys.shape).astype(np.float32)
+    states = jax.tree.map(lambda x: x, states)
+    object.__setattr__(states[0].cache, "keys", jnp.asarray(keys))
+    parents = np.array([[2, 0, 0], [0, 1, 2], [1, 1, 1]])
+    moved = take_beams(states, jnp.asarray(parents))
+    for row, beam in np.ndindex(3, BEAMS):
+        np.testing.assert_array_equal(moved[0].cache.keys[row, beam], keys[row, parents[row, beam]])
+    assert moved[0].source is states[0].source
+
+
+def test_attention_of_a_hypothesis_is_what_decoding_attended_to(run, params):
+    found = run(beams=BEAMS)(SOURCE, SEGMENTS)
+    tokens, lengths = np.asarray(found.tokens[:, 0]), np.asarray(found.lengths[:, 0])
+    model = xa.functional.bind(BUILD, params)
+    weights = np.asarray(jax.jit(lambda *a: attention_of(model, *a))(SOURCE, tokens, SEGMENTS))
+    assert weights.shape == (2, 3, 2, LENGTH, 6)  # [L B N T S]
+
+    @jax.jit
+    def step(tokens, states, index):
+        _, states = model.step(tokens, states, index, return_weights=True)
+        return jnp.stack([state.weights for state in states]), states
+
+    states = model.start(jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1, LENGTH)
+    last = np.ones(3, np.int32)
+    for t in range(LENGTH):
+        stepped, states = step(last[:, None, None], states, jnp.int32(t))
+        going = t < lengths
+        np.testing.assert_allclose(
+            weights[:, going, :, t], stepped[:, going, 0, :, 0], rtol=1e-3, atol=1e-5
+        )
+        assert not weights[:, ~going, :, t].any()
+        last = tokens[:, t]
+        states = tuple(type(s)(source=s.source, cache=s.cache) for s in states)
+
+
+def test_attention_of_a_source_without_segments_reads_all_of_it(params):
+    model = xa.functional.bind(BUILD, params)
+    tokens = np.array([[4, 5, EOS]] * 3, np.int32)
+    weights = jax.jit(lambda *a: attention_of(model, *a))(SOURCE, tokens)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert np.all(weights > 0)
+
+
+def test_a_language_model_generates_what_a_naive_loop_generates():
+    config = decoder.tiny(vocab_size=V, tie_output=False)
+    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+    params = speaking(oracle.random_params(build, seed=0))
+    found = jax.jit(lambda p: generate(xa.functional.bind(build, p), batch=2, max_length=LENGTH))(
+        params
+    )
+    tokens = ()
+    while len(tokens) < LENGTH and tokens[-1:] != (EOS,):
+        logits = oracle.decoder(params, np.array([[1, *tokens]]), act="gelu")[0, -1]
+        tokens = (*tokens, int(logits.argmax()))
+    assert trimmed(found, 0) == trimmed(found, 1) == tokens
+    assert len(set(tokens)) > 2

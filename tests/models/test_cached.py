@@ -1,0 +1,119 @@
+"""Step-by-step decoding through caches equals the full forward, for every position scheme."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.models import Decoder, Transformer, decoder, transformer
+from crossattn.nn.stack import layer_weights
+from tests import numpy_model as oracle
+
+RNG = np.random.default_rng(0)
+T, ROOM = 5, 7
+TOKENS = RNG.integers(3, 64, (2, 3, T))  # [B J T]: each row's beams differ
+SOURCE = RNG.integers(3, 64, (2, 6))
+VALID = (np.arange(6) < np.array([[6], [4]])).astype(np.int32)
+
+
+def steps(model, states, tokens, **options):
+    """Logits of one token after the other, and the cross-attention weights if asked for."""
+
+    def one(states, inputs):
+        index, token = inputs
+        logits, states = model.step(token[..., None], states, index, **options)
+        weights = layer_weights(states) if options else None
+        return _bare(states), (logits[..., 0, :], weights)
+
+    _, (logits, weights) = jax.lax.scan(one, states, (jnp.arange(T), jnp.moveaxis(tokens, -1, 0)))
+    return jnp.moveaxis(logits, 0, -2), weights
+
+
+def _bare(states):
+    """The states without the weights of the last step, as they were before it."""
+    strip = lambda state: dataclasses.replace(state, weights=None)  # noqa: E731
+    return tuple(map(strip, states)) if isinstance(states, tuple) else strip(states)
+
+
+@pytest.mark.parametrize(
+    ("positions", "scan"),
+    [
+        ("sinusoidal", False),
+        ("learned", False),
+        ("learned", True),
+        ("rope", False),
+        ("rope", True),
+        ("relative", False),
+        ("relative", True),
+        ("alibi", False),
+        ("none", False),
+    ],
+)
+def test_cached_steps_of_a_language_model_equal_its_full_forward(positions, scan):
+    config = decoder.tiny(positions=positions, scan=scan)
+    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+
+    def both(params):
+        model = xa.functional.bind(build, params)
+        stepped, _ = steps(model, model.start(2, 3, ROOM), jnp.asarray(TOKENS))
+        return stepped, model(jnp.asarray(TOKENS.reshape(6, T)))
+
+    stepped, full = jax.jit(both)(params)
+    np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scan", "changes"),
+    [
+        (False, {}),
+        (True, {"norm_first": False, "num_kv_heads": 1}),
+        (False, {"norm": "rms", "qk_norm": True, "rope_base": 100.0}),
+    ],
+    ids=["looped", "scanned, post-norm, grouped", "rms, qk-norm, rope"],
+)
+def test_cached_steps_of_a_translator_equal_its_full_forward(scan, changes):
+    positions = "rope" if "rope_base" in changes else "sinusoidal"
+    config = transformer.tiny(scan=scan, positions=positions, encoder_layers=1)
+    config = dataclasses.replace(config, block=dataclasses.replace(config.block, **changes))
+    build = lambda rngs: Transformer(config, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+
+    def both(params):
+        model = xa.functional.bind(build, params)
+        states = model.start(jnp.asarray(SOURCE), jnp.asarray(VALID), 3, ROOM)
+        stepped = steps(model, states, jnp.asarray(TOKENS), return_weights=True)
+        full = model(
+            jnp.repeat(SOURCE, 3, axis=0),
+            jnp.asarray(TOKENS.reshape(6, T)),
+            source_segments=jnp.repeat(VALID, 3, axis=0),
+            target_segments=jnp.ones((6, T), jnp.int32),
+            return_weights=True,
+        )
+        return stepped, full
+
+    (stepped, step_weights), (full, weights) = jax.jit(both)(params)
+    np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-3, atol=1e-3)
+    step_weights = np.moveaxis(step_weights[..., 0, :], 0, -2)  # [T L B J N S] -> [L B J N T S]
+    np.testing.assert_allclose(step_weights.reshape(weights.shape), weights, rtol=1e-3, atol=1e-5)
+
+
+def test_a_prompt_may_enter_in_one_piece():
+    config = decoder.tiny(positions="rope")
+    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+
+    @jax.jit
+    def both(params):
+        model = xa.functional.bind(build, params)
+        states = model.start(2, 3, ROOM)
+        prompt, states = model.step(jnp.asarray(TOKENS[..., :3]), states, jnp.int32(0))
+        rest, _ = model.step(jnp.asarray(TOKENS[..., 3:]), states, jnp.int32(3))
+        full = model(jnp.asarray(TOKENS.reshape(6, T)))
+        return jnp.concatenate([prompt, rest], axis=2), full
+
+    stepped, full = both(params)
+    np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,128 @@
+"""Imports go strictly downward. This file reads them from the source and fails when one goes up."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FREE = {"types", "functional"}  # beside the floors: everybody may import them
+MODELS = {"ops", "nn", "models"}
+BELOW = {
+    "types": set(),
+    "functional": {"types"},
+    "ops": {"ops"} | FREE,
+    "nn": {"ops", "nn"} | FREE,
+    "models": MODELS | FREE,
+    "decode": {"decode"} | MODELS | FREE,
+    "weights": {"weights"} | MODELS | FREE,
+    "viz": {"viz"} | MODELS | FREE,
+    "train": {"train"} | FREE,
+    "data": {"data"},
+    "": set(),  # the facade finds the others by name, on first use
+}
+CORE = {"types", "functional", "ops", "nn", "models", "decode", ""}
+CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
+
+
+def part_of(module):
+    """The folder or file of the library that a module belongs to: "crossattn.nn.stack" -> "nn"."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source, module, is_package=False):
+    """The full names of what a module imports, wherever in the file it does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            base = base[: len(base) - node.level + is_package] if node.level else []
+            base += [node.module] if node.module else []
+            # "from crossattn import nn" imports crossattn.nn
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def violations(source, module, is_package=False):
+    """Sentences about imports that this module must not have."""
+    top, found = module.split(".")[0], []
+    for name in imports(source, module, is_package):
+        first = name.split(".")[0]
+        if first == "crossattn" and top == "crossattn":
+            if part_of(name) not in BELOW.get(part_of(module), set()):
+                found.append(f"{module} imports {name}, which is not below it")
+        elif first in ("experiments", "configs", "tests") and top == "crossattn":
+            found.append(f"{module} imports {name}: the library knows no experiment")
+        elif first == "tests":
+            found.append(f"{module} imports {name}: tests are not part of the product")
+        if top == "configs" and first != "ml_collections":
+            found.append(f"{module} imports {name}: a config holds only values")
+        if top == "crossattn" and part_of(module) in CORE:
+            known = CORE_NEEDS | {"crossattn"} | sys.stdlib_module_names
+            if first not in known or (part_of(module) == "ops" and first == "flax"):
+                found.append(f"{module} imports {name}, which the core must do without")
+    return found
+
+
+FILES = sorted(
+    p for top in ("crossattn", "experiments", "configs") for p in ROOT.glob(f"{top}/**/*.py")
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_import_goes_up(path):
+    source = path.read_text(encoding="utf-8")
+    assert violations(source, name_of(path), path.name == "__init__.py") == []
+
+
+def test_every_part_of_the_library_stands_on_a_floor():
+    parts = {part_of(name_of(path)) for path in FILES if name_of(path).startswith("crossattn")}
+    assert parts <= BELOW.keys(), "say in BELOW what the new part may import"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("crossattn.ops.attend", "from crossattn.nn import MultiHeadAttention"),
+        ("crossattn.ops.attend", "from crossattn import nn"),
+        ("crossattn.ops.attend", "from ..nn import layers"),
+        ("crossattn.ops.attend", "def f():\n    import crossattn.models.decoder"),
+        ("crossattn.ops.attend", "from flax import nnx"),
+        ("crossattn.ops.attend", "import crossattn as xa"),
+        ("crossattn.nn.stack", "from crossattn.models import transformer"),
+        ("crossattn.nn.stack", "import optax"),
+        ("crossattn.models.decoder", "from crossattn.decode import greedy"),
+        ("crossattn.decode.beam", "from crossattn.viz import alignment"),
+        ("crossattn.train.loop", "from crossattn.models import Transformer"),
+        ("crossattn.train.loop", "from crossattn.data import pipeline"),
+        ("crossattn.data.pipeline", "from crossattn.types import Array"),
+        ("crossattn.functional", "from crossattn.nn import Stack"),
+        ("crossattn.viz.heads", "from experiments import train"),
+        ("crossattn", "import crossattn.nn"),
+        ("configs.copy_task", "from crossattn.models import Transformer"),
+        ("configs.copy_task", "import jax"),
+        ("experiments.train", "from tests import numpy_model"),
+    ],
+)
+def test_an_import_that_goes_up_is_found(module, source):
+    assert len(violations(source, module)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("crossattn.models.decoder", "from crossattn.nn.blocks import BlockConfig"),
+        ("crossattn.train.step", "import optax\nfrom crossattn.functional import init"),
+        ("crossattn.ops.attend", "from . import masks\nfrom .backends import reference"),
+        ("experiments.train", "from crossattn import train, models\nfrom absl import app"),
+        ("configs.copy_task", "from ml_collections import ConfigDict"),
+    ],
+)
+def test_an_import_that_goes_down_is_fine(module, source):
+    assert violations(source, module) == []
