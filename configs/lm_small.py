@@ -15,6 +15,6 @@ def get_config(arg: str = ""):
     if "tiny" in words:
         config = translation.tiny(config)
         config.model.layers = 1
-    del config.model.encoder_layers
-    del config.model.decoder_layers
+    for name in ("encoder_layers", "decoder_layers", "reader"):
+        del config.model[name]
     return config

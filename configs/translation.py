@@ -48,12 +48,16 @@ def small() -> ConfigDict:
                 positions="sinusoidal",
                 dropout_rate=0.1,
                 attention_dropout_rate=0.0,
+                mlp_dropout_rate=0.0,
                 dtype="float32",
                 tie_output=True,
+                reader=False,
                 scan=False,
                 remat=False,
             ),
-            loss=dict(label_smoothing=0.1, z_loss=0.0, chunks=1),
+            loss=dict(
+                label_smoothing=0.1, z_loss=0.0, chunks=1, read_back=0.0, read_back_layer=0
+            ),
             optim=dict(
                 name="adamw",
                 learning_rate=2e-3,

@@ -1,4 +1,4 @@
-"""Layers and models in float64 numpy, from the same dict of parameters: the oracle of nn and models.
+"""Layers and models in float64 numpy, from the same dicts of parameters: the oracle of nn, models.
 
 Written from the papers' equations with loops over heads and no code of the library, so that the two
 can only agree by being right. Inputs have one batch axis: x [B, T, D], allowed [B, T, S].
@@ -121,7 +121,7 @@ def residual(p, x, sublayer, norm_first):
 def block(
     p, x, *, memory=None, allowed=None, source_allowed=None, first=True, act="relu", rope=None
 ):
-    """An encoder block, or with "cross" among its parameters, a decoder block reading ``memory``."""
+    """An encoder block, or, with "cross" among its parameters, a decoder block on ``memory``."""
     turn = None if rope is None else (rope, rope)
     attend = lambda y: attention(p["attention"], y, allowed=allowed, rope=turn)[0]  # noqa: E731
     x = residual(p["attention_residual"], x, attend, first)

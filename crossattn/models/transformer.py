@@ -12,7 +12,7 @@ from flax import nnx
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import DecoderStack
 from crossattn.nn.inputs import PositionBias, PositionScheme, TokenInput
-from crossattn.nn.layers import Embedding, norm
+from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.ops import masks
 from crossattn.types import Array, Float, Int, Key
@@ -30,6 +30,7 @@ class TransformerConfig:
       positions: position scheme of self-attention.
       max_length: the longest source and target; a hard limit for the "learned" scheme only.
       tie_output: the output layer is the target's embedding table.
+      reader: add the layer that ``read_back`` needs.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass.
     """
@@ -42,6 +43,7 @@ class TransformerConfig:
     positions: PositionScheme = "sinusoidal"
     max_length: int = 512
     tie_output: bool = True
+    reader: bool = False
     scan: bool = False
     remat: bool = False
 
@@ -94,6 +96,12 @@ class Transformer(nnx.Module):
             else Embedding(config.vocab_size, block.dim, dtype=block.dtype, rngs=rngs)
         )
 
+        self.reader = (
+            linear(block.dim, block.dim, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
+            if config.reader
+            else None
+        )
+
     def encode(
         self,
         source: Int[Array, "*B S"],
@@ -140,6 +148,25 @@ class Transformer(nnx.Module):
             return_weights=return_weights,
         )
         return x, layer_weights(states) if return_weights else None
+
+    def read_back(
+        self, source: Int[Array, "*B S"], weights: Float[Array, "*B N T S"]
+    ) -> Float[Array, "*B T D"]:
+        """What a cross-attention layer read, as mere source words: for a loss on the weights.
+
+        The mean over heads mixes the source's embeddings, without context or position, and a linear
+        layer takes them to the output table. A row can name its own input token from this only by
+        reading words that translate it, which is what teaches attention to align without links.
+
+        Source: in the spirit of the alignment layer of Zenkel et al. 2019, "Adding interpretable
+        attention to neural translation models improves word alignment", section 4.
+        """
+        if self.reader is None:
+            raise ValueError("this Transformer has no reader; set reader=True in its config.")
+        embed = self.target_input if self.source_input is None else self.source_input
+        words = embed.embedding(source)
+        read = jnp.einsum("...ts,...sd->...td", weights.mean(-3).astype(words.dtype), words)
+        return self.reader(read)
 
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token: for losses that fuse it with the softmax."""

@@ -34,8 +34,9 @@ class BlockConfig:
       use_bias: biases in linear layers.
       qk_norm: norm on query and key heads.
       rope_base: rotary self-attention; None is none.
-      dropout_rate: on sublayer outputs and hidden features.
+      dropout_rate: on sublayer outputs.
       attention_dropout_rate: on attention weights.
+      mlp_dropout_rate: on hidden features of the feed-forward network.
       dtype: computation dtype.
     """
 
@@ -51,6 +52,7 @@ class BlockConfig:
     rope_base: float | None = None
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    mlp_dropout_rate: float = 0.0
     dtype: Any = None
 
     def attention(self, rngs: nnx.Rngs, *, rope: bool, memory_dim: int | None = None):
@@ -75,7 +77,7 @@ class BlockConfig:
             self.mlp_dim,
             self.activation,
             use_bias=self.use_bias,
-            dropout_rate=self.dropout_rate,
+            dropout_rate=self.mlp_dropout_rate,
             dtype=self.dtype,
             rngs=rngs,
         )

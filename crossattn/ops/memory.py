@@ -111,24 +111,20 @@ class Memory:
             )
         lead = keys.shape[:-2]
         new_valid = jnp.ones(lead, bool) if valid is None else valid
-        positions = jnp.broadcast_to(self.length + jnp.arange(added), lead)
-        # One contiguous window is written in place. It starts where it still fits; new slots that
-        # lie past the end are shifted out of it, and what stood before the end stays.
-        start = jnp.minimum(self.length, self.size - added)
-        shift = self.length - start
+        slots = self.length + jnp.arange(added)
 
         def write(old: Array, new: Array, axis: int) -> Array:
-            window = jax.lax.dynamic_slice_in_dim(old, start, added, axis=old.ndim + axis)
-            is_new = (jnp.arange(added) >= shift).reshape((added,) + (1,) * (-axis - 1))
-            new = jnp.where(is_new, jnp.roll(new.astype(old.dtype), shift, axis), window)
-            return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=old.ndim + axis)
+            # A scatter, because XLA would fuse a dynamic_update_slice into everything that reads the
+            # result, keep the old buffer alive for it, and so copy the whole cache at every step.
+            index = (Ellipsis, slots, *(slice(None),) * (-axis - 1))
+            return old.at[index].set(new.astype(old.dtype), mode="drop")
 
         return replace(
             self,
             keys=write(self.keys, keys, -3),
             values=write(self.values, values, -3),
             valid=write(self.valid, new_valid, -1),
-            positions=write(self.positions, positions, -1),
+            positions=write(self.positions, jnp.broadcast_to(slots, lead), -1),
             length=jnp.minimum(self.length + added, self.size),
         )
 

@@ -60,23 +60,33 @@ class TranslationTask:
         return functional.logical_axes(self._build)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
-        """Label-smoothed cross-entropy of the targets; no key means no dropout."""
+        """Label-smoothed cross-entropy of the targets; no key means no dropout.
+
+        ``config.loss.read_back`` adds, with that weight, the cross-entropy of naming each row's input
+        token from what one cross-attention layer read in the source.
+        """
         model, options = self.bind(params), self.config.loss
-        hidden, _ = model.hidden(
+        hidden, weights = model.hidden(
             batch["source"],
             batch["target_in"],
             **{name: batch[name] for name in _INPUTS},
             key=key,
+            return_weights=options.read_back > 0,
         )
-        return linear_cross_entropy(
-            hidden,
-            model.output_table(),
-            batch["target_out"],
-            batch["target_segments"] > 0,
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            chunks=options.chunks,
+        real = batch["target_segments"] > 0
+        smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
+        loss, sums = linear_cross_entropy(
+            hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
+        if weights is not None:
+            read = model.read_back(batch["source"], weights[options.read_back_layer])
+            named = real & (batch["target_positions"] > 0)
+            extra, extra_sums = linear_cross_entropy(
+                read, model.output_table(), batch["target_in"], named, **smooth
+            )
+            loss = loss + options.read_back * extra
+            sums = {**sums, "read_back": extra_sums["nll"]}
+        return loss, sums
 
     def train_iterator(self, shard_index: int, shard_count: int):
         data = self.config.data

@@ -43,7 +43,6 @@ def _bare(states):
     [
         ("sinusoidal", False),
         ("learned", False),
-        ("learned", True),
         ("rope", False),
         ("rope", True),
         ("relative", False),

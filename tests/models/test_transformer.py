@@ -1,4 +1,4 @@
-"""The encoder-decoder: equal to numpy, exactly causal, blind to padding and to neighbours in a pack."""
+"""The encoder-decoder: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
 
 import dataclasses
 
@@ -106,7 +106,7 @@ def test_every_target_position_reads_every_source_token(whole, batch):
         assert np.all(np.any(np.asarray(run(changed, TARGET, **batch)) != before, axis=-1))
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "relative", "alibi"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
 def test_more_padding_changes_no_logits_of_real_tokens(positions):
     run, _ = forward(tiny(**SHALLOW, positions=positions))
 
@@ -137,7 +137,7 @@ def test_source_padding_is_masked_also_when_the_target_has_no_segments(whole):
     )
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "relative", "alibi"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "rope", "relative", "alibi"])
 def test_packed_examples_equal_the_same_examples_alone(positions):
     run, _ = forward(tiny(**SHALLOW, positions=positions))
     sources, targets = [SOURCE[0, :4], SOURCE[1, :3]], [TARGET[0, :2], TARGET[1]]
@@ -194,7 +194,13 @@ def test_returned_weights_are_a_distribution_over_real_source_tokens():
     "config",
     [
         tiny(**SHALLOW),
-        tiny(scan=True, positions="relative", tie_output=False, source_vocab_size=50),
+        tiny(
+            encoder_layers=1,
+            scan=True,
+            positions="relative",
+            tie_output=False,
+            source_vocab_size=50,
+        ),
     ],
     ids=["tied", "scanned, relative, untied"],
 )

@@ -3,12 +3,19 @@
 It refuses nothing, so it is also what runs where no faster kernel keeps the contract.
 """
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from crossattn.ops import dropout
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Float, Key
+
+
+# Full float32 products also where the hardware would round their inputs.
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 def rank(platform: str) -> int | None:
@@ -30,17 +37,39 @@ def attend(
     return_weights: bool,
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T S"] | None]:
     """See ``crossattn.attend``."""
+    options = (mask, bias, scale, softcap, dropout_rate, dropout_key)
+    if q.shape[-3] > 1:
+        weights, out = _attend(q, k, v, *options, careful=True)
+    else:
+        # One query a row is bound by reading the memory, and cleaning would write it anew: look
+        # first whether there is anything to clean.
+        weights, out = jax.lax.cond(
+            jnp.isnan(_poison(q).sum() + _poison(k).sum() + _poison(v).sum()),
+            partial(_attend, careful=True),
+            partial(_attend, careful=False),
+            *(q, k, v, *options),
+        )
+    return out, weights if return_weights else None
+
+
+def _attend(q, k, v, mask, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
+    """Weights [*B N T S] and output [*B T N Hv].
+
+    0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
+    products. ``careful`` takes them out of the operands and brings them back as NaN logits, which
+    the mask can hide.
+    """
     *batch, T, N, _ = q.shape
     S, K = k.shape[-3:-1]
     compute = jnp.promote_types(q.dtype, jnp.float32)
-    # 0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
-    # products. They leave the operands here and come back as NaN logits, which the mask can hide.
-    (q, q_poison), (k, k_poison), (v, v_poison) = _finite(q), _finite(k), _finite(v)
-    poison = _by_head(q_poison, N)[..., :, None] + _by_head(k_poison + v_poison, N)[..., None, :]
+    poison: Any = 0
+    if careful:
+        k_poison = _by_head(_poison(k) + _poison(v), N)
+        poison = _by_head(_poison(q), N)[..., :, None] + k_poison[..., None, :]
+        q, k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v))
 
     grouped = (q.astype(compute) * scale).reshape(*batch, T, K, N // K, q.shape[-1])
-    logits = _product("...tkgh,...skh->...kgts", grouped, k.astype(compute))
-    logits = logits.reshape(*batch, N, T, S)
+    logits = _logits(grouped, k.astype(compute)).reshape(*batch, N, T, S)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     allowed = None if mask is None else mask.block(jnp.arange(T), jnp.arange(S))
@@ -54,17 +83,13 @@ def attend(
     kept = weights
     if dropout_key is not None:
         kept = dropout.dropout(weights, dropout_rate, dropout_key)
-    kept = kept.reshape(*batch, K, N // K, T, S)
-    out = _product("...kgts,...skh->...tkgh", kept, v.astype(compute))
-    out = out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
-    return out, weights if return_weights else None
+    out = _mix(kept.reshape(*batch, K, N // K, T, S), v.astype(compute))
+    return weights, out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
 
 
-def _finite(x: Float[Array, "*B X N H"]) -> tuple[Float[Array, "*B X N H"], Float[Array, "*B X N"]]:
-    """x with 0 for what is not finite, and NaN for each vector that had such an element (else 0)."""
-    finite = jnp.isfinite(x)
-    poison = jnp.where(finite.all(-1), 0.0, jnp.nan).astype(jnp.float32)
-    return jnp.where(finite, x, 0), poison
+def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
+    """NaN for each vector that has an element which is not finite, else 0."""
+    return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
 def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
@@ -72,9 +97,24 @@ def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
     return jnp.moveaxis(jnp.repeat(poison, N // poison.shape[-1], axis=-1), -1, -2)
 
 
-def _product(equation: str, a: Array, b: Array) -> Array:
-    """An einsum at full float32 precision, also where the hardware would round its inputs."""
-    return jnp.einsum(equation, a, b, precision=jax.lax.Precision.HIGHEST)
+def _logits(
+    q: Float[Array, "*B T K G H"], k: Float[Array, "*B S K H"]
+) -> Float[Array, "*B K G T S"]:
+    if q.shape[-4] == 1:
+        # One query a row, as in decoding: a fused multiply and sum reads the cache where it lies,
+        # while a matrix product would first transpose a copy of it.
+        products = q * k[..., None, :]
+        return jnp.moveaxis(products.sum(-1), -3, -1)[..., None, :]
+    return jnp.einsum("...tkgh,...skh->...kgts", q, k, precision=_EXACT)
+
+
+def _mix(
+    weights: Float[Array, "*B K G T S"], v: Float[Array, "*B S K Hv"]
+) -> Float[Array, "*B T K G Hv"]:
+    if weights.shape[-2] == 1:
+        by_slot = jnp.moveaxis(weights[..., 0, :], -1, -3)[..., None]
+        return (by_slot * v[..., None, :]).sum(-4, keepdims=True)
+    return jnp.einsum("...kgts,...skh->...tkgh", weights, v, precision=_EXACT)
 
 
 def _softmax(

@@ -1,0 +1,103 @@
+"""Launchers run in this process, with the command line of a shell, and one tiny run for all to read.
+
+Compiled code is kept on disk for the session: these tests start the same few models again and again.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from jax.experimental.compilation_cache import compilation_cache
+
+from crossattn.train.checkpoint import load_params
+from experiments import launch
+from experiments.settings import saved_config
+from experiments.tasks import make_task
+
+ROOT = Path(__file__).parents[2]
+TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
+# The tiny run: long enough to be killed in, and to say something.
+STEPS = ("--config.train.steps=60", "--config.train.log_every=1", "--config.checkpoint.every=2")
+
+
+@pytest.fixture(scope="session")
+def compiled_code(tmp_path_factory):
+    """The folder where compiled code is kept."""
+    return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _keep_compiled_code(compiled_code):
+    new = {
+        "jax_compilation_cache_dir": compiled_code,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    old = {name: getattr(jax.config, name) for name in new}
+    for values in (new, old):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is new:
+            yield
+
+
+def start(launcher, *arguments):
+    """The exit code of ``python -m experiments.LAUNCHER ARGUMENTS``, run here."""
+    main = importlib.import_module(f"experiments.{launcher}").main
+    before, cwd = sys.argv, os.getcwd()
+    sys.argv = [launcher, *map(str, arguments)]
+    os.chdir(ROOT)
+    try:
+        with flagsaver.flagsaver():
+            for name in ("config", "workdir"):
+                flags.FLAGS[name].unparse()
+            launch.run(main)
+    except SystemExit as end:
+        return end.code
+    finally:
+        sys.argv = before
+        os.chdir(cwd)
+
+
+@pytest.fixture
+def launched(capsys):
+    """Starts a launcher: (exit code, stdout, stderr)."""
+
+    def run(launcher, *arguments):
+        capsys.readouterr()
+        code = start(launcher, *arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(launched):
+    """Starts a launcher that must refuse: the one line it says, with exit code 2."""
+
+    def run(launcher, *arguments):
+        code, out, err = launched(launcher, *arguments)
+        assert code == 2, (code, out, err)
+        assert err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n"), err
+        assert "Traceback" not in out + err
+        return err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def environment(compiled_code):
+    """Of a launcher in a process of its own, which compiles as the tests do."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": compiled_code,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

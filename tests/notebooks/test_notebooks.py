@@ -1,0 +1,53 @@
+"""Every notebook runs from top to bottom, offline, as it stands."""
+
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS_PER_CELL = 300
+BYTES = 400_000  # pictures included: a notebook should open at once
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """The kernel finds this checkout, and no way to the network."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")  # the warnings of the Jupyter machinery are not ours
+def test_the_notebook_runs_without_an_error(path, offline, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=SECONDS_PER_CELL,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},  # what it writes stays out of the project
+    )
+    client.execute()  # raises CellExecutionError with the cell and its traceback
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_is_valid_small_and_starts_by_installing(path):
+    assert path.stat().st_size < BYTES
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert "%pip install" in first.source
+    assert "except ModuleNotFoundError" in first.source
+    for cell in notebook.cells:
+        assert not any(o.output_type == "error" for o in cell.get("outputs", []))
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS

@@ -1,0 +1,170 @@
+"""Alignment scores against numbers worked out by hand, joining against a second implementation."""
+
+import numpy as np
+import pytest
+
+from crossattn.train.alignment import (
+    Recipe,
+    alignment_scores,
+    anchors,
+    symmetrised,
+    word_weights,
+)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "aer", "precision", "recall"),
+    [
+        # |A| = 3, |G| = 4, |A and G| = 2: AER = 1 - 4 / 7.
+        ([{(0, 0), (1, 1), (2, 0)}], [{(0, 0), (1, 1), (2, 2), (3, 3)}], 300 / 7, 200 / 3, 50),
+        ([{(0, 1), (1, 0)}], [{(0, 1), (1, 0)}], 0, 100, 100),
+        ([{(0, 1), (1, 0)}], [{(0, 0), (1, 1)}], 100, 0, 0),
+        # Over a corpus, links are counted before dividing: 3 of 4 found, 3 of 5 wanted.
+        (
+            [{(0, 0)}, {(0, 0), (1, 1), (2, 2)}],
+            [{(0, 0), (1, 0), (2, 0)}, {(0, 0), (1, 1)}],
+            100 / 3,
+            75,
+            60,
+        ),
+        ([set()], [{(0, 0)}], 100, 0, 0),
+        ([{(0, 0)}], [set()], 100, 0, 0),
+    ],
+)
+def test_scores_are_those_of_och_and_ney(predicted, gold, aer, precision, recall):
+    scores = alignment_scores(predicted, gold)
+    assert scores == pytest.approx({"aer": aer, "precision": precision, "recall": recall})
+
+
+def test_links_have_a_direction():
+    assert alignment_scores([{(0, 1)}], [{(1, 0)}])["aer"] == 100
+
+
+def test_sentences_that_do_not_pair_up_are_refused():
+    with pytest.raises(ValueError, match="2 sentences and gold 1"):
+        alignment_scores([set(), set()], [set()])
+
+
+def test_words_get_the_sum_of_their_source_pieces_and_the_mean_of_their_target_pieces():
+    # Target pieces "cha" "t" | "noir" | end; source pieces "bla" "ck" | "cat" | end.
+    weights = np.array(
+        [[0.1, 0.1, 0.7, 0.1], [0.3, 0.1, 0.5, 0.1], [0.4, 0.4, 0.1, 0.1], [0, 0, 0, 1.0]],
+    )
+    found = word_weights(weights, np.array([0, 0, 1, -1]), np.array([0, 0, 1, -1]), (2, 2))
+    np.testing.assert_allclose(found, [[0.3, 0.6], [0.8, 0.1]])
+
+
+def test_a_word_without_pieces_has_no_attention_and_no_link():
+    weights = np.array([[0.9, 0.1], [0.2, 0.8]])
+    found = word_weights(weights, np.array([0, 2]), np.array([0, 1]), (3, 2))
+    np.testing.assert_allclose(found, [[0.9, 0.1], [0, 0], [0.2, 0.8]])
+    assert Recipe().links(found) == {(0, 0), (1, 2)}
+
+
+WEIGHTS = np.arange(2 * 3 * 4 * 5, dtype=float).reshape(2, 3, 4, 5)  # [L N T S]
+
+
+def test_a_recipe_picks_the_layer_the_head_and_the_row():
+    first_three = Recipe(layer=0, head=2).token_weights(WEIGHTS, 3)
+    np.testing.assert_array_equal(first_three, WEIGHTS[0, 2, :3])
+    np.testing.assert_array_equal(
+        Recipe(layer=-1, head=None).token_weights(WEIGHTS, 2), WEIGHTS[1].mean(0)[:2]
+    )
+
+
+def test_the_input_row_of_a_token_is_the_next_step():
+    """Token t is predicted by row t, and read as input by row t + 1."""
+    output = Recipe(head=1, row="output").token_weights(WEIGHTS, 3)
+    read = Recipe(head=1, row="input").token_weights(WEIGHTS, 3)
+    np.testing.assert_array_equal(read[:-1], output[1:])
+    np.testing.assert_array_equal(read[-1], WEIGHTS[-1, 1, 3])  # The row that predicts the end.
+
+
+MATRIX = np.array([[0.6, 0.4, 0.0], [0.1, 0.5, 0.4], [0.0, 0.8, 0.2]])  # target x source
+
+
+@pytest.mark.parametrize(
+    ("method", "links"),
+    [
+        # Each target word's best source word: 0, 1, 1.
+        ("none", {(0, 0), (1, 1), (1, 2)}),
+        # Each source word's best target word: 0, 2, 1.
+        ("intersection", {(0, 0), (1, 2)}),
+        ("union", {(0, 0), (1, 1), (1, 2), (2, 1)}),
+        # (1, 1) is next to (1, 2) and target word 1 had no link; (2, 1) brings in source word 2.
+        ("grow-diag", {(0, 0), (1, 1), (1, 2), (2, 1)}),
+    ],
+)
+def test_links_of_a_small_matrix(method, links):
+    assert Recipe(symmetrise=method).links(MATRIX) == links
+
+
+def test_growing_takes_neighbours_of_words_that_have_no_link_yet():
+    both = {(0, 0), (1, 1)}
+    near, full, far = (2, 2), (0, 1), (5, 5)
+    assert symmetrised(both | {near, full}, both | {far}, "grow-diag") == both | {near}
+
+
+def test_a_recipe_that_there_is_none_of_is_refused():
+    with pytest.raises(ValueError, match="row is 'middle'"):
+        Recipe(row="middle")
+    with pytest.raises(ValueError, match="symmetrise is 'both'"):
+        Recipe(symmetrise="both")
+
+
+def test_a_recipe_reads_as_a_sentence():
+    text = str(Recipe(layer=1, head=None, row="input", symmetrise="grow-diag"))
+    assert text == "layer 1, all heads, row of the input token, grow-diag"
+    assert str(Recipe(head=3)) == "layer -1, head 3, row of the output token, not symmetrised"
+
+
+def random_links(random, size):
+    return {tuple(map(int, link)) for link in random.integers(0, size, (int(1.5 * size), 2))}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_joining_keeps_between_intersection_and_union(seed):
+    """What holds whatever the order in which links are grown, checked link by link."""
+    random = np.random.default_rng(seed)
+    forward, backward = random_links(random, 7), random_links(random, 7)
+    assert symmetrised(forward, backward, "union") == forward | backward
+    assert symmetrised(forward, backward, "intersection") == forward & backward
+    grown = symmetrised(forward, backward, "grow-diag")
+    assert forward & backward <= grown <= forward | backward
+    for link in (forward | backward) - grown:  # Nothing that could still grow was left out.
+        touches = any(max(abs(link[0] - s), abs(link[1] - t)) == 1 for s, t in grown)
+        full = {s for s, _ in grown} >= {link[0]} and {t for _, t in grown} >= {link[1]}
+        assert not touches or full
+    assert grown == symmetrised(backward, forward, "grow-diag")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_growing_is_that_of_a_second_implementation(seed):
+    """Where each word is in at most one link of the union's rest, the order cannot matter."""
+    random = np.random.default_rng(seed)
+    size = 9
+    kept = {(i, i) for i in range(0, size, 3)}
+    rest = {(i, int(random.integers(0, size))) for i in range(size) if i % 3}
+    rest = {link for link in rest if [t for _, t in rest].count(link[1]) == 1}
+    assert symmetrised(kept | rest, kept, "grow-diag") == grow_to_a_fixed_point(kept, kept | rest)
+
+
+def grow_to_a_fixed_point(links, union):
+    """Koehn's figure, naively: sweep over the union until nothing changes."""
+    links = set(links)
+    while True:
+        for s, t in sorted(union - links):
+            near = any((s + i, t + j) in links for i in (-1, 0, 1) for j in (-1, 0, 1))
+            free = all(a != s for a, _ in links) or all(b != t for _, b in links)
+            if near and free:
+                links.add((s, t))
+                break
+        else:
+            return links
+
+
+def test_anchors_are_words_spelt_alike_once_on_either_side():
+    source = ["Press", "Ctrl", "and", "F5", "and", "a", "OK"]
+    target = ["Appuyez", "sur", "F5", "et", "Ctrl", "a", "OK", "OK"]
+    assert anchors(source, target) == {(1, 4), (3, 2)}
+    assert anchors([], target) == set()
