@@ -55,9 +55,7 @@ def small() -> ConfigDict:
                 scan=False,
                 remat=False,
             ),
-            loss=dict(
-                label_smoothing=0.1, z_loss=0.0, chunks=1, read_back=0.0, read_back_layer=0
-            ),
+            loss=dict(label_smoothing=0.1, z_loss=0.0, chunks=1, read_back=0.0, read_back_layer=0),
             optim=dict(
                 name="adamw",
                 learning_rate=2e-3,
@@ -67,12 +65,12 @@ def small() -> ConfigDict:
                 clip_norm=1.0,
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1, seq=1),
-            train=dict(steps=600, accumulate=1, log_every=20, eval_every=0),
+            train=dict(steps=560, accumulate=1, log_every=20, eval_every=0),
             checkpoint=dict(every=200, keep=2),
             evaluate=dict(
                 examples=200,
                 bleu_tokenize=None,
-                decoding=dict(beams=1, length_penalty=0.6, rows=16),
+                decoding=dict(beams=1, length_penalty=0.6, rows=32),
                 alignment=dict(choose=True, layer=-1, head=None, row="output", symmetrise="none"),
             ),
         )

@@ -10,9 +10,7 @@ def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
     words = translation.words(arg)
     config = translation.small()
-    config.data.update(
-        name="tfds:wmt14_translate/de-en", rows=104, source_len=256, target_len=256
-    )
+    config.data.update(name="tfds:wmt14_translate/de-en", rows=104, source_len=256, target_len=256)
     config.tokenizer.vocab_size = 37000
     config.model.update(
         dim=512,

@@ -98,7 +98,9 @@ def _check_same(given: dict[str, Array], expected: dict[str, Any]) -> None:
     if missing := sorted(expected.keys() - given.keys()):
         raise ValueError(f"params lack {', '.join(missing)}; they belong to another configuration.")
     if extra := sorted(given.keys() - expected.keys()):
-        raise ValueError(f"params have unexpected {', '.join(extra)}; they belong to another model.")
+        raise ValueError(
+            f"params have unexpected {', '.join(extra)}; they belong to another model."
+        )
     for name, value in given.items():
         if value.shape != expected[name].shape:
             raise ValueError(

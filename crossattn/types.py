@@ -5,7 +5,7 @@ heads, ``G = N // K`` queries that share a key head, ``H`` head size, ``D`` mode
 size, ``V`` vocabulary, ``L`` layers.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
@@ -23,7 +23,10 @@ __all__ = [
     "Shaped",
 ]
 
-AnyArray = Array | np.ndarray
+if TYPE_CHECKING:
+    AnyArray = Array
+else:
+    AnyArray = Array | np.ndarray
 """For arguments that may come from outside JAX."""
 
 Params = dict[str, Any]

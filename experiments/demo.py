@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs import greek_english, libreoffice
 from crossattn.data.errors import DataUnavailable
 from crossattn.data.sources import open_source
-from configs import greek_english, libreoffice
 from experiments import launch, report, train, translate
 from experiments.runs import parameters
 from experiments.settings import saved_config

@@ -1,6 +1,6 @@
 """Score a checkpoint on a split: translation, loss, word alignment.
 
-    python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
+python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,9 @@ from experiments import launch, report
 from experiments.runs import BEAMS, open_run
 
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
-_LIMIT = flags.DEFINE_integer("limit", None, "Score only the first so many examples.")
+_LIMIT = flags.DEFINE_integer(
+    "limit", None, "Score only the first so many examples.", lower_bound=1
+)
 
 
 def main(arguments: Sequence[str]) -> int:

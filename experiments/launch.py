@@ -23,6 +23,7 @@ DISTRIBUTED = flags.DEFINE_bool(
     "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
 )
 
+_PROCESSES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _EXPECTED = (DataError, DataUnavailable, TrainError, SettingsError, flags.Error)
 
 
@@ -83,23 +84,48 @@ def keep_heap() -> None:
 
 def _parse(argv: Sequence[str]) -> list[str]:
     """Flags read; what goes wrong in a config file becomes one sentence."""
-    path = next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), "").split(":")[0]
-    if path and not os.path.exists(path):
-        raise Refused(f"--config names {path}, which does not exist; see configs/ for what there is.")
+    path = _config_path(argv)
+    if path and not os.path.isfile(path):
+        raise Refused(f"--config names {path}, which is no file; see configs/ for what there is.")
     try:
         return flags.FLAGS(list(argv))
-    except flags.Error:
+    except flags.Error as error:
+        # What get_config raised comes as the text of a traceback; its last line says what is wrong.
+        if "Traceback" in str(error):
+            last = str(error).strip().splitlines()[-1].partition(": ")[2]
+            raise Refused(f"--config={path}: {last}") from None
         raise
     except AttributeError as error:
         if "get_config" in str(error):
             raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
-        raise Refused(f"--config: {_one_line(error)}") from None
+        key = _one_line(error).strip("\"'")
+        raise Refused(f"the config has no key {key}; {path} says what it has.") from None
     except Exception as error:
         raise Refused(f"--config={path} could not be read: {_one_line(error)}") from error
 
 
+def _config_path(argv: Sequence[str]) -> str:
+    """The file that --config=PATH:ARGUMENT or --config PATH:ARGUMENT names, or nothing."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-config"):
+            return (value if equals else following).partition(":")[0]
+    return ""
+
+
 def _join() -> None:
-    jax.distributed.initialize()
+    """Becomes one process of several; what is not in the environment, JAX finds out itself."""
+    address, count, index = map(os.environ.get, _PROCESSES)
+    try:
+        if address and count and index:
+            jax.distributed.initialize(address, int(count), int(index))
+        else:
+            jax.distributed.initialize()
+    except (RuntimeError, ValueError) as error:
+        raise Refused(
+            f"--distributed could not join the other processes ({_one_line(error)}); outside a "
+            f"cluster that JAX knows, set {', '.join(_PROCESSES)}."
+        ) from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -12,7 +12,9 @@ from experiments.settings import saved_config
 from experiments.tasks import make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
-BEAMS = flags.DEFINE_integer("beams", None, "Beams; 1 is greedy; default: the config's.")
+BEAMS = flags.DEFINE_integer(
+    "beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
+)
 
 
 def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:

@@ -43,6 +43,7 @@ def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: 
 def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     """What the loop needs, from the sections train, optim, mesh and checkpoint."""
     train = config.train.to_dict()
+    _check_loss(config)
     return build(
         TrainConfig,
         "train",
@@ -50,8 +51,24 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
         seed=config.seed,
         optim=build(OptimConfig, "optim", config.optim.to_dict()),
         mesh=build(MeshConfig, "mesh", config.mesh.to_dict()),
-        checkpoint=build(CheckpointConfig, "checkpoint", config.checkpoint.to_dict(), resume=resume),
+        checkpoint=build(
+            CheckpointConfig, "checkpoint", config.checkpoint.to_dict(), resume=resume
+        ),
     )
+
+
+def _check_loss(config: ConfigDict) -> None:
+    smoothing, chunks, length = (
+        config.loss.label_smoothing,
+        config.loss.chunks,
+        config.data.target_len,
+    )
+    if not 0.0 <= smoothing < 1.0:
+        raise SettingsError(f"config.loss.label_smoothing is {smoothing}; expected 0 to below 1.")
+    if chunks < 1 or (config.data.mode == "pack" and length % chunks):
+        raise SettingsError(
+            f"config.loss.chunks is {chunks}; expected a divisor of data.target_len, {length}."
+        )
 
 
 def transformer_config(
@@ -75,7 +92,10 @@ def decoder_config(model: ConfigDict, vocab_size: int, max_length: int) -> Decod
 def _model(kind: Callable[..., T], model: ConfigDict, **sizes: Any) -> T:
     values = model.to_dict()
     block = {key: values.pop(key) for key in list(values) if key in _BLOCK_FIELDS}
-    block["dtype"] = jnp.dtype(block.pop("dtype", "float32"))
+    try:
+        block["dtype"] = jnp.dtype(block.pop("dtype", "float32"))
+    except TypeError as error:
+        raise SettingsError(f"config.model.dtype: {error}.") from None
     return build(kind, "model", values, block=build(BlockConfig, "model", block), **sizes)
 
 

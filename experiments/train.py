@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 
+from crossattn.data.errors import DataError
+from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
+from crossattn.train.optim import make_optimizer
+from crossattn.train.sharding import make_mesh
 from experiments import launch
-from experiments.settings import train_config
+from experiments.settings import SettingsError, train_config
 from experiments.tasks import make_task
 
 _RESUME = flags.DEFINE_enum(
@@ -39,14 +44,27 @@ def run(config: Any, workdir: Path, resume: str = "auto") -> TrainResult:
     """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
     settings = config.to_dict()
     values = train_config(config, resume)
-    assets = None if resume == "never" else workdir / "assets"
+    task = make_task(config, None if resume == "never" else workdir / "assets")
+    _refuse_wrong_values(task, values)
     try:
-        result = train(make_task(config, assets), values, workdir, settings=settings)
+        result = train(task, values, workdir, settings=settings)
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None
     if result.status != "interrupted":
         print(f"results are in {workdir}", flush=True)
     return result
+
+
+def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
+    """Values that only show to be wrong when parts are made, before a work directory is claimed."""
+    try:
+        make_mesh(values.mesh)
+        make_optimizer(values.optim, values.steps, task.logical_axes())
+        jax.eval_shape(task.init, jax.random.key(0))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise SettingsError(f"the config has a value that does not fit: {error}") from error
 
 
 if __name__ == "__main__":

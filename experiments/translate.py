@@ -1,7 +1,7 @@
 """Translate sentences from the command line or standard input, and draw what was attended to.
 
-    python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --plot=cat.png
-    cat text.en | python -m experiments.translate --workdir=runs/fr > text.fr
+python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --plot=cat.png
+cat text.en | python -m experiments.translate --workdir=runs/fr > text.fr
 """
 
 import sys
@@ -12,6 +12,7 @@ from absl import flags
 
 from crossattn import viz
 from crossattn.train.alignment import Recipe
+from crossattn.viz.writing import FORMATS
 from experiments import launch, report
 from experiments.runs import BEAMS, open_run
 
@@ -20,6 +21,8 @@ _PLOT = flags.DEFINE_string("plot", None, "Draw the alignments into this .png, .
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
+    if _PLOT.value and Path(_PLOT.value).suffix.lower() not in FORMATS:
+        raise launch.Refused(f"--plot names {_PLOT.value}; expected one of {', '.join(FORMATS)}.")
     sentences = list(arguments) or _standard_input()
     _, task, params = open_run("translation")
     config = task.config

@@ -141,11 +141,21 @@ class Bucket:
 
 
 def length_buckets(
-    rows: int, source_len: int, target_len: int, *, multiple: int = 1, count: int = 8
+    rows: int,
+    source_len: int,
+    target_len: int,
+    *,
+    multiple: int = 1,
+    fractions: Sequence[float] = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625),
 ) -> list[Bucket]:
-    """At most `count` shapes of about rows x the longer length tokens; rows by `multiple`."""
+    """Shapes of about rows x the longer length tokens, one for each fraction of the lengths.
+
+    Args:
+        multiple: every row count is one of its multiples.
+        fractions: from 1 down; more of them pad less and compile more.
+    """
     shapes: dict[tuple[int, int], Bucket] = {}
-    for fraction in (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)[:count]:
+    for fraction in fractions:
         # Multiples of 8 suit every device, and merge buckets that would hardly differ.
         s, t = (min(-(-int(n * fraction) // 8) * 8, n) for n in (source_len, target_len))
         budget = rows * max(source_len, target_len) // max(s, t, 1)

@@ -160,7 +160,7 @@ def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
     """Any TFDS dataset whose supervised pair is two texts."""
     _no_options(f"tfds:{name}", options)
     import tensorflow_datasets as tfds
-    import tensorflow_datasets.translate  # noqa: F401  registers the older translation datasets
+    import tensorflow_datasets.translate
 
     folder = fetch.cache_dir(data_dir) / "tfds"
     try:
@@ -179,8 +179,8 @@ def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
         )
     if not builder.info.supervised_keys:
         raise DataError(f"tfds:{name} is no translation dataset: it names no source and target")
-    source, target = builder.info.supervised_keys[:2]
-    rows = builder.as_data_source(split=split)
+    source, target = map(str, builder.info.supervised_keys[:2])
+    rows: Any = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
     return MappedSource(_Numbered(rows), functools.partial(_example, source=source, target=target))
 
 

@@ -66,7 +66,7 @@ class Transformer(nnx.Module):
             dropout_rate=block.dropout_rate,
             dtype=block.dtype,
         )
-        layers = dict(scan=config.scan, remat=config.remat)
+        layers: dict[str, Any] = dict(scan=config.scan, remat=config.remat)
         self.target_input = TokenInput(config.vocab_size, block.dim, **inputs, rngs=rngs)
         self.source_input = (
             None

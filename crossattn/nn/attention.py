@@ -63,8 +63,13 @@ class MultiHeadAttention(nnx.Module):
             )
         head_dim = head_dim or dim // num_heads
         memory_dim = memory_dim or dim
-        inner, options = ("heads", "head_dim"), dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        shape, kv_shape, kv_axes = (num_heads, head_dim), (kv_heads, head_dim), ("kv_heads", "head_dim")
+        inner = ("heads", "head_dim")
+        options: dict[str, Any] = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
+        shape, kv_shape, kv_axes = (
+            (num_heads, head_dim),
+            (kv_heads, head_dim),
+            ("kv_heads", "head_dim"),
+        )
         self.query = linear(dim, shape, in_axes=("embed",), out_axes=inner, **options)
         self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
         self.value = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
@@ -176,4 +181,3 @@ def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:
     *batch, N, _, S = weights.shape
     weights = weights.reshape(*batch, N, *lead[shared:], S)
     return jnp.moveaxis(weights, len(batch), -3)
-

@@ -5,7 +5,7 @@ feed-forward, each with its own parameters. A decoder without a source has no cr
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax import nnx
@@ -170,9 +170,7 @@ class DecoderBlock(nnx.Module):
         self.attention = config.attention(rngs, rope=True)
         self.attention_residual = Residual(config, rngs)
         alone = memory_dim is None
-        self.cross = (
-            None if alone else config.attention(rngs, rope=False, memory_dim=memory_dim)
-        )
+        self.cross = None if alone else config.attention(rngs, rope=False, memory_dim=memory_dim)
         self.cross_residual = None if alone else Residual(config, rngs)
         self.feedforward = config.feedforward(rngs)
         self.feedforward_residual = Residual(config, rngs)

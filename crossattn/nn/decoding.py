@@ -52,9 +52,7 @@ class DecoderStack(nnx.Module):
         first = config.norm_first
         self.norm = norm(config.norm, config.dim, dtype=config.dtype, rngs=rngs) if first else None
 
-    def read(
-        self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None
-    ) -> Any:
+    def read(self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None) -> Any:
         """Each layer's cross-attention memory of the source, projected once."""
         return self.stack.map(
             lambda block: DecoderState(source=block.cross.memory(source, valid=valid))
@@ -147,10 +145,12 @@ def take_beams(states: Any, beams: Int[Array, "B J"]) -> Any:
         return jnp.take_along_axis(x, index, axis=1)
 
     def reorder(state: DecoderState) -> DecoderState:
-        cache = state.cache
+        cache: Any = state.cache
         take = jax.vmap(pick) if scanned else pick
         # Every beam has filled the same slots, so validity and positions need not move.
-        return replace(state, cache=replace(cache, keys=take(cache.keys), values=take(cache.values)))
+        return replace(
+            state, cache=replace(cache, keys=take(cache.keys), values=take(cache.values))
+        )
 
     return reorder(states) if scanned else tuple(reorder(state) for state in states)
 

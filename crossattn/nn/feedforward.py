@@ -45,7 +45,7 @@ class FeedForward(nnx.Module):
         if activation not in _PLAIN and activation not in _GATED:
             known = ", ".join([*_PLAIN, *_GATED])
             raise ValueError(f"activation is {activation!r}; expected one of {known}.")
-        options = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
+        options: dict[str, Any] = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
         self.up = linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options)
         gated = activation in _GATED
         self.gate = (

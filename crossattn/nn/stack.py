@@ -35,7 +35,7 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
     ):
         blocks = [build(rngs) for _ in range(num_layers)]
-        self.layers = _stacked(blocks) if scan else nnx.List(blocks)
+        self.layers: Any = _stacked(blocks) if scan else nnx.List(blocks)
         self.num_layers = num_layers
         self.scan = scan
         self.remat = remat
@@ -59,7 +59,7 @@ class Stack(nnx.Module):
         Returns:
           The output and the layers' new states, in the same form.
         """
-        keys = split(key, self.num_layers)
+        keys: Any = split(key, self.num_layers)
         if self.scan:
             return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
         states = [None] * self.num_layers if states is None else states

@@ -127,7 +127,7 @@ def _check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
 def _check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None:
     dtype = getattr(x, "dtype", None)
     wanted = "bool" if kind is bool else "a floating-point dtype"
-    if dtype is None or not (dtype == bool if kind is bool else jnp.issubdtype(dtype, kind)):
+    if dtype is None or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
         other = "bias" if kind is bool else "mask"
         raise ValueError(
             f"{name} has dtype {dtype}; expected {wanted} (did you mean {other}=?). "
@@ -150,4 +150,6 @@ def _check_mask(mask: Mask, full: tuple[int, ...]) -> None:
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
     if not fits:
-        raise ValueError(f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}.")
+        raise ValueError(
+            f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}."
+        )

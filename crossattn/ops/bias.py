@@ -31,9 +31,9 @@ def relative_buckets(
         distance = jnp.maximum(-distance, 0)
     exact = num_buckets // 2
     ratio = jnp.maximum(distance, 1).astype(jnp.float32) / exact
-    far = exact + (
-        jnp.log(ratio) / math.log(max_distance / exact) * (num_buckets - exact)
-    ).astype(distance.dtype)
+    far = exact + (jnp.log(ratio) / math.log(max_distance / exact) * (num_buckets - exact)).astype(
+        distance.dtype
+    )
     return first + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))
 
 

@@ -20,9 +20,7 @@ def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[
     return (halves >= _threshold(rate)).reshape(shape)
 
 
-def dropout(
-    x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None
-) -> Float[Array, "..."]:
+def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> Float[Array, "..."]:
     """Zero elements with probability ``rate`` and rescale the rest; no key means no dropout.
 
     Source: Srivastava et al. 2014 (inverted form).

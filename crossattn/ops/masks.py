@@ -9,6 +9,7 @@ Array arguments may have leading batch axes ``*B`` and never a heads axis (``exp
 
 import functools
 from dataclasses import dataclass, field
+from typing import dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _pytree(cls):
     """A frozen dataclass that is a pytree; fields marked static are part of the structure."""
     cls = dataclass(frozen=True)(cls)
@@ -156,7 +158,9 @@ class AnyOf:
 
     def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
         terms = [term for mask in self.masks for term in mask.terms]
-        return {f"{name} (part {i})": x for i, t in enumerate(terms) for name, x in t.sizes().items()}
+        return {
+            f"{name} (part {i})": x for i, t in enumerate(terms) for name, x in t.sizes().items()
+        }
 
 
 Term = Band | Lengths | KeyPadding | Segments | Explicit | AnyOf
@@ -294,7 +298,7 @@ def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
 
 def _expect_bool(name: str, argument: str, value) -> None:
     dtype = getattr(value, "dtype", None)
-    if dtype != bool:
+    if dtype is None or not jnp.issubdtype(dtype, jnp.bool_):
         raise ValueError(
             f"masks.{name}: {argument} has dtype {dtype}; expected bool, True = may be read. "
             "An additive mask of 0 and -inf goes into bias=."

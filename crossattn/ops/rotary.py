@@ -21,7 +21,5 @@ def rotate(
     angles = positions[..., None, None].astype(jnp.float32) * inverse_wavelengths(half, base)
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     first, second = x[..., :half], x[..., half:]
-    rotated = jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    )
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

@@ -74,7 +74,7 @@ class Checkpoints:
         self._resources = contextlib.ExitStack()
         self._resources.enter_context(quiet_orbax())
         self._orbax = ocp.training.Checkpointer(
-            self.directory,
+            self.directory,  # pyright: ignore[reportArgumentType]
             context=context(),
             preservation_policy=self,
             cleanup_tmp_directories=True,
@@ -254,7 +254,13 @@ def load_params(
     directory = Path(directory).absolute()
     if not directory.is_dir():
         raise CheckpointError(f"there are no checkpoints in {directory}: train first")
-    with quiet_orbax(), ocp.training.Checkpointer(directory, context=context()) as orbax:
+    with (
+        quiet_orbax(),
+        ocp.training.Checkpointer(
+            directory,  # pyright: ignore[reportArgumentType]
+            context=context(),
+        ) as orbax,
+    ):
         failures = []
         for candidate in _candidates(orbax, step, directory):
             try:

@@ -151,7 +151,7 @@ def from_json(saved: Mapping[str, Any]) -> Any:
 
 def goodness(metrics: Mapping[str, float] | None, name: str | None, mode: str) -> float:
     """Higher is better; a metric that is missing or NaN is worst."""
-    value = float((metrics or {}).get(name, math.nan))
+    value = float((metrics or {}).get(name or "", math.nan))
     if math.isnan(value):
         return -math.inf
     return value if mode == "max" else -value

@@ -75,12 +75,15 @@ class Task(Protocol):
 
     def loss(self, params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
         """(loss summed over tokens, sums to report, "tokens" among them); called inside jit."""
+        ...
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """This process's share of the rows of every batch, from the start of the data."""
+        ...
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
         """Metrics on held-out data, with the averaged parameters where there are any."""
+        ...
 
     def save_assets(self, directory: Path) -> None:
         """Writes what the parameters need to be used (tokenizers, ...); the main process only."""

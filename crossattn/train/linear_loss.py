@@ -6,6 +6,7 @@ exponential; in chunks, it needs no more memory than one chunk of logits.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,15 +38,18 @@ def linear_cross_entropy(
       The loss summed over tokens, and sums without gradient: "loss", "nll", "correct", "tokens".
 
     Raises:
-      ValueError: ``chunks`` does not divide T.
+      ValueError: ``chunks`` does not divide T, or label_smoothing is outside [0, 1).
     Source: the fused form, Hsu et al. 2024, "Liger Kernel", section 3.2.
     """
+    if not 0.0 <= label_smoothing < 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be at least 0 and below 1")
     if hidden.shape[1] % chunks:
         raise ValueError(
             f"chunks is {chunks}; expected a divisor of the length, {hidden.shape[1]}."
         )
     options = (float(label_smoothing), float(z_loss), chunks)
-    loss, sums = _loss(hidden, table, labels, weights.astype(jnp.float32), *options)
+    found: Any = _loss(hidden, table, labels, weights.astype(jnp.float32), *options)
+    loss, sums = found
     return loss, jax.lax.stop_gradient(sums)
 
 

@@ -4,6 +4,7 @@ The one thing to know: `cross_entropy` returns sums, never means. Divide by `sum
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def cross_entropy(
             f"labels {labels.shape} and weights {weights.shape} must both have the shape of"
             f" logits {logits.shape} without the vocabulary axis"
         )
-    per_token = _token_loss(logits, labels, float(label_smoothing), float(z_loss))
+    per_token: Any = _token_loss(logits, labels, float(label_smoothing), float(z_loss))
     weights = weights.astype(jnp.float32)
 
     def total(values: Float[Array, "*B T"]) -> Float[Array, ""]:

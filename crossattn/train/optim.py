@@ -171,7 +171,8 @@ def matrix_sides(axes: tuple[str | None, ...]) -> MuonDimensionNumbers | None:
 
 
 def _to_adam_size(update: jax.Array, sides: MuonDimensionNumbers) -> jax.Array:
-    fan_in, fan_out = (math.prod(update.shape[axis] for axis in side) for side in sides)
+    pair: Any = sides
+    fan_in, fan_out = (math.prod(update.shape[axis] for axis in side) for side in pair)
     return update * (_MUON_RMS * max(fan_in, fan_out) ** 0.5)
 
 

@@ -24,7 +24,7 @@ class StopRequest:
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def _ask(self, number: int, _) -> None:
         self.requested = True

@@ -71,7 +71,9 @@ def make_train_step(
         metrics = {"sums": sums, "grad_norm": grad_norm, "finite": finite}
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
-    shardings = {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
+    shardings: dict[str, Any] = (
+        {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
+    )
     return jax.jit(step, donate_argnums=0, **shardings)
 
 
@@ -126,7 +128,7 @@ def _split_rows(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(rows // count, count, *x.shape[1:]).swapaxes(0, 1)
 
 
-def _average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
+def _average(ema: Any, params: Any, decay: Any, step: jax.Array) -> Any:
     if ema is None:
         raise ValueError("ema_decay is set but the state has no average: init_state(.., ema=True)")
     done = step.astype(jnp.float32)

@@ -131,7 +131,7 @@ class TensorBoard(Silent):
 
     def start(self, step: int) -> None:
         # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
-        purge = {"purge_step": step + 1} if step else {}
+        purge: dict[str, Any] = {"purge_step": step + 1} if step else {}
         self._events = self._make(self._directory, filename_suffix=f".from-{step}", **purge)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:

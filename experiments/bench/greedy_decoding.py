@@ -29,7 +29,9 @@ def main() -> None:
             "crossattn": our_greedy(build, params, source),
         }
         seconds = contest.alternate(contestants, ROUNDS)
-        title = f"greedy decoding, batch {batch}, {SOURCE_LENGTH} source and {NEW_TOKENS} new tokens"
+        title = (
+            f"greedy decoding, batch {batch}, {SOURCE_LENGTH} source and {NEW_TOKENS} new tokens"
+        )
         contest.show(title, seconds, "tokens", batch * NEW_TOKENS)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from experiments.settings import SettingsError
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.translation import TranslationTask
 
@@ -17,8 +18,9 @@ def make_task(config: Any, assets: Path | None = None) -> TranslationTask | Lang
       assets: folder of a run with its tokenizers; without it (or while it is empty) they are trained.
 
     Raises:
-      ValueError: there is no such task.
+      SettingsError: there is no such task.
     """
     if config.task not in TASKS:
-        raise ValueError(f"config.task is {config.task!r}; expected one of {', '.join(TASKS)}.")
+        known = ", ".join(TASKS)
+        raise SettingsError(f"config.task is {config.task!r}; expected one of {known}.")
     return TASKS[config.task](config, assets)

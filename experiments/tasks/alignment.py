@@ -60,7 +60,7 @@ def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
         for side, own in zip(("source", "target"), spans, strict=True)
     ]
     gold = anchors(*words)
-    return Aligned(attention, *spans, gold, {t for _, t in gold})
+    return Aligned(attention, spans[0], spans[1], gold, {t for _, t in gold})
 
 
 def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from crossattn import decode
 from crossattn.data.pipeline import eval_batches
 from crossattn.data.tokenizers import EOS
+from experiments.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Translator:
       params: its parameters.
       beams: 1 is greedy.
       length_penalty: of beam search.
-      max_length: the most target tokens; None is the config's target length.
+      max_length: the most target tokens, for short sources fewer (twice the bucket's source length
+        and 16); None is the config's target length.
       rows: sentences of the longest bucket decoded together; shorter ones come in larger batches.
     """
 
@@ -52,8 +54,10 @@ class Translator:
         beams: int = 1,
         length_penalty: float = 0.6,
         max_length: int | None = None,
-        rows: int = 16,
+        rows: int = 32,
     ):
+        if beams < 1 or rows < 1:
+            raise SettingsError(f"beams ({beams}) and rows ({rows}) must be 1 or more.")
         data = task.config.data
         self.task, self.params, self.rows = task, params, rows
         self.max_length = max_length or data.target_len
@@ -64,7 +68,7 @@ class Translator:
                 task.bind(params),
                 source,
                 segments,
-                max_length=self.max_length,
+                max_length=min(self.max_length, 2 * source.shape[1] + 16),
                 beams=beams,
                 length_penalty=length_penalty,
             )

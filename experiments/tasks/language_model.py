@@ -30,9 +30,7 @@ class LanguageModelTask:
     def model_config(self):
         """The model's shape; needs the tokenizer for its vocabulary."""
         data = self.config.data
-        return decoder_config(
-            self.config.model, self.corpus.tokenizer.vocab_size, data.target_len
-        )
+        return decoder_config(self.config.model, self.corpus.tokenizer.vocab_size, data.target_len)
 
     @cached_property
     def _build(self):
@@ -105,8 +103,6 @@ class LanguageModelTask:
 
     def sample(self, params: Any, max_length: int) -> Sequence[str]:
         """The model's most likely text."""
-        search = jax.jit(
-            lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length)
-        )
+        search = jax.jit(lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length))
         tokens = np.asarray(search(local(params)).tokens[:, 0])
         return self.corpus.tokenizer.decode_batch(tokens.tolist())

@@ -119,7 +119,7 @@ class TranslationTask:
                 [e["target"] for e in examples],
                 tokenize=self.config.evaluate.bleu_tokenize,
             )
-            scores |= {name: quality[name] for name in ("bleu", "chrf")}
+            scores |= {name: float(quality[name]) for name in ("bleu", "chrf")}
         return scores
 
     def split_loss(self, params: Any, split: str) -> dict[str, float]:
@@ -161,9 +161,9 @@ def local(params: Any) -> Any:
 def summed(function: Any, params: Any, batches: Any) -> dict[str, float]:
     """The sums of all batches of all processes."""
     total: dict[str, float] = {}
-    pending = [function(params, item.batch) for item in batches]
-    for sums in pending:
-        for name, value in sums.items():
-            total[name] = total.get(name, 0.0) + float(np.asarray(value))
+    for item in batches:
+        # Fetched one by one: XLA's CPU devices deadlock when programs that add up over them overlap.
+        for name, value in jax.device_get(function(params, item.batch)).items():
+            total[name] = total.get(name, 0.0) + float(value)
     parts = processes.gather(total)
     return {name: sum(part[name] for part in parts) for name in total}

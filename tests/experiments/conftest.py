@@ -3,9 +3,12 @@
 Compiled code is kept on disk for the session: these tests start the same few models again and again.
 """
 
+import contextlib
 import importlib
 import os
+import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -21,8 +24,8 @@ from experiments.tasks import make_task
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
-# The tiny run: long enough to be killed in, and to say something.
-STEPS = ("--config.train.steps=60", "--config.train.log_every=1", "--config.checkpoint.every=2")
+# Of the run that the tests share: long enough to be killed in.
+STEPS = ("--config.train.steps=40", "--config.train.log_every=1", "--config.checkpoint.every=2")
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +34,11 @@ def compiled_code(tmp_path_factory):
     return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _keep_compiled_code(compiled_code):
+@contextlib.contextmanager
+def kept(folder):
+    """Compiled code goes to a folder, and is taken from there."""
     new = {
-        "jax_compilation_cache_dir": compiled_code,
+        "jax_compilation_cache_dir": folder,
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -47,6 +51,12 @@ def _keep_compiled_code(compiled_code):
             yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _keep_compiled_code(compiled_code):
+    with kept(compiled_code):
+        yield
+
+
 def start(launcher, *arguments):
     """The exit code of ``python -m experiments.LAUNCHER ARGUMENTS``, run here."""
     main = importlib.import_module(f"experiments.{launcher}").main
@@ -54,7 +64,9 @@ def start(launcher, *arguments):
     sys.argv = [launcher, *map(str, arguments)]
     os.chdir(ROOT)
     try:
-        with flagsaver.flagsaver():
+        with flagsaver.flagsaver(), warnings.catch_warnings():
+            # How ml_collections reads a config file.
+            warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
             for name in ("config", "workdir"):
                 flags.FLAGS[name].unparse()
             launch.run(main)
@@ -63,6 +75,34 @@ def start(launcher, *arguments):
     finally:
         sys.argv = before
         os.chdir(cwd)
+        sys.modules.pop("config_config", None)  # Or the next config file is run on top of it.
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, compiled_code):
+    """The work directory of a finished run, which no test may change."""
+    workdir = tmp_path_factory.mktemp("tiny") / "run"
+    with kept(compiled_code):
+        assert start("train", TINY, *STEPS, f"--workdir={workdir}") == 0
+    return workdir
+
+
+@pytest.fixture
+def copied_run(tiny_run, tmp_path):
+    """A copy of the finished run, to change at will."""
+    return shutil.copytree(tiny_run, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def parameters():
+    """Reads the parameters of a run's newest checkpoint."""
+
+    def read(workdir):
+        task = make_task(saved_config(workdir), workdir / "assets")
+        target = jax.eval_shape(task.init, jax.random.key(0))
+        return jax.device_get(load_params(workdir / "checkpoints", target)[0])
+
+    return read
 
 
 @pytest.fixture

@@ -137,3 +137,8 @@ def test_bfloat16_hidden_keeps_a_float32_table_gradient(example, chunks):
 def test_chunks_that_do_not_divide_the_length_are_refused(example):
     with pytest.raises(ValueError, match="chunks is 3; expected a divisor of the length, 8"):
         linear_cross_entropy(*example, chunks=3)
+
+
+def test_smoothing_that_leaves_nothing_of_the_label_is_refused(example):
+    with pytest.raises(ValueError, match="label_smoothing is 1.0; it must be at least 0"):
+        linear_cross_entropy(*example, label_smoothing=1.0)

@@ -5,6 +5,8 @@ out of masked keys, and an unequal value size is refused. Here the operands are 
 result is repaired after; what cannot be repaired is refused with its reason.
 """
 
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,7 @@ def attend(
     mask: Mask | None,
     *,
     bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: float | Float[Array, ""],
+    scale: Any,
     softcap: float | Float[Array, ""] | None,
     dropout_rate: float,
     dropout_key: Key[Array, ""] | None,
@@ -65,13 +67,15 @@ def attend(
     return jnp.where(_by_query(reads_poison), jnp.nan, out).astype(dtype), None
 
 
-def _implementation(q: Array, bias: Array | None) -> str:
+def _implementation(q: Array, bias: Array | None) -> Literal["xla", "cudnn"]:
     if jax.default_backend() != "gpu":
         return "xla"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"cuDNN attention takes bfloat16 or float16, not {q.dtype}")
     if q.shape[-1] % 8 or q.shape[-1] > 128:
-        raise NotImplementedError(f"cuDNN attention takes head sizes 8, 16, .. 128, not {q.shape[-1]}")
+        raise NotImplementedError(
+            f"cuDNN attention takes head sizes 8, 16, .. 128, not {q.shape[-1]}"
+        )
     if bias is not None and q.shape[-3] % 2:
         raise NotImplementedError("cuDNN attention has no bias gradient for an odd query length")
     return "cudnn"
@@ -85,7 +89,9 @@ def _refuse(q: Array, v: Array, softcap, dropout_key, return_weights: bool) -> N
     if dropout_key is not None:
         raise NotImplementedError("jax.nn.dot_product_attention has no dropout")
     if q.shape[-1] != v.shape[-1]:
-        raise NotImplementedError("jax.nn.dot_product_attention needs values of the keys' head size")
+        raise NotImplementedError(
+            "jax.nn.dot_product_attention needs values of the keys' head size"
+        )
     if q.dtype == jnp.float64:
         raise NotImplementedError("jax.nn.dot_product_attention computes its softmax in float32")
 

@@ -3,7 +3,6 @@
 It refuses nothing, so it is also what runs where no faster kernel keeps the contract.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 from crossattn.ops import dropout
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Float, Key
-
 
 # Full float32 products also where the hardware would round their inputs.
 _EXACT = jax.lax.Precision.HIGHEST
@@ -37,19 +35,33 @@ def attend(
     return_weights: bool,
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T S"] | None]:
     """See ``crossattn.attend``."""
-    options = (mask, bias, scale, softcap, dropout_rate, dropout_key)
-    if q.shape[-3] > 1:
-        weights, out = _attend(q, k, v, *options, careful=True)
+    if q.shape[-3] == 1 and dropout_key is None:
+        weights, out = _one_query(q, k, v, mask, bias, scale, softcap)
     else:
-        # One query a row is bound by reading the memory, and cleaning would write it anew: look
-        # first whether there is anything to clean.
-        weights, out = jax.lax.cond(
-            jnp.isnan(_poison(q).sum() + _poison(k).sum() + _poison(v).sum()),
-            partial(_attend, careful=True),
-            partial(_attend, careful=False),
-            *(q, k, v, *options),
-        )
+        options = (mask, bias, scale, softcap, dropout_rate, dropout_key)
+        weights, out = _attend(q, k, v, *options, careful=True)
     return out, weights if return_weights else None
+
+
+@jax.custom_jvp
+def _one_query(q, k, v, mask, bias, scale, softcap):
+    """One query a row, as in cached decoding, is bound by reading the memory once.
+
+    Cleaning would write all of it anew, so it is done only when a NaN shows in the result. In the
+    gradient it could stay hidden, so differentiation goes the careful way from the start.
+    """
+    arguments = (q, k, v, mask, bias, scale, softcap, 0.0, None)
+    plain = _attend(*arguments, careful=False)
+    spoilt = jnp.isnan(plain[1]).any()
+    return jax.lax.cond(spoilt, lambda: _attend(*arguments, careful=True), lambda: plain)
+
+
+@_one_query.defjvp
+def _one_query_jvp(primals, tangents):
+    def careful(*arguments):
+        return _attend(*arguments, 0.0, None, careful=True)
+
+    return jax.jvp(careful, primals, tangents)
 
 
 def _attend(q, k, v, mask, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
@@ -100,20 +112,12 @@ def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
 def _logits(
     q: Float[Array, "*B T K G H"], k: Float[Array, "*B S K H"]
 ) -> Float[Array, "*B K G T S"]:
-    if q.shape[-4] == 1:
-        # One query a row, as in decoding: a fused multiply and sum reads the cache where it lies,
-        # while a matrix product would first transpose a copy of it.
-        products = q * k[..., None, :]
-        return jnp.moveaxis(products.sum(-1), -3, -1)[..., None, :]
     return jnp.einsum("...tkgh,...skh->...kgts", q, k, precision=_EXACT)
 
 
 def _mix(
     weights: Float[Array, "*B K G T S"], v: Float[Array, "*B S K Hv"]
 ) -> Float[Array, "*B T K G Hv"]:
-    if weights.shape[-2] == 1:
-        by_slot = jnp.moveaxis(weights[..., 0, :], -1, -3)[..., None]
-        return (by_slot * v[..., None, :]).sum(-4, keepdims=True)
     return jnp.einsum("...kgts,...skh->...tkgh", weights, v, precision=_EXACT)
 
 

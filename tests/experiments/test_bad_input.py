@@ -1,0 +1,186 @@
+"""What a person can put right is one line on stderr and exit code 2, and nothing is lost."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from tests.experiments.conftest import ROOT, STEPS, TINY
+
+
+def contents(folder):
+    """Every file with its bytes, but for the lock that any start leaves."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def test_a_process_ends_with_code_2_and_one_line(environment, tmp_path):
+    command = [sys.executable, "-m", "experiments.train", "--config=configs/no.py"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    said = "error: --config names configs/no.py, which is no file; see configs/ for what there is."
+    assert done.stderr == said + "\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\n", "has no get_config(arg) that returns a ConfigDict"),
+        ("def get_config(:\n", "could not be read: invalid syntax"),
+        ("import there_is_no_such_module\n", "No module named 'there_is_no_such_module'"),
+        ("def get_config():\n    return {}['steps']\n", "could not be read: 'steps'"),
+    ],
+)
+def test_a_config_file_that_cannot_be_used(refused, tmp_path, text, said):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    line = refused("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    assert said in line and "mine.py" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("given", [["--config=configs"], ["--config", "configs/no.py:tiny"]])
+def test_a_config_path_that_is_no_file(refused, tmp_path, given):
+    assert "which is no file" in refused("train", *given, f"--workdir={tmp_path / 'run'}")
+
+
+def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
+    assert "--config is missing" in refused("train", f"--workdir={tmp_path}")
+    assert "--workdir is missing" in refused("train", TINY)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("--config.stepz=1", "stepz"),
+        ("--config.train.stepz=1", 'Did you mean "steps"'),
+        ("--config.train.steps=many", "--config.train.steps=many"),
+        ("--config.train.steps=1.5", "--config.train.steps=1.5"),
+        ("--config.train.steps=0", "config.train: steps (0)"),
+        ("--config.optim.learning_rate=fast", "--config.optim.learning_rate=fast"),
+        ("--config.optim.name=magic", "optimizer 'magic' is not one of adamw"),
+        ("--config.mesh.tensor=64", "tensor 64 x seq 1 does not fit"),
+        ("--config.model.num_heads=5", "num_heads is 5"),
+        ("--config.model.activation=magic", "activation is 'magic'"),
+        ("--config.model.dtype=magic", "config.model.dtype"),
+        ("--config.task=magic", "config.task is 'magic'; expected one of translation"),
+        ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
+        ("--config.loss.chunks=3", "chunks is 3; expected a divisor of data.target_len, 32"),
+        ("--config.data.name=magic", "no data source 'magic'"),
+        ("--config.data.mode=magic", "mode is 'magic'"),
+        ("--resume=maybe", "<auto|must|never>"),
+        ("--magic=1", "'magic'"),
+        ("extra", "got extra; expected only flags"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(refused, in_production, tmp_path, override, said):
+    assert said in refused("train", TINY, override, f"--workdir={tmp_path / 'run'}")
+
+
+def test_a_variant_that_there_is_none_of(refused, tmp_path):
+    line = refused("train", f"{TINY},huge", f"--workdir={tmp_path / 'run'}")
+    assert "no variant 'huge'; it has tiny, fr" in line
+
+
+def test_values_that_do_not_fit_claim_no_work_directory(refused, in_production, tmp_path):
+    refused("train", TINY, "--config.model.num_heads=5", f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
+    before = contents(copied_run)
+    other = (TINY, "--config.train.steps=2", f"--workdir={copied_run}")
+    line = refused("train", *other)
+    assert "train.steps was 40, is 2" in line and "--resume=never" in line
+    assert contents(copied_run) == before
+    code, _, _ = launched("train", *other, "--resume=never", "--config.evaluate.examples=0")
+    assert code == 0
+    aside = contents(copied_run / "previous-1")
+    assert {path: aside.get(path) for path in before} == before
+    assert os.listdir(copied_run / "checkpoints") == ["2"]
+
+
+def damage(checkpoint, how):
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    if how == "overwritten":
+        for path in files:
+            if "d" in path.parts:
+                path.write_bytes(b"nonsense")
+    else:
+        for path in sorted(files)[::2]:
+            path.unlink()
+
+
+@pytest.mark.parametrize("how", ["overwritten", "half written"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    launched, copied_run, tiny_run, parameters, how
+):
+    damage(copied_run / "checkpoints" / "40", how)
+    code, out, _ = launched("train", TINY, *STEPS, f"--workdir={copied_run}")
+    assert code == 0
+    assert "checkpoint of step 40 cannot be read" in out and "going on from step 38" in out
+    assert (copied_run / "unreadable" / "40").is_dir()
+    jax.tree.map(np.testing.assert_array_equal, parameters(copied_run), parameters(tiny_run))
+
+
+def test_no_checkpoint_left_is_refused_and_nothing_is_begun_anew(refused, copied_run):
+    for step in ("38", "40"):
+        damage(copied_run / "checkpoints" / step, "overwritten")
+    line = refused("train", TINY, *STEPS, f"--workdir={copied_run}")
+    assert "none of the checkpoints" in line and "start over with" in line
+    assert sorted(os.listdir(copied_run / "checkpoints")) == ["38", "40"]
+    assert "no checkpoint" in refused("evaluate", f"--workdir={copied_run}")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        (b"", b"un chat\n" * 30, "a.en, line 1: the file is empty"),
+        (b"a cat\n" * 30, b"un chat\n" * 29, "a.en, line 30: no partner"),
+        (b"a cat\n" * 30, "un chat\n".encode() * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
+        (b"a cat\n" * 9 + b" \n", b"un chat\n" * 10, "a.en, line 10: the source text is empty"),
+        (b"a cat\n", None, "a.fr cannot be read"),
+    ],
+)
+def test_parallel_files_are_told_by_file_and_line(refused, tmp_path, source, target, said):
+    (tmp_path / "a.en").write_bytes(source)
+    if target is not None:
+        (tmp_path / "a.fr").write_bytes(target)
+    name = f"--config.data.name=files:{tmp_path / 'a.en'},{tmp_path / 'a.fr'}"
+    assert said in refused("train", TINY, name, f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_cannot_be_fetched_says_which_file_goes_where(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("CROSSATTN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PATH", str(tmp_path))  # No apt-get in it.
+    name = "--config.data.name=libreoffice_help/en-fr"
+    line = refused("train", TINY, name, f"--workdir={tmp_path / 'run'}")
+    assert "there is no apt-get here" in line
+    assert "libreoffice-help-fr_*.deb" in line and str(tmp_path / "data" / "downloads") in line
+
+
+def test_a_package_index_out_of_reach_says_which_file_goes_where(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("CROSSATTN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    name = "--config.data.name=greek_english"
+    line = refused("train", TINY, name, f"--workdir={tmp_path / 'run'}")
+    assert ".whl" in line and str(tmp_path / "data" / "downloads") in line
+
+
+def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
+    given = (TINY, "--config.optim.learning_rate=inf", f"--workdir={tmp_path}")
+    line = refused("train", *given)
+    assert "step 2: the loss is nan" in line and "Try a lower learning rate" in line

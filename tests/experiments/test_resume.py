@@ -1,0 +1,79 @@
+"""Killed or interrupted, a run ends as the run that was left alone; finished, it says so."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from crossattn.train import loop
+from crossattn.train.writers import Silent
+from tests.experiments.conftest import ROOT, STEPS, TINY
+
+
+def steps_logged(workdir):
+    path = workdir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def losses(workdir):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["kind"], line["loss"]) for line in lines]
+
+
+def test_killed_three_times_is_the_run_never_killed(tiny_run, parameters, environment, tmp_path):
+    workdir = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={workdir}"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    moments = random.Random(os.getpid())
+    for earliest in (3, 13, 23):
+        step = earliest + moments.randrange(8)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, **quiet)
+        while steps_logged(workdir) < step and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "going on from the checkpoint of step" in done.stdout
+    jax.tree.map(np.testing.assert_array_equal, parameters(workdir), parameters(tiny_run))
+    assert losses(workdir) == losses(tiny_run)
+
+
+class Impatient(Silent):
+    """Presses Ctrl-C after a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def tick(self, step, values):
+        if step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(
+    launched, monkeypatch, tmp_path, tiny_run, parameters
+):
+    usual = loop.default_writers
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "default_writers", lambda *a: [*usual(*a), Impatient(9)])
+        code, out, err = launched("train", TINY, *STEPS, f"--workdir={tmp_path}")
+    assert code == 130 and "Traceback" not in err
+    assert "the same command goes on from here" in out and "results are in" not in out
+    code, out, _ = launched("train", TINY, *STEPS, f"--workdir={tmp_path}")
+    assert code == 0 and "going on from the checkpoint of step" in out
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(tiny_run))
+
+
+def test_a_finished_run_says_so_and_where_the_results_are(launched, tiny_run):
+    before = losses(tiny_run)
+    code, out, _ = launched("train", TINY, *STEPS, f"--workdir={tiny_run}")
+    assert code == 0
+    assert f"the run in {tiny_run} is finished: all 40 steps are made" in out
+    assert f"results are in {tiny_run}" in out
+    assert losses(tiny_run) == before

@@ -1,0 +1,131 @@
+"""A trained run at work: scored, asked for translations, drawn."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import sacrebleu
+from matplotlib import image
+
+from crossattn.data.sources import open_source
+
+LIMIT = 30
+
+
+@pytest.fixture(scope="module")
+def results(tiny_run, tmp_path_factory):
+    """What `evaluate` wrote, of a copy."""
+    import shutil
+
+    from tests.experiments.conftest import start
+
+    workdir = shutil.copytree(tiny_run, tmp_path_factory.mktemp("evaluated") / "run")
+    assert start("evaluate", f"--workdir={workdir}", f"--limit={LIMIT}") == 0
+    return json.loads((workdir / "results-test.json").read_text())
+
+
+def test_evaluation_writes_every_number(results):
+    assert results["split"] == "test" and results["sentences"] == LIMIT
+    assert results["beams"] == 1 and results["cut_sources"] == 0
+    assert "tok:13a" in results["bleu_signature"] and "nc:6" in results["chrf_signature"]
+    for name in ("aer", "precision", "recall"):
+        assert 0 <= results[name] <= 100
+    assert results["links"] == "human" and "layer" in results["alignment_recipe"]
+    assert results["perplexity"] == pytest.approx(np.exp(results["nll"]))
+    assert 0 < results["accuracy"] < 1 and results["test_loss"] > 0
+    assert results["decoded_sentences_per_second"] > 0
+
+
+def test_the_scores_are_those_of_the_translations_beside_them(results):
+    test = open_source("phrases", "test")
+    samples = results["samples"]
+    assert [s["source"] for s in samples] == [test[i]["source"] for i in range(LIMIT)]
+    assert [s["reference"] for s in samples] == [test[i]["target"] for i in range(LIMIT)]
+    hypotheses = [sample["translation"] for sample in samples]
+    references = [[sample["reference"] for sample in samples]]
+    assert results["bleu"] == sacrebleu.corpus_bleu(hypotheses, references).score
+    assert results["chrf"] == sacrebleu.corpus_chrf(hypotheses, references).score
+
+
+def test_translation_says_what_evaluation_said(results, launched, tiny_run):
+    samples = results["samples"][:3]
+    sentences = [sample["source"] for sample in samples]
+    code, out, _ = launched("translate", f"--workdir={tiny_run}", *sentences)
+    assert code == 0
+    assert out.splitlines() == [sample["translation"] for sample in samples]
+
+
+@pytest.fixture
+def standard_input(monkeypatch):
+    def give(raw):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
+
+    return give
+
+
+def test_sentences_may_come_from_standard_input(launched, tiny_run, standard_input):
+    standard_input("the black cat\ntwo dogs\n".encode())
+    code, out, _ = launched("translate", f"--workdir={tiny_run}")
+    assert code == 0 and out.count("\n") == 2
+    given = launched("translate", f"--workdir={tiny_run}", "the black cat", "two dogs")
+    assert given[1] == out
+
+
+def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
+    picture = tmp_path / "cat.png"
+    arguments = ("the black cat", "--beams=2", f"--plot={picture}")
+    code, out, _ = launched("translate", f"--workdir={tiny_run}", *arguments)
+    assert code == 0 and out.count("\n") == 1
+    pixels = image.imread(picture)
+    assert min(pixels.shape[:2]) > 50 and pixels[..., :3].std() > 0.01
+
+
+def test_a_source_longer_than_the_model_is_cut_and_counted(launched, tiny_run):
+    code, _, err = launched("translate", f"--workdir={tiny_run}", "the cat " * 40, "two dogs")
+    assert code == 0
+    assert "note: 1 of 2 sentences were longer than 32 tokens and were cut." in err
+
+
+def test_no_sentence_is_refused(refused, tiny_run, standard_input):
+    standard_input(b"")
+    assert "got no sentence" in refused("translate", f"--workdir={tiny_run}")
+
+
+def test_standard_input_that_is_not_utf8_is_refused_by_line(refused, tiny_run, standard_input):
+    standard_input("the cat\nl'été\n".encode("latin-1"))
+    said = refused("translate", f"--workdir={tiny_run}")
+    assert "line 2 of standard input is not UTF-8 (byte 3)" in said
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments", "said"),
+    [
+        ("evaluate", ["--split=dev"], "no split 'dev'; it has train, validation, test"),
+        ("evaluate", ["--step=7"], "no checkpoint 7"),
+        ("evaluate", ["--step=best"], "has a best metric; use 'last'"),
+        ("evaluate", ["--beams=0"], "beams"),
+        ("evaluate", ["--limit=0"], "limit"),
+        ("evaluate", ["test"], "got test; expected only flags"),
+        ("translate", ["--plot=cat.jpg", "the cat"], "cat.jpg; expected one of .png"),
+    ],
+)
+def test_what_a_run_cannot_do_is_one_line(refused, tiny_run, launcher, arguments, said):
+    assert said in refused(launcher, f"--workdir={tiny_run}", *arguments)
+
+
+@pytest.mark.parametrize("launcher", ["evaluate", "translate"])
+def test_a_folder_without_a_run_is_refused(refused, launcher, tmp_path):
+    sentence = ["a cat"] if launcher == "translate" else []
+    assert f"there is no run in {tmp_path}" in refused(launcher, f"--workdir={tmp_path}", *sentence)
+    assert "--workdir is missing" in refused(launcher, *sentence)
+
+
+def test_only_a_translator_translates(refused, copied_run):
+    path = copied_run / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "language_model"}))
+    assert "is a language_model, not a translation" in refused(
+        "translate", f"--workdir={copied_run}", "a cat"
+    )
