@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
@@ -28,6 +29,7 @@ def small() -> ConfigDict:
             data=dict(
                 name="",
                 options={},
+                data_dir=placeholder(str),
                 reverse=False,
                 mode="pack",
                 rows=16,
@@ -61,17 +63,36 @@ def small() -> ConfigDict:
                 learning_rate=2e-3,
                 schedule="linear",
                 warmup_steps=100,
+                final_fraction=0.0,
+                cooldown_fraction=0.2,
                 weight_decay=0.01,
                 clip_norm=1.0,
+                b1=0.9,
+                b2=0.98,
+                eps=1e-9,
+                momentum=0.95,
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1, seq=1),
-            train=dict(steps=560, accumulate=1, log_every=20, eval_every=0),
-            checkpoint=dict(every=200, keep=2),
+            train=dict(
+                steps=560,
+                accumulate=1,
+                ema_decay=placeholder(float),
+                prng=placeholder(str),
+                log_every=20,
+                eval_every=0,
+            ),
+            checkpoint=dict(every=200, keep=2, best_metric=placeholder(str), best_mode="max"),
             evaluate=dict(
                 examples=200,
-                bleu_tokenize=None,
-                decoding=dict(beams=1, length_penalty=0.6, rows=32),
-                alignment=dict(choose=True, layer=-1, head=None, row="output", symmetrise="none"),
+                bleu_tokenize=placeholder(str),
+                decoding=dict(beams=1, length_penalty=0.6, max_length=placeholder(int), rows=32),
+                alignment=dict(
+                    choose=True,
+                    layer=-1,
+                    head=placeholder(int),
+                    row="output",
+                    symmetrise="none",
+                ),
             ),
         )
     )

@@ -1,13 +1,14 @@
 """How every launcher starts: flags, devices, and errors as one line with exit code 2."""
 
 import ctypes
+import logging
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
 
 import jax
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from crossattn.data.errors import DataError, DataUnavailable
@@ -38,7 +39,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     130 after Ctrl-C.
     """
     keep_heap()
-    logging.set_verbosity(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="note: %(message)s", force=True)
     try:
         arguments = _parse(sys.argv)
         if DISTRIBUTED.value:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from absl import flags
 
 from crossattn.data.errors import DataError
@@ -19,6 +18,7 @@ from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import make_mesh
+from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
 from experiments.settings import SettingsError, train_config
 from experiments.tasks import make_task
@@ -31,23 +31,30 @@ _RESUME = flags.DEFINE_enum(
 )
 
 
+_WANDB = flags.DEFINE_string("wandb", None, "Also log to this Weights & Biases project.")
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config, workdir = launch.required_config(), Path(launch.required_workdir())
-    result = run(config, workdir, _RESUME.value)
+    result = run(config, workdir, _RESUME.value, wandb=_WANDB.value)
     return 130 if result.status == "interrupted" else 0
 
 
-def run(config: Any, workdir: Path, resume: str = "auto") -> TrainResult:
+def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = None) -> TrainResult:
     """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
     settings = config.to_dict()
     values = train_config(config, resume)
     task = make_task(config, None if resume == "never" else workdir / "assets")
     _refuse_wrong_values(task, values)
+    writers = None
+    if wandb is not None:
+        writers = default_writers(workdir, values.steps)
+        writers.append(WeightsAndBiases(project=wandb, config=settings))
     try:
-        result = train(task, values, workdir, settings=settings)
+        result = train(task, values, workdir, settings=settings, writers=writers)
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None
     if result.status != "interrupted":
@@ -60,7 +67,6 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
     try:
         make_mesh(values.mesh)
         make_optimizer(values.optim, values.steps, task.logical_axes())
-        jax.eval_shape(task.init, jax.random.key(0))
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise

@@ -11,7 +11,7 @@ def checksum(tree: Any) -> int:
     """32 bits that change when any bit of any array does; the arrays stay on their devices."""
     total = 0
     for x in jax.tree.leaves(tree):
-        # Fetched one by one: XLA's CPU devices deadlock when programs that add up over them overlap.
+        # One by one: programs that add up over several CPU devices deadlock when they overlap.
         total = (total * 0x01000193 + int(jax.device_get(_array_sum(x)))) % 2**32
     return total
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from crossattn import functional
 from crossattn.data.pipeline import eval_batches, make_train_iterator
@@ -162,7 +161,7 @@ def summed(function: Any, params: Any, batches: Any) -> dict[str, float]:
     """The sums of all batches of all processes."""
     total: dict[str, float] = {}
     for item in batches:
-        # Fetched one by one: XLA's CPU devices deadlock when programs that add up over them overlap.
+        # One by one: programs that add up over several CPU devices deadlock when they overlap.
         for name, value in jax.device_get(function(params, item.batch)).items():
             total[name] = total.get(name, 0.0) + float(value)
     parts = processes.gather(total)

@@ -1,6 +1,6 @@
-"""Launchers run in this process, with the command line of a shell, and one tiny run for all to read.
+"""Launchers run in this process, with the command line of a shell; one tiny run for all to read.
 
-Compiled code is kept on disk for the session: these tests start the same few models again and again.
+Compiled code is kept on disk for the session: these tests start the same few models many times.
 """
 
 import contextlib
@@ -25,7 +25,12 @@ from experiments.tasks import make_task
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
 # Of the run that the tests share: long enough to be killed in.
-STEPS = ("--config.train.steps=40", "--config.train.log_every=1", "--config.checkpoint.every=2")
+STEPS = (
+    "--config.train.steps=32",
+    "--config.train.log_every=1",
+    "--config.checkpoint.every=4",
+    "--config.evaluate.examples=0",
+)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """What a person can put right is one line on stderr and exit code 2, and nothing is lost."""
 
+import json
 import os
 import subprocess
 import sys
@@ -67,6 +68,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.train.stepz=1", 'Did you mean "steps"'),
         ("--config.train.steps=many", "--config.train.steps=many"),
         ("--config.train.steps=1.5", "--config.train.steps=1.5"),
+        ("--config.train.steps.more=1", "steps.more"),
         ("--config.train.steps=0", "config.train: steps (0)"),
         ("--config.optim.learning_rate=fast", "--config.optim.learning_rate=fast"),
         ("--config.optim.name=magic", "optimizer 'magic' is not one of adamw"),
@@ -100,15 +102,15 @@ def test_values_that_do_not_fit_claim_no_work_directory(refused, in_production, 
 
 def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
     before = contents(copied_run)
-    other = (TINY, "--config.train.steps=2", f"--workdir={copied_run}")
+    other = (TINY, *STEPS, "--config.data.overlong=cut", f"--workdir={copied_run}")
     line = refused("train", *other)
-    assert "train.steps was 40, is 2" in line and "--resume=never" in line
+    assert 'data.overlong was "drop", is "cut"' in line and "--resume=never" in line
     assert contents(copied_run) == before
-    code, _, _ = launched("train", *other, "--resume=never", "--config.evaluate.examples=0")
+    code, _, _ = launched("train", *other, "--resume=never")
     assert code == 0
     aside = contents(copied_run / "previous-1")
     assert {path: aside.get(path) for path in before} == before
-    assert os.listdir(copied_run / "checkpoints") == ["2"]
+    assert json.loads((copied_run / "config.json").read_text())["data.overlong"] == "cut"
 
 
 def damage(checkpoint, how):
@@ -126,20 +128,20 @@ def damage(checkpoint, how):
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     launched, copied_run, tiny_run, parameters, how
 ):
-    damage(copied_run / "checkpoints" / "40", how)
+    damage(copied_run / "checkpoints" / "32", how)
     code, out, _ = launched("train", TINY, *STEPS, f"--workdir={copied_run}")
     assert code == 0
-    assert "checkpoint of step 40 cannot be read" in out and "going on from step 38" in out
-    assert (copied_run / "unreadable" / "40").is_dir()
+    assert "checkpoint of step 32 cannot be read" in out and "going on from step 28" in out
+    assert (copied_run / "unreadable" / "32").is_dir()
     jax.tree.map(np.testing.assert_array_equal, parameters(copied_run), parameters(tiny_run))
 
 
 def test_no_checkpoint_left_is_refused_and_nothing_is_begun_anew(refused, copied_run):
-    for step in ("38", "40"):
+    for step in ("28", "32"):
         damage(copied_run / "checkpoints" / step, "overwritten")
     line = refused("train", TINY, *STEPS, f"--workdir={copied_run}")
     assert "none of the checkpoints" in line and "start over with" in line
-    assert sorted(os.listdir(copied_run / "checkpoints")) == ["38", "40"]
+    assert sorted(os.listdir(copied_run / "checkpoints")) == ["28", "32"]
     assert "no checkpoint" in refused("evaluate", f"--workdir={copied_run}")
 
 
@@ -148,7 +150,7 @@ def test_no_checkpoint_left_is_refused_and_nothing_is_begun_anew(refused, copied
     [
         (b"", b"un chat\n" * 30, "a.en, line 1: the file is empty"),
         (b"a cat\n" * 30, b"un chat\n" * 29, "a.en, line 30: no partner"),
-        (b"a cat\n" * 30, "un chat\n".encode() * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
+        (b"a cat\n" * 30, b"un chat\n" * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
         (b"a cat\n" * 9 + b" \n", b"un chat\n" * 10, "a.en, line 10: the source text is empty"),
         (b"a cat\n", None, "a.fr cannot be read"),
     ],

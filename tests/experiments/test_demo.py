@@ -10,32 +10,29 @@ from crossattn.data import phrases
 from crossattn.data.errors import DataUnavailable
 from experiments import demo
 
+TINY = libreoffice.get_config("tiny")
+
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """Fewer sentences, and the tiny config under both names; what the demo asked for is kept."""
-    asked = []
-    monkeypatch.setattr(phrases, "NUM_PAIRS", 600)
-    for module in (demo.libreoffice, demo.greek_english):
-        own = module.__name__
+def asked(monkeypatch):
+    """A tiny config and few sentences in the place of either; which of them was asked for."""
+    names = []
+    monkeypatch.setattr(phrases, "NUM_PAIRS", 540)
+    for name in ("libreoffice", "greek_english"):
 
-        def get_config(own=own):
-            asked.append(own)
-            return tiny_config("tiny")
+        def get_config(name=name):
+            names.append(name)
+            return TINY.copy_and_resolve_references()
 
-        tiny_config = libreoffice_config
-        monkeypatch.setattr(module, "get_config", get_config)
-    return asked
+        monkeypatch.setattr(getattr(demo, name), "get_config", get_config)
+    return names
 
 
-libreoffice_config = libreoffice.get_config
-
-
-def test_the_demo_trains_scores_and_draws_and_says_so_again(launched, tiny, tmp_path):
+def test_the_demo_trains_scores_and_draws_and_says_so_again(launched, asked, tmp_path):
     workdir = tmp_path / "demo"
     code, out, err = launched("demo", f"--workdir={workdir}")
     assert code == 0 and "Traceback" not in err
-    assert tiny == ["configs.libreoffice"]
+    assert asked == ["libreoffice"]
     results = json.loads((workdir / "results-test.json").read_text())
     for name in ("test sentences", "BLEU", "chrF", "AER", "tokens/s"):
         assert any(line.strip().startswith(name) for line in out.splitlines()), name
@@ -53,19 +50,18 @@ def test_the_demo_trains_scores_and_draws_and_says_so_again(launched, tiny, tmp_
 
 
 def test_without_the_packages_it_says_so_in_one_line_and_trains_on_greek(
-    tiny, monkeypatch, tmp_path, capsys
+    asked, monkeypatch, tmp_path, capsys
 ):
     def unavailable(name):
-        raise DataUnavailable(f"{name}: there is no apt-get here, put x.deb in y.")
+        raise DataUnavailable("there is no apt-get here; put x.deb in y.")
 
-    monkeypatch.setattr(demo, "open_source", lambda name: unavailable("libreoffice_help/en-fr"))
-    config = demo._config(tmp_path)
-    assert tiny == ["configs.libreoffice", "configs.greek_english"] and config.seed == 0
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert "no apt-get here" in said and said.endswith("Training Greek to English instead.\n")
+    monkeypatch.setattr(demo, "open_source", unavailable)
+    demo._config(tmp_path)
+    assert asked == ["libreoffice", "greek_english"]
+    said = "there is no apt-get here; put x.deb in y. Training Greek to English instead.\n"
+    assert capsys.readouterr().out == said
 
 
-def test_a_run_that_was_begun_goes_on_with_its_own_config(tiny, copied_run):
-    config = demo._config(copied_run)
-    assert tiny == [] and config.train.steps == 40
+def test_a_run_that_was_begun_goes_on_with_its_own_config(asked, tiny_run):
+    config = demo._config(tiny_run)
+    assert asked == [] and config.train.steps == 32

@@ -67,7 +67,7 @@ def standard_input(monkeypatch):
 
 
 def test_sentences_may_come_from_standard_input(launched, tiny_run, standard_input):
-    standard_input("the black cat\ntwo dogs\n".encode())
+    standard_input(b"the black cat\ntwo dogs\n")
     code, out, _ = launched("translate", f"--workdir={tiny_run}")
     assert code == 0 and out.count("\n") == 2
     given = launched("translate", f"--workdir={tiny_run}", "the black cat", "two dogs")
