@@ -12,7 +12,6 @@ from crossattn.data.errors import DataError
 from crossattn.data.packing import Batch, fill, length_buckets, plan_buckets
 from crossattn.data.tokenizers import Tokenizer
 
-
 # A model is compiled for each shape, which in an evaluation costs more than padding does.
 _FRACTIONS = (1.0, 0.5, 0.25)
 

@@ -9,14 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from crossattn.data.sources import open_source
 from tests.experiments.conftest import ROOT, TINY, start
 
-FIVE = (
-    TINY,
-    "--config.train.steps=5",
-    "--config.train.log_every=1",
-    "--config.evaluate.examples=0",
-)
+FIVE = (TINY, "--config.train.steps=5", "--config.train.log_every=1")
+PAIRS = 200
 MESHES = {
     "data": ["--config.mesh.data=8"],
     "fsdp": ["--config.mesh.fsdp=8"],
@@ -39,18 +36,27 @@ def losses(workdir):
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory):
+def five_steps(tmp_path_factory):
+    """The command line, on a few pairs of like length: evaluation has one shape to compile."""
+    path = tmp_path_factory.mktemp("data") / "pairs.tsv"
+    pairs = [e for e in open_source("phrases", "train") if e["source"].count(" ") == 2][:PAIRS]
+    path.write_text("".join(f"{e['source']}\t{e['target']}\n" for e in pairs))
+    return (*FIVE, f"--config.data.name=files:{path}", "--config.evaluate.examples=0")
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory, five_steps):
     workdir = tmp_path_factory.mktemp("one")
-    assert start("train", *FIVE, "--config.mesh.data=1", f"--workdir={workdir}") == 0
+    assert start("train", *five_steps, "--config.mesh.data=1", f"--workdir={workdir}") == 0
     assert len(losses(workdir)) == 5
     return losses(workdir)
 
 
 @pytest.fixture(scope="module")
-def eight_devices(tmp_path_factory, environment):
+def eight_devices(tmp_path_factory, environment, five_steps):
     """mesh -> work directory of a run over eight devices."""
     folder = tmp_path_factory.mktemp("eight")
-    runs = [[*FIVE, *mesh, f"--workdir={folder / name}"] for name, mesh in MESHES.items()]
+    runs = [[*five_steps, *mesh, f"--workdir={folder / name}"] for name, mesh in MESHES.items()]
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(runs)],
@@ -69,12 +75,12 @@ def test_eight_devices_give_the_losses_of_one(one_device, eight_devices, mesh):
 
 
 def test_two_processes_train_one_run_that_one_process_evaluates(
-    one_device, environment, launched, tmp_path
+    one_device, five_steps, environment, launched, tmp_path
 ):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "experiments.train", "--distributed", *FIVE]
+    command = [sys.executable, "-m", "experiments.train", "--distributed", *five_steps]
     both = [
         subprocess.Popen(
             [*command, "--config.mesh.fsdp=2", f"--workdir={tmp_path}"],

@@ -58,8 +58,8 @@ def _one_query(q, k, v, mask, bias, scale, softcap):
 
 @_one_query.defjvp
 def _one_query_jvp(primals, tangents):
-    def careful(*arguments):
-        return _attend(*arguments, 0.0, None, careful=True)
+    def careful(q, k, v, mask, bias, scale, softcap):
+        return _attend(q, k, v, mask, bias, scale, softcap, 0.0, None, careful=True)
 
     return jax.jvp(careful, primals, tangents)
 
