@@ -40,8 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     print("translating and aligning the test split ...", flush=True)
     results = report.translation_results(task, params, "test")
     results |= {f"training_{name}": value for name, value in result.totals.items()}
+    report.save(results, workdir / "results-test.partial.json")
     _draw(task, params, results, workdir / "alignments.png")
-    report.save(results, finished)
+    (workdir / "results-test.partial.json").rename(finished)
     _show(results, workdir)
     return 0
 
@@ -66,6 +67,9 @@ def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> Non
         for sample in results["samples"]
         if 4 <= len(sample["source"].split()) <= 12 and sample["translation"]
     ]
+    if not samples:
+        print("no translation is short enough to draw; alignments.png is left out.", flush=True)
+        return
     step = max(len(samples) // _PICTURED, 1)
     recipe = report.stated_recipe(task.config)
     translate.draw(task.translator(params), samples[::step][:_PICTURED], recipe, path)

@@ -72,7 +72,13 @@ def write_atomically(path: Path, text: str) -> None:
 def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> None:
     path = workdir / "config.json"
     if path.exists():
-        old = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            old = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise WorkdirMismatch(
+                f"{path} is damaged ({error}); use another workdir, or resume 'never', which puts"
+                " the old run aside"
+            ) from None
         missing = object()
         changed = [
             key
