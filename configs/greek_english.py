@@ -9,7 +9,7 @@ def get_config(arg: str = ""):
     config = translation.small()
     config.data.name = "greek_english"
     config.tokenizer.vocab_size = 4000
-    config.model.update(dropout_rate=0.2, reader=True)
-    config.loss.update(read_back=1.0, read_back_layer=0)
-    config.train.update(steps=1500)
+    config.model.dropout_rate = 0.2
+    config.loss.alignment = 1.0
+    config.train.update(steps=1800)
     return translation.tiny(config) if "tiny" in words else config

@@ -15,6 +15,8 @@ def get_config(arg: str = ""):
     if "tiny" in words:
         config = translation.tiny(config)
         config.model.layers = 1
-    for name in ("encoder_layers", "decoder_layers", "reader"):
+    for name in ("encoder_layers", "decoder_layers"):
         del config.model[name]
+    for name in ("alignment", "alignment_layer", "alignment_diagonal"):
+        del config.loss[name]
     return config

@@ -69,10 +69,20 @@ def _check_loss(config: ConfigDict) -> None:
         raise SettingsError(
             f"config.loss.chunks is {chunks}; expected a divisor of data.target_len, {length}."
         )
+    if config.loss.get("alignment", 0.0) > 0:
+        layer, layers = config.loss.alignment_layer, config.model.decoder_layers
+        if not -layers <= layer < layers:
+            raise SettingsError(
+                f"config.loss.alignment_layer is {layer}; the decoder has {layers} layers, from 0."
+            )
 
 
 def transformer_config(
-    model: ConfigDict, vocab_size: int, source_vocab_size: int | None, max_length: int
+    model: ConfigDict,
+    vocab_size: int,
+    source_vocab_size: int | None,
+    max_length: int,
+    lexicon: bool = False,
 ) -> TransformerConfig:
     """The encoder-decoder that the section ``model`` describes."""
     return _model(
@@ -81,6 +91,7 @@ def transformer_config(
         vocab_size=vocab_size,
         source_vocab_size=source_vocab_size,
         max_length=max_length,
+        lexicon=lexicon,
     )
 
 

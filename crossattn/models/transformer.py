@@ -6,6 +6,7 @@ Source: Vaswani et al. 2017. Pre-norm, rotary, relative and grouped-head variant
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -30,7 +31,7 @@ class TransformerConfig:
       positions: position scheme of self-attention.
       max_length: the longest source and target; a hard limit for the "learned" scheme only.
       tie_output: the output layer is the target's embedding table.
-      reader: add the layer that ``read_back`` needs.
+      lexicon: add the layer that ``word_scores`` needs.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass.
     """
@@ -43,7 +44,7 @@ class TransformerConfig:
     positions: PositionScheme = "sinusoidal"
     max_length: int = 512
     tie_output: bool = True
-    reader: bool = False
+    lexicon: bool = False
     scan: bool = False
     remat: bool = False
 
@@ -96,9 +97,9 @@ class Transformer(nnx.Module):
             else Embedding(config.vocab_size, block.dim, dtype=block.dtype, rngs=rngs)
         )
 
-        self.reader = (
+        self.lexicon = (
             linear(block.dim, block.dim, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
-            if config.reader
+            if config.lexicon
             else None
         )
 
@@ -149,24 +150,23 @@ class Transformer(nnx.Module):
         )
         return x, layer_weights(states) if return_weights else None
 
-    def read_back(
-        self, source: Int[Array, "*B S"], weights: Float[Array, "*B N T S"]
-    ) -> Float[Array, "*B T D"]:
-        """What a cross-attention layer read, as mere source words: for a loss on the weights.
+    def word_scores(
+        self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
+    ) -> Float[Array, "*B T S"]:
+        """log p(target token | source token), word for word: no context, no position.
 
-        The mean over heads mixes the source's embeddings, without context or position, and a linear
-        layer takes them to the output table. A row can name its own input token from this only by
-        reading words that translate it, which is what teaches attention to align without links.
-
-        Source: in the spirit of the alignment layer of Zenkel et al. 2019, "Adding interpretable
-        attention to neural translation models improves word alignment", section 4.
+        A linear layer takes the source's embeddings to the output table. With the cross-attention
+        weights as the posterior, a loss on these is a neural IBM model 1; see
+        ``crossattn.train.losses.latent_alignment``.
         """
-        if self.reader is None:
-            raise ValueError("this Transformer has no reader; set reader=True in its config.")
+        if self.lexicon is None:
+            raise ValueError("this Transformer has no lexicon; set lexicon=True in its config.")
         embed = self.target_input if self.source_input is None else self.source_input
-        words = embed.embedding(source)
-        read = jnp.einsum("...ts,...sd->...td", weights.mean(-3).astype(words.dtype), words)
-        return self.reader(read)
+        words = self.lexicon(embed.embedding(source))
+        log_z = jax.nn.logsumexp(self.logits(words), axis=-1)
+        own = self.output_table()[target].astype(words.dtype)
+        scores = jnp.einsum("...td,...sd->...ts", own, words, preferred_element_type=jnp.float32)
+        return scores - log_z[..., None, :]
 
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token: for losses that fuse it with the softmax."""

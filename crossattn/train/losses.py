@@ -106,3 +106,68 @@ def _token_loss_backward(label_smoothing, z_loss, residuals, cotangents):
 
 
 _token_loss.defvjp(_token_loss_forward, _token_loss_backward)
+
+
+def diagonal_prior(
+    target_positions: Int[Array, "*B T"],
+    source_positions: Int[Array, "*B S"],
+    target_segments: Int[Array, "*B T"],
+    source_segments: Int[Array, "*B S"],
+    sharpness: float,
+) -> Float[Array, "*B T S"]:
+    """Each target token's distribution over its own sentence that favours the same relative place.
+
+    Args:
+        target_positions, source_positions: place of each token in its sentence, from 0.
+        target_segments, source_segments: sentence of each token, 0 for padding, which gets all 0.
+        sharpness: exp(-sharpness |t / T - s / S|), up to a factor; 0 is even.
+    Source: Dyer et al. 2013, "A simple, fast, and effective reparameterization of IBM model 2".
+    """
+
+    def same(left: Array, right: Array) -> Array:
+        return (left[..., :, None] == right[..., None, :]) & (right[..., None, :] > 0)
+
+    readable = same(target_segments, source_segments)
+    S = jnp.maximum(readable.sum(-1, keepdims=True), 1)
+    T = jnp.maximum(same(target_segments, target_segments).sum(-1, keepdims=True), 1)
+    far = jnp.abs(target_positions[..., :, None] / T - source_positions[..., None, :] / S)
+    near = jnp.where(readable, jnp.exp(-sharpness * far), 0.0)
+    return near / jnp.maximum(near.sum(-1, keepdims=True), 1e-9)
+
+
+def latent_alignment(
+    scores: Float[Array, "*B T S"],
+    prior: Float[Array, "*B T S"],
+    posterior: Float[Array, "*B T S"],
+    weights: Int[Array, "*B T"] | Bool[Array, "*B T"] | Float[Array, "*B T"],
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Teaches attention to align words, from sentence pairs alone: no links are given.
+
+    Each target token is taken for the translation of one source token, which one is not known:
+    p(y_t) = sum_s prior[t, s] p(y_t | x_s). The negative log of that is a loss on the prior and on
+    the word translations. The posterior that follows, prior[t, s] p(y_t | x_s) / p(y_t), is then
+    what the attention that has seen y_t learns, by cross-entropy.
+
+    Probabilities are mixed, not vectors, so attention cannot hide a code in what it reads. And the
+    posterior is computed: a variational one was seen to settle on the prior, and the words on the
+    target's frequencies, from where nothing is learnt.
+
+    Args:
+        scores: log p(y_t | x_s), target token t under source token s alone.
+        prior: probability of s before y_t is known; 0 where s is not in the sentence of t.
+        posterior: attention weights of the row whose input is y_t.
+        weights: weight of each target token, 0 for padding.
+
+    Returns:
+        The loss summed over tokens, and sums without gradient: "alignment", the first part.
+
+    Source: Brown et al. 1993, models 1 and 2, with attention for the parameters.
+    """
+    possible = prior > 0
+    # 1 stands in where the logarithm of 0 would make NaN of a gradient that is not wanted.
+    joint = jnp.where(possible, jnp.log(jnp.where(possible, prior, 1.0)) + scores, -1e9)
+    log_p = jax.nn.logsumexp(joint, axis=-1)
+    exact = jax.lax.stop_gradient(jnp.exp(joint - log_p[..., None]))
+    learnt = -jnp.sum(exact * jnp.log(jnp.maximum(posterior, 1e-9)), axis=-1)
+    nll, learnt = (jnp.sum(jnp.where(weights > 0, x * weights, 0.0)) for x in (-log_p, learnt))
+    return nll + learnt, {"alignment": jax.lax.stop_gradient(nll)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from crossattn.train.losses import cross_entropy
+from crossattn.train.losses import cross_entropy, diagonal_prior, latent_alignment
 
 SHAPE = (2, 5, 11)
 
@@ -117,3 +117,85 @@ def test_bad_arguments_are_named(example):
         cross_entropy(logits, labels, weights, 1.0)
     with pytest.raises((ValueError, TypeError), match="labels"):  # TypeError: jaxtyping's checks.
         cross_entropy(logits, labels[:, :4], weights)
+
+
+@pytest.fixture
+def two_sentences():
+    """Scores [1 5 6], prior and posterior: two sentences packed in a row, and padding."""
+    random = np.random.default_rng(1)
+    target, source = np.array([[1, 1, 2, 2, 0]]), np.array([[1, 1, 1, 2, 2, 0]])
+    readable = (target[:, :, None] == source[:, None, :]) & (target[:, :, None] > 0)
+    scores = np.log(random.dirichlet(np.ones(9), (1, 5, 6))[..., 0])
+    prior, posterior = (normalised(random.random((1, 5, 6)) * readable) for _ in range(2))
+    return scores, prior, posterior, target > 0
+
+
+def normalised(x):
+    return x / np.maximum(x.sum(-1, keepdims=True), 1e-30)
+
+
+def test_latent_alignment_is_the_likelihood_of_an_ibm_model_and_distils_its_posterior(
+    two_sentences,
+):
+    scores, prior, posterior, weights = two_sentences
+    joint = prior * np.exp(scores)
+    exact = normalised(joint)[:, :4]
+    nll = -np.log(joint.sum(-1)[:, :4]).sum()
+    distilled = -(exact * np.log(np.where(exact > 0, posterior[:, :4], 1.0))).sum()
+
+    arrays = [jnp.asarray(x, jnp.float32) for x in (scores, prior, posterior)]
+    (loss, sums), gradients = jax.value_and_grad(latent_alignment, argnums=(0, 1, 2), has_aux=True)(
+        *arrays, jnp.asarray(weights)
+    )
+    np.testing.assert_allclose(loss, nll + distilled, rtol=1e-5)
+    np.testing.assert_allclose(sums["alignment"], nll, rtol=1e-5)
+    # d nll / d log p(y|x) is minus the posterior, the E-step of Brown et al. 1993.
+    np.testing.assert_allclose(gradients[0][:, :4], -exact, atol=1e-5)
+    np.testing.assert_allclose(
+        gradients[1][:, :4], -exact / np.where(exact > 0, prior[:, :4], 1.0), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        gradients[2][:, :4], -exact / np.where(exact > 0, posterior[:, :4], 1.0), rtol=1e-4
+    )
+    for gradient in gradients:
+        assert not np.asarray(gradient[:, 4]).any()
+
+
+def test_latent_alignment_finds_a_hidden_dictionary():
+    """Sentences of word pairs in shuffled order: only co-occurrence says who translates whom."""
+    random = np.random.default_rng(2)
+    words, length = 12, 4
+    dictionary = random.permutation(words)
+    source = np.stack([random.permutation(words)[:length] for _ in range(64)])
+    target = random.permuted(dictionary[source], axis=1)
+    prior = jnp.full((64, length, length), 1.0 / length)
+
+    def loss(table):
+        scores = jax.nn.log_softmax(table)[source[:, None, :], target[:, :, None]]
+        return latent_alignment(scores, prior, prior, jnp.ones((64, length)))[0]
+
+    table = jnp.zeros((words, words))
+    descend = jax.jit(lambda table: table - 0.3 * jax.grad(loss)(table))
+    for _ in range(60):
+        table = descend(table)
+    np.testing.assert_array_equal(table.argmax(-1), dictionary)
+
+
+def test_diagonal_prior_is_the_same_packed_as_alone():
+    packed = diagonal_prior(
+        jnp.array([0, 1, 0, 1, 2, 0]),
+        jnp.array([0, 1, 2, 0, 1, 0, 0]),
+        jnp.array([1, 1, 2, 2, 2, 0]),
+        jnp.array([1, 1, 1, 2, 2, 0, 0]),
+        4.0,
+    )
+    far = np.abs(np.arange(3)[:, None] / 3 - np.arange(2)[None] / 2)
+    np.testing.assert_allclose(packed[2:5, 3:5], normalised(np.exp(-4.0 * far)), rtol=1e-5)
+    np.testing.assert_allclose(packed.sum(-1), [1, 1, 1, 1, 1, 0], rtol=1e-5)
+    assert not np.asarray(packed[:2, 3:]).any() and not np.asarray(packed[2:5, :3]).any()
+
+
+def test_diagonal_prior_without_sharpness_is_even():
+    four = jnp.arange(4)
+    prior = diagonal_prior(four, four, jnp.ones(4, int), jnp.ones(4, int), 0.0)
+    np.testing.assert_allclose(prior, 0.25)
