@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.types import Array
+from crossattn.types import Array, Float, Int
 
 StepFn = Callable[[Array, Any, Array], tuple[Array, Any]]
 """``(tokens [B J 1], states, index) -> (logits [B J 1 V], states)``: a model's ``step``."""
@@ -51,8 +51,7 @@ def greedy(
         index, tokens, last, scores, done, states = loop
         logits, states = step(last[:, None, None], states, index)
         logits = logits[:, 0, 0].astype(jnp.float32)
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-        log_p = jnp.max(logits, axis=-1) - jax.nn.logsumexp(logits, axis=-1)
+        best, log_p = _most_likely(logits)
         scores = jnp.where(done, scores, scores + log_p)
         best = jnp.where(done, pad_id, best)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], index, axis=1)
@@ -60,3 +59,15 @@ def greedy(
 
     _, tokens, _, scores, _, _ = jax.lax.while_loop(unfinished, advance, first)
     return Hypotheses.of(tokens[:, None], scores[:, None], pad_id)
+
+
+def _most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """The first of the most likely tokens, and its log-probability.
+
+    On CPU, XLA's argmax takes four times as long as these plain reductions.
+    """
+    V = logits.shape[-1]
+    highest = jnp.max(logits, axis=-1, keepdims=True)
+    first = jnp.min(jnp.where(logits == highest, jnp.arange(V), V), axis=-1)
+    log_p = -jnp.log(jnp.sum(jnp.exp(logits - highest), axis=-1))
+    return jnp.minimum(first, V - 1).astype(jnp.int32), log_p  # V - 1: all are NaN

@@ -35,22 +35,23 @@ def attend(
     return_weights: bool,
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T S"] | None]:
     """See ``crossattn.attend``."""
+    allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
     if q.shape[-3] == 1 and dropout_key is None:
-        weights, out = _one_query(q, k, v, mask, bias, scale, softcap)
+        weights, out = _one_query(q, k, v, allowed, bias, scale, softcap)
     else:
-        options = (mask, bias, scale, softcap, dropout_rate, dropout_key)
+        options = (allowed, bias, scale, softcap, dropout_rate, dropout_key)
         weights, out = _attend(q, k, v, *options, careful=True)
     return out, weights if return_weights else None
 
 
 @jax.custom_jvp
-def _one_query(q, k, v, mask, bias, scale, softcap):
+def _one_query(q, k, v, allowed, bias, scale, softcap):
     """One query a row, as in cached decoding, is bound by reading the memory once.
 
     Cleaning would write all of it anew, so it is done only when a NaN shows in the result. In the
     gradient it could stay hidden, so differentiation goes the careful way from the start.
     """
-    arguments = (q, k, v, mask, bias, scale, softcap, 0.0, None)
+    arguments = (q, k, v, allowed, bias, scale, softcap, 0.0, None)
     plain = _attend(*arguments, careful=False)
     spoilt = jnp.isnan(plain[1]).any()
     return jax.lax.cond(spoilt, lambda: _attend(*arguments, careful=True), lambda: plain)
@@ -58,13 +59,13 @@ def _one_query(q, k, v, mask, bias, scale, softcap):
 
 @_one_query.defjvp
 def _one_query_jvp(primals, tangents):
-    def careful(q, k, v, mask, bias, scale, softcap):
-        return _attend(q, k, v, mask, bias, scale, softcap, 0.0, None, careful=True)
+    def careful(q, k, v, allowed, bias, scale, softcap):
+        return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, careful=True)
 
     return jax.jvp(careful, primals, tangents)
 
 
-def _attend(q, k, v, mask, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
+def _attend(q, k, v, allowed, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
     """Weights [*B N T S] and output [*B T N Hv].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
@@ -84,7 +85,6 @@ def _attend(q, k, v, mask, bias, scale, softcap, dropout_rate, dropout_key, *, c
     logits = _logits(grouped, k.astype(compute)).reshape(*batch, N, T, S)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
-    allowed = None if mask is None else mask.block(jnp.arange(T), jnp.arange(S))
     if bias is not None:
         # -inf in the bias is a mask too; kept out of the sum, it leaves no NaN in gradients.
         readable = bias != -jnp.inf

@@ -1,0 +1,94 @@
+"""Kernels in C++, compiled for this machine's processor the first time that one is used.
+
+Compiling takes seconds, once: the library is kept in ``~/.cache/crossattn`` (or ``XDG_CACHE_HOME``).
+Without a compiler, or with ``CROSSATTN_NATIVE=0``, there are none, and ``load`` says why.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+import jax
+
+_FLAGS = (
+    *(
+        "-O3",
+        "-std=c++17",
+        "-fPIC",
+        "-shared",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-ffp-contract=fast",
+        "-w",
+    ),
+    "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native",
+)
+_TARGETS = ("CrossattnForward", "CrossattnBackward")
+
+
+def load() -> None:
+    """Makes ``attention.cc`` known to XLA as the FFI targets ``CrossattnForward`` and ``..Backward``.
+
+    Raises:
+      NotImplementedError: this machine cannot have it; the message says why.
+    """
+    if reason := _loaded():
+        raise NotImplementedError(reason)
+
+
+@functools.cache
+def _loaded() -> str | None:
+    """Why not, or None."""
+    if os.environ.get("CROSSATTN_NATIVE") == "0":
+        return "CROSSATTN_NATIVE=0 turns compiled kernels off"
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None:
+        return "no C++ compiler (c++, g++ or clang++) was found to build it"
+    source = resources.files(__name__).joinpath("attention.cc").read_bytes()
+    try:
+        library = ctypes.CDLL(str(_built(compiler, source)))
+    except subprocess.CalledProcessError as error:
+        return f"{compiler} could not build it: {(error.stderr.strip() or 'no message').splitlines()[0]}"
+    except OSError as error:
+        return f"it could not be built or loaded: {error}"
+    for name in _TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(library, name))
+        jax.ffi.register_ffi_target(name, capsule, platform="cpu")
+    return None
+
+
+def _built(compiler: str, source: bytes) -> Path:
+    """The shared library of ``source``: from the cache, else compiled into it."""
+    key = hashlib.sha256(source + repr((_FLAGS, jax.__version__, _processor())).encode())
+    name = f"attention-{key.hexdigest()[:16]}.so"
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossattn"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        root = Path(tempfile.mkdtemp(prefix="crossattn-"))
+    library = root / name
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        code, made = Path(scratch, "attention.cc"), Path(scratch, name)
+        code.write_bytes(source)
+        command = [compiler, *_FLAGS, "-I", jax.ffi.include_dir(), str(code), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        made.replace(library)  # whole or not at all, also when several processes build it
+    return library
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on, as far as it can be told."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,197 @@
+"""The compiled CPU kernel where one block is not enough, and what happens where it cannot be built.
+
+The conformance suite holds it to the oracle in small shapes; here the reference is the oracle.
+"""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.ops import native
+
+try:
+    native.load()
+    MISSING = None
+except NotImplementedError as reason:
+    MISSING = str(reason)
+
+needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
+RANDOM = np.random.default_rng(0)
+
+
+def array(*shape):
+    return jnp.asarray(RANDOM.normal(size=shape), jnp.float32)
+
+
+def operands(B, T, S, N, K, H, Hv):
+    return array(B, T, N, H), array(B, S, K, H), array(B, S, K, Hv)
+
+
+def both(q, k, v, mask):
+    """(output, gradients) of the kernel and of the reference."""
+    cotangent = array(*q.shape[:-1], v.shape[-1])
+    found = []
+    for backend in ("cpu", "reference"):
+        out, pull = jax.vjp(lambda *x: xa.attend(*x, mask, backend=backend), q, k, v)  # noqa: B023
+        found.append((out, *pull(cotangent)))
+    return found
+
+
+def same(found, expected, **tolerance):
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, **{"rtol": 2e-4, "atol": 2e-5, **tolerance})
+
+
+SHAPES = {
+    "one_block": (2, 64, 64, 4, 4, 64, 64),
+    "several_blocks": (1, 200, 300, 2, 2, 32, 32),
+    "odd_everything": (2, 67, 131, 6, 2, 20, 9),
+    "few_queries": (3, 2, 150, 4, 2, 24, 40),
+    "one_query_wide_head": (2, 1, 33, 2, 1, 130, 70),
+    "one_key": (1, 70, 1, 2, 2, 8, 8),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("kind", ["all", "causal", "lengths", "explicit"])
+def test_blocks_of_any_shape_add_up_to_the_reference(shape, kind):
+    B, T, S, N, *_ = shape
+    masks = {
+        "all": None,
+        "causal": xa.masks.causal(offset=S // 3),
+        "lengths": xa.masks.lengths(jnp.arange(B) * (S // 2)),  # the first row reads nothing
+        "explicit": xa.masks.explicit(jnp.asarray(RANDOM.random((B, N, T, S)) < 0.3)),
+    }
+    same(*both(*operands(*shape), masks[kind]))
+
+
+@needs_kernel
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("T", [1, 150])
+def test_poison_in_a_later_block_reaches_only_who_may_read_it(bad, T):
+    q, k, v = operands(1, T, 300, 2, 2, 16, 16)
+    odd = jnp.arange(T)[:, None] % 2 == 1
+    mask = xa.masks.explicit((odd | (jnp.arange(300) != 290))[None, None])
+    clean = xa.attend(q, k, v, mask, backend="cpu")
+    for spoilt in ((k.at[0, 290, 0].set(bad), v), (k, v.at[0, 290, 1].set(bad))):
+        out = np.asarray(xa.attend(q, *spoilt, mask, backend="cpu"))
+        np.testing.assert_array_equal(out[:, ::2], clean[:, ::2])
+        assert np.isnan(out[:, 1::2]).any(-1).any(-1).all()
+        gradient = jax.grad(
+            lambda q, kv=spoilt: xa.attend(q, *kv, mask, backend="cpu")[:, ::2].sum()
+        )(q)
+        assert np.isfinite(gradient[:, ::2]).all()
+
+
+@needs_kernel
+def test_vmap_over_some_operands_equals_a_loop():
+    q, k, v = array(3, 2, 70, 2, 16), array(2, 40, 2, 16), array(3, 2, 40, 2, 16)
+    mask = xa.masks.lengths(jnp.array([10, 40]))
+
+    def one(q, v):
+        return xa.attend(q, k, v, mask, backend="cpu")
+
+    def loss(function, q, v):
+        return (function(q, v) ** 2).sum()
+
+    def loop(q, v):
+        return jnp.stack([one(*x) for x in zip(q, v, strict=True)])
+
+    mapped = jax.vmap(one)
+    np.testing.assert_allclose(mapped(q, v), loop(q, v), rtol=1e-6)
+    found, expected = (jax.grad(loss, argnums=(1, 2))(f, q, v) for f in (mapped, loop))
+    same(found, expected)
+
+
+@needs_kernel
+def test_gradients_of_gradients_are_the_references():
+    q, k, v = operands(1, 5, 6, 2, 1, 4, 4)
+
+    def slope(backend):
+        def loss(q, k, v):
+            return (xa.attend(q, k, v, xa.masks.causal(), backend=backend) ** 2).sum()
+
+        def length(*x):
+            return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1, 2))(*x))
+
+        return jax.grad(length, argnums=(0, 1, 2))(q, k, v)
+
+    same(slope("cpu"), slope("reference"), rtol=1e-3, atol=1e-4)
+
+
+@needs_kernel
+def test_results_do_not_depend_on_the_run():
+    q, k, v = operands(4, 130, 130, 4, 2, 32, 32)
+    step = jax.jit(jax.grad(lambda q, k, v: xa.attend(q, k, v).sum(), argnums=(0, 1, 2)))
+    first = step(q, k, v)
+    for _ in range(5):
+        for x, y in zip(first, step(q, k, v), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@needs_kernel
+def test_half_precision_is_computed_in_float32_and_comes_back_as_it_was():
+    q, k, v = operands(1, 9, 11, 2, 2, 8, 8)
+    out = xa.attend(*(x.astype(jnp.bfloat16) for x in (q, k, v)), backend="cpu")
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(jnp.float32), xa.attend(q, k, v), atol=3e-2)
+
+
+PROGRAM = """
+import jax.numpy as jnp, crossattn as xa
+x = jnp.ones((1, 3, 2, 4))
+print(xa.attend(x, x, x).shape)
+try:
+    xa.attend(x, x, x, backend="cpu")
+except NotImplementedError as reason:
+    print("refused:", reason)
+"""
+
+
+def run(**environment):
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_turned_off_the_reference_takes_over():
+    assert "CROSSATTN_NATIVE=0" in run(CROSSATTN_NATIVE="0")
+
+
+def test_without_a_compiler_the_reference_takes_over(tmp_path):
+    out = run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
+    assert "(1, 3, 2, 4)" in out
+    assert "refused: no C++ compiler" in out
+
+
+def test_a_compiler_that_fails_is_reported_and_the_reference_takes_over(tmp_path):
+    fake = tmp_path / "c++"
+    fake.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    out = run(PATH=f"{tmp_path}:/bin:/usr/bin", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "(1, 3, 2, 4)" in out
+    assert "could not build it: unknown option" in out
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@needs_kernel
+def test_it_is_built_once_into_the_cache(tmp_path):
+    assert "refused" not in run(XDG_CACHE_HOME=str(tmp_path))
+    (library,) = tmp_path.rglob("*.so")
+    made = library.stat().st_mtime_ns
+    run(XDG_CACHE_HOME=str(tmp_path), PATH=os.environ["PATH"])
+    assert library.stat().st_mtime_ns == made
