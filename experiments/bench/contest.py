@@ -1,9 +1,15 @@
-"""Two implementations timed in turn, so that a machine whose speed drifts is fair to both."""
+"""Two implementations timed in turn, so that a machine whose speed drifts is fair to both.
 
+Each has a process of its own: neither's threads, caches or allocator settings touch the other's.
+"""
+
+import contextlib
+import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +17,50 @@ import numpy as np
 def alternate(
     contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each call: A B A B ..., after ``warmup`` rounds that do not count."""
+    """Seconds of each call: A B A B ..., after ``warmup`` rounds that do not count.
+
+    Each call waits a little, until the threads of the one before have stopped spinning for more work.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for index in range(warmup + rounds):
         for name, call in contestants.items():
+            time.sleep(0.25)
             start = time.perf_counter()
             call()
             if index >= warmup:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+@contextlib.contextmanager
+def elsewhere(make: Callable[..., Callable[[], object]], *arguments: Any) -> Iterator[Callable]:
+    """``make(*arguments)`` in a new process; calling what this gives calls what that made, there."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
+    process.start()
+    there.close()
+
+    def call() -> None:
+        here.send(None)
+        here.recv()
+
+    try:
+        here.recv()
+        yield call
+    finally:
+        here.close()
+        process.join()
+
+
+def _serve(connection, make, arguments) -> None:
+    call = make(*arguments)
+    connection.send(None)
+    with contextlib.suppress(EOFError):
+        while True:
+            connection.recv()
+            call()
+            connection.send(None)
 
 
 def show(title: str, seconds: Mapping[str, list[float]], unit: str, amount: float) -> float:

@@ -13,22 +13,22 @@ from crossattn import decode, functional
 from experiments.bench import contest, models
 from experiments.launch import keep_heap
 
-NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 7
+NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 11
 
 
 def main() -> None:
     """Measure and print."""
     keep_heap()
     print(f"{contest.machine()}; jax {jax.__version__}, torch {torch.__version__}\n")
-    marian = models.marian().eval()
     build, params = models.ours()
     for batch in (1, 32):
         source = np.random.default_rng(0).integers(4, models.VOCABULARY, (batch, SOURCE_LENGTH))
-        contestants = {
-            "transformers generate": torch_greedy(marian, source),
-            "crossattn": our_greedy(build, params, source),
-        }
-        seconds = contest.alternate(contestants, ROUNDS)
+        with contest.elsewhere(torch_greedy, source) as generate:
+            contestants = {
+                "transformers generate": generate,
+                "crossattn": our_greedy(build, params, source),
+            }
+            seconds = contest.alternate(contestants, ROUNDS)
         title = (
             f"greedy decoding, batch {batch}, {SOURCE_LENGTH} source and {NEW_TOKENS} new tokens"
         )
@@ -47,14 +47,15 @@ def our_greedy(build, params, source):
     return lambda: jax.block_until_ready(search(params, source))
 
 
-def torch_greedy(model, source):
+def torch_greedy(source):
     """``generate`` with its cache, kept from stopping."""
+    marian = models.marian().eval()
     ids = torch.tensor(source)
     mask = torch.ones_like(ids)
 
     def call():
         with torch.inference_mode():
-            model.generate(
+            marian.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 num_beams=1,

@@ -7,6 +7,7 @@ prints what the input pipeline costs beside a step.
 """
 
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -14,7 +15,9 @@ import optax
 import torch
 
 from crossattn import functional
+from crossattn.data.encoded import EncodedPairs, Ragged
 from crossattn.data.errors import DataUnavailable
+from crossattn.data.packing import Bucket, fill, plan_buckets, plan_packed
 from crossattn.data.pipeline import make_train_iterator
 from crossattn.data.sources import open_source
 from crossattn.data.tokenizers import train_tokenizer
@@ -31,25 +34,39 @@ def main() -> None:
     """Measure and print."""
     keep_heap()
     print(f"{contest.machine()}; jax {jax.__version__}, torch {torch.__version__}\n")
-    iterator = sentences()
-    batch = padded(iterator)
-    rows, length = batch["target_in"].shape
-    tokens = int((batch["target_segments"] > 0).sum())
-    contestants = {"PyTorch Marian": torch_step(batch), "crossattn": our_step(batch)}
-    seconds = contest.alternate(contestants, ROUNDS)
-    title = f"training step, {rows} pairs of {batch['source'].shape[1]} + {length} tokens, float32"
-    contest.show(title, seconds, "target tokens", tokens)
+    corpus = open_pairs()
+    like, mixed = iterator(corpus, "bucket"), iterator(corpus, "pack")
+    alike = sentences(next(b for b in like if 48 <= b["target_in"].shape[1] <= 64))
+    contend("the same padded arrays, sentences of like length", alike, padded)
+    contend("the same sentences of like length, ours packed", alike, packed)
+    step = contend("the same sentences as they come, ours packed", sentences(next(mixed)), packed)
 
     start = time.perf_counter()
     for _ in range(100):
-        next(iterator)
+        next(mixed)
     each = (time.perf_counter() - start) / 100
-    step = float(np.median(seconds["crossattn"]))
     print(f"input pipeline {each * 1e3:.2f} ms a batch, {100 * each / step:.2f} % of a step")
 
 
-def sentences():
-    """Batches of sentences of like length; LibreOffice help, or phrases where it cannot be had."""
+def contend(title: str, pairs, arranged) -> float:
+    """One table; returns the seconds of our step."""
+    theirs, ours = padded(pairs), arranged(pairs)
+    with contest.elsewhere(torch_step, theirs) as marian:
+        contestants = {"PyTorch Marian": marian, "crossattn": our_step(ours)}
+        seconds = contest.alternate(contestants, ROUNDS)
+    tokens = sum(len(target) - 1 for _, target in pairs)
+    shapes = [f"{b['source'].shape} + {b['target_in'].shape}" for b in (theirs, ours)]
+    contest.show(
+        f"training step, float32, {title}\n  {len(pairs)} pairs; arrays {shapes[0]} against {shapes[1]}",
+        seconds,
+        "target tokens",
+        tokens,
+    )
+    return float(np.median(seconds["crossattn"]))
+
+
+def open_pairs():
+    """Pairs and their tokenizer: LibreOffice help, or phrases where it cannot be had."""
     try:
         source = open_source("libreoffice_help/en-fr")
     except DataUnavailable as reason:
@@ -57,18 +74,53 @@ def sentences():
         source = open_source("phrases")
     pairs = [source[i] for i in range(len(source))]
     texts = [pair[side] for pair in pairs for side in ("source", "target")]
-    tokenizer = train_tokenizer(texts, models.VOCABULARY)
+    return pairs, train_tokenizer(texts, models.VOCABULARY)
+
+
+def iterator(corpus, mode: str):
+    """Batches of about 2,048 + 2,048 positions."""
     return make_train_iterator(
-        pairs, tokenizer, mode="bucket", rows=16, source_len=128, target_len=128, prefetch=0
+        *corpus, mode=mode, rows=16, source_len=128, target_len=128, prefetch=0
     )
 
 
-def padded(iterator) -> dict[str, np.ndarray]:
-    """The first batch with about 2,048 + 2,048 positions of sentences of middling length."""
-    for batch in iterator:
-        if 48 <= batch["target_in"].shape[1] <= 64:
-            return batch
-    raise RuntimeError("the iterator ended")
+def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(source, target) ids of every pair of a batch, the target with both its ends."""
+    found = []
+    for row in range(len(batch["source"])):
+        for segment in range(1, batch["target_segments"][row].max() + 1):
+            mine = batch["target_segments"][row] == segment
+            target = np.append(batch["target_in"][row][mine], batch["target_out"][row][mine][-1])
+            found.append((batch["source"][row][batch["source_segments"][row] == segment], target))
+    return found
+
+
+def padded(pairs) -> dict[str, np.ndarray]:
+    """One pair a row, as long as the longest."""
+    lengths = [max(len(pair[side]) for pair in pairs) for side in (0, 1)]
+    bucket = Bucket(len(pairs), lengths[0], lengths[1] - 1)
+    return arrange(pairs, lambda *sizes: plan_buckets(*sizes, buckets=[bucket], rng=None))
+
+
+def packed(pairs) -> dict[str, np.ndarray]:
+    """Several pairs a row of 128, in as few rows as they fit into."""
+    rng = np.random.default_rng(0)
+
+    def plan(*sizes):
+        one = dict(source_len=128, target_len=128, rng=rng)
+        (layout,) = plan_packed(*sizes, rows=len(pairs), **one)
+        return [replace(layout, rows=int(layout.row.max()) + 1)]
+
+    return arrange(pairs, plan)
+
+
+def arrange(pairs, plan) -> dict[str, np.ndarray]:
+    """The only batch of a plan."""
+    source, target = (Ragged.of([pair[side] for pair in pairs]) for side in (0, 1))
+    every = np.arange(len(pairs))
+    encoded = EncodedPairs(source, target, every, 0, 0, 0, len(pairs))
+    (layout,) = plan(every, source.lengths, target.lengths - 1)
+    return fill(layout, encoded)
 
 
 def our_step(batch):
@@ -82,6 +134,8 @@ def our_step(batch):
             batch["target_in"],
             source_segments=batch["source_segments"],
             target_segments=batch["target_segments"],
+            source_positions=batch["source_positions"],
+            target_positions=batch["target_positions"],
             key=key,
         )
         weights = batch["target_segments"] > 0

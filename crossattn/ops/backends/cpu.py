@@ -50,7 +50,8 @@ def attend(
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
-    return _forward(q, k, v, allowed, float(scale))[0].astype(dtype), None
+    found: Any = _forward(q, k, v, allowed, float(scale))
+    return found[0].astype(dtype), None
 
 
 def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
@@ -80,12 +81,13 @@ def _forward(q, k, v, allowed, scale: float):
 
 
 def _forward_forward(q, k, v, allowed, scale):
-    out, peak, total = _forward(q, k, v, allowed, scale)
-    return (out, peak, total), (q, k, v, allowed, out, peak, total)
+    found: Any = _forward(q, k, v, allowed, scale)
+    return found, (q, k, v, allowed, *found)
 
 
 def _forward_backward(scale, residuals, cotangents):
-    return (*_backward(*residuals, cotangents[0], scale), None)
+    gradients: Any = _backward(*residuals, cotangents[0], scale)
+    return (*gradients, None)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(8,))
@@ -106,9 +108,10 @@ def _backward_backward(scale, residuals, cotangents):
 
     def first_order(q, k, v, d_out):
         def plain(q, k, v):
-            options = dict(bias=None, softcap=None, dropout_rate=0.0, dropout_key=None)
             mask = explicit(allowed) if allowed.size else None
-            return reference.attend(q, k, v, mask, scale=scale, return_weights=False, **options)[0]
+            options: dict[str, Any] = dict(bias=None, softcap=None)
+            options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
+            return reference.attend(q, k, v, mask, scale=scale, **options)[0]
 
         return jax.vjp(plain, q, k, v)[1](d_out)
 

@@ -16,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
@@ -30,7 +31,7 @@ constexpr int kWidth = 16, kTileVectors = 4;
 constexpr int kWidth = 8, kTileVectors = 2;
 #endif
 constexpr int kTileRows = 6;
-constexpr int kQueryBlock = 64, kKeyBlock = 128;
+constexpr int kQueryBlock = 64, kMaskedQueryBlock = 36, kKeyBlock = 128, kQueryChunk = 512;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -187,11 +188,22 @@ struct Mask {
   const uint8_t* data = nullptr;  // of one batch entry and head
   int64_t row = 0;                // bytes from one query to the next; 0 when all share one row
   const uint8_t* operator[](int64_t t) const { return data ? data + t * row : nullptr; }
-  bool Any(int64_t t0, int64_t t1, int64_t s0, int64_t s1) const {
-    if (!data) return true;
-    for (int64_t t = t0; t < (row ? t1 : t0 + 1); ++t)
-      if (std::memchr(data + t * row + s0, 1, s1 - s0)) return true;
-    return false;
+  // The smallest range of keys, from a multiple of the vector width on, that holds every key of
+  // [s0, s1) which some query of [t0, t1) may read; an empty one when there is none.
+  std::pair<int64_t, int64_t> Span(int64_t t0, int64_t t1, int64_t s0, int64_t s1) const {
+    if (!data) return {s0, s1};
+    int64_t first = s1, last = s0;
+    for (int64_t t = t0; t < (row ? t1 : t0 + 1); ++t) {
+      const uint8_t* allowed = data + t * row;
+      int64_t s = s0;
+      while (s < first && !allowed[s]) ++s;
+      first = std::min(first, s);
+      s = s1;
+      while (s > last && !allowed[s - 1]) --s;
+      last = std::max(last, s);
+    }
+    if (last <= first) return {s0, s0};
+    return {s0 + (first - s0) / kWidth * kWidth, last};
   }
 };
 
@@ -209,6 +221,8 @@ struct Problem {
   }
   Rows Keys(int64_t b, int64_t kv) const { return {k + (b * S * K + kv) * H, K * H}; }
   Rows Values(int64_t b, int64_t kv) const { return {v + (b * S * K + kv) * Hv, K * Hv}; }
+  // Shorter blocks of queries span fewer keys, where each query has its own.
+  int64_t QueryBlock() const { return mask && mask_row ? kMaskedQueryBlock : kQueryBlock; }
   Mask MaskOf(int64_t b, int64_t n) const {
     if (!mask) return {};
     return {mask + mask_of_batch[b] + n * mask_head, mask_row};
@@ -248,22 +262,53 @@ struct Sums {
   float *peak, *total;  // [*B, N, T]
 };
 
-// Output and sums of queries [t0, t1) of one head, by online softmax over blocks of keys.
-void ForwardBlock(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, float* out,
+// Takes the exponentials of a block of logits [rows, width], in place, and brings what each row has
+// summed up so far (its weighted values [rows, values_width] and its total) to the new peak.
+void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak, float* total,
+                  float* mixed, int64_t values_width) {
+  for (int64_t t = 0; t < rows; ++t) {
+    float *row = logits + t * width, *mine = mixed + t * values_width;
+    Vec most = Splat(-kInf);
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec x = Load(row + s);
+      most = x > most ? x : most;
+    }
+    // NaN is no peak; a row that has one ends as NaN through its sum.
+    const float now = std::max(peak[t], Max(most)), base = now == -kInf ? 0.0f : now;
+    Vec sum{};
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec e = Exp(Load(row + s) - base);
+      Store(row + s, e);
+      sum += e;
+    }
+    if (now != peak[t]) {
+      const float before = peak[t] == -kInf ? 0.0f : std::exp(peak[t] - base);
+      // NaN from an earlier block stays: 0 * NaN is NaN.
+      total[t] *= before;
+      for (int64_t h = 0; h < values_width; h += kWidth) Store(mine + h, Load(mine + h) * before);
+      peak[t] = now;
+    }
+    total[t] += Sum(sum);
+  }
+}
+
+// Output and sums of queries [t0, t1) of one head, by online softmax over blocks of keys. Each block
+// of keys is packed once and meets all blocks of queries.
+void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, float* out,
                   Sums saved) {
-  const int64_t kv = n / (p.N / p.K), rows = t1 - t0;
-  const int64_t H = p.H, Hp = RoundUp(p.Hv), Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S));
-  float* q = Scratch(rows * (H + Hp + Sp + 3) + Sp * (2 * H + Hp + 1));
-  float* sums = q + rows * H;         // weighted sums of values [rows, Hp]
-  float* logits = sums + rows * Hp;   // [rows, Sp]
-  float* keys_t = logits + rows * Sp; // [H, Sp]
-  float* keys = keys_t + H * Sp;      // [Sp, H]
-  float* values = keys + Sp * H;      // [Sp, Hp]
-  float* peak = values + Sp * Hp;     // [rows]
-  float* total = peak + rows;         // [rows]
-  float* q_poison = total + rows;     // [rows]
-  float* k_poison = q_poison + rows;  // [Sp]
-  std::fill_n(sums, rows * Hp, 0.0f);
+  const int64_t kv = n / (p.N / p.K), rows = t1 - t0, H = p.H, Hp = RoundUp(p.Hv);
+  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), block = p.QueryBlock();
+  float* q = Scratch(rows * (H + Hp + 3) + block * Sp + Sp * (2 * H + Hp + 1));
+  float* mixed = q + rows * H;         // weighted sums of values [rows, Hp]
+  float* peak = mixed + rows * Hp;     // [rows]
+  float* total = peak + rows;          // [rows]
+  float* q_poison = total + rows;      // [rows]
+  float* logits = q_poison + rows;     // [block, Sp]
+  float* keys_t = logits + block * Sp; // [H, Sp]
+  float* keys = keys_t + H * Sp;       // [Sp, H]
+  float* values = keys + Sp * H;       // [Sp, Hp]
+  float* k_poison = values + Sp * Hp;  // [Sp]
+  std::fill_n(mixed, rows * Hp, 0.0f);
   std::fill_n(peak, rows, -kInf);
   std::fill_n(total, rows, 0.0f);
   std::fill_n(q_poison, rows, 0.0f);
@@ -271,45 +316,28 @@ void ForwardBlock(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1
   const Mask mask = p.MaskOf(b, n);
 
   for (int64_t s0 = 0; s0 < p.S; s0 += kKeyBlock) {
-    const int64_t s1 = std::min(p.S, s0 + kKeyBlock), width = RoundUp(s1 - s0);
-    if (!mask.Any(t0, t1, s0, s1)) continue;
-    std::fill_n(k_poison, width, 0.0f);
+    const int64_t s1 = std::min(p.S, s0 + kKeyBlock), all = RoundUp(s1 - s0);
+    if (mask.Span(t0, t1, s0, s1).second == s0) continue;
+    std::fill_n(k_poison, all, 0.0f);
     bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, H, k_poison);
     spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hp, k_poison);
-    Transpose(keys, s1 - s0, H, H, keys_t, width);
-    Gemm(rows, width, H, q, H, 1, keys_t, width, logits, width, false);
-    Hide(logits, width, t0, t1, s0, s1, mask, q_poison, k_poison, spoilt | q_spoilt);
-    for (int64_t t = 0; t < rows; ++t) {
-      float* row = logits + t * width;
-      Vec most = Splat(-kInf);
-      for (int64_t s = 0; s < width; s += kWidth) {
-        const Vec x = Load(row + s);
-        most = x > most ? x : most;
-      }
-      // A row of NaN has no peak; any finite one will do, its sum is NaN.
-      const float now = std::max(peak[t], Max(most));
-      const float base = now == -kInf ? 0.0f : now;
-      Vec sum{};
-      for (int64_t s = 0; s < width; s += kWidth) {
-        const Vec e = Exp(Load(row + s) - base);
-        Store(row + s, e);
-        sum += e;
-      }
-      const float before = peak[t] == -kInf ? 0.0f : std::exp(peak[t] - base);
-      total[t] = total[t] * before + Sum(sum);
-      if (before != 1.0f)
-        for (int64_t h = 0; h < Hp; h += kWidth)
-          Store(sums + t * Hp + h, Load(sums + t * Hp + h) * before);
-      peak[t] = now;
+    Transpose(keys, s1 - s0, H, H, keys_t, all);
+    for (int64_t t = t0; t < t1; t += block) {
+      const int64_t end = std::min(t1, t + block), some = end - t, i = t - t0;
+      const auto [from, to] = mask.Span(t, end, s0, s1);
+      if (from == to) continue;
+      const int64_t width = RoundUp(to - from), at = from - s0;
+      Gemm(some, width, H, q + i * H, H, 1, keys_t + at, all, logits, width, false);
+      Hide(logits, width, t, end, from, to, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
+      Exponentiate(logits, some, width, peak + i, total + i, mixed + i * Hp, Hp);
+      Gemm(some, Hp, to - from, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
     }
-    Gemm(rows, Hp, s1 - s0, logits, width, 1, values, Hp, sums, Hp, true);
   }
 
   for (int64_t t = 0; t < rows; ++t) {
-    const bool empty = total[t] == 0.0f;
-    const float factor = empty ? 0.0f : 1.0f / total[t];
+    const float factor = total[t] == 0.0f ? 0.0f : 1.0f / total[t];
     float* to = out + ((b * p.T + t0 + t) * p.N + n) * p.Hv;
-    for (int64_t h = 0; h < p.Hv; ++h) to[h] = sums[t * Hp + h] * factor;
+    for (int64_t h = 0; h < p.Hv; ++h) to[h] = mixed[t * Hp + h] * factor;
     saved.peak[(b * p.N + n) * p.T + t0 + t] = peak[t];
     saved.total[(b * p.N + n) * p.T + t0 + t] = total[t];
   }
@@ -439,8 +467,8 @@ void BackwardHead(const Problem& p, int64_t b, int64_t kv, const float* out, Sum
   for (int64_t n = kv * group; n < (kv + 1) * group; ++n) {
     const Mask mask = p.MaskOf(b, n);
     const Rows outs = p.Queries(out, b, n, Hv), d_outs = p.Queries(d_out, b, n, Hv);
-    for (int64_t t0 = 0; t0 < p.T; t0 += kQueryBlock) {
-      const int64_t t1 = std::min(p.T, t0 + kQueryBlock), rows = t1 - t0;
+    for (int64_t t0 = 0; t0 < p.T; t0 += p.QueryBlock()) {
+      const int64_t t1 = std::min(p.T, t0 + p.QueryBlock()), rows = t1 - t0;
       std::fill_n(q_poison, rows, 0.0f);
       std::fill_n(d_q, rows * Hp, 0.0f);
       const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, Hp, q_poison);
@@ -451,13 +479,14 @@ void BackwardHead(const Problem& p, int64_t b, int64_t kv, const float* out, Sum
       }
       Deltas(outs, d_outs, t0, t1, Hv, delta);
       for (int64_t i = 0; i < blocks; ++i) {
-        const int64_t s0 = i * kKeyBlock, s1 = std::min(p.S, s0 + kKeyBlock), keys = s1 - s0;
-        const int64_t width = RoundUp(keys);
-        if (!mask.Any(t0, t1, s0, s1)) continue;
+        const int64_t s0 = i * kKeyBlock, all = RoundUp(std::min(kKeyBlock, int(p.S - s0)));
+        const auto [from, to] = mask.Span(t0, t1, s0, std::min(p.S, s0 + kKeyBlock));
+        const int64_t keys = to - from, width = RoundUp(keys), at = from - s0;
+        if (from == to) continue;
         const Block x = block(i);
-        Gemm(rows, width, H, q, Hp, 1, x.keys_t, width, weights, width, false);
-        Hide(weights, width, t0, t1, s0, s1, mask, q_poison, x.poison, spoilt[i] | q_spoilt);
-        Gemm(rows, width, Hv, d_o, Hvp, 1, x.values_t, width, d_s, width, false);
+        Gemm(rows, width, H, q, Hp, 1, x.keys_t + at, all, weights, width, false);
+        Hide(weights, width, t0, t1, from, to, mask, q_poison, x.poison + at, spoilt[i] | q_spoilt);
+        Gemm(rows, width, Hv, d_o, Hvp, 1, x.values_t + at, all, d_s, width, false);
         for (int64_t t = 0; t < rows; ++t) {
           const float peak = saved.peak[(b * p.N + n) * p.T + t0 + t];
           const float total = saved.total[(b * p.N + n) * p.T + t0 + t];
@@ -470,9 +499,9 @@ void BackwardHead(const Problem& p, int64_t b, int64_t kv, const float* out, Sum
             Store(d_s + s, hidden ? Vec{} : w * (Load(d_s + s) - delta[t]));
           }
         }
-        Gemm(keys, Hvp, rows, weights, 1, width, d_o, Hvp, x.d_values, Hvp, true);
-        Gemm(keys, Hp, rows, d_s, 1, width, q, Hp, x.d_keys, Hp, true);
-        Gemm(rows, Hp, keys, d_s, width, 1, x.keys, Hp, d_q, Hp, true);
+        Gemm(keys, Hvp, rows, weights, 1, width, d_o, Hvp, x.d_values + at * Hvp, Hvp, true);
+        Gemm(keys, Hp, rows, d_s, 1, width, q, Hp, x.d_keys + at * Hp, Hp, true);
+        Gemm(rows, Hp, keys, d_s, width, 1, x.keys + at * Hp, Hp, d_q, Hp, true);
       }
       for (int64_t t = 0; t < rows; ++t) {
         float* to = d.q + ((b * p.T + t0 + t) * p.N + n) * H;
@@ -562,15 +591,15 @@ ffi::Error Forward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, ffi::Buff
   float* o = out->typed_data();
   const Sums saved{peak->typed_data(), total->typed_data()};
   const bool few = p.T < 4;
-  const int64_t block = few ? p.T : kQueryBlock, parts = (p.T + block - 1) / block;
+  const int64_t chunk = few ? p.T : kQueryChunk, parts = (p.T + chunk - 1) / chunk;
   // Few queries are little work each: a task takes all heads of a batch entry.
   const int64_t heads = few ? p.N : 1;
   Parallel(pool, p.B * p.N / heads * parts, [&](int64_t task) {
     const int64_t part = task % parts, first = task / parts * heads;
-    const int64_t t0 = part * block, t1 = std::min(p.T, t0 + block);
+    const int64_t t0 = part * chunk, t1 = std::min(p.T, t0 + chunk);
     for (int64_t i = first; i < first + heads; ++i) {
       if (!few) {
-        ForwardBlock(p, i / p.N, i % p.N, t0, t1, o, saved);
+        ForwardChunk(p, i / p.N, i % p.N, t0, t1, o, saved);
         continue;
       }
       for (int64_t t = t0; t < t1; ++t) ForwardRow(p, i / p.N, i % p.N, t, o, saved);
