@@ -80,7 +80,7 @@ def small() -> ConfigDict:
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1, seq=1),
             train=dict(
-                steps=1300,
+                steps=1450,
                 accumulate=1,
                 ema_decay=placeholder(float),
                 prng=placeholder(str),
