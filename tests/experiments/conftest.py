@@ -3,7 +3,6 @@
 Compiled code is kept on disk for the session: these tests start the same few models many times.
 """
 
-import contextlib
 import importlib
 import os
 import shutil
@@ -15,12 +14,12 @@ import jax
 import pytest
 from absl import flags
 from absl.testing import flagsaver
-from jax.experimental.compilation_cache import compilation_cache
 
 from crossattn.train.checkpoint import load_params
 from experiments import launch
 from experiments.settings import saved_config
 from experiments.tasks import make_task
+from tests.conftest import kept
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
@@ -31,29 +30,6 @@ STEPS = (
     "--config.checkpoint.every=4",
     "--config.evaluate.examples=0",
 )
-
-
-@pytest.fixture(scope="session")
-def compiled_code(tmp_path_factory):
-    """The folder where compiled code is kept."""
-    return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
-
-
-@contextlib.contextmanager
-def kept(folder):
-    """Compiled code goes to a folder, and is taken from there."""
-    new = {
-        "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    old = {name: getattr(jax.config, name) for name in new}
-    for values in (new, old):
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if values is new:
-            yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -79,6 +79,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.task=magic", "config.task is 'magic'; expected one of translation"),
         ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of data.target_len, 32"),
+        ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),
         ("--config.data.name=magic", "no data source 'magic'"),
         ("--config.data.mode=magic", "mode is 'magic'"),
         ("--resume=maybe", "<auto|must|never>"),

@@ -9,34 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
+
+from tests.conftest import kept
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 
-@pytest.fixture(scope="session")
-def compiled_code(tmp_path_factory):
-    """The folder where compiled code is kept."""
-    return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _keep_compiled_code(compiled_code):
-    new = {
-        "jax_compilation_cache_dir": compiled_code,
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    old = {name: getattr(jax.config, name) for name in new}
-    for values in (new, old):
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if values is new:
-            yield
+    with kept(compiled_code):
+        yield
 
 
 @pytest.fixture(scope="module")
