@@ -51,9 +51,8 @@ def _loaded() -> str | None:
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         return "no C++ compiler (c++, g++ or clang++) was found to build it"
-    source = resources.files(__name__).joinpath("attention.cc").read_bytes()
     try:
-        library = ctypes.CDLL(str(_built(compiler, source)))
+        library = ctypes.CDLL(str(_built(compiler, _sources())))
     except subprocess.CalledProcessError as error:
         return f"{compiler} could not build it: {(error.stderr.strip() or 'no message').splitlines()[0]}"
     except OSError as error:
@@ -64,9 +63,17 @@ def _loaded() -> str | None:
     return None
 
 
-def _built(compiler: str, source: bytes) -> Path:
-    """The shared library of ``source``: from the cache, else compiled into it."""
-    key = hashlib.sha256(source + repr((_FLAGS, jax.__version__, _processor())).encode())
+def _sources() -> dict[str, str]:
+    """Text of the kernel's files by name."""
+    files = resources.files(__name__).iterdir()
+    kept = (file for file in files if file.name.endswith((".cc", ".h")))
+    return {file.name: file.read_text(encoding="utf-8") for file in kept}
+
+
+def _built(compiler: str, sources: dict[str, str]) -> Path:
+    """The shared library of the sources: from the cache, else compiled into it."""
+    made_from = sorted(sources.items()), _FLAGS, jax.__version__, _processor()
+    key = hashlib.sha256(repr(made_from).encode())
     name = f"attention-{key.hexdigest()[:16]}.so"
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossattn"
     try:
@@ -77,8 +84,9 @@ def _built(compiler: str, source: bytes) -> Path:
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=root) as scratch:
+        for file, text in sources.items():
+            Path(scratch, file).write_text(text, encoding="utf-8")
         code, made = Path(scratch, "attention.cc"), Path(scratch, name)
-        code.write_bytes(source)
         command = [compiler, *_FLAGS, "-I", jax.ffi.include_dir(), str(code), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(library)  # whole or not at all, also when several processes build it

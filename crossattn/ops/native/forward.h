@@ -1,0 +1,142 @@
+// The forward pass: online softmax over blocks of keys (Milakov and Gimelshein 2018).
+#pragma once
+
+#include "problem.h"
+
+namespace crossattn {
+
+// Takes the exponentials of a block of logits [rows, width], in place, and brings what each row has
+// summed up so far (its weighted values [rows, values_width] and its total) to the new peak.
+inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak, float* total,
+                  float* mixed, int64_t values_width) {
+  for (int64_t t = 0; t < rows; ++t) {
+    float *row = logits + t * width, *mine = mixed + t * values_width;
+    Vec most = Splat(-kInf);
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec x = Load(row + s);
+      most = x > most ? x : most;
+    }
+    // NaN is no peak; a row that has one ends as NaN through its sum.
+    const float now = std::max(peak[t], Max(most)), base = now == -kInf ? 0.0f : now;
+    Vec sum{};
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec e = Exp(Load(row + s) - base);
+      Store(row + s, e);
+      sum += e;
+    }
+    if (now != peak[t]) {
+      const float before = peak[t] == -kInf ? 0.0f : std::exp(peak[t] - base);
+      // NaN from an earlier block stays: 0 * NaN is NaN.
+      total[t] *= before;
+      for (int64_t h = 0; h < values_width; h += kWidth) Store(mine + h, Load(mine + h) * before);
+      peak[t] = now;
+    }
+    total[t] += Sum(sum);
+  }
+}
+
+// Output and sums of queries [t0, t1) of one head. Each block of keys is packed once and meets all
+// blocks of queries.
+inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, float* out,
+                  Sums saved) {
+  const int64_t kv = n / (p.N / p.K), rows = t1 - t0, H = p.H, Hp = RoundUp(p.Hv);
+  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), block = p.QueryBlock();
+  float* q = Scratch(rows * (H + Hp + 3) + block * Sp + Sp * (2 * H + Hp + 1));
+  float* mixed = q + rows * H;         // weighted sums of values [rows, Hp]
+  float* peak = mixed + rows * Hp;     // [rows]
+  float* total = peak + rows;          // [rows]
+  float* q_poison = total + rows;      // [rows]
+  float* logits = q_poison + rows;     // [block, Sp]
+  float* keys_t = logits + block * Sp; // [H, Sp]
+  float* keys = keys_t + H * Sp;       // [Sp, H]
+  float* values = keys + Sp * H;       // [Sp, Hp]
+  float* k_poison = values + Sp * Hp;  // [Sp]
+  std::fill_n(mixed, rows * Hp, 0.0f);
+  std::fill_n(peak, rows, -kInf);
+  std::fill_n(total, rows, 0.0f);
+  std::fill_n(q_poison, rows, 0.0f);
+  const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, H, q_poison);
+  const Mask mask = p.MaskOf(b, n);
+
+  for (int64_t s0 = 0; s0 < p.S; s0 += kKeyBlock) {
+    const int64_t s1 = std::min(p.S, s0 + kKeyBlock), all = RoundUp(s1 - s0);
+    if (mask.Span(t0, t1, s0, s1).second == s0) continue;
+    std::fill_n(k_poison, all, 0.0f);
+    bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, H, k_poison);
+    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hp, k_poison);
+    Transpose(keys, s1 - s0, H, H, keys_t, all);
+    for (int64_t t = t0; t < t1; t += block) {
+      const int64_t end = std::min(t1, t + block), some = end - t, i = t - t0;
+      const auto [from, to] = mask.Span(t, end, s0, s1);
+      if (from == to) continue;
+      const int64_t width = RoundUp(to - from), at = from - s0;
+      Gemm(some, width, H, q + i * H, H, 1, keys_t + at, all, logits, width, false);
+      Hide(logits, width, t, end, from, to, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
+      Exponentiate(logits, some, width, peak + i, total + i, mixed + i * Hp, Hp);
+      Gemm(some, Hp, to - from, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
+    }
+  }
+
+  for (int64_t t = 0; t < rows; ++t) {
+    const float factor = total[t] == 0.0f ? 0.0f : 1.0f / total[t];
+    float* to = out + ((b * p.T + t0 + t) * p.N + n) * p.Hv;
+    for (int64_t h = 0; h < p.Hv; ++h) to[h] = mixed[t * Hp + h] * factor;
+    saved.peak[(b * p.N + n) * p.T + t0 + t] = peak[t];
+    saved.total[(b * p.N + n) * p.T + t0 + t] = total[t];
+  }
+}
+
+// out [V vectors] = sum of weights[s] values[s], over the keys that may be read.
+template <int V>
+inline void Mix(const float* weights, Rows values, const uint8_t* allowed, int64_t S, int64_t at,
+                float factor, float* out) {
+  Vec sums[V] = {};
+  for (int64_t s = 0; s < S; ++s) {
+    if (allowed && !allowed[s]) continue;
+    for (int j = 0; j < V; ++j) sums[j] += Load(values[s] + at + j * kWidth) * weights[s];
+  }
+  for (int j = 0; j < V; ++j) Store(out + at + j * kWidth, sums[j] * factor);
+}
+
+// One query of one head, as in cached decoding: the memory is read once, where it lies.
+inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float* out, Sums saved) {
+  const int64_t kv = n / (p.N / p.K), width = RoundUp(p.S);
+  const float* query = p.Queries(p.q, b, n, p.H)[t];
+  const Rows keys = p.Keys(b, kv), values = p.Values(b, kv);
+  const uint8_t* allowed = p.MaskOf(b, n)[t];
+  float* weights = Scratch(width);
+  for (int64_t s = 0; s < p.S; ++s) {
+    const float dot = allowed && !allowed[s] ? -kInf : Dot(query, keys[s], p.H) * p.scale;
+    weights[s] = std::isfinite(dot) || (allowed && !allowed[s]) ? dot : kNaN;
+  }
+  std::fill(weights + p.S, weights + width, -kInf);
+  Vec most = Splat(-kInf), sum{};
+  for (int64_t s = 0; s < width; s += kWidth) {
+    const Vec x = Load(weights + s);
+    most = x > most ? x : most;
+  }
+  const float peak = Max(most), base = peak == -kInf ? 0.0f : peak;
+  for (int64_t s = 0; s < width; s += kWidth) {
+    const Vec e = Exp(Load(weights + s) - base);
+    Store(weights + s, e);
+    sum += e;
+  }
+  const float total = Sum(sum);
+  const bool empty = total == 0.0f;
+  const float factor = empty ? 0.0f : 1.0f / total;
+  float* to = out + ((b * p.T + t) * p.N + n) * p.Hv;
+  int64_t h = 0;
+  for (; h + 4 * kWidth <= p.Hv; h += 4 * kWidth)
+    Mix<4>(weights, values, allowed, p.S, h, factor, to);
+  for (; h + kWidth <= p.Hv; h += kWidth) Mix<1>(weights, values, allowed, p.S, h, factor, to);
+  for (; h < p.Hv; ++h) {
+    float mixed = 0;
+    for (int64_t s = 0; s < p.S; ++s)
+      if (!allowed || allowed[s]) mixed += weights[s] * values[s][h];
+    to[h] = mixed * factor;
+  }
+  saved.peak[(b * p.N + n) * p.T + t] = peak;
+  saved.total[(b * p.N + n) * p.T + t] = total;
+}
+
+}  // namespace crossattn

@@ -1,0 +1,148 @@
+// What a call is about: heads as rows, which keys may be read, and how blocks of them are packed.
+//
+// Inf and NaN are taken out of the packed operands and come back as NaN logits, which the mask can
+// hide: what a query may not read cannot reach it, not even as 0 * NaN.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "vector.h"
+
+namespace crossattn {
+
+constexpr int kQueryBlock = 64, kMaskedQueryBlock = 36, kKeyBlock = 128, kQueryChunk = 512;
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// One head of an operand [.., X, heads, size]: rows `stride` floats apart.
+struct Rows {
+  const float* data;
+  int64_t stride;
+  const float* operator[](int64_t i) const { return data + i * stride; }
+};
+
+// Copies rows [from, to) times `scale` into out [.., width]; beyond `size` it is 0. What is not
+// finite becomes 0 and marks its row with NaN in `poison`. Returns whether there was any.
+inline bool Pack(Rows rows, int64_t from, int64_t to, int64_t size, float scale, float* out,
+                 int64_t width, float* poison) {
+  bool any = false;
+  for (int64_t i = from; i < to; ++i, out += width) {
+    const float* in = rows[i];
+    Vec zeros{};  // 0 * x is 0 for every finite x
+    int64_t h = 0;
+    for (; h + kWidth <= size; h += kWidth) {
+      const Vec x = Load(in + h);
+      zeros += x * 0.0f;
+      Store(out + h, x * scale);
+    }
+    float spoilt = Sum(zeros);
+    for (; h < size; ++h) {
+      spoilt += in[h] * 0.0f;
+      out[h] = in[h] * scale;
+    }
+    for (; h < width; ++h) out[h] = 0;
+    if (spoilt != 0.0f) {
+      any = true;
+      poison[i - from] = kNaN;
+      for (int64_t h = 0; h < size; ++h) out[h] = std::isfinite(in[h]) ? out[h] : 0.0f;
+    }
+  }
+  return any;
+}
+
+// out [size, width] = in [rows, stride]^T; columns beyond `rows` are 0.
+inline void Transpose(const float* in, int64_t rows, int64_t stride, int64_t size, float* out,
+               int64_t width) {
+  constexpr int64_t kStep = 8;
+  for (int64_t i = 0; i < rows; i += kStep) {
+    const int64_t end = std::min(rows, i + kStep);
+    for (int64_t h = 0; h < size; ++h)
+      for (int64_t k = i; k < end; ++k) out[h * width + k] = in[k * stride + h];
+  }
+  for (int64_t h = 0; h < size; ++h)
+    for (int64_t k = rows; k < width; ++k) out[h * width + k] = 0;
+}
+
+// Which keys a query may read: bytes [S], or null for all.
+struct Mask {
+  const uint8_t* data = nullptr;  // of one batch entry and head
+  int64_t row = 0;                // bytes from one query to the next; 0 when all share one row
+  const uint8_t* operator[](int64_t t) const { return data ? data + t * row : nullptr; }
+  // The smallest range of keys, from a multiple of the vector width on, that holds every key of
+  // [s0, s1) which some query of [t0, t1) may read; an empty one when there is none.
+  std::pair<int64_t, int64_t> Span(int64_t t0, int64_t t1, int64_t s0, int64_t s1) const {
+    if (!data) return {s0, s1};
+    int64_t first = s1, last = s0;
+    for (int64_t t = t0; t < (row ? t1 : t0 + 1); ++t) {
+      const uint8_t* allowed = data + t * row;
+      int64_t s = s0;
+      while (s < first && !allowed[s]) ++s;
+      first = std::min(first, s);
+      s = s1;
+      while (s > last && !allowed[s - 1]) --s;
+      last = std::max(last, s);
+    }
+    if (last <= first) return {s0, s0};
+    return {s0 + (first - s0) / kWidth * kWidth, last};
+  }
+};
+
+// Everything that a call is about, decoded from its buffers.
+struct Problem {
+  int64_t B, T, S, N, K, H, Hv;
+  float scale;
+  const float *q, *k, *v;
+  const uint8_t* mask;
+  std::vector<int64_t> mask_of_batch;  // offsets
+  int64_t mask_head, mask_row;
+
+  Rows Queries(const float* x, int64_t b, int64_t n, int64_t size) const {
+    return {x + (b * T * N + n) * size, N * size};
+  }
+  Rows Keys(int64_t b, int64_t kv) const { return {k + (b * S * K + kv) * H, K * H}; }
+  Rows Values(int64_t b, int64_t kv) const { return {v + (b * S * K + kv) * Hv, K * Hv}; }
+  // Shorter blocks of queries span fewer keys, where each query has its own.
+  int64_t QueryBlock() const { return mask && mask_row ? kMaskedQueryBlock : kQueryBlock; }
+  Mask MaskOf(int64_t b, int64_t n) const {
+    if (!mask) return {};
+    return {mask + mask_of_batch[b] + n * mask_head, mask_row};
+  }
+};
+
+inline float* Scratch(int64_t floats) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
+  return memory.data();
+}
+
+// Logits of a block become what may be read of them: poison in, masked and padding keys to -inf.
+inline void Hide(float* logits, int64_t width, int64_t t0, int64_t t1, int64_t s0, int64_t s1,
+                 Mask mask, const float* q_poison, const float* k_poison, bool poisoned) {
+  const int64_t keys = s1 - s0;
+  for (int64_t t = t0; t < t1; ++t, logits += width) {
+    if (poisoned)
+      for (int64_t s = 0; s < keys; ++s) logits[s] += q_poison[t - t0] + k_poison[s];
+    if (const uint8_t* allowed = mask[t]) {
+      allowed += s0;
+      int64_t s = 0;
+      for (; s + kWidth <= keys; s += kWidth) {
+        const ByteVec bytes = *reinterpret_cast<const ByteVec*>(allowed + s);
+        const IntVec readable = __builtin_convertvector(bytes, IntVec) != 0;
+        Store(logits + s, readable ? Load(logits + s) : Splat(-kInf));
+      }
+      for (; s < keys; ++s) logits[s] = allowed[s] ? logits[s] : -kInf;
+    }
+    for (int64_t s = keys; s < width; ++s) logits[s] = -kInf;
+  }
+}
+
+// What the backward pass needs to make a row's weights again: exp(logits - peak) / total. As two
+// numbers, for in their one log-sum-exp the small part is lost beside large logits.
+struct Sums {
+  float *peak, *total;  // [*B, N, T]
+};
+
+}  // namespace crossattn
