@@ -42,7 +42,8 @@ def attend(
       dropout_rate: probability of dropping a weight; needs ``dropout_key`` when above 0.
       dropout_key: a JAX random key.
       backend: a name from ``crossattn.ops.backends``, or None for the first that fits.
-      return_weights: also return the weights, before dropout.
+      return_weights: also return the weights, before dropout. Fused kernels never have them, so another
+        backend may run, and the output differ in its last bits.
 
     Returns:
       The output [*B T N Hv] in q's dtype; with ``return_weights``, also the float32 weights
