@@ -69,7 +69,7 @@ def _check_loss(config: ConfigDict) -> None:
         raise SettingsError(
             f"config.loss.chunks is {chunks}; expected a divisor of data.target_len, {length}."
         )
-    if "alignment_layer" in config.loss:
+    if "alignment_layer" in config.loss.to_dict():
         layer, layers = config.loss.alignment_layer, config.model.decoder_layers
         if not -layers <= layer < layers:
             raise SettingsError(
