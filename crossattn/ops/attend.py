@@ -30,6 +30,9 @@ def attend(
     Logits, softmax and sums are float32 at least. A query that may read nothing yields exactly 0,
     with gradients 0; NaN or Inf in a key or value reaches only the queries that may read it.
 
+    Fused backends (``cpu``, cuDNN) differentiate in reverse mode only; for ``jax.jvp`` or ``jax.hessian``
+    ask for ``backend="reference"``.
+
     Args:
       q: queries [*B T N H], any number of leading batch axes.
       k: keys [*B S K H]; N is a multiple of K, consecutive query heads share a key head.

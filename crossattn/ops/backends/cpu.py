@@ -1,6 +1,6 @@
-"""A fused kernel for CPUs: the score matrix is never in memory, and nothing is transposed.
+"""A fused kernel for CPUs: the score matrix is never in memory, operands are read where they lie.
 
-Written in C++ (``crossattn/ops/native/attention.cc``), built on first use where there is a compiler.
+Written in C++ (``crossattn/ops/native/``), built on first use where there is a compiler.
 It has reverse-mode gradients of any order; for forward mode (``jax.jvp``) ask for "reference".
 
 Source: online softmax, Milakov and Gimelshein 2018; the backward pass, Dao et al. 2022, "FlashAttention".
