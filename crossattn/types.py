@@ -8,7 +8,7 @@ size, ``V`` vocabulary, ``L`` layers.
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, Integer, Key, PyTree, Shaped
 
 __all__ = [
     "AnyArray",
@@ -17,6 +17,7 @@ __all__ = [
     "Bool",
     "Float",
     "Int",
+    "Integer",
     "Key",
     "Params",
     "PyTree",

@@ -3,6 +3,8 @@
 It checks its arguments, then hands them to the first backend that keeps the contract for this call.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -24,7 +26,8 @@ def attend(
     dropout_key: Key[Array, ""] | None = None,
     backend: str | None = None,
     return_weights: bool = False,
-) -> Float[Array, "*B T N Hv"] | tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T S"]]:
+    return_lse: bool = False,
+) -> Any:
     """Scaled dot-product attention: ``softmax(scale * q k^T + bias, over what mask allows) v``.
 
     Logits, softmax and sums are float32 at least. A query that may read nothing yields exactly 0,
@@ -48,9 +51,12 @@ def attend(
       return_weights: also return the weights, before dropout. Fused kernels never have them, so another
         backend may run, and the output differ in its last bits.
 
+      return_lse: also return log sum exp of the logits that each query may read, -inf where it may
+        read nothing; differentiable. ``merge`` puts parts of a memory together with it.
+
     Returns:
-      The output [*B T N Hv] in q's dtype; with ``return_weights``, also the float32 weights
-      [*B N T S].
+      The output [*B T N Hv] in q's dtype; a tuple when more is asked for: then the float32 weights
+      [*B N T S], then the float32 log-sum-exp [*B N T].
 
     Raises:
       ValueError: an argument's shape, dtype or value does not fit; the message names it.
@@ -80,7 +86,9 @@ def attend(
         )
     if S == 0:
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-        return (out, jnp.zeros(full, jnp.float32)) if return_weights else out
+        weights = jnp.zeros(full, jnp.float32) if return_weights else None
+        lse = jnp.full(full[:-1], -jnp.inf) if return_lse else None
+        return _asked_for(backends.Attended(out, weights, lse))
     arguments = dict(
         bias=bias,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
@@ -88,9 +96,14 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key if dropout_rate > 0 else None,
         return_weights=return_weights,
+        return_lse=return_lse,
     )
-    out, weights = _run(backend, q, k, v, mask, arguments)
-    return (out, weights) if return_weights else out
+    return _asked_for(_run(backend, q, k, v, mask, arguments))
+
+
+def _asked_for(found: backends.Attended) -> Any:
+    extras = tuple(x for x in found[1:] if x is not None)
+    return (found.out, *extras) if extras else found.out
 
 
 def _run(backend: str | None, q: Array, k: Array, v: Array, mask: Mask | None, arguments: dict):

@@ -10,14 +10,34 @@ import math
 import jax
 import jax.numpy as jnp
 
-from crossattn.types import Array, Bool, Float, Key
+from crossattn.types import Array, Bool, Float, Integer, Key
 
 _INDICES = 1 << 32
 
 
 def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """True with probability ``1 - rate`` (resolved to 2^-32), independently per element."""
-    return _bits(key, shape) >= jnp.uint32(_threshold(rate))
+    *lead, columns = shape or (1,)
+    rows = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(*lead, 1)
+    return keep_block(key, rate, rows, jnp.arange(columns, dtype=jnp.uint32)).reshape(shape)
+
+
+def keep_block(
+    key: Key[Array, ""], rate: float, rows: Integer[Array, "..."], columns: Integer[Array, "..."]
+) -> Bool[Array, "..."]:
+    """The part of a keep mask at these rows (all axes but the last, flattened) and columns.
+
+    The two broadcast against each other. A kernel that works in blocks drops what one that sees the
+    whole matrix drops.
+
+    Source: the mixer "lowbias32" of Wellons 2018, "Prospecting for hash functions", first on the row,
+    then on the column with the row's two words in it.
+    """
+    before, between = jax.random.bits(key, (2,), jnp.uint32)
+    rows, columns = rows.astype(jnp.uint32), columns.astype(jnp.uint32)
+    first = _mixed(rows, before, between)
+    second = _mixed(rows, between, before)
+    return _mixed(columns, first, second) >= jnp.uint32(_threshold(rate))
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> Float[Array, "..."]:
@@ -40,17 +60,9 @@ def _threshold(rate: float) -> int:
     return min(round(rate * _INDICES), _INDICES - 1)
 
 
-def _bits(key: Key[Array, ""], shape: tuple[int, ...]) -> Array:
-    """32 random bits for each element.
-
-    Source: the mixer "lowbias32" of Wellons 2018, "Prospecting for hash functions", with a word of the
-    key before each of its multiplications.
-    """
-    size = math.prod(shape)
-    if size > _INDICES:
-        return jax.random.bits(key, shape, jnp.uint32)
-    before, between = jax.random.bits(key, (2,), jnp.uint32)
-    x = jax.lax.iota(jnp.uint32, size).reshape(shape) ^ before
+def _mixed(x: Array, before: Array, between: Array) -> Array:
+    """32 bits that depend on all bits of the three."""
+    x = x ^ before
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15) ^ between) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

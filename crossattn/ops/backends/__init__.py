@@ -2,9 +2,9 @@
 
 A backend module has
 
-* ``attend(q, k, v, mask, *, bias, scale, softcap, dropout_rate, dropout_key, return_weights)`` that
-  returns ``(out, weights or None)``, or raises ``NotImplementedError`` with the reason for which it
-  cannot keep the contract for this call;
+* ``attend(q, k, v, mask, *, bias, scale, softcap, dropout_rate, dropout_key, return_weights,
+  return_lse)`` that returns an ``Attended``, or raises ``NotImplementedError`` with the reason for
+  which it cannot keep the contract for this call;
 * ``rank(platform)``: its place among the backends tried on ``"cpu"``, ``"gpu"`` or ``"tpu"``, lowest
   first, or None when it must be asked for by name.
 
@@ -15,6 +15,21 @@ import functools
 import importlib
 import pkgutil
 from types import ModuleType
+from typing import Any, NamedTuple
+
+
+class Attended(NamedTuple):
+    """What a backend gives back; None is what it was not asked for.
+
+    Attributes:
+      out: [*B T N Hv], in the dtype of the queries.
+      weights: float32 [*B N T S], before dropout.
+      lse: float32 [*B N T], log of the sum of the exponentials of what each query may read.
+    """
+
+    out: Any
+    weights: Any = None
+    lse: Any = None
 
 
 @functools.cache

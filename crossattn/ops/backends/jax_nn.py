@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Float, Key
 
@@ -31,10 +32,11 @@ def attend(
     dropout_rate: float,
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
-) -> tuple[Float[Array, "*B T N Hv"], None]:
+    return_lse: bool,
+) -> Attended:
     """See ``crossattn.attend``."""
     implementation = _implementation(q, bias)
-    _refuse(q, v, softcap, dropout_key, return_weights)
+    _refuse(q, v, softcap, dropout_key, return_weights, return_lse)
     *batch, T, N, _ = q.shape
     S = k.shape[-3]
     # XLA's path rounds the weights to the operands' dtype; in float32 there is nothing to round to.
@@ -64,7 +66,7 @@ def attend(
         implementation=implementation,
     ).reshape(*batch, T, N, v.shape[-1])
     out = jnp.where(_by_query(reads_nothing), 0, out)
-    return jnp.where(_by_query(reads_poison), jnp.nan, out).astype(dtype), None
+    return Attended(jnp.where(_by_query(reads_poison), jnp.nan, out).astype(dtype))
 
 
 def _implementation(q: Array, bias: Array | None) -> Literal["xla", "cudnn"]:
@@ -81,9 +83,11 @@ def _implementation(q: Array, bias: Array | None) -> Literal["xla", "cudnn"]:
     return "cudnn"
 
 
-def _refuse(q: Array, v: Array, softcap, dropout_key, return_weights: bool) -> None:
-    if return_weights:
+def _refuse(q: Array, v: Array, softcap, dropout_key, weights: bool, lse: bool) -> None:
+    if weights:
         raise NotImplementedError("jax.nn.dot_product_attention does not return weights")
+    if lse:
+        raise NotImplementedError("the log-sum-exp of jax.nn.dot_product_attention has no gradient")
     if softcap is not None:
         raise NotImplementedError("jax.nn.dot_product_attention has no softcap")
     if dropout_key is not None:

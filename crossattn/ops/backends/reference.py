@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import dropout
+from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Float, Key
 
@@ -33,15 +34,16 @@ def attend(
     dropout_rate: float,
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
-) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T S"] | None]:
+    return_lse: bool,
+) -> Attended:
     """See ``crossattn.attend``."""
     allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
     if q.shape[-3] == 1 and dropout_key is None:
-        weights, out = _one_query(q, k, v, allowed, bias, scale, softcap)
+        out, weights, lse = _one_query(q, k, v, allowed, bias, scale, softcap)
     else:
         options = (allowed, bias, scale, softcap, dropout_rate, dropout_key)
-        weights, out = _attend(q, k, v, *options, careful=True)
-    return out, weights if return_weights else None
+        out, weights, lse = _attend(q, k, v, *options, careful=True)
+    return Attended(out, weights if return_weights else None, lse if return_lse else None)
 
 
 @jax.custom_jvp
@@ -53,7 +55,7 @@ def _one_query(q, k, v, allowed, bias, scale, softcap):
     """
     arguments = (q, k, v, allowed, bias, scale, softcap, 0.0, None)
     plain = _attend(*arguments, careful=False)
-    spoilt = jnp.isnan(plain[1]).any()
+    spoilt = jnp.isnan(plain[0]).any()
     return jax.lax.cond(spoilt, lambda: _attend(*arguments, careful=True), lambda: plain)
 
 
@@ -66,7 +68,7 @@ def _one_query_jvp(primals, tangents):
 
 
 def _attend(q, k, v, allowed, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
-    """Weights [*B N T S] and output [*B T N Hv].
+    """Output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
     products. ``careful`` takes them out of the operands and brings them back as NaN logits, which
@@ -90,13 +92,14 @@ def _attend(q, k, v, allowed, bias, scale, softcap, dropout_rate, dropout_key, *
         readable = bias != -jnp.inf
         logits = logits + jnp.where(readable, bias, 0).astype(compute)
         allowed = readable if allowed is None else allowed & readable
-    weights = _softmax(logits + poison, allowed)
+    weights, lse = _softmax(logits + poison, allowed)
 
     kept = weights
     if dropout_key is not None:
         kept = dropout.dropout(weights, dropout_rate, dropout_key)
     out = _mix(kept.reshape(*batch, K, N // K, T, S), v.astype(compute))
-    return weights, out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
+    out = out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
+    return out, weights, lse.astype(jnp.float32)
 
 
 def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
@@ -123,11 +126,14 @@ def _mix(
 
 def _softmax(
     logits: Float[Array, "*B N T S"], allowed: Bool[Array, "..."] | None
-) -> Float[Array, "*B N T S"]:
-    """Softmax over what is allowed; a row with nothing allowed is exactly 0."""
+) -> tuple[Float[Array, "*B N T S"], Float[Array, "*B N T"]]:
+    """Softmax over what is allowed, and its log-sum-exp; with nothing allowed, exactly 0 and -inf."""
     if allowed is not None:
         logits = jnp.where(allowed, logits, -jnp.inf)
     peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-    exponentials = jnp.exp(logits - jnp.where(peak == -jnp.inf, 0, peak))
+    base = jnp.where(peak == -jnp.inf, 0, peak)
+    exponentials = jnp.exp(logits - base)
     total = exponentials.sum(-1, keepdims=True)
-    return exponentials / jnp.where(total == 0, 1, total)
+    divisor = jnp.where(total == 0, 1, total)
+    lse = jnp.where(total == 0, -jnp.inf, base + jnp.log(divisor))
+    return exponentials / divisor, lse[..., 0]
