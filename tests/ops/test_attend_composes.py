@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-
-from .cases import KEY, QUERY, H, K, N, S, T, array
+from crossattn.testing.case import KEY, QUERY, H, K, N, S, T, array
 
 LENGTHS = np.array([3, 7])
 ROOT = pathlib.Path(__file__).parents[2]

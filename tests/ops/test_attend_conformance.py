@@ -9,10 +9,10 @@ import pytest
 
 import crossattn as xa
 from crossattn.ops import backends
+from crossattn.testing import case as cases
+from crossattn.testing import checks, families, oracle
 
-from . import cases, checks, oracle
-
-CASES = cases.every_case()
+CASES = families.every_case()
 SHARED = [name for name, case in CASES.items() if case.shared]
 OTHER_WEIGHTS = ["no_batch_axis", "two_batch_axes_padded", "one_query", "no_keys", "bfloat16"]
 MAY_REFUSE_NOTHING = (None, "reference")

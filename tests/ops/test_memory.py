@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-
-from .cases import array
+from crossattn.testing.case import array
 
 B, SIZE, K, H, HV, N = 2, 6, 2, 4, 3, 4
 QUERIES = jnp.asarray(array("q", B, SIZE, N, H))

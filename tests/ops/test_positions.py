@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-
-from .cases import array
+from crossattn.testing.case import array
 
 
 def test_sinusoids_are_those_of_the_paper_sines_first():

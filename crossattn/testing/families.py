@@ -1,109 +1,16 @@
-"""Named conformance cases of attend; `checks` holds any callable of its signature to them.
+"""The named conformance cases of attend, family by family.
 
-Most cases share one shape (`array` and `case` fill it in), so that a backend compiles once and the
-cases differ only in what may be read. `allowed` is always built from plain numpy comparisons, never
-by the masks under test. The axes are B=2, T=5, S=7, N=4, K=2, H=8, Hv=8 where nothing else is said.
+`allowed`, what the oracle believes is readable, is always built from plain numpy comparisons, never by
+the masks under test.
 """
 
 import dataclasses
-import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-import crossattn as xa
-
-from . import oracle
-
-B, T, S, N, K, H = 2, 5, 7, 4, 2, 8
-QUERY, KEY = np.arange(T)[:, None], np.arange(S)[None, :]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Inputs of one call, what the oracle should believe is readable, and how exact to be."""
-
-    name: str
-    q: Any
-    k: Any
-    v: Any
-    mask: Any = None
-    allowed: Any = None
-    bias: Any = None
-    options: dict = dataclasses.field(default_factory=dict)
-    gradients: bool = True
-
-    def __str__(self):
-        return self.name
-
-    @property
-    def arrays(self):
-        """The differentiable inputs by name."""
-        found = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
-        return {name: array for name, array in found.items() if array is not None}
-
-    @property
-    def shared(self):
-        """Whether q, k and v have the shape and dtype of most cases."""
-        like = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, H)}
-        arrays = {name: getattr(self, name) for name in like}
-        return all(x.shape == like[n] and x.dtype == np.float32 for n, x in arrays.items())
-
-    @property
-    def weights_shape(self):
-        *batch, queries, heads, _ = self.q.shape
-        return (*batch, heads, queries, self.k.shape[-3])
-
-    @functools.cached_property
-    def readable(self):
-        """Bool [*B N T S], bias of -inf included."""
-        return oracle.readable(self.weights_shape, self.allowed, self.bias)
-
-    @functools.cached_property
-    def expected(self):
-        """Output and weights of the oracle."""
-        with np.errstate(all="ignore"):
-            return oracle.attention(**self.arrays, allowed=self.allowed, **self.options)
-
-    @functools.cached_property
-    def expected_gradients(self):
-        """The oracle's gradients of sum(cotangent * output), by name."""
-        arguments = {**self.arrays, **self.options}
-        with np.errstate(all="ignore"):
-            return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
-
-    @functools.cached_property
-    def cotangent(self):
-        shape = (*self.q.shape[:-1], self.v.shape[-1])
-        return array("cotangent", *shape).astype(self.q.dtype)
-
-    @functools.cached_property
-    def clean(self):
-        """Bool [*B T N]: queries that may read no NaN and no Inf."""
-        poison = ~np.isfinite(np.float64(self.k)).all(-1) | ~np.isfinite(np.float64(self.v)).all(-1)
-        poison = np.repeat(poison, self.q.shape[-2] // self.k.shape[-2], axis=-1)
-        poison = np.moveaxis(poison, -1, -2)[..., None, :]
-        return np.moveaxis(~(poison & self.readable).any(-1), -1, -2)
-
-
-def array(name, *shape):
-    """Standard normal float32, the same every time for the same name and shape."""
-    seed = [*name.encode(), *shape]
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def case(name, mask=None, allowed=None, **changes):
-    """A case of the shared shape, with arrays of batch axes for `allowed` left as [*B N T S]."""
-    arrays = {"q": array("q", B, T, N, H), "k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
-    return Case(name, **{**arrays, "mask": mask, "allowed": allowed, **changes})
-
-
-def shaped(name, batch=(B,), t=T, s=S, n=N, k=K, h=H, hv=None, **changes):
-    """A case of another shape."""
-    hv = h if hv is None else hv
-    return Case(name, array("q", *batch, t, n, h), array("k", *batch, s, k, h),
-                array("v", *batch, s, k, hv), **changes)  # fmt: skip
+from crossattn.ops import masks as m
+from crossattn.testing.case import KEY, QUERY, B, H, K, N, S, T, array, case, shaped
 
 
 def shapes():
@@ -121,18 +28,17 @@ def shapes():
     yield shaped("all_heads_share_one_key_head", k=1)
     batched = np.arange(S) < np.array([[2, 7, 0], [1, 4, 6]])[..., None]
     yield shaped(
-        "two_batch_axes_padded", batch=(2, 3), mask=xa.masks.key_padding(batched),
+        "two_batch_axes_padded", batch=(2, 3), mask=m.key_padding(batched),
         allowed=batched[..., None, None, :],
     )  # fmt: skip
     yield shaped(
-        "causal_without_batch_axis_more_queries", batch=(), t=7, s=3, mask=xa.masks.causal(),
+        "causal_without_batch_axis_more_queries", batch=(), t=7, s=3, mask=m.causal(),
         allowed=np.arange(3)[None, :] <= np.arange(7)[:, None],
     )  # fmt: skip
 
 
 def masks():
     """Every term of the mask algebra, alone and combined, against comparisons of indices."""
-    m = xa.masks
     lengths, starts = np.array([3, 7]), np.array([0, 2])
     valid = np.array([[1, 0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1]], bool)
     q_segments = np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]])
@@ -194,7 +100,7 @@ def broadcasting():
     additive = np.where(KEY <= QUERY, 0, -np.inf).astype(np.float32)[None, None]
     yield case("additive_mask_is_a_mask", bias=additive)
     learnt = array("bias", 1, N, T, S)
-    yield case("bias_and_mask", xa.masks.causal(), KEY <= QUERY, bias=learnt)
+    yield case("bias_and_mask", m.causal(), KEY <= QUERY, bias=learnt)
     yield case("bias_and_additive_mask", bias=learnt + additive)
 
 
@@ -203,7 +109,7 @@ def options():
     yield case("scale", options={"scale": 0.7})
     yield case("negative_scale", options={"scale": -0.5})
     yield case("softcap", options={"softcap": 2.0}, bias=None)
-    yield case("softcap_scale_and_causal", xa.masks.causal(), KEY <= QUERY,
+    yield case("softcap_scale_and_causal", m.causal(), KEY <= QUERY,
                options={"softcap": 0.5, "scale": 3.0})  # fmt: skip
     additive = np.where(KEY <= QUERY, 0, -np.inf).astype(np.float32)[None, None]
     yield case("softcap_keeps_the_additive_mask", bias=additive, options={"softcap": 2.0})
@@ -212,7 +118,7 @@ def options():
     q, k = np.rint(2 * array("q", B, T, N, H)), np.rint(2 * array("k", B, S, K, H))
     large = {"q": 100 * q, "k": 100 * k, "options": {"scale": 1.0}}
     yield case("logits_of_ten_thousands", **large)
-    yield case("logits_of_ten_thousands_causal", xa.masks.causal(), KEY <= QUERY, **large)
+    yield case("logits_of_ten_thousands_causal", m.causal(), KEY <= QUERY, **large)
     all_low = {**large, "k": -np.abs(large["k"]) - 100, "q": np.abs(large["q"]) + 100}
     yield case("every_logit_far_below_zero", **all_low)
     steep = np.float32(1e5 * (KEY % 2) * np.ones((1, 1, T, 1)))
@@ -222,7 +128,7 @@ def options():
 def poison():
     """NaN and Inf that nobody may read, or that only some queries may not."""
     lengths = np.array([3, 5])
-    short = xa.masks.lengths(lengths)
+    short = m.lengths(lengths)
     padded = (KEY < lengths[:, None])[:, None, None]
     beyond = np.arange(S) >= lengths[:, None]
     for name, bad in [("nan", np.nan), ("inf", np.inf), ("minus_inf", -np.inf)]:
@@ -230,10 +136,10 @@ def poison():
     future = np.arange(S)[None] >= np.array([[3], [T]])
     for where in ["k", "v"]:
         for name, bad in [("nan", np.nan), ("inf", np.inf)]:
-            yield _poisoned(f"{name}_in_future_{where}", bad, future, xa.masks.causal(),
+            yield _poisoned(f"{name}_in_future_{where}", bad, future, m.causal(),
                             KEY <= QUERY, where)  # fmt: skip
     never = np.arange(S) >= np.full((B, 1), T)
-    yield _poisoned("nan_beyond_the_last_query", np.nan, never, xa.masks.causal(), KEY <= QUERY)
+    yield _poisoned("nan_beyond_the_last_query", np.nan, never, m.causal(), KEY <= QUERY)
     nowhere, all_keys = np.zeros((B, 1, 1, S), bool), np.ones((B, S), bool)
     mask = jnp.asarray(nowhere)
     yield _poisoned("nan_in_all_that_nobody_reads", np.nan, all_keys, mask, nowhere)
@@ -253,7 +159,7 @@ def poison():
 def dtypes():
     """Narrow inputs, float32 inside: the oracle reads the rounded inputs."""
     yield _cast(case("bfloat16"), jnp.bfloat16)
-    causal = case("bfloat16_causal_with_bias", xa.masks.causal(), KEY <= QUERY)
+    causal = case("bfloat16_causal_with_bias", m.causal(), KEY <= QUERY)
     yield _cast(dataclasses.replace(causal, bias=array("bias", 1, N, T, S)), jnp.bfloat16)
     yield _cast(shaped("bfloat16_many_keys", batch=(1,), t=2, s=300, n=2, k=1), jnp.bfloat16)
     q, k = 300 * np.ones((B, T, N, H)), 200 * np.rint(2 * array("k", B, S, K, H))

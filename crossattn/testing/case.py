@@ -1,0 +1,103 @@
+"""One conformance case: the inputs of a call of attend, and what the float64 oracle says of them.
+
+Most cases share one shape (`array` and `case` fill it in), so that an implementation compiles once and
+the cases differ only in what may be read. The axes are B=2, T=5, S=7, N=4, K=2, H=8, Hv=8 where
+nothing else is said.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from crossattn.testing import oracle
+
+B, T, S, N, K, H = 2, 5, 7, 4, 2, 8
+QUERY, KEY = np.arange(T)[:, None], np.arange(S)[None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Inputs of one call, what the oracle should believe is readable, and how exact to be."""
+
+    name: str
+    q: Any
+    k: Any
+    v: Any
+    mask: Any = None
+    allowed: Any = None
+    bias: Any = None
+    options: dict = dataclasses.field(default_factory=dict)
+    gradients: bool = True
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def arrays(self):
+        """The differentiable inputs by name."""
+        found = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
+        return {name: array for name, array in found.items() if array is not None}
+
+    @property
+    def shared(self):
+        """Whether q, k and v have the shape and dtype of most cases."""
+        like = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, H)}
+        arrays = {name: getattr(self, name) for name in like}
+        return all(x.shape == like[n] and x.dtype == np.float32 for n, x in arrays.items())
+
+    @property
+    def weights_shape(self):
+        *batch, queries, heads, _ = self.q.shape
+        return (*batch, heads, queries, self.k.shape[-3])
+
+    @functools.cached_property
+    def readable(self):
+        """Bool [*B N T S], bias of -inf included."""
+        return oracle.readable(self.weights_shape, self.allowed, self.bias)
+
+    @functools.cached_property
+    def expected(self):
+        """Output and weights of the oracle."""
+        with np.errstate(all="ignore"):
+            return oracle.attention(**self.arrays, allowed=self.allowed, **self.options)
+
+    @functools.cached_property
+    def expected_gradients(self):
+        """The oracle's gradients of sum(cotangent * output), by name."""
+        arguments = {**self.arrays, **self.options}
+        with np.errstate(all="ignore"):
+            return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
+
+    @functools.cached_property
+    def cotangent(self):
+        shape = (*self.q.shape[:-1], self.v.shape[-1])
+        return array("cotangent", *shape).astype(self.q.dtype)
+
+    @functools.cached_property
+    def clean(self):
+        """Bool [*B T N]: queries that may read no NaN and no Inf."""
+        poison = ~np.isfinite(np.float64(self.k)).all(-1) | ~np.isfinite(np.float64(self.v)).all(-1)
+        poison = np.repeat(poison, self.q.shape[-2] // self.k.shape[-2], axis=-1)
+        poison = np.moveaxis(poison, -1, -2)[..., None, :]
+        return np.moveaxis(~(poison & self.readable).any(-1), -1, -2)
+
+
+def array(name, *shape):
+    """Standard normal float32, the same every time for the same name and shape."""
+    seed = [*name.encode(), *shape]
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def case(name, mask=None, allowed=None, **changes):
+    """A case of the shared shape, with arrays of batch axes for `allowed` left as [*B N T S]."""
+    arrays = {"q": array("q", B, T, N, H), "k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
+    return Case(name, **{**arrays, "mask": mask, "allowed": allowed, **changes})
+
+
+def shaped(name, batch=(B,), t=T, s=S, n=N, k=K, h=H, hv=None, **changes):
+    """A case of another shape."""
+    hv = h if hv is None else hv
+    return Case(name, array("q", *batch, t, n, h), array("k", *batch, s, k, h),
+                array("v", *batch, s, k, hv), **changes)  # fmt: skip
