@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _LOCATIONS = {
     "attend": "crossattn.ops.attend:attend",
+    "merge": "crossattn.ops.merge:merge",
     "Mask": "crossattn.ops.masks:Mask",
     "Memory": "crossattn.ops.memory:Memory",
     "init": "crossattn.functional:init",
