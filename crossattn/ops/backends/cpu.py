@@ -7,7 +7,7 @@ Source: online softmax, Milakov and Gimelshein 2018; the backward pass, Dao et a
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ import numpy as np
 from crossattn.ops import native
 from crossattn.ops.backends import Attended, reference
 from crossattn.ops.masks import Mask, explicit
-from crossattn.types import Array, Float, Key
+from crossattn.ops.ranges import ranges
+from crossattn.types import Array, Bool, Float, Int, Key
 
 
 def rank(platform: str) -> int | None:
@@ -41,18 +42,61 @@ def attend(
     """See ``crossattn.attend``."""
     _refuse(q, bias, softcap, dropout_key, return_weights)
     native.load()
-    lead, T, S = q.ndim - 3, q.shape[-3], k.shape[-3]
-    if mask is None:
-        allowed = jnp.ones((1,) * (lead + 2) + (0,), bool)
-    else:
-        allowed = mask.block(jnp.arange(T), jnp.arange(S))
-        allowed = allowed.reshape((1,) * (q.ndim - allowed.ndim) + allowed.shape)
-        allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-1], S))
+    allowed = _operands(mask, q.ndim - 3, q.shape[-3], k.shape[-3])
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
-    out, lse = _forward(q, k, v, allowed, float(scale))
-    return Attended(out.astype(dtype), None, lse if return_lse else None)
+    found: Any = _forward(q, k, v, allowed, float(scale))
+    return Attended(found[0].astype(dtype), None, found[1] if return_lse else None)
+
+
+class _Mask(NamedTuple):
+    """A mask as the kernel takes it; what is not there has no elements."""
+
+    interval: Int[Array, "*#B #T 2"]
+    numbers: Int[Array, "*#B R S"]
+    limits: Int[Array, "*#B R #T 2"]
+    bytes: Bool[Array, "*#B #N #T S"]
+
+
+def _operands(mask: Mask | None, lead: int, T: int, S: int) -> _Mask:
+    """The mask in memory linear in length, but for matrices that were given as such."""
+    nothing = jnp.zeros((*(1,) * lead, 0, 1, 2), jnp.int32)
+    found = _Mask(
+        nothing[..., 0, :], nothing[..., 0], nothing, jnp.ones((*(1,) * (lead + 2), 0), bool)
+    )
+    if mask is None:
+        return found
+    said = ranges(mask, T, S)
+    if said.first is not None or said.last is not None:
+        first = jnp.zeros((1,), jnp.int32) if said.first is None else said.first
+        last = jnp.full((1,), S, jnp.int32) if said.last is None else said.last
+        found = found._replace(interval=_leading(_pairs(first, last), lead + 2))
+    if said.limits:
+        numbers, pairs = zip(
+            *((x.numbers, _pairs(x.low, x.high)) for x in said.limits), strict=True
+        )
+        numbers, pairs = _stack(numbers, -2), _stack(pairs, -3)
+        found = found._replace(
+            numbers=_leading(numbers, lead + 2), limits=_leading(pairs, lead + 3)
+        )
+    if said.rest.terms:
+        allowed = _leading(said.rest.block(jnp.arange(T), jnp.arange(S)), lead + 3)
+        found = found._replace(bytes=jnp.broadcast_to(allowed, (*allowed.shape[:-1], S)))
+    return found
+
+
+def _pairs(low, high):
+    return jnp.stack(jnp.broadcast_arrays(low, high), axis=-1).astype(jnp.int32)
+
+
+def _stack(arrays, axis: int):
+    return jnp.stack(jnp.broadcast_arrays(*arrays), axis=axis).astype(jnp.int32)
+
+
+def _leading(x, ndim: int):
+    """With axes of size 1 in front, ``ndim`` in all."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
 def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
@@ -70,32 +114,28 @@ def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _forward(q, k, v, allowed, scale: float):
-    """Output [*B T N Hv] and log-sum-exp [*B N T]."""
-    out, peak, total = _sums(q, k, v, allowed, scale)
-    return out, _log_sum_exp(peak, total)
+def _forward(q, k, v, allowed: _Mask, scale: float):
+    """Output [*B T N Hv]; of each row of logits the log-sum-exp, the peak and the sum, [*B N T].
 
-
-def _sums(q, k, v, allowed, scale: float) -> Any:
-    """Output; of each row of logits, its peak and its sum of exponentials, [*B N T]."""
+    The latter two are for the backward pass alone: they carry no gradient.
+    """
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)
     row = jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.float32)
     call = jax.ffi.ffi_call("CrossattnForward", (out, row, row), vmap_method="broadcast_all")
-    return call(q, k, v, allowed, scale=np.float32(scale))
-
-
-def _log_sum_exp(peak, total):
-    """-inf for a row that may read nothing; NaN for one that reads a NaN."""
-    return jnp.where(total == 0, -jnp.inf, peak + jnp.log(jnp.where(total == 0, 1, total)))
+    out, peak, total = call(q, k, v, *allowed, scale=np.float32(scale))
+    # -inf for a row that may read nothing; NaN for one that reads a NaN.
+    lse = jnp.where(total == 0, -jnp.inf, peak + jnp.log(jnp.where(total == 0, 1, total)))
+    return out, lse, peak, total
 
 
 def _forward_forward(q, k, v, allowed, scale):
-    out, peak, total = _sums(q, k, v, allowed, scale)
-    return (out, _log_sum_exp(peak, total)), (q, k, v, allowed, out, peak, total)
+    found: Any = _forward(q, k, v, allowed, scale)
+    out, _, peak, total = found
+    return found, (q, k, v, allowed, out, peak, total)
 
 
 def _forward_backward(scale, residuals, cotangents):
-    gradients: Any = _backward(*residuals, *cotangents, scale)
+    gradients: Any = _backward(*residuals, *cotangents[:2], scale)
     return (*gradients, None)
 
 
@@ -104,7 +144,7 @@ def _backward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
     """Gradients of q, k and v."""
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (q, k, v))
     call = jax.ffi.ffi_call("CrossattnBackward", shapes, vmap_method="broadcast_all")
-    return call(q, k, v, allowed, out, peak, total, d_out, d_lse, scale=np.float32(scale))
+    return call(q, k, v, *allowed, out, peak, total, d_out, d_lse, scale=np.float32(scale))
 
 
 def _backward_forward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale):
@@ -118,7 +158,7 @@ def _backward_backward(scale, residuals, cotangents):
 
     def first_order(q, k, v, d_out, d_lse):
         def plain(q, k, v):
-            mask = explicit(allowed) if allowed.size else None
+            mask = _again(allowed, q.shape[-3], k.shape[-3])
             options: dict[str, Any] = dict(bias=None, softcap=None)
             options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
             found = reference.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
@@ -128,6 +168,22 @@ def _backward_backward(scale, residuals, cotangents):
 
     d_q, d_k, d_v, dd_out, dd_lse = jax.vjp(first_order, q, k, v, d_out, d_lse)[1](cotangents)
     return d_q, d_k, d_v, None, None, None, None, dd_out, dd_lse
+
+
+def _again(allowed: _Mask, T: int, S: int) -> Mask:
+    """The mask that the operands were made from."""
+    matrix = jnp.ones((1, 1, 1), bool)
+    keys = jnp.arange(S)
+    if allowed.interval.size:
+        first, last = jnp.moveaxis(allowed.interval[..., None, :, None, :], -1, 0)
+        matrix = matrix & (first <= keys) & (keys < last)
+    if allowed.numbers.size:
+        low, high = (jnp.moveaxis(allowed.limits, -1, 0)[i][..., None] for i in (0, 1))
+        numbers = allowed.numbers[..., None, :]
+        matrix = matrix & ((low <= numbers) & (numbers <= high)).all(-3)[..., None, :, :]
+    if allowed.bytes.size:
+        matrix = matrix & allowed.bytes
+    return explicit(matrix)
 
 
 _forward.defvjp(_forward_forward, _forward_backward)

@@ -29,102 +29,146 @@ struct Gradients {
   float *q, *k, *v;
 };
 
-// All gradients of one key head: its keys and values, and the queries of the heads that share it.
-inline void BackwardHead(const Problem& p, int64_t b, int64_t kv, const float* out, Sums saved,
-                  const float* d_out, Gradients d) {
-  const int64_t H = p.H, Hp = RoundUp(H), Hv = p.Hv, Hvp = RoundUp(Hv);
-  const int64_t blocks = (p.S + kKeyBlock - 1) / kKeyBlock;
-  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S));
-  const int64_t rows_most = std::min<int64_t>(kQueryBlock, p.T);
-  const int64_t per_block = Sp * (2 * Hp + 2 * Hvp + Hp + Hvp + 1);
-  float* memory = Scratch(blocks * per_block + rows_most * (2 * Hp + Hvp + 2 * Sp + 2) + Sp);
-  // For each block of keys: keys, values, both transposed, both gradients, poison.
-  float* q = memory + blocks * per_block;  // [rows, Hp]
-  float* d_q = q + rows_most * Hp;         // [rows, Hp]
-  float* d_o = d_q + rows_most * Hp;       // [rows, Hvp]
-  float* weights = d_o + rows_most * Hvp;  // [rows, Sp]
-  float* d_s = weights + rows_most * Sp;   // [rows, Sp]
-  float* delta = d_s + rows_most * Sp;     // [rows]
-  float* q_poison = delta + rows_most;     // [rows]
-  std::vector<char> spoilt(blocks);
+// One block of keys of one key head, packed, and its gradients.
+struct KeyBlock {
+  int64_t s0, s1, width, Hp, Hvp;
+  float *keys, *values, *keys_t, *values_t, *d_keys, *d_values, *poison;
+  bool spoilt;
 
-  struct Block {
-    float *keys, *values, *keys_t, *values_t, *d_keys, *d_values, *poison;
-  };
-  auto block = [&](int64_t i) {
-    Block x;
-    x.keys = memory + i * per_block;
-    x.values = x.keys + Sp * Hp;
-    x.keys_t = x.values + Sp * Hvp;
-    x.values_t = x.keys_t + Sp * Hp;
-    x.d_keys = x.values_t + Sp * Hvp;
-    x.d_values = x.d_keys + Sp * Hp;
-    x.poison = x.d_values + Sp * Hvp;
-    return x;
-  };
-  for (int64_t i = 0; i < blocks; ++i) {
-    const Block x = block(i);
-    const int64_t s0 = i * kKeyBlock, s1 = std::min(p.S, s0 + kKeyBlock), width = RoundUp(s1 - s0);
-    std::fill_n(x.poison, Sp, 0.0f);
-    spoilt[i] = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, x.keys, Hp, x.poison);
-    spoilt[i] |= Pack(p.Values(b, kv), s0, s1, Hv, 1.0f, x.values, Hvp, x.poison);
-    Transpose(x.keys, s1 - s0, Hp, H, x.keys_t, width);
-    Transpose(x.values, s1 - s0, Hvp, Hv, x.values_t, width);
-    std::fill_n(x.d_keys, Sp * (Hp + Hvp), 0.0f);
+  static int64_t Floats(int64_t width, int64_t Hp, int64_t Hvp) {
+    return width * (3 * Hp + 3 * Hvp + 1);
   }
+  KeyBlock(const Problem& p, float* memory, int64_t most) : Hp(RoundUp(p.H)), Hvp(RoundUp(p.Hv)) {
+    keys = memory;
+    values = keys + most * Hp;
+    keys_t = values + most * Hvp;
+    values_t = keys_t + most * Hp;
+    d_keys = values_t + most * Hvp;
+    d_values = d_keys + most * Hp;
+    poison = d_values + most * Hvp;
+  }
+  void Read(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) {
+    s0 = from, s1 = to, width = RoundUp(to - from);
+    std::fill_n(poison, width, 0.0f);
+    spoilt = Pack(p.Keys(b, kv), s0, s1, p.H, 1.0f, keys, Hp, poison);
+    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hvp, poison);
+    Transpose(keys, s1 - s0, Hp, p.H, keys_t, width);
+    Transpose(values, s1 - s0, Hvp, p.Hv, values_t, width);
+    std::fill_n(d_keys, width * Hp, 0.0f);
+    std::fill_n(d_values, width * Hvp, 0.0f);
+  }
+};
 
-  const int64_t group = p.N / p.K;
-  for (int64_t n = kv * group; n < (kv + 1) * group; ++n) {
-    const Mask mask = p.MaskOf(b, n);
-    const Rows outs = p.Queries(out, b, n, Hv), d_outs = p.Queries(d_out, b, n, Hv);
-    for (int64_t t0 = 0; t0 < p.T; t0 += p.QueryBlock()) {
-      const int64_t t1 = std::min(p.T, t0 + p.QueryBlock()), rows = t1 - t0;
-      std::fill_n(q_poison, rows, 0.0f);
-      std::fill_n(d_q, rows * Hp, 0.0f);
-      const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, Hp, q_poison);
-      for (int64_t t = 0; t < rows; ++t) {
-        const float* g = d_outs[t0 + t];
-        std::copy_n(g, Hv, d_o + t * Hvp);
-        std::fill_n(d_o + t * Hvp + Hv, Hvp - Hv, 0.0f);
+// The queries of all heads that share a key head, in one part of the sequence, packed; what is saved
+// of each, and their gradient so far.
+struct QueryPart {
+  int64_t rows, Hp, Hvp;
+  float *q, *d_q, *d_o, *peak, *factor, *delta, *poison;
+  bool spoilt = false;
+
+  static int64_t Floats(int64_t rows, int64_t Hp, int64_t Hvp) { return rows * (2 * Hp + Hvp + 4); }
+  QueryPart(const Problem& p, float* memory, int64_t rows)
+      : rows(rows), Hp(RoundUp(p.H)), Hvp(RoundUp(p.Hv)) {
+    q = memory;
+    d_q = q + rows * Hp;
+    d_o = d_q + rows * Hp;
+    peak = d_o + rows * Hvp;
+    factor = peak + rows;
+    delta = factor + rows;
+    poison = delta + rows;
+    std::fill_n(d_q, rows * Hp, 0.0f);
+    std::fill_n(poison, rows, 0.0f);
+  }
+  // Head n, queries [t0, t1), into the rows from `at` on.
+  void Read(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, int64_t at,
+            const float* out, Sums saved, const float* d_out, const float* d_lse) {
+    const int64_t some = t1 - t0, first = (b * p.N + n) * p.T + t0;
+    spoilt |= Pack(p.Queries(p.q, b, n, p.H), t0, t1, p.H, p.scale, q + at * Hp, Hp, poison + at);
+    const Rows outs = p.Queries(out, b, n, p.Hv), d_outs = p.Queries(d_out, b, n, p.Hv);
+    for (int64_t t = 0; t < some; ++t) {
+      float* to = d_o + (at + t) * Hvp;
+      std::copy_n(d_outs[t0 + t], p.Hv, to);
+      std::fill(to + p.Hv, to + Hvp, 0.0f);
+    }
+    Deltas(outs, d_outs, t0, t1, p.Hv, delta + at);
+    for (int64_t t = 0; t < some; ++t) {
+      const float most = saved.peak[first + t], total = saved.total[first + t];
+      peak[at + t] = most == -kInf ? 0.0f : most;
+      factor[at + t] = total == 0.0f ? 0.0f : 1.0f / total;
+      delta[at + t] -= d_lse[first + t];
+    }
+  }
+};
+
+// Logits [rows, width] become weights, and the gradients of the weights those of the logits.
+inline void Differentiate(float* weights, float* d_s, int64_t rows, int64_t width,
+                          const float* peak, const float* factor, const float* delta) {
+  for (int64_t t = 0; t < rows; ++t, weights += width, d_s += width) {
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec logits = Load(weights + s), w = Exp(logits - peak[t]) * factor[t];
+      Store(weights + s, w);
+      const IntVec hidden = logits == Splat(-kInf);
+      Store(d_s + s, hidden ? Vec{} : w * (Load(d_s + s) - delta[t]));
+    }
+  }
+}
+
+// Gradients from the queries [t0, t1) of the heads that share a key head: d.q of those queries, and
+// their share in d.k and d.v, which is written, not added. A block of keys meets all those queries.
+inline void BackwardPart(const Problem& p, int64_t b, int64_t kv, int64_t t0, int64_t t1,
+                         const float* out, Sums saved, const float* d_out, const float* d_lse,
+                         Gradients d) {
+  const int64_t H = p.H, Hp = RoundUp(H), Hv = p.Hv, Hvp = RoundUp(Hv), group = p.N / p.K;
+  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), some = t1 - t0;
+  const int64_t rows = group * some, step = p.QueryBlock();
+  float* memory = Scratch(KeyBlock::Floats(Sp, Hp, Hvp) + QueryPart::Floats(rows, Hp, Hvp) +
+                          2 * step * Sp);
+  float *weights = memory, *d_s = memory + step * Sp;
+  KeyBlock x(p, d_s + step * Sp, Sp);
+  QueryPart y(p, d_s + step * Sp + KeyBlock::Floats(Sp, Hp, Hvp), rows);
+  for (int64_t g = 0; g < group; ++g)
+    y.Read(p, b, kv * group + g, t0, t1, g * some, out, saved, d_out, d_lse);
+
+  for (int64_t s0 = 0; s0 < p.S; s0 += kKeyBlock) {
+    const int64_t s1 = std::min(p.S, s0 + kKeyBlock);
+    bool read = false;
+    for (int64_t g = 0; g < group; ++g) {
+      const Mask mask = p.MaskOf(b, kv * group + g);
+      if (mask.Read(t0, t1, s0, s1).empty()) continue;
+      if (!read) x.Read(p, b, kv, s0, s1);
+      read = true;
+      for (int64_t t = t0; t < t1; t += step) {
+        const int64_t end = std::min(t1, t + step), count = end - t, i = g * some + t - t0;
+        const Span span = mask.Read(t, end, s0, s1);
+        if (span.empty()) continue;
+        const int64_t keys = span.to - span.from, width = RoundUp(keys), at = span.from - s0;
+        float *q = y.q + i * Hp, *d_o = y.d_o + i * Hvp;
+        Gemm(count, width, H, q, Hp, 1, x.keys_t + at, x.width, weights, width, false);
+        Hide(weights, width, t, end, span, mask, y.poison + i, x.poison + at, x.spoilt | y.spoilt);
+        Gemm(count, width, Hv, d_o, Hvp, 1, x.values_t + at, x.width, d_s, width, false);
+        Differentiate(weights, d_s, count, width, y.peak + i, y.factor + i, y.delta + i);
+        Gemm(keys, Hvp, count, weights, 1, width, d_o, Hvp, x.d_values + at * Hvp, Hvp, true);
+        Gemm(keys, Hp, count, d_s, 1, width, q, Hp, x.d_keys + at * Hp, Hp, true);
+        Gemm(count, Hp, keys, d_s, width, 1, x.keys + at * Hp, Hp, y.d_q + i * Hp, Hp, true);
       }
-      Deltas(outs, d_outs, t0, t1, Hv, delta);
-      for (int64_t i = 0; i < blocks; ++i) {
-        const int64_t s0 = i * kKeyBlock, all = RoundUp(std::min(kKeyBlock, int(p.S - s0)));
-        const auto [from, to] = mask.Span(t0, t1, s0, std::min(p.S, s0 + kKeyBlock));
-        const int64_t keys = to - from, width = RoundUp(keys), at = from - s0;
-        if (from == to) continue;
-        const Block x = block(i);
-        Gemm(rows, width, H, q, Hp, 1, x.keys_t + at, all, weights, width, false);
-        Hide(weights, width, t0, t1, from, to, mask, q_poison, x.poison + at, spoilt[i] | q_spoilt);
-        Gemm(rows, width, Hv, d_o, Hvp, 1, x.values_t + at, all, d_s, width, false);
-        for (int64_t t = 0; t < rows; ++t) {
-          const float peak = saved.peak[(b * p.N + n) * p.T + t0 + t];
-          const float total = saved.total[(b * p.N + n) * p.T + t0 + t];
-          const float base = peak == -kInf ? 0.0f : peak;
-          const float factor = total == 0.0f ? 0.0f : 1.0f / total;
-          for (int64_t s = t * width; s < (t + 1) * width; s += kWidth) {
-            const Vec logits = Load(weights + s);
-            const Vec w = Exp(logits - base) * factor;
-            Store(weights + s, w);
-            const IntVec hidden = logits == Splat(-kInf);
-            Store(d_s + s, hidden ? Vec{} : w * (Load(d_s + s) - delta[t]));
-          }
-        }
-        Gemm(keys, Hvp, rows, weights, 1, width, d_o, Hvp, x.d_values + at * Hvp, Hvp, true);
-        Gemm(keys, Hp, rows, d_s, 1, width, q, Hp, x.d_keys + at * Hp, Hp, true);
-        Gemm(rows, Hp, keys, d_s, width, 1, x.keys + at * Hp, Hp, d_q, Hp, true);
-      }
-      for (int64_t t = 0; t < rows; ++t) {
-        float* to = d.q + ((b * p.T + t0 + t) * p.N + n) * H;
-        for (int64_t h = 0; h < H; ++h) to[h] = d_q[t * Hp + h] * p.scale;
+    }
+    for (int64_t s = s0; s < s1; ++s) {
+      float *d_k = d.k + ((b * p.S + s) * p.K + kv) * H, *d_v = d.v + ((b * p.S + s) * p.K + kv) * Hv;
+      if (read) {
+        std::copy_n(x.d_keys + (s - s0) * Hp, H, d_k);
+        std::copy_n(x.d_values + (s - s0) * Hvp, Hv, d_v);
+      } else {
+        std::fill_n(d_k, H, 0.0f);
+        std::fill_n(d_v, Hv, 0.0f);
       }
     }
   }
-  for (int64_t s = 0; s < p.S; ++s) {
-    const Block x = block(s / kKeyBlock);
-    const int64_t i = s % kKeyBlock;
-    std::copy_n(x.d_keys + i * Hp, H, d.k + ((b * p.S + s) * p.K + kv) * H);
-    std::copy_n(x.d_values + i * Hvp, Hv, d.v + ((b * p.S + s) * p.K + kv) * Hv);
+  for (int64_t g = 0; g < group; ++g) {
+    for (int64_t t = 0; t < some; ++t) {
+      const float* from = y.d_q + (g * some + t) * Hp;
+      float* to = d.q + ((b * p.T + t0 + t) * p.N + kv * group + g) * H;
+      for (int64_t h = 0; h < H; ++h) to[h] = from[h] * p.scale;
+    }
   }
 }
 

@@ -38,19 +38,19 @@ inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak
 // Output and sums of queries [t0, t1) of one head. Each block of keys is packed once and meets all
 // blocks of queries.
 inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, float* out,
-                  Sums saved) {
+                         Sums saved) {
   const int64_t kv = n / (p.N / p.K), rows = t1 - t0, H = p.H, Hp = RoundUp(p.Hv);
   const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), block = p.QueryBlock();
   float* q = Scratch(rows * (H + Hp + 3) + block * Sp + Sp * (2 * H + Hp + 1));
-  float* mixed = q + rows * H;         // weighted sums of values [rows, Hp]
-  float* peak = mixed + rows * Hp;     // [rows]
-  float* total = peak + rows;          // [rows]
-  float* q_poison = total + rows;      // [rows]
-  float* logits = q_poison + rows;     // [block, Sp]
-  float* keys_t = logits + block * Sp; // [H, Sp]
-  float* keys = keys_t + H * Sp;       // [Sp, H]
-  float* values = keys + Sp * H;       // [Sp, Hp]
-  float* k_poison = values + Sp * Hp;  // [Sp]
+  float* mixed = q + rows * H;          // weighted sums of values [rows, Hp]
+  float* peak = mixed + rows * Hp;      // [rows]
+  float* total = peak + rows;           // [rows]
+  float* q_poison = total + rows;       // [rows]
+  float* logits = q_poison + rows;      // [block, Sp]
+  float* keys_t = logits + block * Sp;  // [H, Sp]
+  float* keys = keys_t + H * Sp;        // [Sp, H]
+  float* values = keys + Sp * H;        // [Sp, Hp]
+  float* k_poison = values + Sp * Hp;   // [Sp]
   std::fill_n(mixed, rows * Hp, 0.0f);
   std::fill_n(peak, rows, -kInf);
   std::fill_n(total, rows, 0.0f);
@@ -58,22 +58,23 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
   const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, H, q_poison);
   const Mask mask = p.MaskOf(b, n);
 
-  for (int64_t s0 = 0; s0 < p.S; s0 += kKeyBlock) {
+  const Span reach = mask.Reach(t0, t1);
+  for (int64_t s0 = reach.from / kKeyBlock * kKeyBlock; s0 < reach.to; s0 += kKeyBlock) {
     const int64_t s1 = std::min(p.S, s0 + kKeyBlock), all = RoundUp(s1 - s0);
-    if (mask.Span(t0, t1, s0, s1).second == s0) continue;
+    if (mask.Read(t0, t1, s0, s1).empty()) continue;
     std::fill_n(k_poison, all, 0.0f);
     bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, H, k_poison);
     spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hp, k_poison);
     Transpose(keys, s1 - s0, H, H, keys_t, all);
     for (int64_t t = t0; t < t1; t += block) {
       const int64_t end = std::min(t1, t + block), some = end - t, i = t - t0;
-      const auto [from, to] = mask.Span(t, end, s0, s1);
-      if (from == to) continue;
-      const int64_t width = RoundUp(to - from), at = from - s0;
+      const Span span = mask.Read(t, end, s0, s1);
+      if (span.empty()) continue;
+      const int64_t keys = span.to - span.from, width = RoundUp(keys), at = span.from - s0;
       Gemm(some, width, H, q + i * H, H, 1, keys_t + at, all, logits, width, false);
-      Hide(logits, width, t, end, from, to, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
+      Hide(logits, width, t, end, span, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
       Exponentiate(logits, some, width, peak + i, total + i, mixed + i * Hp, Hp);
-      Gemm(some, Hp, to - from, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
+      Gemm(some, Hp, keys, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
     }
   }
 
@@ -86,30 +87,41 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
   }
 }
 
-// out [V vectors] = sum of weights[s] values[s], over the keys that may be read.
+// out [V vectors] = factor times the sum of weights[s] values[s], over the keys [from, to) that
+// may be read: their `readable` is not 0, or it is null. A weight of 0 does not hide a NaN.
 template <int V>
-inline void Mix(const float* weights, Rows values, const uint8_t* allowed, int64_t S, int64_t at,
-                float factor, float* out) {
+inline void Mix(const float* weights, const uint8_t* readable, Rows values, int64_t from,
+                int64_t to, int64_t at, float factor, float* out) {
   Vec sums[V] = {};
-  for (int64_t s = 0; s < S; ++s) {
-    if (allowed && !allowed[s]) continue;
-    for (int j = 0; j < V; ++j) sums[j] += Load(values[s] + at + j * kWidth) * weights[s];
+  for (int64_t s = from; s < to; ++s) {
+    if (readable && !readable[s - from]) continue;
+    for (int j = 0; j < V; ++j)
+      sums[j] += Load(values[s] + at + j * kWidth) * weights[s - from];
   }
   for (int j = 0; j < V; ++j) Store(out + at + j * kWidth, sums[j] * factor);
 }
 
-// One query of one head, as in cached decoding: the memory is read once, where it lies.
+// One query of one head, as in cached decoding: the memory is read once, where it lies, and only
+// as far as it may be read.
 inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float* out, Sums saved) {
-  const int64_t kv = n / (p.N / p.K), width = RoundUp(p.S);
+  const int64_t kv = n / (p.N / p.K);
   const float* query = p.Queries(p.q, b, n, p.H)[t];
   const Rows keys = p.Keys(b, kv), values = p.Values(b, kv);
-  const uint8_t* allowed = p.MaskOf(b, n)[t];
-  float* weights = Scratch(width);
-  for (int64_t s = 0; s < p.S; ++s) {
-    const float dot = allowed && !allowed[s] ? -kInf : Dot(query, keys[s], p.H) * p.scale;
-    weights[s] = std::isfinite(dot) || (allowed && !allowed[s]) ? dot : kNaN;
+  const Mask mask = p.MaskOf(b, n);
+  const Span span = mask.Read(t, t + 1, 0, p.S);
+  const int64_t from = span.from, some = span.to - from, width = RoundUp(some);
+  float* weights = Scratch(2 * width);
+  for (int64_t s = 0; s < some; ++s) {
+    const float dot = Dot(query, keys[from + s], p.H) * p.scale;
+    weights[s] = std::isfinite(dot) ? dot : kNaN;
   }
-  std::fill(weights + p.S, weights + width, -kInf);
+  std::fill(weights + some, weights + width, -kInf);
+  uint8_t* readable = nullptr;
+  if (span.partial) {
+    mask.Hide(t, from, span.to, weights);
+    readable = reinterpret_cast<uint8_t*>(weights + width);
+    for (int64_t s = 0; s < some; ++s) readable[s] = weights[s] != -kInf;
+  }
   Vec most = Splat(-kInf), sum{};
   for (int64_t s = 0; s < width; s += kWidth) {
     const Vec x = Load(weights + s);
@@ -121,19 +133,18 @@ inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float*
     Store(weights + s, e);
     sum += e;
   }
-  const float total = Sum(sum);
-  const bool empty = total == 0.0f;
-  const float factor = empty ? 0.0f : 1.0f / total;
-  float* to = out + ((b * p.T + t) * p.N + n) * p.Hv;
+  const float total = Sum(sum), factor = total == 0.0f ? 0.0f : 1.0f / total;
+  float* mine = out + ((b * p.T + t) * p.N + n) * p.Hv;
   int64_t h = 0;
   for (; h + 4 * kWidth <= p.Hv; h += 4 * kWidth)
-    Mix<4>(weights, values, allowed, p.S, h, factor, to);
-  for (; h + kWidth <= p.Hv; h += kWidth) Mix<1>(weights, values, allowed, p.S, h, factor, to);
+    Mix<4>(weights, readable, values, from, span.to, h, factor, mine);
+  for (; h + kWidth <= p.Hv; h += kWidth)
+    Mix<1>(weights, readable, values, from, span.to, h, factor, mine);
   for (; h < p.Hv; ++h) {
     float mixed = 0;
-    for (int64_t s = 0; s < p.S; ++s)
-      if (!allowed || allowed[s]) mixed += weights[s] * values[s][h];
-    to[h] = mixed * factor;
+    for (int64_t s = 0; s < some; ++s)
+      if (!readable || readable[s]) mixed += weights[s] * values[from + s][h];
+    mine[h] = mixed * factor;
   }
   saved.peak[(b * p.N + n) * p.T + t] = peak;
   saved.total[(b * p.N + n) * p.T + t] = total;

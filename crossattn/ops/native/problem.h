@@ -6,15 +6,13 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
 #include <vector>
 
-#include "vector.h"
+#include "mask.h"
 
 namespace crossattn {
 
 constexpr int kQueryBlock = 64, kMaskedQueryBlock = 36, kKeyBlock = 128, kQueryChunk = 512;
-constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // One head of an operand [.., X, heads, size]: rows `stride` floats apart.
@@ -66,38 +64,15 @@ inline void Transpose(const float* in, int64_t rows, int64_t stride, int64_t siz
     for (int64_t k = rows; k < width; ++k) out[h * width + k] = 0;
 }
 
-// Which keys a query may read: bytes [S], or null for all.
-struct Mask {
-  const uint8_t* data = nullptr;  // of one batch entry and head
-  int64_t row = 0;                // bytes from one query to the next; 0 when all share one row
-  const uint8_t* operator[](int64_t t) const { return data ? data + t * row : nullptr; }
-  // The smallest range of keys, from a multiple of the vector width on, that holds every key of
-  // [s0, s1) which some query of [t0, t1) may read; an empty one when there is none.
-  std::pair<int64_t, int64_t> Span(int64_t t0, int64_t t1, int64_t s0, int64_t s1) const {
-    if (!data) return {s0, s1};
-    int64_t first = s1, last = s0;
-    for (int64_t t = t0; t < (row ? t1 : t0 + 1); ++t) {
-      const uint8_t* allowed = data + t * row;
-      int64_t s = s0;
-      while (s < first && !allowed[s]) ++s;
-      first = std::min(first, s);
-      s = s1;
-      while (s > last && !allowed[s - 1]) --s;
-      last = std::max(last, s);
-    }
-    if (last <= first) return {s0, s0};
-    return {s0 + (first - s0) / kWidth * kWidth, last};
-  }
-};
-
 // Everything that a call is about, decoded from its buffers.
 struct Problem {
   int64_t B, T, S, N, K, H, Hv;
   float scale;
   const float *q, *k, *v;
-  const uint8_t* mask;
-  std::vector<int64_t> mask_of_batch;  // offsets
-  int64_t mask_head, mask_row;
+  Mask mask;  // of the first batch entry and head
+  // Where each batch entry's part of the mask begins.
+  std::vector<int64_t> interval_of, numbers_of, limits_of, bytes_of;
+  int64_t bytes_of_head = 0;
 
   Rows Queries(const float* x, int64_t b, int64_t n, int64_t size) const {
     return {x + (b * T * N + n) * size, N * size};
@@ -105,10 +80,15 @@ struct Problem {
   Rows Keys(int64_t b, int64_t kv) const { return {k + (b * S * K + kv) * H, K * H}; }
   Rows Values(int64_t b, int64_t kv) const { return {v + (b * S * K + kv) * Hv, K * Hv}; }
   // Shorter blocks of queries span fewer keys, where each query has its own.
-  int64_t QueryBlock() const { return mask && mask_row ? kMaskedQueryBlock : kQueryBlock; }
+  int64_t QueryBlock() const {
+    return mask.each_query_its_own() ? kMaskedQueryBlock : kQueryBlock;
+  }
   Mask MaskOf(int64_t b, int64_t n) const {
-    if (!mask) return {};
-    return {mask + mask_of_batch[b] + n * mask_head, mask_row};
+    Mask own = mask;
+    if (own.interval) own.interval += interval_of[b];
+    if (own.conditions) own.numbers += numbers_of[b], own.limits += limits_of[b];
+    if (own.bytes) own.bytes += bytes_of[b] + n * bytes_of_head;
+    return own;
   }
 };
 
@@ -119,22 +99,14 @@ inline float* Scratch(int64_t floats) {
 }
 
 // Logits of a block become what may be read of them: poison in, masked and padding keys to -inf.
-inline void Hide(float* logits, int64_t width, int64_t t0, int64_t t1, int64_t s0, int64_t s1,
-                 Mask mask, const float* q_poison, const float* k_poison, bool poisoned) {
-  const int64_t keys = s1 - s0;
+inline void Hide(float* logits, int64_t width, int64_t t0, int64_t t1, Span span, const Mask& mask,
+                 const float* q_poison, const float* k_poison, bool poisoned) {
+  const int64_t keys = span.to - span.from;
+  if (!poisoned && !span.partial && keys == width) return;
   for (int64_t t = t0; t < t1; ++t, logits += width) {
     if (poisoned)
       for (int64_t s = 0; s < keys; ++s) logits[s] += q_poison[t - t0] + k_poison[s];
-    if (const uint8_t* allowed = mask[t]) {
-      allowed += s0;
-      int64_t s = 0;
-      for (; s + kWidth <= keys; s += kWidth) {
-        const ByteVec bytes = *reinterpret_cast<const ByteVec*>(allowed + s);
-        const IntVec readable = __builtin_convertvector(bytes, IntVec) != 0;
-        Store(logits + s, readable ? Load(logits + s) : Splat(-kInf));
-      }
-      for (; s < keys; ++s) logits[s] = allowed[s] ? logits[s] : -kInf;
-    }
+    if (span.partial) mask.Hide(t, span.from, span.to, logits);
     for (int64_t s = keys; s < width; ++s) logits[s] = -kInf;
   }
 }
