@@ -6,32 +6,30 @@
 namespace crossattn {
 
 // Takes the exponentials of a block of logits [rows, width], in place, and brings what each row has
-// summed up so far (its weighted values [rows, values_width] and its total) to the new peak.
-inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak, float* total,
-                  float* mixed, int64_t values_width) {
+// summed up so far (its weighted values [rows, values_width], its total in lanes [rows, kWidth]) to
+// the new peak.
+inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak, float* totals,
+                         float* mixed, int64_t values_width) {
   for (int64_t t = 0; t < rows; ++t) {
     float *row = logits + t * width, *mine = mixed + t * values_width;
-    Vec most = Splat(-kInf);
-    for (int64_t s = 0; s < width; s += kWidth) {
-      const Vec x = Load(row + s);
-      most = x > most ? x : most;
-    }
+    Vec most = Splat(peak[t]);
     // NaN is no peak; a row that has one ends as NaN through its sum.
-    const float now = std::max(peak[t], Max(most)), base = now == -kInf ? 0.0f : now;
-    Vec sum{};
-    for (int64_t s = 0; s < width; s += kWidth) {
-      const Vec e = Exp(Load(row + s) - base);
-      Store(row + s, e);
-      sum += e;
-    }
+    for (int64_t s = 0; s < width; s += kWidth) most = Larger(most, Load(row + s));
+    const float now = Max(most), base = now == -kInf ? 0.0f : now;
+    Vec total = Load(totals + t * kWidth);
     if (now != peak[t]) {
-      const float before = peak[t] == -kInf ? 0.0f : std::exp(peak[t] - base);
       // NaN from an earlier block stays: 0 * NaN is NaN.
-      total[t] *= before;
+      const float before = peak[t] == -kInf ? 0.0f : std::exp(peak[t] - base);
+      total *= before;
       for (int64_t h = 0; h < values_width; h += kWidth) Store(mine + h, Load(mine + h) * before);
       peak[t] = now;
     }
-    total[t] += Sum(sum);
+    for (int64_t s = 0; s < width; s += kWidth) {
+      const Vec e = Exp(Load(row + s) - base);
+      Store(row + s, e);
+      total += e;
+    }
+    Store(totals + t * kWidth, total);
   }
 }
 
@@ -41,11 +39,11 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
                          Sums saved) {
   const int64_t kv = n / (p.N / p.K), rows = t1 - t0, H = p.H, Hp = RoundUp(p.Hv);
   const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), block = p.QueryBlock();
-  float* q = Scratch(rows * (H + Hp + 3) + block * Sp + Sp * (2 * H + Hp + 1));
+  float* q = Scratch(rows * (H + Hp + 2 + kWidth) + block * Sp + Sp * (2 * H + Hp + 1));
   float* mixed = q + rows * H;          // weighted sums of values [rows, Hp]
   float* peak = mixed + rows * Hp;      // [rows]
-  float* total = peak + rows;           // [rows]
-  float* q_poison = total + rows;       // [rows]
+  float* totals = peak + rows;          // [rows, kWidth], in lanes
+  float* q_poison = totals + rows * kWidth;  // [rows]
   float* logits = q_poison + rows;      // [block, Sp]
   float* keys_t = logits + block * Sp;  // [H, Sp]
   float* keys = keys_t + H * Sp;        // [Sp, H]
@@ -53,7 +51,7 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
   float* k_poison = values + Sp * Hp;   // [Sp]
   std::fill_n(mixed, rows * Hp, 0.0f);
   std::fill_n(peak, rows, -kInf);
-  std::fill_n(total, rows, 0.0f);
+  std::fill_n(totals, rows * kWidth, 0.0f);
   std::fill_n(q_poison, rows, 0.0f);
   const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, H, q_poison);
   const Mask mask = p.MaskOf(b, n);
@@ -73,17 +71,17 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
       const int64_t keys = span.to - span.from, width = RoundUp(keys), at = span.from - s0;
       Gemm(some, width, H, q + i * H, H, 1, keys_t + at, all, logits, width, false);
       Hide(logits, width, t, end, span, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
-      Exponentiate(logits, some, width, peak + i, total + i, mixed + i * Hp, Hp);
+      Exponentiate(logits, some, width, peak + i, totals + i * kWidth, mixed + i * Hp, Hp);
       Gemm(some, Hp, keys, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
     }
   }
 
   for (int64_t t = 0; t < rows; ++t) {
-    const float factor = total[t] == 0.0f ? 0.0f : 1.0f / total[t];
+    const float total = Sum(Load(totals + t * kWidth)), factor = total == 0.0f ? 0.0f : 1.0f / total;
     float* to = out + ((b * p.T + t0 + t) * p.N + n) * p.Hv;
     for (int64_t h = 0; h < p.Hv; ++h) to[h] = mixed[t * Hp + h] * factor;
     saved.peak[(b * p.N + n) * p.T + t0 + t] = peak[t];
-    saved.total[(b * p.N + n) * p.T + t0 + t] = total[t];
+    saved.total[(b * p.N + n) * p.T + t0 + t] = total;
   }
 }
 
@@ -123,10 +121,7 @@ inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float*
     for (int64_t s = 0; s < some; ++s) readable[s] = weights[s] != -kInf;
   }
   Vec most = Splat(-kInf), sum{};
-  for (int64_t s = 0; s < width; s += kWidth) {
-    const Vec x = Load(weights + s);
-    most = x > most ? x : most;
-  }
+  for (int64_t s = 0; s < width; s += kWidth) most = Larger(most, Load(weights + s));
   const float peak = Max(most), base = peak == -kInf ? 0.0f : peak;
   for (int64_t s = 0; s < width; s += kWidth) {
     const Vec e = Exp(Load(weights + s) - base);

@@ -26,9 +26,11 @@ struct Rows {
 // finite becomes 0 and marks its row with NaN in `poison`. Returns whether there was any.
 inline bool Pack(Rows rows, int64_t from, int64_t to, int64_t size, float scale, float* out,
                  int64_t width, float* poison) {
+  constexpr int64_t kAhead = 8;  // rows of a head lie far apart, which no hardware foresees
   bool any = false;
   for (int64_t i = from; i < to; ++i, out += width) {
     const float* in = rows[i];
+    for (int64_t h = 0; h < size; h += 16) __builtin_prefetch(in + kAhead * rows.stride + h);
     Vec zeros{};  // 0 * x is 0 for every finite x
     int64_t h = 0;
     for (; h + kWidth <= size; h += kWidth) {
@@ -53,15 +55,16 @@ inline bool Pack(Rows rows, int64_t from, int64_t to, int64_t size, float scale,
 
 // out [size, width] = in [rows, stride]^T; columns beyond `rows` are 0.
 inline void Transpose(const float* in, int64_t rows, int64_t stride, int64_t size, float* out,
-               int64_t width) {
-  constexpr int64_t kStep = 8;
-  for (int64_t i = 0; i < rows; i += kStep) {
-    const int64_t end = std::min(rows, i + kStep);
-    for (int64_t h = 0; h < size; ++h)
-      for (int64_t k = i; k < end; ++k) out[h * width + k] = in[k * stride + h];
-  }
-  for (int64_t h = 0; h < size; ++h)
-    for (int64_t k = rows; k < width; ++k) out[h * width + k] = 0;
+                      int64_t width) {
+  int64_t h = 0;
+  const int64_t whole = rows / kWidth * kWidth;
+  for (; h + kWidth <= size; h += kWidth)
+    for (int64_t i = 0; i < whole; i += kWidth)
+      TransposeSquare(in + i * stride + h, stride, out + h * width + i, width);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t rest = i < whole ? h : 0; rest < size; ++rest)
+      out[rest * width + i] = in[i * stride + rest];
+  for (h = 0; h < size; ++h) std::fill(out + h * width + rows, out + (h + 1) * width, 0.0f);
 }
 
 // Everything that a call is about, decoded from its buffers.

@@ -22,20 +22,61 @@ inline void Store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
 inline Vec Splat(float x) { return x - Vec{}; }
 inline int64_t RoundUp(int64_t n, int64_t to = kWidth) { return (n + to - 1) / to * to; }
 
-inline float Sum(Vec x) {
-  float parts[kWidth];
-  Store(parts, x);
-  for (int half = kWidth / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-  return parts[0];
+// x with its lanes i and i ^ Distance exchanged, for a power of two below the width.
+template <int Distance>
+inline Vec Exchange(Vec x) {
+  IntVec lanes;
+  for (int i = 0; i < kWidth; ++i) lanes[i] = i ^ Distance;
+#if defined(__clang__)
+  Vec exchanged;
+  for (int i = 0; i < kWidth; ++i) exchanged[i] = x[i ^ Distance];
+  return exchanged;
+#else
+  return __builtin_shuffle(x, lanes);
+#endif
 }
 
+// One step of transposing a square of kWidth rows: swaps the two squares off the diagonal in each
+// square of 2 * Distance.
+template <int Distance>
+inline void ExchangeOffDiagonal(Vec* rows) {
+  IntVec second;
+  for (int i = 0; i < kWidth; ++i) second[i] = i & Distance ? -1 : 0;
+  for (int i = 0; i < kWidth; ++i) {
+    if (i & Distance) continue;
+    const Vec a = rows[i], b = rows[i + Distance];
+    rows[i] = second ? Exchange<Distance>(b) : a;
+    rows[i + Distance] = second ? b : Exchange<Distance>(a);
+  }
+}
+
+// out [kWidth, kWidth] = in [kWidth, kWidth]^T; rows are that many floats apart.
+inline void TransposeSquare(const float* in, int64_t in_row, float* out, int64_t out_row) {
+  Vec rows[kWidth];
+  for (int i = 0; i < kWidth; ++i) rows[i] = Load(in + i * in_row);
+  if constexpr (kWidth == 16) ExchangeOffDiagonal<8 % kWidth>(rows);
+  ExchangeOffDiagonal<4>(rows);
+  ExchangeOffDiagonal<2>(rows);
+  ExchangeOffDiagonal<1>(rows);
+  for (int i = 0; i < kWidth; ++i) Store(out + i * out_row, rows[i]);
+}
+
+// NaN in b counts as less than anything.
+inline Vec Larger(Vec a, Vec b) { return b > a ? b : a; }
+
+inline float Sum(Vec x) {
+  if constexpr (kWidth == 16) x += Exchange<8 % kWidth>(x);
+  x += Exchange<4>(x);
+  x += Exchange<2>(x);
+  return (x + Exchange<1>(x))[0];
+}
+
+// The largest, where none is NaN.
 inline float Max(Vec x) {
-  float parts[kWidth];
-  Store(parts, x);
-  for (int half = kWidth / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) parts[i] = std::max(parts[i], parts[i + half]);
-  return parts[0];
+  if constexpr (kWidth == 16) x = Larger(x, Exchange<8 % kWidth>(x));
+  x = Larger(x, Exchange<4>(x));
+  x = Larger(x, Exchange<2>(x));
+  return Larger(x, Exchange<1>(x))[0];
 }
 
 inline float Dot(const float* a, const float* b, int64_t size) {
@@ -47,24 +88,23 @@ inline float Dot(const float* a, const float* b, int64_t size) {
   return total;
 }
 
-// e^x within 2 units in the last place for x up to 88; 0 below -87.3; NaN stays NaN.
-// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' expf).
+// e^x within 2 units in the last place for x from -87.6 up to 88; 0 below; NaN stays NaN.
+// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (minimax in relative error, 2e-8).
 inline Vec Exp(Vec x) {
-  const Vec floor = Splat(-87.3f);
-  const IntVec tiny = x < floor;
-  x = tiny ? floor : x;
-  const Vec magic = Splat(12582912.0f);  // adding 1.5 * 2^23 rounds to an integer
+  const Vec floor = Splat(-88.0f);  // n is -127 here, which is a power of exactly 0
+  x = floor > x ? floor : x;
+  // Adding 1.5 * 2^23 rounds to an integer; 127 more makes its low bits a float's exponent.
+  const Vec magic = Splat(12583039.0f);
   const Vec shifted = x * 1.44269504088896341f + magic;
   const Vec n = shifted - magic;
-  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  const IntVec power = ((IntVec)shifted << 23) + (127 << 23);
-  return tiny ? Vec{} : p * (Vec)power;
+  const Vec r = x - n * 0.693147180559945309f;
+  Vec p = r * 1.3836794532834848e-3f + 8.374856784939766e-3f;
+  p = p * r + 4.1668228805065155e-2f;
+  p = p * r + 1.6666419804096222e-1f;
+  p = p * r + 4.9999991059303284e-1f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return p * (Vec)((IntVec)shifted << 23);
 }
 
 // C[M, N] (+)= A[M, K] B[K, N]. A is read element by element with any strides; the rows of B and C
