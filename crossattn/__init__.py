@@ -3,6 +3,8 @@
 ``import crossattn as xa`` brings names on first use, so importing costs little:
 
 * ``xa.attend``: the one attention function; ``xa.masks``, ``xa.Mask``, ``xa.Memory`` go with it;
+* ``xa.explain``: which backend would run for a call, and why not another; ``python -m crossattn doctor``;
+* ``xa.testing``: what ``attend`` promises, as a suite for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
 * ``xa.nn``: modules; ``xa.models``: architectures; ``xa.init``, ``xa.apply``: parameters as plain dicts;
 * ``xa.decode``, ``xa.viz``, ``xa.data``, ``xa.train``: generation, pictures, text, training.
@@ -15,7 +17,9 @@ __version__ = "0.1.0"
 
 _LOCATIONS = {
     "attend": "crossattn.ops.attend:attend",
+    "attend_sharded": "crossattn.ops.sharded:attend_sharded",
     "merge": "crossattn.ops.merge:merge",
+    "explain": "crossattn.ops.explain:explain",
     "Mask": "crossattn.ops.masks:Mask",
     "Memory": "crossattn.ops.memory:Memory",
     "init": "crossattn.functional:init",
@@ -32,6 +36,7 @@ _LOCATIONS = {
     "viz": "crossattn.viz",
     "data": "crossattn.data",
     "train": "crossattn.train",
+    "testing": "crossattn.testing",
 }
 
 __all__ = ["__version__", *_LOCATIONS]
@@ -39,7 +44,11 @@ __all__ = ["__version__", *_LOCATIONS]
 
 def __getattr__(name: str) -> Any:
     if name not in _LOCATIONS:
-        raise AttributeError(f"module 'crossattn' has no attribute {name!r}")
+        import difflib
+
+        near = difflib.get_close_matches(name, _LOCATIONS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module 'crossattn' has no attribute {name!r}{hint}")
     module, _, attribute = _LOCATIONS[name].partition(":")
     value = importlib.import_module(module)
     if attribute:

@@ -43,7 +43,7 @@ def merge(
     _check(out1, lse1, out2, lse2)
     outs, lses = (jnp.asarray(out1), jnp.asarray(out2)), (jnp.asarray(lse1), jnp.asarray(lse2))
     base = base_of(jnp.maximum(*lses))
-    weights = [jnp.exp(lse - base) for lse in lses]
+    weights = [weight_of(lse, base) for lse in lses]
     sums = [weighted(*part) for part in zip(outs, weights, strict=True)]
     return quotient(sums[0] + sums[1], weights[0] + weights[1], base, outs[0].dtype)
 
@@ -56,7 +56,7 @@ def merge_over(
     Every device gets the whole; moved is one float32 output and two numbers for each query and head.
     """
     base = base_of(jax.lax.pmax(jax.lax.stop_gradient(lse), axis))
-    weight = jnp.exp(lse - base)
+    weight = weight_of(lse, base)
     numerator, total = jax.lax.psum((weighted(out, weight), weight), axis)
     return quotient(numerator, total, base, out.dtype)
 
@@ -66,6 +66,11 @@ def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
     # The result does not depend on it, so neither does the gradient.
     peak = jax.lax.stop_gradient(peak)
     return jnp.where(peak == -jnp.inf, 0, peak)
+
+
+def weight_of(lse: Float[Array, "*B N T"], base: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
+    """A part's share before division; 0, gradient and all, where it read nothing beside a NaN."""
+    return jnp.where(lse == -jnp.inf, 0, jnp.exp(lse - base))
 
 
 def weighted(out: Float[Array, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
