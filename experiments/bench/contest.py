@@ -33,20 +33,33 @@ def alternate(
 
 
 @contextlib.contextmanager
-def elsewhere(make: Callable[..., Callable[[], object]], *arguments: Any) -> Iterator[Callable]:
-    """``make(*arguments)`` in a new process; calling what this gives calls what that made, there."""
+def elsewhere(make: Callable[..., Callable[..., Any]], *arguments: Any) -> Iterator[Callable]:
+    """``make(*arguments)`` in a new process; calling what this gives calls what that made, there.
+
+    Arguments of that call, and what it returns, must pickle; an exception there is raised here as
+    RuntimeError.
+    """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
     process.start()
     there.close()
 
-    def call() -> None:
-        here.send(None)
-        here.recv()
+    def answer() -> Any:
+        try:
+            fine, value = here.recv()
+        except EOFError:
+            raise RuntimeError(f"the process of {make.__name__} died") from None
+        if not fine:
+            raise RuntimeError(value)
+        return value
+
+    def call(*arguments: Any) -> Any:
+        here.send(arguments)
+        return answer()
 
     try:
-        here.recv()
+        answer()
         yield call
     finally:
         here.close()
@@ -54,13 +67,19 @@ def elsewhere(make: Callable[..., Callable[[], object]], *arguments: Any) -> Ite
 
 
 def _serve(connection, make, arguments) -> None:
-    call = make(*arguments)
-    connection.send(None)
+    def answered(function: Callable, *arguments: Any) -> Any:
+        try:
+            value = function(*arguments)
+        except Exception as error:
+            connection.send((False, f"{type(error).__name__}: {error}"))
+            return None
+        connection.send((True, None if callable(value) else value))
+        return value
+
+    call = answered(make, *arguments)
     with contextlib.suppress(EOFError):
-        while True:
-            connection.recv()
-            call()
-            connection.send(None)
+        while call:
+            answered(call, *connection.recv())
 
 
 def show(title: str, seconds: Mapping[str, list[float]], unit: str, amount: float) -> float:

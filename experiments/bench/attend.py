@@ -1,0 +1,194 @@
+"""Attention timed side by side: ``attend`` against JAX's, Flax's, tokamax's and PyTorch's.
+
+    python -m experiments.bench.attend [--quick] [--json=FILE] [--plot=FILE.png]
+
+Each contestant has a process of its own; calls alternate and medians are compared. float32 on CPU,
+bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory is
+measured in further processes, for forward and backward together.
+"""
+
+import argparse
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench import contest
+from experiments.bench.attention_peers import (
+    CONTESTANTS,
+    QUADRATIC,
+    Shape,
+    contestant,
+    memory,
+    missing,
+)
+
+CPU_SHAPES = {
+    "self 64, padded": Shape(32, 64, 64, 8, 64, "padded"),
+    "self 64": Shape(32, 64, 64, 8, 64),
+    "self 256": Shape(8, 256, 256, 8, 64),
+    "self 1024": Shape(1, 1024, 1024, 8, 64),
+    "self 2048, wide heads": Shape(1, 2048, 2048, 8, 128),
+    "self 4096": Shape(1, 4096, 4096, 8, 64),
+    "causal 4096": Shape(1, 4096, 4096, 8, 64, "causal"),
+    "window 256 of 4096": Shape(1, 4096, 4096, 8, 64, 256),
+    "cross 256 to 8192": Shape(1, 256, 8192, 8, 64),
+    "cross 64 to 16384": Shape(1, 64, 16384, 8, 64),
+    "causal 16384": Shape(1, 16384, 16384, 8, 64, "causal"),
+    "window 256 of 16384": Shape(1, 16384, 16384, 8, 64, 256),
+}
+GPU_SHAPES = {
+    f"{mask} {T}, head size {H}": Shape(max(1, 8192 // T), T, T, 8, H, mask)
+    for mask in ("full", "causal")
+    for T in (512, 1024, 2048, 4096, 8192, 16384)
+    for H in (64, 128)
+} | {"cross 128 to 16384": Shape(8, 128, 16384, 8, 64)}
+MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
+LONG = Shape(1, 65536, 65536, 1, 64)
+MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description="Time attention side by side.")
+    parser.add_argument("--quick", action="store_true", help="the small shapes, three rounds")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
+    options = parser.parse_args()
+    gpu = jax.default_backend() == "gpu"
+    shapes = GPU_SHAPES if gpu else CPU_SHAPES
+    if options.quick:
+        shapes = {name: s for name, s in shapes.items() if s.B * s.N * s.T * s.S <= 2**23}
+    found: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
+    found["gemm_gflops"] = gemm_peak()
+    print(f"{found['machine']}; {found['device']}; jax {jax.__version__}")
+    print(f"matrix products reach {found['gemm_gflops']:.0f} GFLOP/s here\n")
+    players = []
+    for name in CONTESTANTS:
+        reason = missing(name)
+        players += [] if reason else [name]
+        if reason:
+            print(f"{name} takes no part: {reason}")
+    found["seconds"] = timed(shapes, players, 3 if options.quick else 7)
+    if not options.quick and not gpu:
+        found["bytes"] = peaks(players)
+        found["long"] = long()
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        draw(found["seconds"], options.plot)
+
+
+def gemm_peak() -> float:
+    """GFLOP/s of a square product, the best of several."""
+    dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+    n = 8192 if jax.default_backend() == "gpu" else 2048
+    x, product = jnp.ones((n, n), dtype), jax.jit(lambda x: x @ x)
+    product(x).block_until_ready()
+    best = np.inf
+    for _ in range(9):
+        start = time.perf_counter()
+        product(x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best / 1e9
+
+
+def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> list[dict[str, Any]]:
+    """Median seconds of each shape, direction and contestant, printed as ratios to ours."""
+    rows = []
+    with contextlib.ExitStack() as stack:
+        calls = {
+            name: stack.enter_context(contest.elsewhere(contestant, name, shapes))
+            for name in players
+        }
+        for name, shape in shapes.items():
+            for backward in (False, True):
+                seconds = compare(calls, name, shape, backward, rounds)
+                rows.append({"shape": name, "sizes": str(shape), "backward": backward} | seconds)
+                show(rows[-1], shape)
+    return rows
+
+
+def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
+    """Medians by contestant; None for one that cannot."""
+    taking = {}
+    for player, measure in calls.items():
+        if player in QUADRATIC and shape.B * shape.N * shape.T * shape.S > MOST_LOGITS:
+            continue
+        with contextlib.suppress(RuntimeError):
+            measure(name, backward, 1)
+            taking[player] = measure
+    each: dict[str, list[float]] = {player: [] for player in taking}
+    many = max(1, int(2e9 / shape.flops / (3 if backward else 1)))
+    for _ in range(rounds):
+        for player, measure in taking.items():
+            time.sleep(0.1)
+            each[player] += measure(name, backward, min(many, 5))
+    return {player: float(np.median(s)) for player, s in each.items()}
+
+
+def show(row: dict[str, Any], shape: Shape) -> None:
+    """One line: our time, and how many times as long the others take."""
+    own = row["crossattn"]
+    rate = (3.5 if row["backward"] else 1) * shape.flops / own / 1e9
+    others = "  ".join(f"{p} {row[p] / own:.2f}x" for p in CONTESTANTS[1:] if p in row)
+    what = "fwd+bwd" if row["backward"] else "forward"
+    print(f"{row['shape']:<22} {row['sizes']:<34} {what}  {own * 1e3:9.2f} ms", end="")
+    print(f"  {rate:5.0f} GFLOP/s of the unmasked matrix | {others}", flush=True)
+
+
+def peaks(players: list[str]) -> dict[str, dict[str, float]]:
+    """Peak bytes beyond the operands, forward and backward."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, shape in MEMORY.items():
+        rows[name] = {}
+        for player in players:
+            if player in QUADRATIC and shape.B * shape.N * shape.T * shape.S > MOST_LOGITS:
+                continue
+            with contest.elsewhere(memory, player, shape) as peak:
+                rows[name][player] = peak()
+        text = "  ".join(f"{player} {x / 2**20:.0f} MiB" for player, x in rows[name].items())
+        print(f"memory, {name:<12} forward+backward | {text}", flush=True)
+    return rows
+
+
+def long() -> dict[str, float]:
+    """Seconds and peak bytes of 65,536 queries of as many keys."""
+    with contest.elsewhere(contestant, "crossattn", {"long": LONG}) as measure:
+        measure("long", True, 1)
+        seconds = measure("long", True, 1)[0]
+    with contest.elsewhere(memory, "crossattn", LONG) as peak:
+        most = peak()
+    print(f"{LONG}: forward+backward {seconds:.1f} s, {most / 2**20:.0f} MiB beyond the operands")
+    return {"seconds": seconds, "bytes": most}
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """How many times as long as ours each contestant takes, one bar each, both directions."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 0.5 * len(rows) + 1), layout="constrained")
+    axes: Any = figure.subplots(1, 2, sharey=True)
+    for backward, ax in zip((False, True), axes, strict=True):
+        own = [row for row in rows if row["backward"] == backward]
+        players = [p for p in CONTESTANTS[1:] if any(p in row for row in own)]
+        height = 0.8 / len(players)
+        for i, player in enumerate(players):
+            ratios = [row.get(player, np.nan) / row["crossattn"] for row in own]
+            ax.barh(np.arange(len(own)) + i * height, ratios, height, label=player, align="edge")
+        ax.axvline(1, color="black", linewidth=1)
+        ax.set(xscale="log", title="forward + backward" if backward else "forward")
+        ax.set(yticks=np.arange(len(own)) + 0.4, xlabel="time relative to crossattn")
+        ax.set_yticklabels([row["shape"] for row in own])
+    axes[0].invert_yaxis()
+    axes[1].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
