@@ -21,11 +21,12 @@ BELOW = {
     "train": {"train"} | FREE,
     "data": {"data"},
     "testing": {"testing", "ops"} | FREE,  # in nobody else's list: the library does not need it
+    "__main__": {"", "ops"},
     "": set(),  # the facade finds the others by name, on first use
 }
 CONFIG_NEEDS = {"ml_collections", "configs", "collections", "typing"}
-CORE = {"types", "functional", "ops", "nn", "models", "decode", "testing", ""}
-NO_FLAX = {"ops", "testing"}
+CORE = {"types", "functional", "ops", "nn", "models", "decode", "testing", "__main__", ""}
+NO_FLAX = {"ops", "testing", "__main__"}
 CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
 
 

@@ -3,7 +3,9 @@
 It checks its arguments, then hands them to the first backend that keeps the contract for this call.
 """
 
-from typing import Any
+import functools
+import warnings
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,57 @@ def attend(
 
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
+    options = dict(bias=bias, scale=scale, softcap=softcap)
+    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
+    options |= dict(return_weights=return_weights, return_lse=return_lse)
+    ran = run(q, k, v, mask, backend, **options)
+    _warn_where_slow(ran)
+    found = ran.attended
+    extras = tuple(x for x in found[1:] if x is not None)
+    return (found.out, *extras) if extras else found.out
+
+
+class Skipped(NamedTuple):
+    """A backend that was passed over, and why: it refused, or another is the better choice."""
+
+    backend: str
+    reason: str
+    refused: bool
+
+
+class Refused(NotImplementedError):
+    """No backend takes the call, or the one that was asked for does not."""
+
+    def __init__(self, skipped: tuple[Skipped, ...], named: bool):
+        self.skipped = skipped
+        hint = "; backend=None finds one that takes it" if named else ""
+        who = "the backend asked for" if named else "every backend"
+        super().__init__(f"{who} refuses this call: {_reasons(skipped)}{hint}.")
+
+
+class Ran(NamedTuple):
+    """What a call gave, the backend that ran (None: there was no key) and those before it."""
+
+    attended: backends.Attended
+    backend: str | None
+    skipped: tuple[Skipped, ...] = ()
+
+
+def run(
+    q,
+    k,
+    v,
+    mask,
+    backend: str | None,
+    *,
+    bias,
+    scale,
+    softcap,
+    dropout_rate,
+    dropout_key,
+    **returned,
+) -> Ran:
+    """Check the arguments of ``attend`` and run the first backend that fits; see there."""
     _check_operands(q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
@@ -78,52 +131,73 @@ def attend(
     if bias is not None:
         _check_broadcast("bias", bias, full, jnp.floating)
         bias = jnp.asarray(bias)
-    if not 0.0 <= dropout_rate < 1.0:
-        raise ValueError(f"dropout_rate is {dropout_rate}; expected 0 <= rate < 1.")
-    if dropout_rate > 0 and dropout_key is None:
-        raise ValueError(
-            f"dropout_rate is {dropout_rate} but dropout_key is None; pass a jax.random.key, or rate 0."
-        )
+    _check_number("scale", scale)
+    _check_number("softcap", softcap, positive=True)
+    _check_dropout(dropout_rate, dropout_key)
+    if backend is not None:
+        backends.get(backend)
     if S == 0:
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-        weights = jnp.zeros(full, jnp.float32) if return_weights else None
-        lse = jnp.full(full[:-1], -jnp.inf) if return_lse else None
-        return _asked_for(backends.Attended(out, weights, lse))
+        weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
+        lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
+        return Ran(backends.Attended(out, weights, lse), None)
     arguments = dict(
         bias=bias,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap,
         dropout_rate=dropout_rate,
         dropout_key=dropout_key if dropout_rate > 0 else None,
-        return_weights=return_weights,
-        return_lse=return_lse,
+        **returned,
     )
-    return _asked_for(_run(backend, q, k, v, mask, arguments))
+    return _first_that_fits(backend, q, k, v, mask, arguments)
 
 
-def _asked_for(found: backends.Attended) -> Any:
-    extras = tuple(x for x in found[1:] if x is not None)
-    return (found.out, *extras) if extras else found.out
-
-
-def _run(backend: str | None, q: Array, k: Array, v: Array, mask: Mask | None, arguments: dict):
-    if backend is not None:
-        return backends.get(backend).attend(q, k, v, mask, **arguments)
-    refusals = []
-    for name in backends.ordered(jax.default_backend()):
+def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, arguments: dict) -> Ran:
+    skipped = []
+    for name in (backend,) if backend is not None else backends.ordered(jax.default_backend()):
+        module = backends.get(name)
+        unsuited = module.unsuited(q, k) if hasattr(module, "unsuited") else None
+        if unsuited is not None and backend is None:
+            skipped.append(Skipped(name, unsuited, False))
+            continue
         try:
-            return backends.get(name).attend(q, k, v, mask, **arguments)
+            return Ran(module.attend(q, k, v, mask, **arguments), name, tuple(skipped))
         except NotImplementedError as refusal:
-            refusals.append(f"{name}: {refusal}")
-    raise NotImplementedError("no backend takes this call; " + "; ".join(refusals))
+            skipped.append(Skipped(name, str(refusal), True))
+    raise Refused(tuple(skipped), named=backend is not None)
+
+
+def _warn_where_slow(ran: Ran) -> None:
+    """On an accelerator, say it when every faster path refused; one was the better choice: silence."""
+    platform = jax.default_backend()
+    refused = bool(ran.skipped) and all(skip.refused for skip in ran.skipped)
+    if platform in ("gpu", "tpu") and ran.backend == "reference" and refused:
+        _warn_once(platform, _reasons(ran.skipped))
+
+
+def _reasons(skipped: tuple[Skipped, ...]) -> str:
+    return "; ".join(f"{skip.backend}: {skip.reason}" for skip in skipped)
+
+
+@functools.cache
+def _warn_once(platform: str, reasons: str) -> None:
+    warnings.warn(
+        f"attend runs the reference on this {platform}, the whole matrix in memory, because every "
+        f"faster backend refused ({reasons}). crossattn.explain says it for any call.",
+        stacklevel=4,
+    )
 
 
 def _check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
     for name, x, axes in (("q", q, "[*B T N H]"), ("k", k, "[*B S K H]"), ("v", v, "[*B S K Hv]")):
+        if not hasattr(x, "dtype"):
+            raise ValueError(f"{name} is a {type(x).__name__}; expected an array {axes}.")
         if jnp.ndim(x) < 3:
             raise ValueError(f"{name} has shape {jnp.shape(x)}; expected at least 3 axes, {axes}.")
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name} has dtype {x.dtype}; expected a floating-point dtype.")
+    if q.shape[-1] == 0:
+        raise ValueError(f"q has head size 0 (shape {q.shape}); expected at least 1.")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"k has head size {k.shape[-1]} (shape {k.shape}); expected q's, {q.shape[-1]}."
@@ -142,12 +216,13 @@ def _check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
 
 
 def _check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None:
-    dtype = getattr(x, "dtype", None)
+    dtype = getattr(x, "dtype", type(x).__name__)
     wanted = "bool" if kind is bool else "a floating-point dtype"
-    if dtype is None or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
+    known = hasattr(x, "dtype")
+    if not known or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
         other = "bias" if kind is bool else "mask"
         raise ValueError(
-            f"{name} has dtype {dtype}; expected {wanted} (did you mean {other}=?). "
+            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} (did you mean {other}=?). "
             "mask is boolean, True = may be read; bias is added to the logits."
         )
     if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
@@ -155,6 +230,35 @@ def _check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> Non
             f"{name} has shape {x.shape}; expected {len(full)} axes [*B N T S] = {full}, each of that "
             "size or 1."
         )
+
+
+def _check_number(name: str, x: Any, positive: bool = False) -> None:
+    wanted = f"expected a number{' above 0' if positive else ''}, or None."
+    if x is None:
+        return
+    dtype = getattr(x, "dtype", type(x))
+    if jnp.shape(x) != () if hasattr(x, "dtype") else not isinstance(x, (int, float)):
+        said = f"has shape {x.shape}" if hasattr(x, "shape") else f"is {x!r}"
+        raise ValueError(f"{name} {said}; {wanted}")
+    if not jnp.issubdtype(dtype, jnp.number) or isinstance(x, bool):
+        raise ValueError(f"{name} is of type {dtype}; {wanted}")
+    if positive and not isinstance(x, jax.core.Tracer) and not x > 0:
+        raise ValueError(f"{name} is {x}; {wanted}")
+
+
+def _check_dropout(rate: float, key: Any) -> None:
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout_rate is {rate}; expected 0 <= rate < 1.")
+    if rate > 0 and key is None:
+        raise ValueError(
+            f"dropout_rate is {rate} but dropout_key is None; pass a jax.random.key, or rate 0."
+        )
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0
+    raw = dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
+    if key is not None and not typed and not raw:
+        said = f"has shape {key.shape} and dtype {dtype}" if dtype is not None else f"is {key!r}"
+        raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
 
 
 def _check_mask(mask: Mask, full: tuple[int, ...]) -> None:

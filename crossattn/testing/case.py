@@ -19,7 +19,16 @@ QUERY, KEY = np.arange(T)[:, None], np.arange(S)[None, :]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Inputs of one call, what the oracle should believe is readable, and how exact to be."""
+    """Inputs of one call, and what the oracle should believe is readable.
+
+    Attributes:
+      q, k, v: numpy arrays [*B T N H], [*B S K H], [*B S K Hv].
+      mask: what attend is given: a ``Mask``, a boolean array [*#B #N #T #S] or None.
+      allowed: the same for the oracle, a numpy array.
+      bias: float32 [*#B #N #T #S] or None.
+      options: scale and softcap, where they are given.
+      gradients: whether its gradients can be told apart from rounding.
+    """
 
     name: str
     q: Any
@@ -49,6 +58,7 @@ class Case:
 
     @property
     def weights_shape(self):
+        """[*B N T S]."""
         *batch, queries, heads, _ = self.q.shape
         return (*batch, heads, queries, self.k.shape[-3])
 
@@ -59,7 +69,7 @@ class Case:
 
     @functools.cached_property
     def expected(self):
-        """Output and weights of the oracle."""
+        """Output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T] of the oracle."""
         with np.errstate(all="ignore"):
             return oracle.attention(**self.arrays, allowed=self.allowed, **self.options)
 
@@ -71,14 +81,29 @@ class Case:
             return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
 
     @functools.cached_property
+    def expected_gradients_with_lse(self):
+        """The oracle's gradients of sum(cotangent * output) + sum(lse_cotangent * lse), by name."""
+        arguments = {**self.arrays, **self.options, "d_lse": self.lse_cotangent}
+        with np.errstate(all="ignore"):
+            return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
+
+    @functools.cached_property
     def cotangent(self):
+        """[*B T N Hv], in the dtype of q."""
         shape = (*self.q.shape[:-1], self.v.shape[-1])
         return array("cotangent", *shape).astype(self.q.dtype)
 
     @functools.cached_property
+    def lse_cotangent(self):
+        """float32 [*B N T]."""
+        return array("lse_cotangent", *self.weights_shape[:-1])
+
+    @functools.cached_property
     def clean(self):
         """Bool [*B T N]: queries that may read no NaN and no Inf."""
-        poison = ~np.isfinite(np.float64(self.k)).all(-1) | ~np.isfinite(np.float64(self.v)).all(-1)
+        poison: Any = ~np.isfinite(oracle.float64(self.k)).all(-1) | ~np.isfinite(
+            oracle.float64(self.v)
+        ).all(-1)
         poison = np.repeat(poison, self.q.shape[-2] // self.k.shape[-2], axis=-1)
         poison = np.moveaxis(poison, -1, -2)[..., None, :]
         return np.moveaxis(~(poison & self.readable).any(-1), -1, -2)

@@ -1,57 +1,119 @@
-"""Holds any callable with attend's signature to a conformance case, in three ways."""
+"""Holds any callable with attend's signature to one case, in four ways.
+
+Each check returns nothing, or raises ``Broken`` with what differs from the oracle. What the callable
+itself raises goes through.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-TOLERANCE = {"float32": 2e-5, "float16": 2.0**-10, "bfloat16": 2.0**-8}
+from crossattn.testing.case import Case
+from crossattn.testing.oracle import float64
+
+TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 2.0**-10, "bfloat16": 2.0**-8}
 
 
-def check_output(attend, case):
+class Broken(AssertionError):
+    """A promise is not kept; the message says what was found and what was expected."""
+
+
+def check_output(attend, case: Case) -> None:
     """The output is the oracle's, in the dtype of q, and exactly 0 where nothing may be read."""
-    _check_output(_run(_outputs(attend, case), case), case)
+    _compare_output(_run(_outputs(attend, case), case), case)
 
 
-def check_weights(attend, case):
-    """Returned weights are the oracle's, exactly 0 where masked, beside an unchanged output."""
-    out, weights = _run(_outputs(attend, case, return_weights=True), case)
-    _check_output(out, case)
-    assert weights.shape == case.weights_shape
-    weights, clean = np.float64(weights), np.moveaxis(case.clean, -1, -2)
-    _close(weights[clean], case.expected[1][clean], "weights", case.q.dtype)
-    assert not weights[clean][~case.readable[clean]].any(), "a masked key has weight"
+def check_weights(attend, case: Case) -> None:
+    """Returned weights are the oracle's, and exactly 0 where masked."""
+    _, weights = _run(_outputs(attend, case, return_weights=True), case)
+    expect(weights is not None, "weights are None")
+    _compare_shape(weights, case.weights_shape, "weights")
+    weights, clean = float64(weights), np.moveaxis(case.clean, -1, -2)
+    close(weights[clean], case.expected[1][clean], "weights", case.q.dtype)
+    zero(weights[clean][~case.readable[clean]], "the weight of a masked key")
 
 
-def check_gradients(attend, case):
-    """Output and gradients are the oracle's, and exactly 0 for whatever takes no part."""
+def check_gradients(attend, case: Case) -> None:
+    """Gradients are the oracle's, and exactly 0 for whatever takes no part."""
+    _, found = _run(_with_gradients(attend, case), case)
+    _compare_gradients(found, case.expected_gradients, case)
 
-    def outputs_and_gradients(arrays):
-        out, pull = jax.vjp(_outputs(attend, case), arrays)
-        return out, pull(jnp.asarray(case.cotangent))[0]
 
-    out, found = _run(outputs_and_gradients, case)
-    _check_output(out, case)
-    alone = ~np.moveaxis(case.readable.any(-1), -2, -1)
-    assert not np.float64(found["q"])[alone].any(), "a query that reads nothing has a gradient"
-    if not case.clean.all():  # k, v and bias also learn from the queries that read the poison
-        found = {"q": found["q"]}
-    for name, gradient in found.items():
-        dtype = min(case.q.dtype, gradient.dtype, key=lambda dtype: dtype.itemsize)
-        expected, gradient = case.expected_gradients[name], np.float64(gradient)
-        assert gradient.shape == expected.shape, f"gradient of {name}"
-        if name == "q":
-            gradient, expected = gradient[case.clean], expected[case.clean]
-        _close(gradient, expected, f"gradient of {name}", dtype, ulps=8, least=0.1)
-    if "k" in found:
-        unread = ~case.readable.any(axis=(-3, -2))
-        assert not np.float64(found["k"])[unread].any(), "a key nobody reads has a gradient"
-        assert not np.float64(found["v"])[unread].any(), "a value nobody reads has a gradient"
+def check_output_and_gradients(attend, case: Case) -> None:
+    """Both, from one call: differentiation may take another path to the output."""
+    out, found = _run(_with_gradients(attend, case), case)
+    _compare_output(out, case)
+    _compare_gradients(found, case.expected_gradients, case)
+
+
+def check_lse(attend, case: Case) -> None:
+    """The log-sum-exp is the oracle's in float32, -inf where nothing may be read; so its gradients."""
+
+    def lse_and_gradients(arrays):
+        (out, lse), pull = jax.vjp(_outputs(attend, case, return_lse=True), arrays)
+        if not case.gradients:
+            return lse, None
+        return lse, pull((_cotangent(case, out), jnp.asarray(case.lse_cotangent, lse.dtype)))[0]
+
+    lse, found = _run(lse_and_gradients, case)
+    _compare_shape(lse, case.weights_shape[:-1], "log-sum-exp")
+    expect(lse.dtype == np.float32, f"the log-sum-exp is {lse.dtype}, not float32")
+    lse, expected, reads = float64(lse), case.expected[2], case.readable.any(-1)
+    expect(np.all(lse[~reads] == -np.inf), "the log-sum-exp of nothing is not -inf")
+    reads = reads & np.moveaxis(case.clean, -1, -2)
+    close(lse[reads], expected[reads], "log-sum-exp", np.float32)
+    if found is not None:
+        _compare_gradients(found, case.expected_gradients_with_lse, case)
+
+
+def close(found, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -> None:
+    """Relative to the dtype, with an absolute part that follows the largest entry."""
+    found, expected = float64(found), float64(expected)
+    _compare_shape(found, expected.shape, what)
+    rtol = ulps * TOLERANCE[np.dtype(dtype).name]
+    atol = (min(1e-5, rtol) if ulps == 1 else rtol) * max(np.abs(expected).max(initial=0.0), least)
+    wrong = ~np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    if wrong.any():
+        bad, good = found[wrong], expected[wrong]
+        if not np.isfinite(bad).all():
+            said = f"{(~np.isfinite(bad)).sum()} of {found.size} are NaN or Inf"
+        else:
+            worst = np.argmax(np.abs(bad - good))
+            said = f"{wrong.sum()} of {found.size} differ, {bad[worst]:.6g} for {good[worst]:.6g}"
+        raise Broken(f"{what}: {said}")
+
+
+def zero(found, what) -> None:
+    """Exactly 0, and not NaN."""
+    found = float64(found)
+    if np.any(found != 0):
+        raise Broken(f"{what} is not 0 but {found[found != 0][0]:.6g}")
+
+
+def expect(kept, what: str) -> None:
+    """Raises ``Broken(what)`` unless kept."""
+    if not kept:
+        raise Broken(what)
 
 
 def _outputs(attend, case, **options):
     """attend as a function of the case's arrays by name."""
     options = {**case.options, **options}
-    return lambda arrays: attend(mask=case.mask, **arrays, **options)
+    if case.mask is not None:
+        options["mask"] = case.mask
+    return lambda arrays: attend(**arrays, **options)
+
+
+def _with_gradients(attend, case):
+    """Output and gradients as a function of the case's arrays by name."""
+
+    def call(arrays):
+        out, pull = jax.vjp(_outputs(attend, case), arrays)
+        return out, pull(_cotangent(case, out))[0]
+
+    return call
 
 
 def _run(function, case):
@@ -60,17 +122,42 @@ def _run(function, case):
     return function(jax.tree.map(jnp.asarray, case.arrays))
 
 
-def _check_output(out, case):
-    assert out.dtype == case.q.dtype
-    assert out.shape == case.cotangent.shape
-    out, expected = np.float64(out), case.expected[0]
-    _close(out[case.clean], expected[case.clean], "output", case.q.dtype)
-    alone = ~np.moveaxis(case.readable.any(-1), -2, -1)
-    assert not out[alone].any(), "a query that reads nothing has an output"
+def _cotangent(case, out):
+    expect(out.shape == case.cotangent.shape, f"the output has shape {out.shape}")
+    return jnp.asarray(case.cotangent, out.dtype)
 
 
-def _close(found, expected, what, dtype, ulps=1, least=1e-3):
-    """Relative to the dtype, with an absolute part that follows the largest entry."""
-    rtol = ulps * TOLERANCE[np.dtype(dtype).name]
-    atol = (1e-5 if ulps == 1 else rtol) * max(np.abs(expected).max(initial=0.0), least)
-    np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=what)
+def _compare_output(out, case) -> None:
+    expect(out.dtype == case.q.dtype, f"the output is {out.dtype} for {case.q.dtype} queries")
+    _compare_shape(out, case.cotangent.shape, "output")
+    out, expected = float64(out), case.expected[0]
+    zero(out[_reads_nothing(case)], "the output of a query that reads nothing")
+    close(out[case.clean], expected[case.clean], "output", case.q.dtype)
+    hidden = np.isfinite(out).all(-1) & np.isnan(expected).all(-1)
+    expect(not hidden.any(), "a NaN that may be read is hidden")
+
+
+def _compare_gradients(found, wanted, case) -> None:
+    zero(found["q"][_reads_nothing(case)], "the gradient of a query that reads nothing")
+    if not case.clean.all():  # k, v and bias also learn from the queries that read the poison
+        found = {"q": found["q"]}
+    for name, gradient in found.items():
+        dtype = min(case.q.dtype, gradient.dtype, key=lambda dtype: dtype.itemsize)
+        expected, what = wanted[name], f"gradient of {name}"
+        _compare_shape(gradient, expected.shape, what)
+        if name == "q":
+            gradient, expected = gradient[case.clean], expected[case.clean]
+        close(gradient, expected, what, dtype, ulps=8, least=0.1)
+    if "k" in found:
+        unread = ~case.readable.any(axis=(-3, -2))
+        zero(found["k"][unread], "the gradient of a key nobody reads")
+        zero(found["v"][unread], "the gradient of a value nobody reads")
+
+
+def _compare_shape(found, shape, what) -> None:
+    expect(found.shape == shape, f"{what}: shape {found.shape} where {shape} is expected")
+
+
+def _reads_nothing(case):
+    """Bool [*B T N]."""
+    return ~np.moveaxis(case.readable.any(-1), -2, -1)

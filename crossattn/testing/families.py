@@ -5,12 +5,15 @@ the masks under test.
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import masks as m
+from crossattn.ops import masks as mask_algebra
 from crossattn.testing.case import KEY, QUERY, B, H, K, N, S, T, array, case, shaped
+
+m: Any = mask_algebra  # the terms take numpy arrays too, which its types do not say
 
 
 def shapes():
@@ -90,6 +93,12 @@ def masked_rows():
     yield _cast(half, jnp.bfloat16)
 
 
+def shapes_and_broadcasting():
+    """Every shape that attend takes."""
+    yield from shapes()
+    yield from broadcasting()
+
+
 def broadcasting():
     """Masks and biases with axes of size 1."""
     for shape in [(1, 1, 1, 1), (B, 1, 1, S), (1, N, 1, 1), (1, 1, T, 1), (B, N, T, S)]:
@@ -104,8 +113,8 @@ def broadcasting():
     yield case("bias_and_additive_mask", bias=learnt + additive)
 
 
-def options():
-    """Scale, softcap, and numbers that are large."""
+def scale_and_softcap():
+    """The logits are scaled, then capped, then the bias is added."""
     yield case("scale", options={"scale": 0.7})
     yield case("negative_scale", options={"scale": -0.5})
     yield case("softcap", options={"softcap": 2.0}, bias=None)
@@ -114,12 +123,16 @@ def options():
     additive = np.where(KEY <= QUERY, 0, -np.inf).astype(np.float32)[None, None]
     yield case("softcap_keeps_the_additive_mask", bias=additive, options={"softcap": 2.0})
     yield case("softcap_then_bias", bias=array("bias", 1, N, T, S), options={"softcap": 1.0})
+
+
+def large():
+    """Logits that a careless softmax overflows with."""
     # whole numbers, so that float32 holds even the largest logit exactly
     q, k = np.rint(2 * array("q", B, T, N, H)), np.rint(2 * array("k", B, S, K, H))
-    large = {"q": 100 * q, "k": 100 * k, "options": {"scale": 1.0}}
-    yield case("logits_of_ten_thousands", **large)
-    yield case("logits_of_ten_thousands_causal", m.causal(), KEY <= QUERY, **large)
-    all_low = {**large, "k": -np.abs(large["k"]) - 100, "q": np.abs(large["q"]) + 100}
+    scaled = {"q": 100 * q, "k": 100 * k, "options": {"scale": 1.0}}
+    yield case("logits_of_ten_thousands", **scaled)
+    yield case("logits_of_ten_thousands_causal", m.causal(), KEY <= QUERY, **scaled)
+    all_low = {**scaled, "k": -np.abs(scaled["k"]) - 100, "q": np.abs(scaled["q"]) + 100}
     yield case("every_logit_far_below_zero", **all_low)
     steep = np.float32(1e5 * (KEY % 2) * np.ones((1, 1, T, 1)))
     yield case("bias_of_a_hundred_thousand", q=q, k=k, bias=steep, options={"scale": 1.0})
@@ -152,11 +165,21 @@ def poison():
     one_head[0, :2, 0, 4:] = False
     tail = np.broadcast_to(np.arange(S) >= 4, (B, S))
     yield _poisoned("nan_seen_by_other_heads_only", np.nan, tail, jnp.asarray(one_head), one_head)
+    reads = np.arange(T) < np.array([T, 2])[:, None]
+    q = np.where(reads[..., None, None], array("q", B, T, N, H), np.nan).astype(np.float32)
+    only = m.lengths(np.array([S, S]), np.array([T, 2]))
+    yield case("nan_in_a_query_that_reads_nothing", only, reads[:, None, :, None], q=q)
     spoilt = _poisoned("nan_in_padding_of_bfloat16", np.nan, beyond, short, padded)
     yield _cast(spoilt, jnp.bfloat16)
 
 
-def dtypes():
+def narrow_and_large():
+    """What float32 inside is needed for."""
+    yield from narrow()
+    yield from large()
+
+
+def narrow():
     """Narrow inputs, float32 inside: the oracle reads the rounded inputs."""
     yield _cast(case("bfloat16"), jnp.bfloat16)
     causal = case("bfloat16_causal_with_bias", m.causal(), KEY <= QUERY)
@@ -167,14 +190,6 @@ def dtypes():
     yield dataclasses.replace(_cast(wide, jnp.float16), gradients=False)
     memory = _cast(case("float32_queries_of_a_bfloat16_memory"), jnp.bfloat16)
     yield dataclasses.replace(memory, q=array("q", B, T, N, H))
-
-
-def every_case():
-    """All of them by name."""
-    groups = [shapes, masks, masked_rows, broadcasting, options, poison, dtypes]
-    found = [one for group in groups for one in group()]
-    assert len({one.name for one in found}) == len(found), "two cases share a name"
-    return {one.name: one for one in found}
 
 
 def _poisoned(name, bad, where, mask, allowed, arrays="kv", **changes):

@@ -5,33 +5,44 @@ exist here by construction, and a query that may read nothing keeps the zeros it
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
 
 def attention(q, k, v, allowed=None, bias=None, scale=None, softcap=None):
-    """Outputs [*B T N Hv] and weights [*B N T S] of q [*B T N H], k [*B S K H], v [*B S K Hv]."""
-    q, k, v = _float64(q), _float64(k), _float64(v)
+    """Outputs [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
+
+    Of q [*B T N H], k [*B S K H], v [*B S K Hv].
+    """
+    q, k, v = float64(q), float64(k), float64(v)
     *batch, queries, heads, _ = q.shape
     out = np.zeros((*batch, queries, heads, v.shape[-1]))
     weights = np.zeros((*batch, heads, queries, k.shape[-3]))
+    lse = np.full(weights.shape[:-1], -np.inf)
     bias, allowed = _dense(weights.shape, bias, allowed)
     for *b, n, t in np.ndindex(weights.shape[:-1]):
         b, kv = tuple(b), n // (heads // k.shape[-2])
         may = allowed[b][n, t]
         if may.any():
-            row, _ = _row(q[b][t, n], k[b][may, kv], bias[b][n, t, may], scale, softcap)
+            row, lse[b][n, t], _ = _row(
+                q[b][t, n], k[b][may, kv], bias[b][n, t, may], scale, softcap
+            )
             weights[b][n, t, may] = row
             out[b][t, n] = np.einsum("s,sh->h", row, v[b][may, kv])
-    return out, weights
+    return out, weights, lse
 
 
-def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=None):
-    """Gradients of sum(cotangent * output): a dict with q, k, v and, when one is given, bias."""
-    q, k, v, cotangent = _float64(q), _float64(k), _float64(v), _float64(cotangent)
+def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=None, d_lse=None):
+    """Gradients of sum(cotangent * output) + sum(d_lse * log-sum-exp), for what may be read.
+
+    A dict with q, k, v and, when one is given, bias.
+    """
+    q, k, v, cotangent = float64(q), float64(k), float64(v), float64(cotangent)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     *batch, queries, heads, _ = q.shape
     dbias = np.zeros((*batch, heads, queries, k.shape[-3]))
+    d_lse = np.zeros(dbias.shape[:-1]) if d_lse is None else d_lse
     dense_bias, allowed = _dense(dbias.shape, bias, allowed)
     factor = _scale(scale, q)
     for *b, n, t in np.ndindex(dbias.shape[:-1]):
@@ -40,9 +51,9 @@ def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=N
         if not may.any():
             continue
         query, keys, values, dout = q[b][t, n], k[b][may, kv], v[b][may, kv], cotangent[b][t, n]
-        weights, slope = _row(query, keys, dense_bias[b][n, t, may], scale, softcap)
+        weights, _, slope = _row(query, keys, dense_bias[b][n, t, may], scale, softcap)
         dweights = np.einsum("h,sh->s", dout, values)
-        dlogits = weights * (dweights - np.sum(weights * dweights))
+        dlogits = weights * (dweights - np.sum(weights * dweights) + d_lse[b][n, t])
         dscores = factor * slope * dlogits
         dq[b][t, n] += np.einsum("s,sh->h", dscores, keys)
         dk[b][may, kv] += np.outer(dscores, query)
@@ -52,7 +63,7 @@ def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=N
     return found if bias is None else {**found, "bias": sum_to_shape(dbias, np.shape(bias))}
 
 
-def readable(shape, allowed=None, bias=None):
+def readable(shape, allowed=None, bias=None) -> Any:
     """Bool [*B N T S]: which query may read which key, the -inf of a bias counted as a mask."""
     return _dense(shape, bias, allowed)[1]
 
@@ -65,7 +76,7 @@ def sum_to_shape(array, shape):
 
 
 def _row(query, keys, bias, scale, softcap):
-    """Softmax weights of one query over the keys it may read, and d(capped logits)/d(logits)."""
+    """One query over the keys it may read: weights, log-sum-exp, d(capped logits)/d(logits)."""
     logits = np.array([np.sum(query * key) for key in keys]) * _scale(scale, query)
     slope = np.ones_like(logits)
     if softcap is not None:
@@ -73,11 +84,12 @@ def _row(query, keys, bias, scale, softcap):
         logits = softcap * np.tanh(logits / softcap)
     logits = logits + bias
     exponentials = np.exp(logits - logits.max())
-    return exponentials / exponentials.sum(), slope
+    total = exponentials.sum()
+    return exponentials / total, logits.max() + np.log(total), slope
 
 
 def _dense(shape, bias, allowed):
-    bias = np.zeros(shape) if bias is None else np.broadcast_to(_float64(bias), shape)
+    bias = np.zeros(shape) if bias is None else np.broadcast_to(float64(bias), shape)
     allowed = np.ones(shape, bool) if allowed is None else np.broadcast_to(allowed, shape)
     return bias, allowed & (bias > -np.inf)
 
@@ -86,5 +98,6 @@ def _scale(scale, q):
     return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _float64(x):
+def float64(x) -> Any:
+    """Any array, as numpy's float64."""
     return np.asarray(x).astype(np.float64)

@@ -1,0 +1,183 @@
+"""The promises of attend, each with the checks that hold a callable to it."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+from crossattn.testing import bad_calls, checks, composition, families
+from crossattn.testing.case import Case
+
+PROMISES = {
+    "float32 inside": "logits, softmax and sums in float32 at least, the result in q's dtype",
+    "scale and softcap": "the logits are scaled, then capped, then the bias is added",
+    "nothing to read": "a query that may read nothing yields exactly 0",
+    "masked is not there": "NaN or Inf reaches only the queries that may read it",
+    "shapes": "grouped heads, T != S, Hv != H, any batch axes, broadcasting masks and biases",
+    "positions": "causality, windows and segments by position",
+    "gradients": "of q, k, v and the bias; exactly 0 for what takes no part",
+    "composition": "jit, grad, vmap, scan, remat, shard_map and sharded arrays change nothing",
+    "weights": "when asked for, they are there; exactly 0 where masked",
+    "log-sum-exp": "of the logits that may be read, with its gradient; -inf for nothing",
+    "errors": "a bad call raises ValueError naming the argument, what came and what was expected",
+}
+FAMILIES = {
+    "float32 inside": families.narrow_and_large,
+    "scale and softcap": families.scale_and_softcap,
+    "nothing to read": families.masked_rows,
+    "masked is not there": families.poison,
+    "shapes": families.shapes_and_broadcasting,
+    "positions": families.masks,
+}
+# One of each kind: what `quick` runs.
+QUICK = {
+    "bfloat16", "logits_of_ten_thousands", "softcap_then_bias", "some_rows_read_nothing",
+    "nan_in_padding", "nan_in_future_v", "no_mask_at_all", "two_batch_axes_padded",
+    "values_narrower_than_keys", "one_query", "causal", "causal_with_offset_per_example",
+    "bias_and_mask", "vmap_over_examples", "gradients_of_vmap", "scan_over_queries",
+    "sharded_arrays", "mask_of_5x7", "mask_of_float32", "4_query_heads_for_3_key_heads",
+}  # fmt: skip
+
+
+class Item(NamedTuple):
+    """One promise on one case; ``check(attend)`` raises ``Broken`` where it is not kept."""
+
+    promise: str
+    case: str
+    check: Callable[[Any], None]
+
+
+class Finding(NamedTuple):
+    """What came of an item: "kept", "refused: why" or "broken: what"."""
+
+    promise: str
+    case: str
+    outcome: str
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """Every case by name."""
+    found = [case for family in FAMILIES.values() for case in family()]
+    named = {case.name: case for case in found}
+    assert len(named) == len(found), "two cases share a name"
+    return named
+
+
+def check(attend: Callable, case: Case) -> None:
+    """Hold ``attend`` to one case: its output and, where rounding leaves them exact, its gradients.
+
+    Raises:
+      Broken: a number, a shape or a dtype is not the oracle's.
+    """
+    (checks.check_output_and_gradients if case.gradients else checks.check_output)(attend, case)
+
+
+def items(quick: bool = False, promises: Iterable[str] | None = None) -> Iterator[Item]:
+    """What ``conformance`` runs, in the order of ``PROMISES``; ``quick`` is one of each kind."""
+    chosen = list(PROMISES if promises is None else promises)
+    unknown = [name for name in chosen if name not in PROMISES]
+    if unknown:
+        raise ValueError(f"promises has {unknown}; expected some of {', '.join(PROMISES)}.")
+    for promise in chosen:
+        for name, run in _checks_of(promise):
+            if not quick or name in QUICK:
+                yield Item(promise, name, run)
+
+
+def _checks_of(promise: str) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    if promise in FAMILIES:
+        for case in FAMILIES[promise]():
+            yield case.name, partial(_checked, checks.check_output, case.name)
+    if promise == "float32 inside":
+        yield "float64_stays_float64", composition.float64_stays_float64
+    elif promise == "composition":
+        yield from ((call.__name__, call) for call in composition.COMPOSITIONS)
+    elif promise == "errors":
+        yield from (
+            (call.name, partial(_reverse, bad_calls.check_bad_call, call))
+            for call in bad_calls.bad_calls()
+        )
+    by_promise = {
+        "gradients": checks.check_gradients,
+        "weights": checks.check_weights,
+        "log-sum-exp": checks.check_lse,
+    }
+    if promise in by_promise:
+        for name, case in cases().items():
+            if case.gradients or promise != "gradients":
+                yield name, partial(_checked, by_promise[promise], name)
+
+
+def _checked(check, name: str, attend) -> None:
+    check(attend, cases()[name])  # from the one dict, so that each oracle is computed once
+
+
+def _reverse(check, call, attend) -> None:
+    check(attend, call)
+
+
+def conformance(
+    attend: Callable,
+    quick: bool = False,
+    promises: Iterable[str] | None = None,
+    refusals: tuple[type[Exception], ...] = (NotImplementedError,),
+) -> list[Finding]:
+    """Hold any callable of attend's signature, or of a part of it, to every promise.
+
+    ``attend(q, k, v, mask=, bias=, scale=, softcap=, return_weights=, return_lse=)`` is called with
+    what a case needs and no more; ``mask`` is a ``Mask`` or a boolean array (see ``with_arrays``).
+
+    Args:
+      attend: the callable, differentiable by JAX.
+      quick: one case of each kind rather than all.
+      promises: some of the keys of ``PROMISES``; None for all.
+      refusals: the exceptions by which it says that it does not take a call. A keyword argument that
+        its signature lacks is a refusal always.
+
+    Returns:
+      One finding for each promise and case. Refused is not broken: nothing wrong was computed.
+    """
+    return [
+        Finding(item.promise, item.case, _outcome(item.check, attend, refusals))
+        for item in items(quick, promises)
+    ]
+
+
+def _outcome(run, attend, refusals) -> str:
+    try:
+        run(attend)
+    except checks.Broken as broken:
+        return f"broken: {broken}"
+    except bad_calls.OtherError as error:
+        return f"refused: {_line(error)}"
+    except Exception as error:
+        lacks = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+        if isinstance(error, refusals) or lacks:
+            return f"refused: {_line(error)}"
+        return f"broken: {type(error).__name__}: {_line(error)}"
+    return "kept"
+
+
+def _line(error: Exception) -> str:
+    """The first line of what it says."""
+    said = str(error).strip() or type(error).__name__
+    return said.splitlines()[0][:200]
+
+
+def with_arrays(attend: Callable) -> Callable:
+    """``attend`` for callables that know no ``Mask``: it is given the boolean array [*B N T S]."""
+    from crossattn.ops.masks import Mask
+
+    def call(q, k, v, mask=None, **options):
+        if isinstance(mask, Mask):
+            T, S = q.shape[-3], k.shape[-3]
+            lead = (1,) * (q.ndim - 2)
+            mask = mask.materialize(T, S)
+            mask = mask.reshape(lead[: q.ndim - mask.ndim] + mask.shape)
+        if mask is not None:
+            options["mask"] = mask
+        return attend(q, k, v, **options)
+
+    call.__signature__ = inspect.signature(attend)
+    return call

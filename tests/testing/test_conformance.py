@@ -1,0 +1,167 @@
+"""The conformance suite finds what is wrong, and only that, in attention written by others."""
+
+import collections
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import crossattn as xa
+from crossattn import testing
+
+
+def textbook(q, k, v, mask=None):
+    """Attention as one writes it first: no options, masked logits of -1e9, one key head a query head."""
+    if k.shape[-2] != q.shape[-2]:
+        raise NotImplementedError("one key head for each query head")
+    logits = jnp.einsum("...tnh,...snh->...nts", q, k) * q.shape[-1] ** -0.5
+    if mask is not None:
+        logits = jnp.where(mask, logits, -1e9)
+    return jnp.einsum("...nts,...snh->...tnh", jax.nn.softmax(logits), v)
+
+
+def grouped(q, k, v, mask=None):
+    """The same for grouped heads."""
+    k, v = (jnp.repeat(x, q.shape[-2] // x.shape[-2], axis=-2) for x in (k, v))
+    return textbook(q, k, v, mask)
+
+
+def item(promise, case):
+    """The one check of a promise on a case."""
+    return next(x for x in testing.items(promises=[promise]) if x.case == case)
+
+
+def outcomes(attend, *promises, **options):
+    """How many of each, and what was said of each case, by promise and case."""
+    found = testing.conformance(attend, promises=promises, **options)
+    counts = collections.Counter(finding.outcome.split(":")[0] for finding in found)
+    return counts, {finding.case: finding.outcome for finding in found}
+
+
+@pytest.mark.usefixtures("in_production")
+def test_attend_keeps_every_promise_in_the_quick_suite():
+    found = testing.conformance(xa.attend, quick=True, promises=["positions", "errors"])
+    assert {finding.outcome for finding in found} == {"kept"}
+    assert {finding.promise for finding in found} == {"positions", "errors"}
+
+
+def test_quick_has_a_case_of_each_promise():
+    assert [*dict.fromkeys(item.promise for item in testing.items(quick=True))] == [
+        *testing.PROMISES
+    ]
+
+
+def test_textbook_attention_gives_the_mean_of_what_it_may_not_read():
+    attend = testing.with_arrays(grouped)
+    _, said = outcomes(attend, "nothing to read")
+    assert said["some_rows_read_nothing"].startswith(
+        "broken: the output of a query that reads nothing"
+    )
+    assert said["additive_minus_infinity_everywhere"].startswith("refused: ")
+    assert "bias" in said["additive_minus_infinity_everywhere"]
+
+
+def test_textbook_attention_lets_a_masked_nan_through():
+    attend = testing.with_arrays(grouped)
+    _, said = outcomes(attend, "masked is not there", quick=True)
+    assert said["nan_in_padding"].startswith("broken: output: ")
+    assert "NaN" in said["nan_in_padding"]
+
+
+def test_what_is_right_in_textbook_attention_is_kept():
+    attend = testing.with_arrays(grouped)
+    for promise, case in {"positions": "causal", "composition": "vmap_over_examples"}.items():
+        item(promise, case).check(attend)
+
+
+def test_a_refusal_is_not_a_fault_and_says_why():
+    _, said = outcomes(testing.with_arrays(textbook), "positions", quick=True)
+    assert said["causal"] == "refused: one key head for each query head"
+
+
+def test_other_exceptions_are_faults_unless_said_to_be_refusals():
+    def attend(q, k, v, mask=None):
+        raise ValueError("not today")
+
+    assert outcomes(attend, "positions", quick=True)[1]["causal"] == "broken: ValueError: not today"
+    _, said = outcomes(attend, "positions", quick=True, refusals=(ValueError,))
+    assert said["causal"] == "refused: not today"
+
+
+@pytest.mark.parametrize(
+    ("promise", "case", "spoil", "said"),
+    [
+        ("shapes", "no_mask_at_all", lambda out: out + 1e-3, "output: "),
+        (
+            "float32 inside",
+            "bfloat16",
+            lambda out: out.astype(jnp.float32),
+            "the output is float32",
+        ),
+        ("shapes", "one_query", lambda out: out[..., None], "output: shape"),
+        (
+            "masked is not there",
+            "nan_in_future_v",
+            jnp.nan_to_num,
+            "a NaN that may be read is hidden",
+        ),
+        ("gradients", "causal", jax.lax.stop_gradient, "gradient of k: "),
+        ("composition", "gradients_of_vmap", lambda out: 1.01 * out, "gradient of q: "),
+        ("composition", "sharded_arrays", lambda out: 1.01 * out, "output: "),
+    ],
+)
+def test_a_fault_is_found(promise, case, spoil, said):
+    def attend(*arguments, **options):
+        return spoil(xa.attend(*arguments, **options))
+
+    with pytest.raises(testing.Broken, match=f"^{said}"):
+        item(promise, case).check(attend)
+
+
+@pytest.mark.parametrize("promise", ["weights", "log-sum-exp"])
+def test_wrong_weights_and_log_sum_exps_are_found(promise):
+    def attend(q, k, v, mask=None, **options):
+        out, extra = xa.attend(q, k, v, mask, **options)
+        return out, extra * 1.01
+
+    with pytest.raises(testing.Broken, match=f"^{promise}: "):
+        item(promise, "causal").check(attend)
+
+
+def test_weights_that_are_none_are_broken():
+    def attend(*arguments, return_weights=False, **options):
+        return xa.attend(*arguments, **options), None
+
+    with pytest.raises(testing.Broken, match="weights are None"):
+        item("weights", "causal").check(attend)
+
+
+def test_an_answer_to_a_bad_call_is_broken_and_another_error_a_refusal():
+    assert set(outcomes(lambda **options: 0.0, "errors", quick=True)[1].values()) == {
+        "broken: it was answered"
+    }
+    _, said = outcomes(grouped, "errors", quick=True)
+    assert said["4_query_heads_for_3_key_heads"].startswith("refused: ")
+
+
+def test_an_unknown_promise_is_refused():
+    with pytest.raises(ValueError, match=r"promises has \['speed'\]; expected some of float32"):
+        testing.conformance(xa.attend, promises=["speed"])
+
+
+PROGRAM = """
+import sys
+from crossattn import testing
+import crossattn as xa
+testing.conformance(xa.attend, promises=["composition"], quick=True)
+print(sorted({name.split(".")[0] for name in sys.modules} & {"pytest", "flax", "optax", "torch"}))
+"""
+
+
+def test_it_needs_neither_pytest_nor_flax():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
