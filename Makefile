@@ -2,13 +2,14 @@
 # make test   the whole test suite
 # make lint   formatter, linter, type checker
 # make bench  the benchmarks behind the README's figures (installs PyTorch)
+# make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench conformance clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -29,6 +30,9 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m experiments.bench.translation_step
 	$(BIN)/python -m experiments.bench.greedy_decoding
 
+conformance: $(VENV)/.conformance
+	$(BIN)/python -m experiments.bench.conformance
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
@@ -47,6 +51,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,bench]'
+	touch $@
+
+$(VENV)/.conformance: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,tokamax]'
 	touch $@
 
 clean:

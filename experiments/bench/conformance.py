@@ -1,0 +1,137 @@
+"""Who keeps which promise: the conformance suite on every backend here, and on other libraries.
+
+    python -m experiments.bench.conformance [--quick] [--only=NAME,..] [--json=FILE]
+
+Exits with 1 if one of ours breaks a promise. The suite is ``crossattn.testing``; how other libraries are
+called is in ``contestants.py``.
+"""
+
+import argparse
+import collections
+import importlib.metadata
+import json
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+
+import crossattn as xa
+from crossattn import testing
+from crossattn.ops import backends
+from experiments.bench import contest, contestants
+
+REFUSALS = (Exception,)  # whatever another library raises, it gave no wrong answer
+NOT_ASKED = {"errors"}  # what a bad call is, each library says for itself
+NOT_ASKED_OF_TORCH = {
+    "composition"
+}  # called back from JAX, it would only show the callback at work
+
+Findings = dict[str, list[testing.Finding]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one case of each kind")
+    parser.add_argument("--only", default="", metavar="NAME,..", help="some of the columns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there")
+    options = parser.parse_args(arguments)
+    only = set(filter(None, options.only.split(",")))
+    others, missing = contestants.installed()
+    ours, foreign = _ours(), {name: _asked(name, call) for name, call in others.items()}
+    unknown = only - ours.keys() - foreign.keys()
+    if unknown:
+        parser.error(
+            f"--only={','.join(unknown)}; expected some of {', '.join({**ours, **foreign})}"
+        )
+    print(f"{contest.machine()}, {jax.default_backend()}; {_versions(others)}")
+    if missing:
+        print(f"not installed: {', '.join(missing)} (pip install {' '.join(missing)})")
+    results = {
+        name: _timed(name, call, options.quick)
+        for name, call in {**ours, **foreign}.items()
+        if name in only or not only
+    }
+    print(f"\n{table(results)}\n")
+    faults = [line for name in results if name in ours for line in broken(name, results[name])]
+    print("\n".join(["broken, ours:", *faults]) if faults else "broken, ours: none")
+    if options.json:
+        rows = {name: [f._asdict() for f in found] for name, found in results.items()}
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 1 if faults else 0
+
+
+def _ours() -> dict[str, Callable]:
+    """The suite on attend, on its own and with each backend, by column."""
+    names = {"xa": None, **{f"xa:{name}": name for name in backends.names()}}
+    return {
+        column: partial(testing.conformance, partial(xa.attend, backend=name))
+        for column, name in names.items()
+    }
+
+
+def _asked(name: str, attend: Callable) -> Callable:
+    """The suite on another library's function, without the promises that are not asked of it."""
+    left_out = NOT_ASKED | (NOT_ASKED_OF_TORCH if name == "torch" else set())
+    promises = [promise for promise in testing.PROMISES if promise not in left_out]
+    call = testing.with_arrays(attend)
+    return partial(testing.conformance, call, promises=promises, refusals=REFUSALS)
+
+
+def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Finding]:
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = conformance(quick=quick)
+    print(f"  {name}: {len(found)} checks in {time.perf_counter() - start:.0f} s", flush=True)
+    return found
+
+
+def table(results: Findings) -> str:
+    """Rows are promises, columns contestants; a cell is kept/asked, then what was refused."""
+    counts = {
+        (name, finding.promise): collections.Counter()
+        for name, found in results.items()
+        for finding in found
+    }
+    for name, found in results.items():
+        for finding in found:
+            counts[name, finding.promise][finding.outcome.split(":")[0]] += 1
+    rows = [["", *results]]
+    for promise in testing.PROMISES:
+        rows.append([promise, *(_cell(counts.get((name, promise))) for name in results)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        )
+        for row in rows
+    ]
+    legend = "kept/taken, +refused: what is refused is not broken; -: not asked"
+    return "\n".join([*lines, "", legend])
+
+
+def _cell(count: collections.Counter | None) -> str:
+    if count is None:
+        return "-"
+    refused = f" +{count['refused']}" if count["refused"] else ""
+    return f"{count['kept']}/{count['kept'] + count['broken']}{refused}"
+
+
+def broken(name: str, found: list[testing.Finding]) -> list[str]:
+    """A line for each broken case."""
+    faults = [finding for finding in found if finding.outcome.startswith("broken")]
+    return [f"  {name}, {fault.promise}, {fault.case}: {fault.outcome[8:]}" for fault in faults]
+
+
+def _versions(others) -> str:
+    names = ["jax", *sorted({name.split(".")[0] for name in others} - {"jax"})]
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

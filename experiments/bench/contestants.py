@@ -1,0 +1,159 @@
+"""Attention functions of other libraries under attend's signature, for ``experiments.bench.conformance``.
+
+Each is called as its own documentation says. A library that has no such option refuses by a keyword
+that its function here lacks; what it raises itself is a refusal too. Nothing is repaired: no mask is
+cleaned, no row is zeroed.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
+    """``jax.nn.dot_product_attention``; its residual is the log-sum-exp, [B T N]."""
+    call = partial(jax.nn.dot_product_attention, q, k, v, bias=bias, mask=mask, scale=scale)
+    if not return_lse:
+        return call()
+    out, lse = call(return_residual=True)
+    return out, jnp.swapaxes(lse, -1, -2)
+
+
+def nnx() -> Callable:
+    """``flax.nnx.dot_product_attention``; it sows its weights into the module that it is given."""
+    from flax import nnx
+
+    def attend(q, k, v, mask=None, bias=None, return_weights=False):
+        def call(module=None):
+            return nnx.dot_product_attention(q, k, v, mask=mask, bias=bias, module=module)
+
+        if not return_weights:
+            return call()
+        out, sown = nnx.capture(call, nnx.Intermediate)(nnx.Module())
+        return out, sown["attention_weights"][0]
+
+    return attend
+
+
+def linen() -> Callable:
+    """``flax.linen.dot_product_attention``, told to compute its softmax in float32.
+
+    It has no grouped heads; so that it can be held to the rest, keys and values are repeated for it.
+    """
+    from flax import linen
+
+    def attend(q, k, v, mask=None, bias=None, return_weights=False):
+        k, v = (jnp.repeat(x, q.shape[-2] // x.shape[-2], axis=-2) for x in (k, v))
+        options: Any = dict(mask=mask, bias=bias, force_fp32_for_softmax=True)
+        out = linen.dot_product_attention(q, k, v, **options)
+        if not return_weights:
+            return out
+        return out, linen.dot_product_attention_weights(q, k, **options)
+
+    return attend
+
+
+def tokamax() -> Callable:
+    """``tokamax.dot_product_attention`` by its "xla_chunked", which runs everywhere."""
+    import tokamax
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():  # it reads flags of its own, and would read ours
+        flags.FLAGS(["conformance"])
+
+    def attend(q, k, v, mask=None, bias=None, scale=None, softcap=None):
+        if softcap is not None and bias is not None:
+            raise NotImplementedError("its softcap is documented to cap the bias too")
+        options = dict(bias=bias, mask=mask, scale=scale, logits_soft_cap=softcap)
+        return tokamax.dot_product_attention(q, k, v, **options, implementation="xla_chunked")
+
+    return attend
+
+
+def torch() -> Callable:
+    """``torch.nn.functional.scaled_dot_product_attention``, called back from JAX with its gradients."""
+    import torch
+
+    def sdpa(q, k, v, bias, mask, scale):
+        """Tensors in attend's layout."""
+        if bias is not None:
+            # its documentation: a boolean mask is -inf added where False
+            bias = bias.to(q.dtype)
+            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+        q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
+        call = torch.nn.functional.scaled_dot_product_attention
+        out = call(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[-3] != k.shape[-3])
+        return out.transpose(-2, -3)
+
+    def tensor(x):
+        if x is None:
+            return None
+        x = np.asarray(x)
+        if x.dtype in (np.bool_, np.float32, np.float64):
+            return torch.from_numpy(x.copy())
+        name = np.dtype(x.dtype).name
+        return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name))
+
+    def forward(scale, q, k, v, bias, mask):
+        out = sdpa(*(tensor(x) for x in (q, k, v, bias, mask)), scale=scale)
+        return _array(out, q.dtype)
+
+    def backward(scale, q, k, v, bias, mask, cotangent):
+        given = [tensor(x) for x in (q, k, v, bias)]
+        leaves = [x.requires_grad_() for x in given if x is not None]
+        out = sdpa(*given, mask=tensor(mask), scale=scale)
+        found = iter(torch.autograd.grad(out, leaves, tensor(cotangent)))
+        return tuple(None if x is None else _array(next(found), x.dtype) for x in (q, k, v, bias))
+
+    return partial(_called_back, forward, backward)
+
+
+def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
+    """A function of numpy arrays and its gradients, as a function of JAX arrays."""
+
+    def call(q, k, v, bias, mask):
+        shape = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
+        return jax.pure_callback(partial(forward, scale), shape, q, k, v, bias, mask)
+
+    def call_forward(*operands):
+        return call(*operands), operands
+
+    def call_backward(operands, cotangent):
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands[:4])
+        found = jax.pure_callback(partial(backward, scale), like, *operands, cotangent)
+        return (*found, None)
+
+    differentiable = jax.custom_vjp(call)
+    differentiable.defvjp(call_forward, call_backward)
+    return differentiable(q, k, v, bias, mask)
+
+
+def _array(x, dtype) -> np.ndarray:
+    return x.detach().float().numpy().astype(dtype) if dtype != np.float64 else x.detach().numpy()
+
+
+# Name, the library that it needs, how to make it.
+OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
+    ("jax.nn", "jax", lambda: jax_nn),
+    ("flax.nnx", "flax", nnx),
+    ("flax.linen", "flax", linen),
+    ("tokamax", "tokamax", tokamax),
+    ("torch", "torch", torch),
+)
+
+
+def installed() -> tuple[dict[str, Callable], list[str]]:
+    """Those whose library is here, by name, and the names of the libraries that are not."""
+    found, missing = {}, []
+    for name, library, make in OTHERS:
+        try:
+            importlib.import_module(library)
+            found[name] = make()
+        except ImportError:
+            missing.append(library)
+    return found, missing

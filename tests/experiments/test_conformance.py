@@ -1,0 +1,76 @@
+"""The table of promises: what it counts, when it fails, and that others are called as they document."""
+
+import json
+
+import pytest
+
+from crossattn import testing
+from crossattn.testing import Finding
+from experiments.bench import conformance, contestants
+
+OTHERS, _ = contestants.installed()
+
+
+def findings(*outcomes, promise="shapes"):
+    return [Finding(promise, f"case_{i}", outcome) for i, outcome in enumerate(outcomes)]
+
+
+def run(monkeypatch, ours, *arguments):
+    """The exit code where our column has these findings and another library breaks a promise."""
+    others = findings("broken: theirs")
+    monkeypatch.setattr(conformance, "_ours", lambda: {"xa": lambda quick: ours})
+    monkeypatch.setattr(conformance, "_asked", lambda name, call: lambda quick: others)
+    monkeypatch.setattr(contestants, "installed", lambda: ({"jax.nn": None}, ["torch"]))
+    return conformance.main([*arguments])
+
+
+def test_a_cell_is_what_was_kept_of_what_was_taken_and_apart_what_was_refused():
+    found = findings("kept", "refused: no", "broken: by 1", "kept", "refused: never")
+    lines = conformance.table({"one": found}).splitlines()
+    cells = {line[:20].strip(): line[20:].strip() for line in lines[1:-2]}
+    assert cells.pop("shapes") == "2/3 +2"
+    assert set(cells.values()) == {"-"}
+    assert {*cells, "shapes"} == {*testing.PROMISES}
+
+
+def test_a_fault_of_ours_fails_and_is_named(monkeypatch, capsys):
+    assert run(monkeypatch, findings("kept", "broken: by 1")) == 1
+    assert "  xa, shapes, case_1: by 1" in capsys.readouterr().out
+
+
+def test_a_fault_of_another_library_is_only_counted(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "outcomes.json"
+    assert run(monkeypatch, findings("kept"), f"--json={file}") == 0
+    said = capsys.readouterr().out
+    assert "broken, ours: none" in said
+    assert "not installed: torch" in said
+    written = json.loads(file.read_text())
+    assert written["jax.nn"] == [
+        {"promise": "shapes", "case": "case_0", "outcome": "broken: theirs"}
+    ]
+
+
+def test_an_unknown_column_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(monkeypatch, [], "--only=xb")
+    assert stop.value.code == 2
+    assert "--only=xb; expected some of xa, jax.nn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("case", ["causal", "bias_and_mask", "some_rows_read_nothing"])
+def test_what_another_library_is_given_is_what_it_documents(name, case):
+    """Where it breaks a promise, it is in the rows that read nothing and nowhere else."""
+    call = testing.with_arrays(OTHERS[name])
+    if case == "some_rows_read_nothing":
+        try:
+            testing.check_output(call, testing.cases()[case])
+        except testing.Broken as broken:
+            assert "a query that reads nothing" in str(broken)
+    else:
+        testing.check_gradients(call, testing.cases()[case])
+
+
+@pytest.mark.parametrize("name", sorted({"flax.nnx", "flax.linen"} & OTHERS.keys()))
+def test_weights_of_flax_are_those_of_the_oracle(name):
+    testing.check_weights(testing.with_arrays(OTHERS[name]), testing.cases()["causal"])
