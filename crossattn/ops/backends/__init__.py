@@ -6,7 +6,10 @@ A backend module has
   return_lse)`` that returns an ``Attended``, or raises ``NotImplementedError`` with the reason for
   which it cannot keep the contract for this call;
 * ``rank(platform)``: its place among the backends tried on ``"cpu"``, ``"gpu"`` or ``"tpu"``, lowest
-  first, or None when it must be asked for by name.
+  first, or None when it must be asked for by name;
+* and may have ``unsuited(q, k)``: the reason for which another backend is the better choice for
+  operands of these shapes, though this one would serve them, or None. It is not asked when the
+  backend was named.
 
 To add a kernel, add a file.
 """

@@ -1,0 +1,199 @@
+"""Attention a block of the matrix at a time: plain JAX, any platform, memory linear in T and S.
+
+Blocks that hold nothing to read are skipped. It has reverse-mode gradients of any order, the first of
+them in linear memory too; for forward mode (``jax.jvp``) ask for "reference".
+
+Source: Rabe and Staats 2021, "Self-attention does not need O(n^2) memory"; online softmax, Milakov and
+Gimelshein 2018; the backward pass, Dao et al. 2022, "FlashAttention".
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops import blocks, dropout, scores
+from crossattn.ops.backends import Attended
+from crossattn.ops.blocks import Plan
+from crossattn.ops.masks import Mask
+from crossattn.ops.scores import EXACT, Operands, Rows, Setting
+from crossattn.types import Array, Float, Key
+
+# Up to so many logits the reference, which has them all in memory, was not slower.
+_SMALL = {"cpu": 1 << 18, "gpu": 1 << 24, "tpu": 1 << 24}
+
+
+def rank(platform: str) -> int | None:
+    """On CPU after the compiled kernel, on accelerators after the fused ones; before the reference."""
+    return -5 if platform == "cpu" else 50
+
+
+def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
+    """Why another backend is the better choice for these shapes."""
+    if q.shape[-3] == 1:
+        return "for one query, as in decoding, the reference reads keys and values where they lie"
+    logits = math.prod(q.shape[:-1]) * k.shape[-3]
+    if logits <= _SMALL[jax.default_backend()]:
+        return f"with {logits} logits in all, it is faster to compute them at once"
+    return None
+
+
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K Hv"],
+    mask: Mask | None,
+    *,
+    bias: Float[Array, "*#B #N #T #S"] | None,
+    scale: float | Float[Array, ""],
+    softcap: float | Float[Array, ""] | None,
+    dropout_rate: float,
+    dropout_key: Key[Array, ""] | None,
+    return_weights: bool,
+    return_lse: bool,
+) -> Attended:
+    """See ``crossattn.attend``."""
+    if return_weights:
+        raise NotImplementedError("it never has the whole matrix of weights")
+    given, setting, values = scores.prepare(q, k, v, mask, bias, scale, softcap, dropout_key)
+    plan = blocks.plan(q.shape[-3], k.shape[-3], math.prod((*q.shape[:-3], q.shape[-2])))
+    found: Any = _attend(plan, dropout_rate, given, values, setting)
+    out, lse, _ = found
+    out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
+    lse = scores.ungrouped(lse[..., None])[..., 0].astype(jnp.float32) if return_lse else None
+    return Attended(out, None, lse)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting) -> Any:
+    """Output [*B K G T Hv] and log-sum-exp [*B K G T]; for the backward pass, what it was made from."""
+    out, rows = _forward(plan, rate, given, v, setting)
+    return out, scores.log_sum_exp(rows), rows
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting) -> Any:
+    """Output and the sums of its rows."""
+    lead, Hv = given.q.shape[:-2], v.shape[-1]
+
+    def begin(queries):
+        q = queries.of(given.q, -2)
+        return blocks.full_like(q, 0, (*q.shape[:-1], Hv)), scores.no_rows(q)
+
+    def step(queries, keys, carry, state):
+        mixed, rows = carry
+        found = scores.scores(given, setting, queries, keys)
+        rows, exponentials, factor = scores.extend(rows, found)
+        if setting.key is not None:
+            keep = scores.kept(setting.key, rate, lead, plan.T, queries, keys)
+            exponentials = jnp.where(keep, exponentials, 0)
+        mixed = mixed * factor[..., None] + _mix(exponentials, keys.of(v, -2))
+        return (mixed, rows), state
+
+    def end(queries, carry, state):
+        mixed, rows = carry
+        out, (peak, total) = state
+        divisor = jnp.where(rows.total == 0, 1, rows.total)[..., None]
+        share = 1.0 if setting.key is None else dropout.kept_scale(rate)
+        poison = queries.of(setting.q_poison, -1)
+        mixed = scores.only(rows.total[..., None] != 0, share * mixed / divisor + poison[..., None])
+        peak = queries.put(peak, rows.peak + poison, -1)
+        return queries.put(out, mixed, -2), Rows(peak, queries.put(total, rows.total, -1))
+
+    state = blocks.full_like(given.q, 0, (*lead, plan.T, Hv)), scores.no_rows(given.q)
+    return blocks.sweep(plan, blocks.visits(setting.mask, plan), state, begin, step, end)
+
+
+def _attend_forward(plan, rate, given, v, setting):
+    # Not _forward: the second order differentiates this, and a loop it cannot.
+    found: Any = _attend(plan, rate, given, v, setting)
+    out, _, rows = found
+    return found, (given, v, setting, out, rows)
+
+
+def _attend_backward(plan, rate, residuals, cotangents):
+    d_out, d_lse, _ = cotangents
+    gradients: Any = _backward(plan, rate, *residuals, d_out, d_lse)
+    return (*gradients, None)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1))
+def _backward(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_lse) -> Any:
+    """Gradients of the operands and of v."""
+    lead = given.q.shape[:-2]
+    mean = jnp.sum(d_out * out, -1)  # of the weights' gradients, under the weights
+
+    def begin(queries):
+        return blocks.full_like(queries.of(given.q, -2), 0)
+
+    def step(queries, keys, d_q, state):
+        d_given, d_v = state
+        found = scores.scores(given, setting, queries, keys)
+        weights = scores.softmax(found, Rows(*(queries.of(x, -1) for x in rows)))
+        from_out = queries.of(d_out, -2)
+        d_weights = jnp.einsum("...kgth,...ksh->...kgts", from_out, keys.of(v, -2), precision=EXACT)
+        used = weights
+        if setting.key is not None:
+            keep = scores.kept(setting.key, rate, lead, plan.T, queries, keys)
+            share = dropout.kept_scale(rate)
+            d_weights = jnp.where(keep, share * d_weights, 0)
+            used = jnp.where(keep, share * weights, 0)
+        part = jnp.einsum("...kgts,...kgth->...ksh", used, from_out, precision=EXACT)
+        # A weight of 1 is its own mean: exactly so, where two orders of summation would leave noise.
+        above = jnp.where(weights == 1, 0, d_weights - queries.of(mean, -1)[..., None])
+        d_logits = weights * (above + queries.of(d_lse, -1)[..., None])
+        d_given, d_q = scores.spread(d_given, d_q, d_logits, given, found, queries, keys)
+        return d_q, (d_given, keys.add(d_v, part, -2))
+
+    def end(queries, d_q, state):
+        d_given, d_v = state
+        d_given = Operands(
+            queries.put(d_given.q, d_q, -2), d_given.k, d_given.bias, d_given.softcap
+        )
+        return d_given, d_v
+
+    state = scores.no_gradient(given), blocks.full_like(v, 0)
+    state = blocks.sweep(plan, blocks.visits(setting.mask, plan), state, begin, step, end)
+    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), state, (given, v))
+
+
+def _backward_forward(plan, rate, given, v, setting, out, rows, d_out, d_lse):
+    gradients = _backward(plan, rate, given, v, setting, out, rows, d_out, d_lse)
+    return gradients, (given, v, setting, d_out, d_lse)
+
+
+def _backward_backward(plan, rate, residuals, cotangents):
+    """Second order, through the whole matrix: there out and rows follow from the operands."""
+    given, v, setting, d_out, d_lse = residuals
+
+    def first_order(given, v, d_out, d_lse):
+        dense = partial(_dense, plan, rate, setting)
+        return jax.vjp(dense, given, v)[1]((d_out, d_lse))
+
+    back = jax.vjp(first_order, given, v, d_out, d_lse)[1](cotangents)
+    d_given, d_v, dd_out, dd_lse = back
+    return d_given, d_v, None, None, None, dd_out, dd_lse
+
+
+def _dense(plan: Plan, rate: float, setting: Setting, given: Operands, v: Array) -> Any:
+    """Output and log-sum-exp from all logits at once, by operations that JAX differentiates."""
+    queries, keys = blocks.whole(plan.T), blocks.whole(plan.S)
+    found = scores.scores(given, setting, queries, keys)
+    rows, exponentials, _ = scores.extend(scores.no_rows(given.q), found)
+    weights = exponentials / jnp.where(rows.total == 0, 1, rows.total)[..., None]
+    if setting.key is not None:
+        keep = scores.kept(setting.key, rate, given.q.shape[:-2], plan.T, queries, keys)
+        weights = jnp.where(keep, dropout.kept_scale(rate) * weights, 0)
+    poison = scores.only(rows.total != 0, setting.q_poison)
+    return _mix(weights, v) + poison[..., None], scores.log_sum_exp(rows) + poison
+
+
+def _mix(weights: Float[Array, "*B K G t s"], v: Float[Array, "*B K s H"]) -> Array:
+    return jnp.einsum("...kgts,...ksh->...kgth", weights, v, precision=EXACT)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+_backward.defvjp(_backward_forward, _backward_backward)

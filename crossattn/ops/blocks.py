@@ -1,0 +1,222 @@
+"""The matrix [T, S] in blocks: how large they are, which hold something to read, and a loop over those.
+
+Attention in memory linear in length, and the statistics of its weights, are such loops; what a block
+holds is in ``scores.py``. Block sizes come from a table that ``experiments/bench/block_sizes.py`` measures.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops.masks import Mask
+from crossattn.ops.ranges import Limits, ranges
+from crossattn.types import Array, Bool, Int
+
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+
+# platform: queries and keys of a block, and the logits of all heads' and examples' blocks together.
+# On CPU what counts is that a block stays in the cache; on accelerators, few steps of the loops.
+_SIZES = {"cpu": (64, 64, 1 << 21), "gpu": (512, 1024, 1 << 26), "tpu": (512, 1024, 1 << 26)}
+_LEAST, _MOST_BLOCKS = 64, 1024
+
+
+class Plan(NamedTuple):
+    """How a matrix of ``T`` queries and ``S`` keys is cut: blocks of ``queries`` by ``keys``."""
+
+    T: int
+    S: int
+    queries: int
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of blocks along queries and keys."""
+        return -(-self.T // self.queries), -(-self.S // self.keys)
+
+
+class Visits(NamedTuple):
+    """For each block of queries, the blocks of keys to visit: the first ``count`` of ``order``."""
+
+    order: Int[Array, "I J"]
+    count: Int[Array, " I"]
+
+
+class Span(NamedTuple):
+    """Neighbouring queries or keys.
+
+    The last span of a length that is not a multiple reaches back into the one before it; ``fresh``
+    says which of its members are new, None that all are.
+    """
+
+    start: Any
+    indices: Int[Array, " X"]
+    fresh: Bool[Array, " X"] | None
+
+    def of(self, x: Array, axis: int) -> Array:
+        """These members of an axis; all of an axis of size 1."""
+        if x.shape[axis] == 1:
+            return x
+        return jax.lax.dynamic_slice_in_dim(x, self.start, len(self.indices), axis)
+
+    def put(self, x: Array, new: Array, axis: int) -> Array:
+        """``x`` with the fresh members written."""
+        if self.fresh is not None:
+            fresh = self.fresh.reshape(-1, *(1,) * (-axis - 1))
+            new = jnp.where(fresh, new, self.of(x, axis))
+        return jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), self.start, axis)
+
+    def add(self, x: Array, new: Array, axis: int) -> Array:
+        """``x`` with ``new`` added to these members."""
+        total = self.of(x, axis) + new
+        return jax.lax.dynamic_update_slice_in_dim(x, total, self.start, axis)
+
+
+def plan(T: int, S: int, rows: int, platform: str | None = None) -> Plan:
+    """Block sizes for ``rows`` matrices (examples times heads) [T, S] on a platform.
+
+    Lengths are cut evenly, so that no block is nearly empty. With many rows blocks shrink; very long
+    sequences have larger ones, because what is kept for each block grows with their product.
+    """
+    queries, keys, most = _SIZES[platform or jax.default_backend()]
+    queries = _even(T, max(_LEAST, min(queries, most // (rows * keys))))
+    keys = _even(S, max(_LEAST, min(keys, most // (rows * queries))))
+    return Plan(T, S, queries, keys)
+
+
+def _even(length: int, size: int) -> int:
+    """The largest part of ``length`` cut into parts of at most ``size``, a multiple of 16 if possible."""
+    parts = min(-(-length // size), _MOST_BLOCKS)
+    part = -(-length // parts)
+    return min(-(-part // 16) * 16, length)
+
+
+def visits(mask: Mask | None, plan: Plan) -> Visits | None:
+    """Which blocks hold a key that some query of some example may read; None: all of them.
+
+    A block that the mask's intervals and limits cannot rule out is visited, so it may still be empty.
+    """
+    found = None if mask is None else ranges(mask, plan.T, plan.S)
+    if found is None or (found.first is None and found.last is None and not found.limits):
+        return None
+    conditions = [_meets_limits(limits, plan) for limits in found.limits]
+    if found.first is not None or found.last is not None:
+        conditions.append(_meets_interval(found.first, found.last, plan))
+    read = jnp.ones((1, 1), bool)
+    for condition in conditions:
+        read = read & condition
+    read = _of_any(jnp.broadcast_to(read, (*read.shape[:-2], *plan.shape)))
+    order = jnp.argsort(~read, axis=-1, stable=True).astype(jnp.int32)
+    return Visits(order, read.sum(-1, dtype=jnp.int32))
+
+
+def _meets_interval(first: Any, last: Any, plan: Plan) -> Bool[Array, "*#B #I J"]:
+    """Whether the keys of a block overlap those between the first and last of its queries."""
+    first = jnp.asarray(0 if first is None else first)
+    last = jnp.asarray(plan.S if last is None else last)
+    empty = first >= last
+    first = _by_block(jnp.where(empty, plan.S, first), plan.T, plan.queries).min(-1)
+    last = _by_block(jnp.where(empty, 0, last), plan.T, plan.queries).max(-1)
+    begin = jnp.arange(plan.shape[1]) * plan.keys
+    return (begin < last[..., None]) & (begin + plan.keys > first[..., None])
+
+
+def _meets_limits(limits: Limits, plan: Plan) -> Bool[Array, "*#B #I J"]:
+    """Whether the keys' numbers, from the least to the greatest, overlap the queries' limits."""
+    empty = limits.low > limits.high
+    low = _by_block(jnp.where(empty, _HIGHEST, limits.low), plan.T, plan.queries).min(-1)
+    high = _by_block(jnp.where(empty, _LOWEST, limits.high), plan.T, plan.queries).max(-1)
+    numbers = _by_block(limits.numbers, plan.S, plan.keys)
+    least, greatest = numbers.min(-1)[..., None, :], numbers.max(-1)[..., None, :]
+    return (least <= high[..., None]) & (greatest >= low[..., None])
+
+
+def _by_block(x: Array, length: int, size: int) -> Array:
+    """[*#B #X] -> [*#B blocks size], the members of each span; [*#B 1 1] if shared by all."""
+    if x.shape[-1] == 1:
+        return x[..., None]
+    starts = jnp.minimum(jnp.arange(0, length, size), length - size)
+    return x[..., starts[:, None] + jnp.arange(size)]
+
+
+@jax.custom_batching.custom_vmap
+def _of_any(read: Bool[Array, "*B I J"]) -> Bool[Array, "I J"]:
+    """Union over the batch, and over mapped axes: a shared trip count keeps loops from masking."""
+    return read.any(tuple(range(read.ndim - 2)))
+
+
+@_of_any.def_vmap
+def _of_any_mapped(axis_size, in_batched, read):
+    return _of_any(read), False
+
+
+def sweep(
+    plan: Plan,
+    visits: Visits | None,
+    state: Any,
+    begin: Callable[[Span], Any],
+    step: Callable[[Span, Span, Any, Any], tuple[Any, Any]],
+    end: Callable[[Span, Any, Any], Any],
+) -> Any:
+    """The state after all blocks that hold something to read.
+
+    Args:
+      plan: how the matrix is cut.
+      visits: which blocks are visited.
+      state: a pytree that all blocks change in turn.
+      begin: from a span of queries, a carry for it.
+      step: from spans of queries and keys, carry and state, both anew.
+      end: from a span of queries, its carry and the state, the state.
+    """
+
+    def one_row(i: Any, state: Any) -> Any:
+        queries = _span(i, plan.queries, plan.T)
+
+        def one_block(n: Any, carried: Any) -> Any:
+            j = n if visits is None else visits.order[i, n]
+            return step(queries, _span(j, plan.keys, plan.S), *carried)
+
+        count = plan.shape[1] if visits is None else visits.count[i]
+        carry, state = jax.lax.fori_loop(0, count, one_block, (begin(queries), state))
+        return end(queries, carry, state)
+
+    return jax.lax.fori_loop(0, plan.shape[0], one_row, state)
+
+
+def _span(i: Any, size: int, length: int) -> Span:
+    start = jnp.minimum(i * size, length - size)
+    indices = start + jnp.arange(size)
+    return Span(start, indices, None if length % size == 0 else indices >= i * size)
+
+
+def whole(length: int) -> Span:
+    """One span of everything."""
+    return Span(0, jnp.arange(length), None)
+
+
+def alike(tree: Any) -> Any:
+    """Every array varies over the mesh axes of ``shard_map`` that any of them varies over.
+
+    What varies meets what does not in loops and in ``custom_vjp``, where JAX wants it said.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    varying = [_varying(x) for x in leaves]
+    every = frozenset[str]().union(*varying)
+    leaves = [_vary(x, every - own) for x, own in zip(leaves, varying, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def full_like(x: Array, value: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """A constant of x's dtype that varies over mesh axes as ``x`` does."""
+    return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), _varying(x))
+
+
+def _varying(x: Any) -> frozenset[str]:
+    kind: Any = jax.typeof(x)
+    # JAX has moved this attribute, and a key array may have neither.
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
+
+
+def _vary(x: Any, axes: frozenset[str]) -> Any:
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x
