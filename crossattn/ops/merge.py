@@ -4,6 +4,9 @@ A part is what ``attend(..., return_lse=True)`` returns. Sharded, streamed, cach
 the keys of a query lie in several places, attend to each and ``merge``. Parts may come in any order and
 grouping; one that had nothing to read changes nothing.
 
+A float32 log-sum-exp of 10,000 is exact to 0.001, and then so are the shares of the parts: with logits
+that large, expect three digits.
+
 Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", section 3.1; in this
 form Dao 2023, "FlashAttention-2", section 2.3.
 """

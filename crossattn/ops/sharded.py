@@ -175,7 +175,8 @@ def _attend_merged(setting: ring.Setting, operands: ring.Operands, mask: Mask):
     q, k, v, bias, numbers = operands
     first_key = jax.lax.axis_index(setting.axis) * k.shape[-3]
     local = slices.shift(mask, first_key=first_key)
-    out, lse = merge_over(*setting.attend(q, k, v, local, bias=bias, **numbers), setting.axis)
+    out, lse = setting.attend(q, k, v, local, bias=bias, **numbers)
+    out, lse = merge_over(out, lse, setting.axis)
     return out.astype(q.dtype), lse
 
 

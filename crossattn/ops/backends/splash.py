@@ -1,0 +1,231 @@
+"""JAX's splash attention, the fused kernel for TPUs: blocks that a mask hides are never computed.
+
+A causal mask or a window, by index, is computed in the kernel; segments, padding and lengths become
+segment numbers. Other masks and biases are refused, and so is the log-sum-exp, which has no gradient.
+The backward pass makes the weights from a float32 log-sum-exp: under logits of 10,000, to three digits.
+
+Run here: the kernel in Pallas's interpret mode, by ``interpreted``. Not run: on a TPU.
+
+Source: ``jax.experimental.pallas.ops.tpu.splash_attention``.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops import lowering
+from crossattn.ops.backends import Attended
+from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask
+from crossattn.types import Array, Float, Int, Key
+
+_BLOCK = 128  # queries and keys are padded to multiples of it
+_WIDEST = 512  # block of the grid, where it divides the length
+
+
+def rank(platform: str) -> int | None:
+    """First on TPU; nowhere else."""
+    return 10 if platform == "tpu" else None
+
+
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K Hv"],
+    mask: Mask | None,
+    *,
+    bias: Float[Array, "*#B #N #T #S"] | None,
+    scale: Any,
+    softcap: float | Float[Array, ""] | None,
+    dropout_rate: float,
+    dropout_key: Key[Array, ""] | None,
+    return_weights: bool,
+    return_lse: bool,
+) -> Attended:
+    """See ``crossattn.attend``."""
+    if jax.default_backend() != "tpu":
+        raise NotImplementedError(f"it runs on TPU, not on {jax.default_backend()}")
+    _refuse(q, bias, softcap, dropout_key, return_weights, return_lse)
+    return _attend(q, k, v, mask, scale, softcap, interpret=False)
+
+
+def interpreted(q, k, v, mask=None, *, bias=None, scale=None, softcap=None, **others) -> Array:
+    """The same on any platform, slowly, in Pallas's interpret mode; arguments as ``attend``'s.
+
+    It is how the kernel's arguments are tested without a TPU; for nothing else.
+    """
+    others = {name: x for name, x in others.items() if x}
+    _refuse(q, bias, softcap, others or None, False, False)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    mask = None if mask is None else as_mask(mask)
+    return _attend(q, k, v, mask, scale, softcap, interpret=True).out
+
+
+class Static(NamedTuple):
+    """The band that the kernel computes by index, -left <= key - query <= right; None: no limit."""
+
+    left: int | None
+    right: int | None
+
+
+class Ids(NamedTuple):
+    """Segment numbers [*#B T] and [*#B S]: a query reads the keys of its own; None: one segment."""
+
+    q: Int[Array, "*#B T"] | None
+    k: Int[Array, "*#B S"] | None
+
+
+def lower(mask: Mask | None, T: int, S: int) -> tuple[Static, Ids]:
+    """The mask as what the kernel takes.
+
+    Raises:
+      NotImplementedError: it cannot say the mask.
+    """
+    terms = () if mask is None else mask.terms
+    bands = [t for t in terms if isinstance(t, Band)]
+    segments = [t for t in terms if isinstance(t, Segments)]
+    for term in terms:
+        if not isinstance(term, (Band, Segments, KeyPadding, Lengths)):
+            raise NotImplementedError(f"splash attention cannot say the mask {type(term).__name__}")
+    if len(segments) > 1:
+        raise NotImplementedError("splash attention takes one kind of segments")
+    static = _band(bands, T, S)
+    q = jnp.ones((T,), jnp.int32)
+    k = jnp.ones((S,), jnp.int32)
+    for term in segments:
+        # Segment 0 reads nothing: its queries get a number that no key has.
+        q = jnp.where(jnp.asarray(term.q_segments) > 0, term.q_segments, -1).astype(jnp.int32)
+        k = jnp.asarray(term.k_segments).astype(jnp.int32)
+    others = [t for t in terms if isinstance(t, (KeyPadding, Lengths))]
+    for term in others:
+        k = jnp.where(_valid_keys(term, S), k, 0)
+        if isinstance(term, Lengths) and term.q_lengths is not None:
+            inside = jnp.arange(T) < jnp.asarray(term.q_lengths)[..., None]
+            q = jnp.where(inside, q, -1)
+    return static, Ids(q, k) if segments or others else Ids(None, None)
+
+
+def _valid_keys(term: Term, S: int) -> Any:
+    if isinstance(term, KeyPadding):
+        return jnp.asarray(term.valid)
+    assert isinstance(term, Lengths)
+    return jnp.arange(S) < jnp.asarray(term.k_lengths)[..., None]
+
+
+def _band(bands: list[Band], T: int, S: int) -> Static:
+    left = right = None
+    for band in bands:
+        if band.q_positions is not None or band.k_positions is not None:
+            raise NotImplementedError("splash attention goes by index, not by given positions")
+        if not isinstance(band.offset, (int, type(None))):
+            raise NotImplementedError("splash attention takes an offset that is a plain number")
+        offset = band.offset or 0
+        if band.left is not None:
+            left = band.left - offset if left is None else min(left, band.left - offset)
+        if band.right is not None:
+            right = band.right + offset if right is None else min(right, band.right + offset)
+    # A block of queries without a key is never run, and what it leaves is NaN, gradients too.
+    above = right is not None and right < 0
+    beyond = left is not None and _padded(T) - 1 - left > _padded(S) - 1
+    between = left is not None and right is not None and left + right < 0
+    if above or beyond or between:
+        raise NotImplementedError("splash attention needs a key by index for every query")
+    return Static(left, right)
+
+
+def _attend(q, k, v, mask, scale, softcap, interpret: bool) -> Attended:
+    T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
+    static, ids = lower(mask, T, S)
+    unlowered = lowering.Lowered(False, None, None, None, Mask(()))
+    prepared = lowering.prepare(q, k, v, None, mask, unlowered)
+    q, k, v = prepared.q, prepared.k, prepared.v
+    if ids.k is None and _padded(S) != S:
+        ids = Ids(jnp.ones((T,), jnp.int32), jnp.ones((S,), jnp.int32))
+    q = _scaled(q, scale)
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
+    batch = q.shape[:-3]
+    operands = [_heads_first(x, batch) for x in (q, k, v)]
+    numbers = [None if x is None else _segments(x, batch) for x in ids]
+    kernel = _kernel(static, N, _padded(T), _padded(S), softcap, interpret)
+    in_axes = (0, 0, 0, None if ids.k is None else 0)
+    segment_ids = None if ids.k is None else _library().SegmentIds(*numbers)
+    out = jax.vmap(kernel, in_axes)(*operands, segment_ids)[..., :T, :]
+    out = jnp.moveaxis(out.reshape(*batch, N, T, v.shape[-1]), -3, -2)
+    return Attended(lowering.repair(out, prepared).astype(dtype))
+
+
+def _scaled(q: Array, scale: Any) -> Array:
+    """The kernel has no scale. Times a power of two is exact; anything else is kept in float32."""
+    if isinstance(scale, (int, float)) and scale and abs(math.frexp(scale)[0]) == 0.5:
+        return q * jnp.asarray(scale, q.dtype)
+    return q.astype(jnp.float32) * scale
+
+
+def _kernel(static: Static, N: int, T: int, S: int, softcap: float | None, interpret: bool) -> Any:
+    splash = _library()
+    shape, window = (T, S), (static.left, static.right)
+    if window == (None, None):
+        one = splash.FullMask(shape)
+    elif window == (None, 0):
+        one = splash.CausalMask(shape)
+    else:
+        one = splash.LocalMask(shape, window, 0)
+    queries, keys = _block(T), _block(S)
+    sizes = splash.BlockSizes(
+        **{f"block_q{which}": queries for which in ("", "_dkv", "_dq")},
+        **{f"block_kv{which}": keys for which in ("", "_compute", "_dkv", "_dkv_compute", "_dq")},
+    )
+    # Its numpy arrays of the mask must not become tracers of whatever calls this.
+    with jax.ensure_compile_time_eval():
+        return splash.make_splash_mha(
+            splash.MultiHeadMask([one] * N),
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=softcap,
+            interpret=interpret,
+        )
+
+
+def _library() -> Any:
+    try:
+        from jax.experimental.pallas.ops.tpu import splash_attention
+    except ImportError as error:
+        raise NotImplementedError(f"this JAX has no splash attention: {error}") from error
+    return splash_attention
+
+
+def _padded(length: int) -> int:
+    return -(-length // _BLOCK) * _BLOCK
+
+
+def _block(length: int) -> int:
+    return math.gcd(length, _WIDEST)
+
+
+def _heads_first(x: Float[Array, "*B X N H"], batch: tuple[int, ...]) -> Array:
+    """[B N X' H], padded with zeros."""
+    x = jnp.moveaxis(x.reshape(math.prod(batch), *x.shape[-3:]), -2, -3)
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[-2] % _BLOCK), (0, 0)))
+
+
+def _segments(x: Int[Array, "*#B X"], batch: tuple[int, ...]) -> Array:
+    """Numbers for each example, [B X']; 0 in the padding."""
+    x = jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(math.prod(batch), -1)
+    return jnp.pad(x, ((0, 0), (0, -x.shape[-1] % _BLOCK)))
+
+
+def _refuse(q, bias, softcap, dropout_key, weights: bool, lse: bool) -> None:
+    if weights:
+        raise NotImplementedError("splash attention never has the weights")
+    if lse:
+        raise NotImplementedError("the log-sum-exp of splash attention has no gradient")
+    if bias is not None:
+        raise NotImplementedError("splash attention has no bias")
+    if dropout_key is not None:
+        raise NotImplementedError("splash attention has no dropout")
+    if softcap is not None and not isinstance(softcap, (int, float)):
+        raise NotImplementedError("splash attention takes a softcap that is a plain number")
+    if q.dtype == jnp.float64:
+        raise NotImplementedError("splash attention computes in float32")
