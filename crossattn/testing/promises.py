@@ -1,10 +1,10 @@
 """The promises of attend, each with the checks that hold a callable to it."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from crossattn.ops.masks import Mask
 from crossattn.testing import bad_calls, checks, composition, families
 from crossattn.testing.case import Case
 
@@ -167,17 +167,14 @@ def _line(error: Exception) -> str:
 
 def with_arrays(attend: Callable) -> Callable:
     """``attend`` for callables that know no ``Mask``: it is given the boolean array [*B N T S]."""
-    from crossattn.ops.masks import Mask
 
     def call(q, k, v, mask=None, **options):
         if isinstance(mask, Mask):
             T, S = q.shape[-3], k.shape[-3]
-            lead = (1,) * (q.ndim - 2)
             mask = mask.materialize(T, S)
-            mask = mask.reshape(lead[: q.ndim - mask.ndim] + mask.shape)
+            mask = mask.reshape((1,) * (q.ndim - mask.ndim) + mask.shape)
         if mask is not None:
             options["mask"] = mask
         return attend(q, k, v, **options)
 
-    call.__signature__ = inspect.signature(attend)
     return call

@@ -115,6 +115,8 @@ def torch() -> Callable:
 
 def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
     """A function of numpy arrays and its gradients, as a function of JAX arrays."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise NotImplementedError("it takes query, key and value of one dtype")
 
     def call(q, k, v, bias, mask):
         shape = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
