@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _LOCATIONS = {
     "attend": "crossattn.ops.attend:attend",
     "attend_sharded": "crossattn.ops.sharded:attend_sharded",
+    "attention_stats": "crossattn.ops.stats:attention_stats",
     "merge": "crossattn.ops.merge:merge",
     "explain": "crossattn.ops.explain:explain",
     "Mask": "crossattn.ops.masks:Mask",
