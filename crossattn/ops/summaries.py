@@ -169,30 +169,8 @@ def _backward(plan: Plan, residuals: Any, d: Smooth) -> Operands:
     A loss whose derivative in the weight of query t on key s is c has, in its logit, the derivative
     ``weight * (c - mean of c)``; but for mass, the mean follows from the statistics themselves.
     """
-    given, setting, asked, smooth, places, rows = residuals
-    visits = blocks.visits(setting.mask, plan)
-    mean = sum(
-        getattr(d, name) * getattr(smooth, name)
-        for name in ("entropy", "maximum", "expected", "inside")
-        if getattr(smooth, name) is not None
-    ) + jnp.sum(d.top * smooth.top, -1)
-
-    def average(queries, keys, carry, state):
-        weights = scores.softmax(scores.scores(given, setting, queries, keys), _at(rows, queries))
-        return carry + jnp.sum(weights * keys.of(d.mass, -1)[..., None, :], -1), state
-
-    def zero_rows(queries):
-        return blocks.full_like(queries.of(mean, -1), 0)
-
-    def put(queries, carry, state):
-        return queries.put(state, carry, -1)
-
-    zero = blocks.full_like(mean, 0)
-    mean = mean + jax.lax.cond(
-        jnp.any(d.mass != 0),
-        lambda: blocks.sweep(plan, visits, zero, zero_rows, average, put),
-        lambda: zero,
-    )
+    given, setting, asked, _, places, rows = residuals
+    mean = _mean_slope(plan, residuals, d)
 
     def begin(queries):
         return blocks.full_like(queries.of(given.q, -2), 0)
@@ -217,8 +195,35 @@ def _backward(plan: Plan, residuals: Any, d: Smooth) -> Operands:
     def end(queries, d_q, state):
         return Operands(queries.put(state.q, d_q, -2), state.k, state.bias, state.softcap)
 
+    visits = blocks.visits(setting.mask, plan)
     found = blocks.sweep(plan, visits, scores.no_gradient(given), begin, step, end)
     return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), found, given)
+
+
+def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
+    """The mean of a loss's derivatives in the weights of each query, under them."""
+    given, setting, _, smooth, _, rows = residuals
+    mean = jnp.sum(d.top * smooth.top, -1)
+    for name in ("entropy", "maximum", "expected", "inside"):
+        if getattr(smooth, name) is not None:
+            mean = mean + getattr(d, name) * getattr(smooth, name)
+    zero = blocks.full_like(mean, 0)
+
+    def begin(queries):
+        return queries.of(zero, -1)
+
+    def step(queries, keys, carry, state):
+        weights = scores.softmax(scores.scores(given, setting, queries, keys), _at(rows, queries))
+        return carry + jnp.sum(weights * keys.of(d.mass, -1)[..., None, :], -1), state
+
+    def end(queries, carry, state):
+        return queries.put(state, carry, -1)
+
+    def of_mass():
+        visits = blocks.visits(setting.mask, plan)
+        return blocks.sweep(plan, visits, zero, begin, step, end)
+
+    return mean + jax.lax.cond(jnp.any(d.mass != 0), of_mass, lambda: zero)
 
 
 def _slope(
