@@ -17,7 +17,8 @@ from crossattn.types import Array, Bool, Int
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 # platform: queries and keys of a block, and the logits of all heads' and examples' blocks together.
-# On CPU what counts is that a block stays in the cache; on accelerators, few steps of the loops.
+# On CPU what counts is that a block stays in the cache; on accelerators, few steps of the loops (those
+# sizes are estimates, not measured).
 _SIZES = {"cpu": (64, 64, 1 << 21), "gpu": (512, 1024, 1 << 26), "tpu": (512, 1024, 1 << 26)}
 _LEAST, _MOST_BLOCKS = 64, 1024
 

@@ -21,7 +21,8 @@ from crossattn.ops.masks import Mask
 from crossattn.ops.scores import EXACT, Operands, Rows, Setting
 from crossattn.types import Array, Float, Key
 
-# Up to so many logits the reference, which has them all in memory, was not slower.
+# Up to so many logits the reference, which has them all in memory, was not slower; measured on CPU
+# (experiments/bench/block_sizes.py), for the others an estimate.
 _SMALL = {"cpu": 1 << 18, "gpu": 1 << 24, "tpu": 1 << 24}
 
 
