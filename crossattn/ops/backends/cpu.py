@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import native
+from crossattn.ops import blocks, native
 from crossattn.ops.backends import Attended, reference
 from crossattn.ops.masks import Mask, explicit
 from crossattn.ops.ranges import ranges
@@ -46,8 +46,14 @@ def attend(
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
-    found: Any = _forward(q, k, v, allowed, float(scale))
+    found: Any = _forward(*blocks.alike((q, k, v, allowed)), float(scale))
     return Attended(found[0].astype(dtype), None, found[1] if return_lse else None)
+
+
+def _one_device_at_a_time() -> bool:
+    """Inside ``shard_map`` over all axes of the mesh, where arrays are each device's own."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
 
 
 class _Mask(NamedTuple):
@@ -102,7 +108,7 @@ def _leading(x, ndim: int):
 def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
     if jax.default_backend() != "cpu":
         raise NotImplementedError(f"it runs on CPU, not on {jax.default_backend()}")
-    if jax.device_count() > 1:
+    if jax.device_count() > 1 and not _one_device_at_a_time():
         raise NotImplementedError("XLA cannot partition it over several devices")
     if q.dtype == jnp.float64:
         raise NotImplementedError("it computes in float32")
@@ -121,8 +127,8 @@ def _forward(q, k, v, allowed: _Mask, scale: float):
     """
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)
     row = jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.float32)
-    call = jax.ffi.ffi_call("CrossattnForward", (out, row, row), vmap_method="broadcast_all")
-    out, peak, total = call(q, k, v, *allowed, scale=np.float32(scale))
+    operands = (q, k, v, *allowed)
+    out, peak, total = _call("CrossattnForward", (out, row, row), operands, scale)
     # -inf for a row that may read nothing; NaN for one that reads a NaN.
     lse = jnp.where(total == 0, -jnp.inf, peak + jnp.log(jnp.where(total == 0, 1, total)))
     return out, lse, peak, total
@@ -143,8 +149,15 @@ def _forward_backward(scale, residuals, cotangents):
 def _backward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
     """Gradients of q, k and v."""
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (q, k, v))
-    call = jax.ffi.ffi_call("CrossattnBackward", shapes, vmap_method="broadcast_all")
-    return call(q, k, v, *allowed, out, peak, total, d_out, d_lse, scale=np.float32(scale))
+    operands = (q, k, v, *allowed, out, peak, total, d_out, d_lse)
+    return _call("CrossattnBackward", shapes, operands, scale)
+
+
+def _call(target: str, results: tuple, operands: tuple, scale: float) -> tuple:
+    call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
+    found = call(*operands, scale=np.float32(scale))
+    # In shard_map the results vary over the mesh as the operands do; the call does not say so.
+    return blocks.alike((operands, *found))[1:]
 
 
 def _backward_forward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale):
