@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import backends
+from crossattn.ops import arguments, backends
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
@@ -117,23 +117,23 @@ def run(
     **returned,
 ) -> Ran:
     """Check the arguments of ``attend`` and run the first backend that fits; see there."""
-    _check_operands(q, k, v)
+    arguments.check_operands(q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
     full = (*batch, N, T, S)
     if mask is not None:
         if not isinstance(mask, Mask):
-            _check_broadcast("mask", mask, full, bool)
+            arguments.check_broadcast("mask", mask, full, bool)
         mask = as_mask(mask)
         mask = mask if mask.terms else None
     if mask is not None:
-        _check_mask(mask, full)
+        arguments.check_mask(mask, full)
     if bias is not None:
-        _check_broadcast("bias", bias, full, jnp.floating)
+        arguments.check_broadcast("bias", bias, full, jnp.floating)
         bias = jnp.asarray(bias)
-    _check_number("scale", scale)
-    _check_number("softcap", softcap, positive=True)
-    _check_dropout(dropout_rate, dropout_key)
+    arguments.check_number("scale", scale)
+    arguments.check_number("softcap", softcap, positive=True)
+    arguments.check_dropout(dropout_rate, dropout_key)
     if backend is not None:
         backends.get(backend)
     if S == 0:
@@ -141,7 +141,7 @@ def run(
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
         return Ran(backends.Attended(out, weights, lse), None)
-    arguments = dict(
+    options = dict(
         bias=bias,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
         softcap=softcap,
@@ -149,10 +149,10 @@ def run(
         dropout_key=dropout_key if dropout_rate > 0 else None,
         **returned,
     )
-    return _first_that_fits(backend, q, k, v, mask, arguments)
+    return _first_that_fits(backend, q, k, v, mask, options)
 
 
-def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, arguments: dict) -> Ran:
+def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: dict) -> Ran:
     skipped = []
     for name in (backend,) if backend is not None else backends.ordered(jax.default_backend()):
         module = backends.get(name)
@@ -161,7 +161,7 @@ def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, arguments:
             skipped.append(Skipped(name, unsuited, False))
             continue
         try:
-            return Ran(module.attend(q, k, v, mask, **arguments), name, tuple(skipped))
+            return Ran(module.attend(q, k, v, mask, **options), name, tuple(skipped))
         except NotImplementedError as refusal:
             skipped.append(Skipped(name, str(refusal), True))
     raise Refused(tuple(skipped), named=backend is not None)
@@ -186,91 +186,3 @@ def _warn_once(platform: str, reasons: str) -> None:
         f"faster backend refused ({reasons}). crossattn.explain says it for any call.",
         stacklevel=4,
     )
-
-
-def _check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
-    for name, x, axes in (("q", q, "[*B T N H]"), ("k", k, "[*B S K H]"), ("v", v, "[*B S K Hv]")):
-        if not hasattr(x, "dtype"):
-            raise ValueError(f"{name} is a {type(x).__name__}; expected an array {axes}.")
-        if jnp.ndim(x) < 3:
-            raise ValueError(f"{name} has shape {jnp.shape(x)}; expected at least 3 axes, {axes}.")
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name} has dtype {x.dtype}; expected a floating-point dtype.")
-    if q.shape[-1] == 0:
-        raise ValueError(f"q has head size 0 (shape {q.shape}); expected at least 1.")
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(
-            f"k has head size {k.shape[-1]} (shape {k.shape}); expected q's, {q.shape[-1]}."
-        )
-    if k.shape[:-3] != q.shape[:-3]:
-        raise ValueError(f"k has batch axes {k.shape[:-3]}; expected q's, {q.shape[:-3]}.")
-    if v.shape[:-1] != k.shape[:-1]:
-        raise ValueError(
-            f"v has shape {v.shape}; expected k's batch, length and heads, {k.shape[:-1]}, "
-            "then its own head size."
-        )
-    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise ValueError(
-            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}; expected q's to be a multiple of k's."
-        )
-
-
-def _check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None:
-    dtype = getattr(x, "dtype", type(x).__name__)
-    wanted = "bool" if kind is bool else "a floating-point dtype"
-    known = hasattr(x, "dtype")
-    if not known or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
-        other = "bias" if kind is bool else "mask"
-        raise ValueError(
-            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} (did you mean {other}=?). "
-            "mask is boolean, True = may be read; bias is added to the logits."
-        )
-    if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
-        raise ValueError(
-            f"{name} has shape {x.shape}; expected {len(full)} axes [*B N T S] = {full}, each of that "
-            "size or 1."
-        )
-
-
-def _check_number(name: str, x: Any, positive: bool = False) -> None:
-    wanted = f"expected a number{' above 0' if positive else ''}, or None."
-    if x is None:
-        return
-    dtype = getattr(x, "dtype", type(x))
-    if jnp.shape(x) != () if hasattr(x, "dtype") else not isinstance(x, (int, float)):
-        said = f"has shape {x.shape}" if hasattr(x, "shape") else f"is {x!r}"
-        raise ValueError(f"{name} {said}; {wanted}")
-    if not jnp.issubdtype(dtype, jnp.number) or isinstance(x, bool):
-        raise ValueError(f"{name} is of type {dtype}; {wanted}")
-    if positive and not isinstance(x, jax.core.Tracer) and not x > 0:
-        raise ValueError(f"{name} is {x}; {wanted}")
-
-
-def _check_dropout(rate: float, key: Any) -> None:
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"dropout_rate is {rate}; expected 0 <= rate < 1.")
-    if rate > 0 and key is None:
-        raise ValueError(
-            f"dropout_rate is {rate} but dropout_key is None; pass a jax.random.key, or rate 0."
-        )
-    dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0
-    raw = dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
-    if key is not None and not typed and not raw:
-        said = f"has shape {key.shape} and dtype {dtype}" if dtype is not None else f"is {key!r}"
-        raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
-
-
-def _check_mask(mask: Mask, full: tuple[int, ...]) -> None:
-    """The terms' arrays must fit this call; found out from shapes alone, nothing is computed."""
-    T, S = full[-2:]
-    mask.check(T, S)
-    try:
-        shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), mask).shape
-        fits = jnp.broadcast_shapes(shape, full) == full
-    except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
-    if not fits:
-        raise ValueError(
-            f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}."
-        )

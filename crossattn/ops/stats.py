@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import blocks, scores
-from crossattn.ops.attend import _check_broadcast, _check_mask, _check_number, _check_operands
+from crossattn.ops.arguments import check_broadcast, check_mask, check_number, check_operands
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.summaries import Asked, summarise
 from crossattn.types import AnyArray, Array, Bool, Float
@@ -74,19 +74,19 @@ def attention_stats(
 
     Source: coverage as a key's mass, Tu et al. 2016; guided alignment, Chen et al. 2016.
     """
-    _check_operands(q, k, k)
+    check_operands(q, k, k)
     q, k = jnp.asarray(q), jnp.asarray(k)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
     if mask is not None:
         if not isinstance(mask, Mask):
-            _check_broadcast("mask", mask, (*batch, N, T, S), bool)
+            check_broadcast("mask", mask, (*batch, N, T, S), bool)
         mask = as_mask(mask)
-        _check_mask(mask, (*batch, N, T, S))
+        check_mask(mask, (*batch, N, T, S))
     if bias is not None:
-        _check_broadcast("bias", bias, (*batch, N, T, S), jnp.floating)
+        check_broadcast("bias", bias, (*batch, N, T, S), jnp.floating)
         bias = jnp.asarray(bias)
-    _check_number("scale", scale)
-    _check_number("softcap", softcap, positive=True)
+    check_number("scale", scale)
+    check_number("softcap", softcap, positive=True)
     if not 0 <= top_k <= S:
         raise ValueError(f"top_k is {top_k}; expected 0 to the number of keys, {S}.")
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,0 +1,100 @@
+"""What ``attend`` and its kin check before they compute: one clear sentence for a wrong argument.
+
+Each function raises ValueError that names the argument, what came and what was expected.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops.masks import Mask
+from crossattn.types import AnyArray
+
+
+def check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
+    for name, x, axes in (("q", q, "[*B T N H]"), ("k", k, "[*B S K H]"), ("v", v, "[*B S K Hv]")):
+        if not hasattr(x, "dtype"):
+            raise ValueError(f"{name} is a {type(x).__name__}; expected an array {axes}.")
+        if jnp.ndim(x) < 3:
+            raise ValueError(f"{name} has shape {jnp.shape(x)}; expected at least 3 axes, {axes}.")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} has dtype {x.dtype}; expected a floating-point dtype.")
+    if q.shape[-1] == 0:
+        raise ValueError(f"q has head size 0 (shape {q.shape}); expected at least 1.")
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"k has head size {k.shape[-1]} (shape {k.shape}); expected q's, {q.shape[-1]}."
+        )
+    if k.shape[:-3] != q.shape[:-3]:
+        raise ValueError(f"k has batch axes {k.shape[:-3]}; expected q's, {q.shape[:-3]}.")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(
+            f"v has shape {v.shape}; expected k's batch, length and heads, {k.shape[:-1]}, "
+            "then its own head size."
+        )
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise ValueError(
+            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}; expected q's to be a multiple of k's."
+        )
+
+
+def check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None:
+    dtype = getattr(x, "dtype", type(x).__name__)
+    wanted = "bool" if kind is bool else "a floating-point dtype"
+    known = hasattr(x, "dtype")
+    if not known or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
+        other = "bias" if kind is bool else "mask"
+        raise ValueError(
+            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} (did you mean {other}=?). "
+            "mask is boolean, True = may be read; bias is added to the logits."
+        )
+    if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
+        raise ValueError(
+            f"{name} has shape {x.shape}; expected {len(full)} axes [*B N T S] = {full}, each of that "
+            "size or 1."
+        )
+
+
+def check_number(name: str, x: Any, positive: bool = False) -> None:
+    wanted = f"expected a number{' above 0' if positive else ''}, or None."
+    if x is None:
+        return
+    dtype = getattr(x, "dtype", type(x))
+    if jnp.shape(x) != () if hasattr(x, "dtype") else not isinstance(x, (int, float)):
+        said = f"has shape {x.shape}" if hasattr(x, "shape") else f"is {x!r}"
+        raise ValueError(f"{name} {said}; {wanted}")
+    if not jnp.issubdtype(dtype, jnp.number) or isinstance(x, bool):
+        raise ValueError(f"{name} is of type {dtype}; {wanted}")
+    if positive and not isinstance(x, jax.core.Tracer) and not x > 0:
+        raise ValueError(f"{name} is {x}; {wanted}")
+
+
+def check_dropout(rate: float, key: Any) -> None:
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"dropout_rate is {rate}; expected 0 <= rate < 1.")
+    if rate > 0 and key is None:
+        raise ValueError(
+            f"dropout_rate is {rate} but dropout_key is None; pass a jax.random.key, or rate 0."
+        )
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and key.ndim == 0
+    raw = dtype == jnp.uint32 and key.ndim == 1  # as jax.random.PRNGKey makes them
+    if key is not None and not typed and not raw:
+        said = f"has shape {key.shape} and dtype {dtype}" if dtype is not None else f"is {key!r}"
+        raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
+
+
+def check_mask(mask: Mask, full: tuple[int, ...]) -> None:
+    """The terms' arrays must fit this call; found out from shapes alone, nothing is computed."""
+    T, S = full[-2:]
+    mask.check(T, S)
+    try:
+        shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), mask).shape
+        fits = jnp.broadcast_shapes(shape, full) == full
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
+    if not fits:
+        raise ValueError(
+            f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}."
+        )
