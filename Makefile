@@ -1,7 +1,7 @@
 # make demo   train a translator on real text, score it, draw what it attends to (about 10 minutes on 2 cores)
 # make test   the whole test suite
 # make lint   formatter, linter, type checker
-# make bench  the benchmarks behind the README's figures (installs PyTorch)
+# make bench  the benchmarks behind the README's figures (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 
 PYTHON ?= python3
@@ -27,6 +27,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.bench
+	$(BIN)/python -m experiments.bench.attend --json=runs/bench/attend.json --plot=runs/bench/attend.png
 	$(BIN)/python -m experiments.bench.translation_step
 	$(BIN)/python -m experiments.bench.greedy_decoding
 
@@ -50,7 +51,7 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz,bench,tokamax]'
 	touch $@
 
 $(VENV)/.conformance: pyproject.toml | $(BIN)/python

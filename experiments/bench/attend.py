@@ -78,6 +78,8 @@ def main() -> None:
     if not options.quick and not gpu:
         found["bytes"] = peaks(players)
         found["long"] = long()
+    for path in filter(None, (options.json, options.plot)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.plot:
