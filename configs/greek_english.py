@@ -10,6 +10,6 @@ def get_config(arg: str = ""):
     config.data.name = "greek_english"
     config.tokenizer.vocab_size = 4000
     config.model.dropout_rate = 0.2
-    config.loss.alignment = 1.0
+    config.loss.alignment = "latent"
     config.train.update(steps=1800)
     return translation.tiny(config) if "tiny" in words else config

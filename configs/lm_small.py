@@ -17,6 +17,6 @@ def get_config(arg: str = ""):
         config.model.layers = 1
     for name in ("encoder_layers", "decoder_layers"):
         del config.model[name]
-    for name in ("alignment", "alignment_layer", "alignment_diagonal"):
+    for name in [name for name in config.loss if name.startswith("alignment")]:
         del config.loss[name]
     return config

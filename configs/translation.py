@@ -60,8 +60,10 @@ def small() -> ConfigDict:
                 label_smoothing=0.1,
                 z_loss=0.0,
                 chunks=1,
-                alignment=0.0,
-                alignment_layer=0,
+                alignment="none",
+                alignment_weight=1.0,
+                alignment_share=1.0,
+                alignment_layer=placeholder(int),
                 alignment_diagonal=8.0,
             ),
             optim=dict(
@@ -98,6 +100,7 @@ def small() -> ConfigDict:
                     head=placeholder(int),
                     row="output",
                     symmetrise="none",
+                    unlinked=False,
                 ),
             ),
         )

@@ -20,6 +20,7 @@ from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 
 T = TypeVar("T")
+ALIGNMENTS = ("none", "latent", "gold")
 _BLOCK_FIELDS = {field.name for field in dataclasses.fields(BlockConfig)}
 
 
@@ -69,12 +70,27 @@ def _check_loss(config: ConfigDict) -> None:
         raise SettingsError(
             f"config.loss.chunks is {chunks}; expected a divisor of data.target_len, {length}."
         )
-    if "alignment_layer" in config.loss.to_dict():
-        layer, layers = config.loss.alignment_layer, config.model.decoder_layers
-        if not -layers <= layer < layers:
-            raise SettingsError(
-                f"config.loss.alignment_layer is {layer}; the decoder has {layers} layers, from 0."
-            )
+    if "alignment" in config.loss.to_dict():
+        _check_alignment(config.loss, config.model.decoder_layers)
+
+
+def _check_alignment(loss: Any, layers: int) -> None:
+    kind, weight, share = loss.alignment, loss.alignment_weight, loss.alignment_share
+    if kind not in ALIGNMENTS:
+        raise SettingsError(
+            f"config.loss.alignment is {kind!r}; expected one of {', '.join(ALIGNMENTS)}."
+        )
+    layer = loss.alignment_layer
+    if layer is not None and not -layers <= layer < layers:
+        raise SettingsError(
+            f"config.loss.alignment_layer is {layer}; the decoder has {layers} layers, from 0."
+        )
+    if not 0.0 <= weight < float("inf"):
+        raise SettingsError(f"config.loss.alignment_weight is {weight}; expected 0 or more.")
+    if not 0.0 < share <= 1.0:
+        raise SettingsError(
+            f"config.loss.alignment_share is {share}; expected above 0 and at most 1."
+        )
 
 
 def transformer_config(

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.errors import DataError
+from crossattn.data.links import TokenLinks, encode_links
 from crossattn.data.tokenizers import BOS, EOS, Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class Ragged:
 class EncodedPairs:
     """Tokenised pairs, within the maximal lengths, and what it took to make them fit.
 
-    `source` is None for a language model's data. `example` is the index in the source of each pair.
-    `cut_sources` and `cut_targets` count texts that were shortened, `dropped` pairs that were left
-    out, `total` all there were.
+    `source` is None for a language model's data, `links` unless they are asked for. `example` is
+    the index in the source of each pair. `cut_sources` and `cut_targets` count texts that were
+    shortened, `dropped` pairs that were left out, `total` all there were.
     """
 
     source: Ragged | None
@@ -63,6 +64,7 @@ class EncodedPairs:
     dropped: int
     cut_sources: int
     cut_targets: int
+    links: TokenLinks | None = None
 
     def __len__(self) -> int:
         return len(self.target)
@@ -78,9 +80,9 @@ class EncodedPairs:
         return self.target.lengths - 1
 
     def fingerprint(self) -> int:
-        """A checksum of all ids; differs when text, tokenizer or lengths differ."""
+        """A checksum of all ids and links; differs when text, tokenizer or lengths differ."""
         sides = (self.target,) if self.source is None else (self.source, self.target)
-        crc = 0
+        crc = 0 if self.links is None else self.links.fingerprint()
         for side in sides:
             crc = zlib.crc32(side.offsets.tobytes(), zlib.crc32(side.ids.tobytes(), crc))
         return crc
@@ -107,16 +109,21 @@ def encode_pairs(
     target_len: int,
     overlong: str = "drop",
     side: str = "both",
+    link_share: float = 0.0,
+    seed: int = 0,
 ) -> EncodedPairs:
     """Tokenises a source; `side` "source" or "target" takes that text alone, as the target.
 
     Cutting a source keeps its EOS; cutting a target loses its EOS, so that nothing learns to stop
-    there.
+    there. Above 0, `link_share` is that of `links.encode_links`.
 
     Raises:
-        DataError: the source is empty, no example fits, or an option is unknown.
+        DataError: the source is empty, no example fits, an option is unknown, or links are asked
+            for and there are none.
     """
     _check_options(source, source_len, target_len, overlong, side)
+    if link_share and side != "both":
+        raise DataError(f"links join a source and a target; side is {side!r}")
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for start in range(0, len(source), _CHUNK):
@@ -131,6 +138,13 @@ def encode_pairs(
     long_target = target_sizes > target_len
     fits = ~(long_source | long_target)
     keep = np.flatnonzero(fits) if overlong == "drop" else np.arange(len(targets))
+    links = None
+    if link_share:
+        lengths = {"source_len": source_len, "target_len": target_len}
+        chosen = {"share": link_share, "seed": seed}
+        links = encode_links(
+            source, keep, tokenizer, target_tokenizer or tokenizer, **lengths, **chosen
+        )
     encoded = EncodedPairs(
         source=Ragged.of([sources[i][: source_len - 1] + [EOS] for i in keep]) if sources else None,
         target=Ragged.of([([BOS] + targets[i] + [EOS])[: target_len + 1] for i in keep]),
@@ -139,6 +153,7 @@ def encode_pairs(
         dropped=len(targets) - len(keep),
         cut_sources=int(long_source[keep].sum()),
         cut_targets=int(long_target[keep].sum()),
+        links=links,
     )
     report = encoded.report(source_len, target_len)
     if not len(encoded):

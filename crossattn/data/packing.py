@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.encoded import EncodedPairs
+from crossattn.data.links import LINKS_PER_TOKEN
 
 Batch = dict[str, np.ndarray]
 
@@ -49,7 +50,12 @@ class Layout:
 
 
 def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
-    """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands."""
+    """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands.
+
+    With gold links also `target_linked`, 1 where those of the pair are known, and `target_links`
+    [rows, length, LINKS_PER_TOKEN]: for each token that `target_in` holds, the places of its source
+    tokens in the row of `source`; the rest is -1.
+    """
     batch = {
         name: np.zeros((layout.rows, layout.target_len), np.int32)
         for name in ("target_in", "target_out", "target_segments", "target_positions")
@@ -57,6 +63,10 @@ def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
     if encoded.source is not None:
         for name in ("source", "source_segments", "source_positions"):
             batch[name] = np.zeros((layout.rows, layout.source_len), np.int32)
+    if encoded.links is not None:
+        batch["target_linked"] = np.zeros((layout.rows, layout.target_len), np.int32)
+        shape = (layout.rows, layout.target_len, LINKS_PER_TOKEN)
+        batch["target_links"] = np.full(shape, -1, np.int32)
     count = np.arange(max(layout.source_len, layout.target_len), dtype=np.int32)
     placements = zip(
         layout.pairs.tolist(),
@@ -80,6 +90,11 @@ def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
             batch["source"][row, span] = ids
             batch["source_segments"][row, span] = segment
             batch["source_positions"][row, span] = count[: len(ids)]
+        if encoded.links is not None:
+            target, rank, place = encoded.links[pair].T
+            batch["target_links"][row, target_start + target, rank] = source_start + place
+            span = slice(target_start, target_start + size)
+            batch["target_linked"][row, span] = encoded.links.known[pair]
     return batch
 
 

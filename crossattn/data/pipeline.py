@@ -38,6 +38,7 @@ def make_train_iterator(
     target_len: int = 128,
     overlong: str = "drop",
     side: str = "both",
+    link_share: float = 0.0,
     seed: int = 0,
     process_index: int = 0,
     process_count: int = 1,
@@ -61,7 +62,9 @@ def make_train_iterator(
         overlong: "drop" or "cut" what is longer; the counts are attributes of the iterator.
         side: "both"; or "source" or "target" for a language model of that text (batches with
             target_* only).
-        seed: of the order.
+        link_share: above 0, batches carry the gold links (see `packing.fill`) of this share of the
+            examples that have any.
+        seed: of the order, and of the choice of those examples.
         process_index, process_count: this process among those that train together.
         rows_multiple: every row count of the global batch is a multiple of this, such as the mesh's
             data axes.
@@ -69,7 +72,7 @@ def make_train_iterator(
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
-        DataError: an option is out of range, or no example fits.
+        DataError: an option is out of range, no example fits, or there are no links to carry.
     """
     multiple = int(np.lcm(process_count, rows_multiple))
     _check_options(mode, rows, multiple, process_index, process_count, window)
@@ -81,6 +84,8 @@ def make_train_iterator(
         target_len=target_len,
         overlong=overlong,
         side=side,
+        link_share=link_share,
+        seed=seed,
     )
     shape: dict[str, Any] = {
         "rows": rows,

@@ -13,6 +13,9 @@ from jaxtyping import Float, Int
 
 Links = Iterable[tuple[int, int]]
 
+# Rows by how many steps they come after the one that predicts the token.
+ROWS = {"output": 0, "input": 1, "next": 2}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -22,7 +25,11 @@ class Recipe:
       layer: decoder layer, counted from 0, negative from the last.
       head: head, or None for the mean of the layer's heads.
       row: "output" reads the row that predicts a token, "input" the row whose input it is (the
-        next step; Chen et al. 2020, "Accurate word alignment induction from neural MT").
+        next step; Chen et al. 2020, "Accurate word alignment induction from neural MT"), "next" the
+        row after that, which has read the following token as well: what "the" belongs to is known
+        then. The last token of a text has no such row and stays without attention.
+      unlinked: leave a target word alone that attends more to what is outside every word (the end
+        of the source) than to any word; False links every word.
       symmetrise: "none" links each target word to its most attended source word; "union" and
         "intersection" combine that with each source word's most attending target word, and
         "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003).
@@ -32,10 +39,11 @@ class Recipe:
     head: int | None = None
     row: str = "output"
     symmetrise: str = "none"
+    unlinked: bool = False
 
     def __post_init__(self):
-        if self.row not in ("output", "input"):
-            raise ValueError(f"row is {self.row!r}; expected 'output' or 'input'.")
+        if self.row not in ROWS:
+            raise ValueError(f"row is {self.row!r}; expected one of {', '.join(ROWS)}.")
         if self.symmetrise not in ("none", "union", "intersection", "grow-diag"):
             raise ValueError(
                 f"symmetrise is {self.symmetrise!r}; expected none, union, intersection or grow-diag."
@@ -44,7 +52,8 @@ class Recipe:
     def __str__(self) -> str:
         head = "all heads" if self.head is None else f"head {self.head}"
         joined = "not symmetrised" if self.symmetrise == "none" else self.symmetrise
-        return f"layer {self.layer}, {head}, row of the {self.row} token, {joined}"
+        alone = ", words may stay unlinked" if self.unlinked else ""
+        return f"layer {self.layer}, {head}, row of the {self.row} token, {joined}{alone}"
 
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
@@ -55,11 +64,17 @@ class Recipe:
         """
         chosen = weights[self.layer]
         chosen = chosen.mean(0) if self.head is None else chosen[self.head]
-        first = 1 if self.row == "input" else 0
-        return chosen[first : first + tokens]
+        first = ROWS[self.row]
+        rows = chosen[first : first + tokens]
+        if self.row == "next" and len(rows) < tokens:
+            rows = np.concatenate([rows, np.zeros_like(chosen[:1])])
+        return rows
 
     def links(self, matrix: Float[np.ndarray, "target source"]) -> set[tuple[int, int]]:
         """(source word, target word) pairs from a word matrix."""
+        if self.unlinked:
+            outside = 1.0 - matrix.sum(1, keepdims=True)
+            matrix = np.where(matrix.max(1, keepdims=True) > outside, matrix, 0.0)
         forward = {(int(s), t) for t, s in enumerate(matrix.argmax(1)) if matrix[t].any()}
         if self.symmetrise == "none":
             return forward

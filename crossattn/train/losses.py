@@ -171,3 +171,26 @@ def latent_alignment(
     learnt = -jnp.sum(exact * jnp.log(jnp.maximum(posterior, 1e-9)), axis=-1)
     nll, learnt = (jnp.sum(jnp.where(weights > 0, x * weights, 0.0)) for x in (-log_p, learnt))
     return nll + learnt, {"alignment": jax.lax.stop_gradient(nll)}
+
+
+def guided_alignment(
+    attention: Float[Array, "*B T S"], links: Int[Array, "*B T A"]
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Teaches attention the links that people gave: cross-entropy with their even distribution.
+
+    Args:
+        attention: weights of the row that has read (or that predicts) each target token.
+        links: source places that the token is linked with, each once, and -1 for the rest. A token
+            without a link takes no part.
+
+    Returns:
+        The loss summed over tokens, and sums without gradient: "guided", the same.
+
+    Source: Chen et al. 2016, "Guided alignment training for topic-aware neural machine
+        translation"; Garg et al. 2019, "Jointly learning to align and translate".
+    """
+    linked = links >= 0
+    found = jnp.take_along_axis(attention, jnp.where(linked, links, 0), axis=-1)
+    surprise = jnp.where(linked, -jnp.log(jnp.maximum(found, 1e-9)), 0.0)
+    loss = jnp.sum(surprise.sum(-1) / jnp.maximum(linked.sum(-1), 1))
+    return loss, {"guided": jax.lax.stop_gradient(loss)}

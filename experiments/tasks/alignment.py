@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
-from crossattn.train.alignment import Recipe, alignment_scores, anchors, word_weights
+from crossattn.train.alignment import ROWS, Recipe, alignment_scores, anchors, word_weights
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
@@ -76,11 +76,16 @@ def choose_recipe(
     best = (Recipe(), float("inf"))
     for layer in range(layers):
         for head in (None, *range(heads)):
-            for row in ("output", "input"):
-                recipe = Recipe(layer, head, row)
-                aer = score(pairs, recipe)["aer"]
-                best = min(best, (recipe, aer), key=lambda pair: pair[1])
+            for row in ROWS:
+                best = _better(best, Recipe(layer, head, row), pairs)
+    for unlinked in (False, True):
+        best = _better(best, replace(best[0], unlinked=unlinked), pairs)
     for method in symmetrise:
-        recipe = replace(best[0], symmetrise=method)
-        best = min(best, (recipe, score(pairs, recipe)["aer"]), key=lambda pair: pair[1])
+        best = _better(best, replace(best[0], symmetrise=method), pairs)
     return best
+
+
+def _better(best: tuple[Recipe, float], recipe: Recipe, pairs: Sequence[Aligned]):
+    """The best so far, or another recipe with its AER where that is lower."""
+    aer = score(pairs, recipe)["aer"]
+    return (recipe, aer) if aer < best[1] else best

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from crossattn.data.errors import DataError
 from crossattn.data.sources import open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 
@@ -35,6 +36,17 @@ class Corpus:
             )
         return self._splits[name]
 
+    def refuse_without_links(self) -> None:
+        """Raises DataError when a run is to begin on training data without gold word links."""
+        if self._trained("tokenizer"):
+            return
+        train = self.split("train")
+        if not len(train) or "links" not in train[0]:
+            raise DataError(
+                f"config.loss.alignment is 'gold' but {self.config.data.name} has no gold word links;"
+                " take 'latent', which needs none, or data that has them, such as greek_english"
+            )
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Of both sides, or of the source when they are separate."""
@@ -59,8 +71,12 @@ class Corpus:
         if self.target_tokenizer is not None:
             self.target_tokenizer.save(folder, "target_tokenizer")
 
+    def _trained(self, name: str) -> bool:
+        """Whether the run has its tokenizer already."""
+        return self.assets is not None and any(self.assets.glob(f"{name}*"))
+
     def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
-        if self.assets is not None and any(self.assets.glob(f"{name}*")):
+        if self.assets is not None and self._trained(name):
             return Tokenizer.load(self.assets, name)
         train = self.split("train")
         texts = [train[i][side] for i in range(len(train)) for side in sides]

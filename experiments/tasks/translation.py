@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from crossattn import functional
 from crossattn.data.pipeline import eval_batches, make_train_iterator
@@ -14,8 +13,8 @@ from crossattn.models import Transformer
 from crossattn.train import processes
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.losses import diagonal_prior, latent_alignment
 from experiments.settings import transformer_config
+from experiments.tasks.alignment_loss import alignment_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
 
@@ -28,6 +27,8 @@ class TranslationTask:
     def __init__(self, config: Any, assets: Path | None = None):
         self.config = config
         self.corpus = Corpus(config, assets)
+        if config.loss.alignment == "gold":
+            self.corpus.refuse_without_links()
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
 
     @cached_property
@@ -40,7 +41,7 @@ class TranslationTask:
             corpus.output_tokenizer.vocab_size,
             None if target is None else corpus.tokenizer.vocab_size,
             max(data.source_len, data.target_len),
-            lexicon=self.config.loss.alignment > 0,
+            lexicon=self.config.loss.alignment != "none",
         )
 
     def build(self, rngs) -> Transformer:
@@ -64,8 +65,7 @@ class TranslationTask:
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
         """Label-smoothed cross-entropy of the targets; no key means no dropout.
 
-        ``config.loss.alignment`` is the weight of ``latent_alignment``, 0 for none, on the mean of
-        the heads of one cross-attention layer.
+        ``config.loss.alignment`` adds an ``alignment_loss`` on one cross-attention layer.
         """
         model, options = self.bind(params), self.config.loss
         hidden, weights = model.hidden(
@@ -73,7 +73,7 @@ class TranslationTask:
             batch["target_in"],
             **{name: batch[name] for name in _INPUTS},
             key=key,
-            return_weights=options.alignment > 0,
+            return_weights=options.alignment != "none",
         )
         real = batch["target_segments"] > 0
         smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
@@ -81,36 +81,12 @@ class TranslationTask:
             hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
         if weights is not None:
-            extra, extra_sums = self._alignment(model, batch, weights[options.alignment_layer])
-            loss, sums = loss + options.alignment * extra, {**sums, **extra_sums}
+            extra, extra_sums = alignment_loss(model, batch, weights, options)
+            loss, sums = loss + options.alignment_weight * extra, {**sums, **extra_sums}
         return loss, sums
 
-    def _alignment(self, model: Transformer, batch: Any, weights: jax.Array):
-        """``latent_alignment`` of a layer's weights [B N T S].
-
-        Row t - 1 predicts the token that row t has as its input: prior and posterior of one token.
-        The prior is half attention, half the diagonal.
-        """
-        weights = weights.mean(1)
-        tokens, positions, segments = (
-            batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segments")
-        )
-        near = diagonal_prior(
-            positions,
-            batch["source_positions"],
-            segments,
-            batch["source_segments"],
-            self.config.loss.alignment_diagonal,
-        )
-        return latent_alignment(
-            model.word_scores(batch["source"], tokens),
-            prior=jnp.where(near > 0, 0.5 * (weights[:, :-1] + near), 0.0),
-            posterior=weights[:, 1:],
-            weights=(segments > 0) & (positions > 0),
-        )
-
     def train_iterator(self, shard_index: int, shard_count: int):
-        data = self.config.data
+        data, loss = self.config.data, self.config.loss
         return make_train_iterator(
             self.corpus.split("train"),
             self.corpus.tokenizer,
@@ -120,6 +96,7 @@ class TranslationTask:
             source_len=data.source_len,
             target_len=data.target_len,
             overlong=data.overlong,
+            link_share=loss.alignment_share if loss.alignment == "gold" else 0.0,
             seed=self.config.seed,
             process_index=shard_index,
             process_count=shard_count,

@@ -80,6 +80,9 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of data.target_len, 32"),
         ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),
+        ("--config.loss.alignment=1.0", "alignment is '1.0'; expected one of none, latent, gold"),
+        ("--config.loss.alignment_weight=-1.0", "alignment_weight is -1.0; expected 0 or more"),
+        ("--config.loss.alignment_share=0.0", "alignment_share is 0.0; expected above 0"),
         ("--config.data.name=magic", "no data source 'magic'"),
         ("--config.data.mode=magic", "mode is 'magic'"),
         ("--resume=maybe", "<auto|must|never>"),
@@ -89,6 +92,16 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
 )
 def test_a_wrong_key_or_value_is_named(refused, in_production, tmp_path, override, said):
     assert said in refused("train", TINY, override, f"--workdir={tmp_path / 'run'}")
+
+
+def test_gold_links_that_the_data_does_not_have_claim_no_work_directory(refused, tmp_path):
+    for name, text in (("a.en", "a cat\n"), ("a.fr", "un chat\n")):
+        (tmp_path / name).write_text(text * 30)
+    name = f"files:{tmp_path / 'a.en'},{tmp_path / 'a.fr'}"
+    given = (TINY, f"--config.data.name={name}", "--config.loss.alignment=gold")
+    line = refused("train", *given, f"--workdir={tmp_path / 'run'}")
+    assert f"'gold' but {name} has no gold word links; take 'latent'" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_variant_that_there_is_none_of(refused, tmp_path):

@@ -80,6 +80,24 @@ def test_the_input_row_of_a_token_is_the_next_step():
     np.testing.assert_array_equal(read[-1], WEIGHTS[-1, 1, 3])  # The row that predicts the end.
 
 
+def test_the_next_row_has_read_the_following_token_and_the_last_token_has_none():
+    read = Recipe(head=1, row="input").token_weights(WEIGHTS, 3)
+    later = Recipe(head=1, row="next").token_weights(WEIGHTS, 3)
+    np.testing.assert_array_equal(later[:-1], read[1:])
+    assert not later[-1].any()
+    assert Recipe(row="next").links(later) == {(4, 0), (4, 1)}
+
+
+def test_words_that_attend_outside_every_word_may_stay_unlinked():
+    # The rest of each row, 0.1, 0.6 and 0.4, is on the end of the source.
+    matrix = np.array([[0.6, 0.3], [0.1, 0.3], [0.3, 0.3]])
+    assert Recipe().links(matrix) == {(0, 0), (1, 1), (0, 2)}
+    assert Recipe(unlinked=True).links(matrix) == {(0, 0)}
+    # What stays unlinked is no source word's choice either: (1, 1) could have been grown to.
+    both = Recipe(unlinked=True, symmetrise="union")
+    assert both.links(matrix) == {(0, 0), (1, 0)}
+
+
 MATRIX = np.array([[0.6, 0.4, 0.0], [0.1, 0.5, 0.4], [0.0, 0.8, 0.2]])  # target x source
 
 
@@ -115,6 +133,7 @@ def test_a_recipe_that_there_is_none_of_is_refused():
 def test_a_recipe_reads_as_a_sentence():
     text = str(Recipe(layer=1, head=None, row="input", symmetrise="grow-diag"))
     assert text == "layer 1, all heads, row of the input token, grow-diag"
+    assert str(Recipe(unlinked=True)).endswith("not symmetrised, words may stay unlinked")
     assert str(Recipe(head=3)) == "layer -1, head 3, row of the output token, not symmetrised"
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from crossattn.train.losses import cross_entropy, diagonal_prior, latent_alignment
+from crossattn.train.losses import cross_entropy, diagonal_prior, guided_alignment, latent_alignment
 
 SHAPE = (2, 5, 11)
 
@@ -199,3 +199,47 @@ def test_diagonal_prior_without_sharpness_is_even():
     four = jnp.arange(4)
     prior = diagonal_prior(four, four, jnp.ones(4, int), jnp.ones(4, int), 0.0)
     np.testing.assert_allclose(prior, 0.25)
+
+
+def test_guided_alignment_is_the_cross_entropy_with_an_even_distribution_over_the_links(
+    two_sentences,
+):
+    _, attention, _, _ = two_sentences
+    # Two links, one, none; in the second sentence one; padding.
+    links = np.array([[[1, 2, -1], [0, -1, -1], [-1, -1, -1], [4, -1, -1], [-1, -1, -1]]])
+    gold = np.zeros(attention.shape)
+    for t, s in ((0, 1), (0, 2), (1, 0), (3, 4)):
+        gold[0, t, s] = 1.0
+    gold = normalised(gold)
+    expected = -(gold * np.log(np.where(gold > 0, attention, 1.0))).sum()
+
+    def loss(x):
+        return guided_alignment(x, jnp.asarray(links))
+
+    (found, sums), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.float32(attention))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(sums["guided"], expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, -gold / np.where(gold > 0, attention, 1.0), rtol=1e-4)
+
+
+def test_attention_without_a_trace_of_the_link_costs_much_but_not_everything():
+    attention = jnp.array([[[1.0, 0.0]]])
+    loss, gradient = jax.value_and_grad(lambda x: guided_alignment(x, jnp.array([[[1]]]))[0])(
+        attention
+    )
+    assert 15 < loss < 30 and np.isfinite(gradient).all()
+
+
+def test_guided_alignment_teaches_queries_whom_to_attend():
+    random = np.random.default_rng(3)
+    keys, links = random.normal(size=(4, 6, 8)), random.integers(0, 6, (4, 5, 1))
+
+    def loss(queries):
+        attention = jax.nn.softmax(jnp.einsum("bth,bsh->bts", queries, keys))
+        return guided_alignment(attention, jnp.asarray(links))[0], attention
+
+    queries = jnp.zeros((4, 5, 8))
+    descend = jax.jit(lambda queries: queries - jax.grad(loss, has_aux=True)(queries)[0])
+    for _ in range(30):
+        queries = descend(queries)
+    np.testing.assert_array_equal(loss(queries)[1].argmax(-1), links[..., 0])

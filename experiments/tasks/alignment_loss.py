@@ -1,0 +1,95 @@
+"""What teaches cross-attention to align words: sentence pairs alone, or links that people gave.
+
+The one thing to know: row t of the attention predicts the token that row t + 1 has as its input and
+that row t + 2 follows. ``config.loss.alignment`` says which row learns what.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from crossattn.train.losses import diagonal_prior, guided_alignment, latent_alignment
+
+Sums = dict[str, jax.Array]
+
+
+def alignment_loss(
+    model: Any, batch: Any, weights: Float[Array, "L B N T S"], options: Any
+) -> tuple[jax.Array, Sums]:
+    """The loss on the mean of one layer's heads, summed over tokens, and sums to report.
+
+    Args:
+      model: has ``word_scores``.
+      batch: as the pipeline makes it; without gold links (evaluation) all of them are latent.
+      weights: cross-attention of every layer.
+      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent", the last
+        for "gold".
+    """
+    gold, layer = options.alignment == "gold", options.alignment_layer
+    weights = weights[(-1 if gold else 0) if layer is None else layer].mean(1)
+    return (_gold if gold else _latent)(model, batch, weights, options.alignment_diagonal)
+
+
+def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
+    """The row that has read a token learns its posterior; see ``latent_alignment``.
+
+    Row t - 1 predicts the token that row t has as its input: prior and posterior of one token.
+    The prior is half attention, half the diagonal.
+    """
+    tokens, positions, segments = (
+        batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segments")
+    )
+    near = _diagonal(batch, positions, segments, sharpness)
+    return latent_alignment(
+        model.word_scores(batch["source"], tokens),
+        prior=jnp.where(near > 0, 0.5 * (weights[:, :-1] + near), 0.0),
+        posterior=weights[:, 1:],
+        weights=(segments > 0) & (positions > 0),
+    )
+
+
+def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
+    """The row after the one that has read a token learns its links: it knows the next token too.
+
+    Links not given are latent, links given narrow down which source token the lexicon takes the
+    target token from: EM on what is known (Fraser and Marcu 2006, "Semi-supervised training for
+    statistical word alignment"). The prior is half what that row says already, half the diagonal.
+    """
+    positions, segments = batch["target_positions"], batch["target_segments"]
+    later, followed = _next_rows(weights, segments)
+    near = _diagonal(batch, positions, segments, sharpness)
+    prior = jnp.where(near > 0, 0.5 * (jax.lax.stop_gradient(later) + near), 0.0)
+    loss, sums = jnp.zeros(()), {}
+    if "target_links" in batch:
+        links = jnp.where(followed[..., None], batch["target_links"], -1)
+        loss, sums = guided_alignment(later, links)
+        allowed = (links[..., None] == jnp.arange(prior.shape[-1])).any(-2)
+        known = batch["target_linked"] > 0
+        prior = jnp.where(known[..., None] & ~allowed, 0.0, prior)
+        followed &= ~known | allowed.any(-1)
+    rest, rest_sums = latent_alignment(
+        model.word_scores(batch["source"], batch["target_in"]),
+        prior=prior,
+        posterior=later,
+        weights=followed & (positions > 0),
+    )
+    return loss + rest, {**sums, **rest_sums}
+
+
+def _diagonal(batch: Any, positions: Array, segments: Array, sharpness: float) -> Array:
+    """``diagonal_prior`` of target rows, by their positions and segments [B T]."""
+    source = batch["source_positions"], batch["source_segments"]
+    return diagonal_prior(positions, source[0], segments, source[1], sharpness)
+
+
+def _next_rows(
+    weights: Float[Array, "B T S"], segments: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T S"], Bool[Array, "B T"]]:
+    """For each row the one after it, and whether that belongs to the same sentence."""
+    followed = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return (
+        jnp.pad(weights[:, 1:], ((0, 0), (0, 1), (0, 0))),
+        jnp.pad(followed, ((0, 0), (0, 1))),
+    )

@@ -1,0 +1,196 @@
+"""Gold links on their way into batches: packed, cut, shared out, they still join the same words."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from crossattn.data import links, pipeline, sources, tokenizers
+from crossattn.data.errors import DataError
+
+SHAPE = {"rows": 8, "source_len": 32, "target_len": 40}
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """Some with a word that nothing is linked with, as punctuation is not in real data."""
+    found = [dict(pair) for pair in sources.open_source("phrases", "train")[:300]]
+    for pair in found[::3]:
+        pair["links"] = pair["links"][1:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pairs):
+    return tokenizers.train_tokenizer([p[s] for p in pairs for s in ("source", "target")], 300)
+
+
+def train(pairs, tokenizer, **options):
+    return pipeline.make_train_iterator(pairs, tokenizer, **(SHAPE | {"link_share": 1.0} | options))
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def same(left, right):
+    return all(
+        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+def segments_of(batch):
+    """(source ids, target ids read, whether links are known, matrix of links between them)."""
+    for row in range(len(batch["target_in"])):
+        for segment in range(1, batch["target_segments"][row].max() + 1):
+            here = np.flatnonzero(batch["target_segments"][row] == segment)
+            there = np.flatnonzero(batch["source_segments"][row] == segment)
+            matrix = np.zeros((len(here), len(there)), bool)
+            for place, found in enumerate(batch["target_links"][row, here]):
+                for source in found[found >= 0]:
+                    assert source in there  # Never a token of a neighbour.
+                    matrix[place, list(there).index(source)] = True
+            known = set(batch["target_linked"][row, here])
+            assert len(known) == 1
+            ids = [batch[name][row, at] for name, at in (("source", there), ("target_in", here))]
+            yield *(tuple(side.tolist()) for side in ids), known.pop(), matrix
+
+
+def words_of(tokenizer, ids):
+    """The word that each token ends in, by reading the text up to it; -1 for blanks, BOS and EOS."""
+    words = []
+    for end, token in enumerate(ids, 1):
+        so_far = re.findall(r"[^ ']+'?", tokenizer.decode(ids[:end]))
+        visible = token > 3 and tokenizer.tokens([token]) != ["▁"]
+        words.append(len(so_far) - 1 if visible else -1)
+    return words
+
+
+def gold_of(pairs, tokenizer):
+    """Gold links by token ids, however the pair was cut."""
+    gold = {}
+    for pair in pairs:
+        key = tuple(tuple(tokenizer.encode(pair[side])) for side in ("source", "target"))
+        gold[key] = {tuple(link) for link in pair["links"].tolist()}
+    return gold
+
+
+def matrix_of(links, source_words, target_words):
+    """Which tokens the links of words join; the source's last token stands for no word at all."""
+    linked = {target for _, target in links}
+    return [
+        [(s, t) in links for s in source_words[:-1]] + [t >= 0 and t not in linked]
+        for t in target_words
+    ]
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize("limits", [{}, {"source_len": 10, "target_len": 12, "overlong": "cut"}])
+def test_tokens_are_linked_when_their_words_are_and_with_the_end_when_nothing_is(
+    pairs, tokenizer, mode, limits
+):
+    gold, seen = gold_of(pairs, tokenizer), 0
+    for batch in take(train(pairs, tokenizer, mode=mode, **limits), 12):
+        for source, target, known, matrix in segments_of(batch):
+            begins = [
+                links
+                for (s, t), links in gold.items()
+                if s[: len(source) - 1] == source[:-1] and t[: len(target) - 1] == target[1:]
+            ]
+            source_words, target_words = (words_of(tokenizer, ids) for ids in (source, target))
+            expected = [matrix_of(links, source_words, target_words) for links in begins]
+            assert source[-1] == tokenizers.EOS and known == 1
+            assert any(np.array_equal(matrix, e) for e in expected)
+            seen += matrix.sum()
+    assert seen > 1000
+
+
+def test_only_those_who_ask_get_links(pairs, tokenizer):
+    batch = next(train(pairs, tokenizer, link_share=0.0))
+    assert not [name for name in batch if "link" in name]
+
+
+def test_a_row_without_a_link_is_filled_with_minus_one(pairs, tokenizer):
+    for batch in take(train(pairs, tokenizer), 5):
+        table = batch["target_links"]
+        assert table.dtype == np.int32 and table.shape == (8, 40, links.LINKS_PER_TOKEN)
+        assert (table[batch["target_segments"] == 0] == -1).all()
+        assert (table[batch["target_in"] == tokenizers.BOS] == -1).all()
+        # Links stand first, so that one look says whether there is any.
+        assert (np.diff((table >= 0).astype(int), axis=-1) <= 0).all()
+
+
+def known_sources(iterator, batches=40):
+    found = {}
+    for batch in take(iterator, batches):
+        for source, target, known, matrix in segments_of(batch):
+            found[source, target] = bool(known)
+            assert known or not matrix.any()
+    return found
+
+
+def test_a_share_of_the_links_is_chosen_by_the_seed(pairs, tokenizer):
+    def chosen(**options):
+        found = known_sources(train(pairs, tokenizer, **options))
+        assert len(found) == len(pairs)
+        return {pair for pair, known in found.items() if known}
+
+    tenth = chosen(link_share=0.1)
+    assert len(tenth) == 30 and tenth == chosen(link_share=0.1, mode="bucket")
+    assert tenth < chosen(link_share=0.5)
+    assert tenth != chosen(link_share=0.1, seed=1)
+
+
+def test_links_change_nothing_else(pairs, tokenizer):
+    with_links = take(train(pairs, tokenizer), 20)
+    rest = [{k: v for k, v in b.items() if "link" not in k} for b in with_links]
+    assert same(rest, take(train(pairs, tokenizer, link_share=0.0), 20))
+
+
+def test_a_restored_iterator_brings_the_same_links(pairs, tokenizer):
+    first = train(pairs, tokenizer, link_share=0.5, window=100)
+    take(first, 7)
+    state = json.loads(json.dumps(first.get_state()))
+    second = train(pairs, tokenizer, link_share=0.5, window=100)
+    second.set_state(state)
+    assert same(take(second, 20), take(first, 20))
+    with pytest.raises(DataError, match="belongs to other data"):
+        train(pairs, tokenizer, link_share=0.6, window=100).set_state(state)
+
+
+def test_processes_share_the_links_of_the_batch(pairs, tokenizer):
+    whole = take(train(pairs, tokenizer), 10)
+    parts = [take(train(pairs, tokenizer, process_index=i, process_count=2), 10) for i in range(2)]
+    joined = [
+        {k: np.concatenate([part[k] for part in step]) for k in step[0]}
+        for step in zip(*parts, strict=True)
+    ]
+    assert same(joined, whole)
+
+
+def test_a_token_keeps_a_bounded_number_of_links():
+    many = np.array([(0, s) for s in range(40)] + [(2, 5)], np.int32)
+    ranked = links._ranked(many)
+    assert ranked[:-1].tolist() == [[1, s, s] for s in range(links.LINKS_PER_TOKEN)]
+    assert ranked[-1].tolist() == [3, 0, 5]
+
+
+def test_data_without_links_is_refused(pairs, tokenizer):
+    bare = [{key: pair[key] for key in ("id", "source", "target")} for pair in pairs[:9]]
+    with pytest.raises(DataError, match="no gold links between words"):
+        train(bare, tokenizer)
+    mixed = known_sources(train([*pairs[:20], *bare], tokenizer), 4)
+    assert sum(mixed.values()) >= 11
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_share_out_of_range_is_refused(pairs, tokenizer, share):
+    with pytest.raises(DataError, match=f"share of gold links is {share}; expected above 0"):
+        train(pairs, tokenizer, link_share=share)
+
+
+def test_a_language_model_has_no_links(pairs, tokenizer):
+    with pytest.raises(DataError, match="links join a source and a target; side is 'target'"):
+        train(pairs, tokenizer, side="target")
