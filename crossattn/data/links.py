@@ -62,7 +62,7 @@ def token_links(
     shape = (len(example["target_spans"]) + 1, len(example["source_spans"]) + 1)
     linked = np.zeros(shape, bool)
     linked[example["links"][:, 1], example["links"][:, 0]] = True
-    to_end = (target >= 0) & ~linked.any(1)[target]
+    to_end = (target >= 0) & (linked[target].sum(axis=1) == 0)
     matrix = np.concatenate([linked[target][:, source], to_end[:, None]], axis=1)
     return np.argwhere(matrix).astype(np.int32)
 

@@ -56,7 +56,7 @@ def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
     [rows, length, LINKS_PER_TOKEN]: for each token that `target_in` holds, the places of its source
     tokens in the row of `source`; the rest is -1.
     """
-    batch = {
+    batch: Batch = {
         name: np.zeros((layout.rows, layout.target_len), np.int32)
         for name in ("target_in", "target_out", "target_segments", "target_positions")
     }
