@@ -99,6 +99,11 @@ class Case:
         return array("lse_cotangent", *self.weights_shape[:-1])
 
     @functools.cached_property
+    def reads_nothing(self):
+        """Bool [*B T N]: queries that may read no key."""
+        return ~np.moveaxis(self.readable.any(-1), -2, -1)
+
+    @functools.cached_property
     def clean(self):
         """Bool [*B T N]: queries that may read no NaN and no Inf."""
         poison: Any = ~np.isfinite(oracle.float64(self.k)).all(-1) | ~np.isfinite(

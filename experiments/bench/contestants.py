@@ -43,14 +43,15 @@ def nnx() -> Callable:
 def linen() -> Callable:
     """``flax.linen.dot_product_attention``, told to compute its softmax in float32.
 
-    It has no grouped heads; so that it can be held to the rest, keys and values are repeated for it.
+    That makes its output float32, so it is cast back. It has no grouped heads; so that it can be held to
+    the rest, keys and values are repeated for it.
     """
     from flax import linen
 
     def attend(q, k, v, mask=None, bias=None, return_weights=False):
         k, v = (jnp.repeat(x, q.shape[-2] // x.shape[-2], axis=-2) for x in (k, v))
         options: Any = dict(mask=mask, bias=bias, force_fp32_for_softmax=True)
-        out = linen.dot_product_attention(q, k, v, **options)
+        out = linen.dot_product_attention(q, k, v, **options).astype(q.dtype)
         if not return_weights:
             return out
         return out, linen.dot_product_attention_weights(q, k, **options)
