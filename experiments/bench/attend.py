@@ -1,6 +1,6 @@
 """Attention timed side by side: ``attend`` against JAX's, Flax's, tokamax's and PyTorch's.
 
-    python -m experiments.bench.attend [--quick] [--json=FILE] [--plot=FILE.png]
+    python -m experiments.bench.attend [--quick] [--only=NAME] [--json=FILE] [--plot=FILE.png]
 
 Each contestant has a process of its own; calls alternate and medians are compared. float32 on CPU,
 bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory is
@@ -56,6 +56,7 @@ MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
 def main() -> None:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description="Time attention side by side.")
+    parser.add_argument("--only", default="", help="shapes whose name has this in it")
     parser.add_argument("--quick", action="store_true", help="the small shapes, three rounds")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
@@ -64,6 +65,7 @@ def main() -> None:
     shapes = GPU_SHAPES if gpu else CPU_SHAPES
     if options.quick:
         shapes = {name: s for name, s in shapes.items() if s.B * s.N * s.T * s.S <= 2**23}
+    shapes = {name: shape for name, shape in shapes.items() if options.only in name}
     found: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
     found["gemm_gflops"] = gemm_peak()
     print(f"{found['machine']}; {found['device']}; jax {jax.__version__}")
@@ -74,8 +76,8 @@ def main() -> None:
         players += [] if reason else [name]
         if reason:
             print(f"{name} takes no part: {reason}")
-    found["seconds"] = timed(shapes, players, 3 if options.quick else 7)
-    if not options.quick and not gpu:
+    found["seconds"] = timed(shapes, players, 3 if options.quick else 5)
+    if not (options.quick or options.only or gpu):
         found["bytes"] = peaks(players)
         found["long"] = long()
     for path in filter(None, (options.json, options.plot)):

@@ -151,7 +151,9 @@ def _flax(shape: Shape, library: str) -> Callable[..., Any]:
 def _tokamax(shape: Shape, library: str) -> Callable[..., Any]:
     import jax
     import tokamax
+    from absl import flags
 
+    flags.FLAGS.mark_as_parsed()  # else tokamax parses this program's arguments as its own
     options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
     if isinstance(shape.mask, int):
         options |= {"local_window_size": (shape.mask, 0), "is_causal": True}
