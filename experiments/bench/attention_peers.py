@@ -130,7 +130,7 @@ def _jax_nn(shape: Shape, library: str) -> Callable[..., Any]:
     return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
 
 
-def _matrix(shape: Shape) -> np.ndarray | None:
+def _matrix(shape: Shape) -> Any:
     """What may be read, [B or 1, 1, T or 1, S]."""
     query, key = np.arange(shape.T)[:, None], np.arange(shape.S)
     if shape.mask == "padded":
