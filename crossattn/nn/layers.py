@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.ops import product
 from crossattn.types import Array, Float, Int
 
 NormName = Literal["layer", "rms"]
@@ -34,6 +35,7 @@ def linear(
         kernel_init=nnx.initializers.glorot_uniform(),
         kernel_metadata={"axes": (*in_axes, *out_axes)},
         bias_metadata={"axes": tuple(out_axes)},
+        dot_general=product.dot_general,
         rngs=rngs,
     )
 
@@ -81,4 +83,5 @@ class Embedding(nnx.Module):
     def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
         table = self.table[...].astype(x.dtype)
-        return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
+        axes = ((x.ndim - 1,), (1,)), ((), ())
+        return product.dot_general(x, table, axes, preferred_element_type=jnp.float32)

@@ -50,12 +50,6 @@ def attend(
     return Attended(found[0].astype(dtype), None, found[1] if return_lse else None)
 
 
-def _one_device_at_a_time() -> bool:
-    """Inside ``shard_map`` over all axes of the mesh, where arrays are each device's own."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
-
-
 class _Mask(NamedTuple):
     """A mask as the kernel takes it; what is not there has no elements."""
 
@@ -106,10 +100,6 @@ def _leading(x, ndim: int):
 
 
 def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(f"it runs on CPU, not on {jax.default_backend()}")
-    if jax.device_count() > 1 and not _one_device_at_a_time():
-        raise NotImplementedError("XLA cannot partition it over several devices")
     if q.dtype == jnp.float64:
         raise NotImplementedError("it computes in float32")
     if return_weights:

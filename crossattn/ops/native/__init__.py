@@ -30,17 +30,27 @@ _FLAGS = (
     ),
     "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native",
 )
-_TARGETS = ("CrossattnForward", "CrossattnBackward")
+_TARGETS = ("CrossattnForward", "CrossattnBackward", "CrossattnProduct")
 
 
 def load() -> None:
-    """Makes ``attention.cc`` known to XLA as the FFI targets ``CrossattnForward`` and ``..Backward``.
+    """Makes the kernels known to XLA as FFI targets, for a call that is about to use one.
 
     Raises:
-      NotImplementedError: this machine cannot have it; the message says why.
+      NotImplementedError: this machine cannot have them, or not here; the message says why.
     """
+    if jax.default_backend() != "cpu":
+        raise NotImplementedError(f"it runs on CPU, not on {jax.default_backend()}")
+    if jax.device_count() > 1 and not _one_device_at_a_time():
+        raise NotImplementedError("XLA cannot partition it over several devices")
     if reason := _loaded():
         raise NotImplementedError(reason)
+
+
+def _one_device_at_a_time() -> bool:
+    """Inside ``shard_map`` over all axes of the mesh, where arrays are each device's own."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
 
 
 @functools.cache
@@ -74,7 +84,7 @@ def _built(compiler: str, sources: dict[str, str]) -> Path:
     """The shared library of the sources: from the cache, else compiled into it."""
     made_from = sorted(sources.items()), _FLAGS, jax.__version__, _processor()
     key = hashlib.sha256(repr(made_from).encode())
-    name = f"attention-{key.hexdigest()[:16]}.so"
+    name = f"kernels-{key.hexdigest()[:16]}.so"
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossattn"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -86,8 +96,9 @@ def _built(compiler: str, sources: dict[str, str]) -> Path:
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         for file, text in sources.items():
             Path(scratch, file).write_text(text, encoding="utf-8")
-        code, made = Path(scratch, "attention.cc"), Path(scratch, name)
-        command = [compiler, *_FLAGS, "-I", jax.ffi.include_dir(), str(code), "-o", str(made)]
+        code = (str(Path(scratch, file)) for file in sources if file.endswith(".cc"))
+        made = Path(scratch, name)
+        command = [compiler, *_FLAGS, "-I", jax.ffi.include_dir(), *code, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(library)  # whole or not at all, also when several processes build it
     return library

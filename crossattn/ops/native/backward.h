@@ -52,8 +52,8 @@ struct KeyBlock {
     std::fill_n(poison, width, 0.0f);
     spoilt = Pack(p.Keys(b, kv), s0, s1, p.H, 1.0f, keys, Hp, poison);
     spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hvp, poison);
-    Transpose(keys, s1 - s0, Hp, p.H, keys_t, width);
-    Transpose(values, s1 - s0, Hvp, p.Hv, values_t, width);
+    TransposePadded(keys, Hp, s1 - s0, p.H, keys_t, width);
+    TransposePadded(values, Hvp, s1 - s0, p.Hv, values_t, width);
     std::fill_n(d_keys, width * Hp, 0.0f);
     std::fill_n(d_values, width * Hvp, 0.0f);
   }

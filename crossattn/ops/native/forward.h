@@ -63,7 +63,7 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
     std::fill_n(k_poison, all, 0.0f);
     bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, H, k_poison);
     spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hp, k_poison);
-    Transpose(keys, s1 - s0, H, H, keys_t, all);
+    TransposePadded(keys, H, s1 - s0, H, keys_t, all);
     for (int64_t t = t0; t < t1; t += block) {
       const int64_t end = std::min(t1, t + block), some = end - t, i = t - t0;
       const Span span = mask.Read(t, end, s0, s1);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mask.h"
+#include "parallel.h"
 
 namespace crossattn {
 
@@ -53,20 +54,6 @@ inline bool Pack(Rows rows, int64_t from, int64_t to, int64_t size, float scale,
   return any;
 }
 
-// out [size, width] = in [rows, stride]^T; columns beyond `rows` are 0.
-inline void Transpose(const float* in, int64_t rows, int64_t stride, int64_t size, float* out,
-                      int64_t width) {
-  int64_t h = 0;
-  const int64_t whole = rows / kWidth * kWidth;
-  for (; h + kWidth <= size; h += kWidth)
-    for (int64_t i = 0; i < whole; i += kWidth)
-      TransposeSquare(in + i * stride + h, stride, out + h * width + i, width);
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t rest = i < whole ? h : 0; rest < size; ++rest)
-      out[rest * width + i] = in[i * stride + rest];
-  for (h = 0; h < size; ++h) std::fill(out + h * width + rows, out + (h + 1) * width, 0.0f);
-}
-
 // Everything that a call is about, decoded from its buffers.
 struct Problem {
   int64_t B, T, S, N, K, H, Hv;
@@ -94,12 +81,6 @@ struct Problem {
     return own;
   }
 };
-
-inline float* Scratch(int64_t floats) {
-  thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
-  return memory.data();
-}
 
 // Logits of a block become what may be read of them: poison in, masked and padding keys to -inf.
 inline void Hide(float* logits, int64_t width, int64_t t0, int64_t t1, Span span, const Mask& mask,

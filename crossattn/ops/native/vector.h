@@ -61,6 +61,27 @@ inline void TransposeSquare(const float* in, int64_t in_row, float* out, int64_t
   for (int i = 0; i < kWidth; ++i) Store(out + i * out_row, rows[i]);
 }
 
+// out [size, rows] = in [rows, size]^T; rows are that many floats apart.
+inline void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t size, float* out,
+                      int64_t out_row) {
+  int64_t h = 0;
+  const int64_t whole = rows / kWidth * kWidth;
+  for (; h + kWidth <= size; h += kWidth)
+    for (int64_t i = 0; i < whole; i += kWidth)
+      TransposeSquare(in + i * in_row + h, in_row, out + h * out_row + i, out_row);
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t rest = i < whole ? h : 0; rest < size; ++rest)
+      out[rest * out_row + i] = in[i * in_row + rest];
+}
+
+// The same, and 0 in the columns from `rows` to `out_row`.
+inline void TransposePadded(const float* in, int64_t in_row, int64_t rows, int64_t size, float* out,
+                            int64_t out_row) {
+  Transpose(in, in_row, rows, size, out, out_row);
+  for (int64_t h = 0; h < size; ++h)
+    std::fill(out + h * out_row + rows, out + (h + 1) * out_row, 0.0f);
+}
+
 // NaN in b counts as less than anything.
 inline Vec Larger(Vec a, Vec b) { return b > a ? b : a; }
 
@@ -149,6 +170,9 @@ inline void Gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t ai, in
   int64_t j = 0;
   for (; j + kTileVectors * kWidth <= N; j += kTileVectors * kWidth)
     Column<kTileVectors>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
+  if constexpr (kTileVectors > 2)
+    for (; j + 2 * kWidth <= N; j += 2 * kWidth)
+      Column<2>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
   for (; j < N; j += kWidth) Column<1>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
 }
 

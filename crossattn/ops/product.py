@@ -1,0 +1,98 @@
+"""Products of a few rows with a matrix, as decoding makes them, by a kernel of our own on CPU.
+
+XLA's copies the whole matrix into another layout on each call, which for few rows takes longer than
+the product. Wherever the kernel does not serve, ``dot_general`` is ``jax.lax.dot_general``.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn.ops import native
+from crossattn.types import Array, Float
+
+_ROWS = range(12, 97)
+_SMALLEST = 1 << 14
+"""Elements of a matrix below which XLA is as fast."""
+
+
+def dot_general(
+    lhs: Array,
+    rhs: Array,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    **options: Any,
+) -> Array:
+    """``jax.lax.dot_general``, for ``nnx.LinearGeneral`` and the like; float32 through the kernel.
+
+    The kernel takes over where the trailing axes of ``lhs`` meet the leading ones of ``rhs``, or the
+    trailing ones, and ``lhs`` has few rows.
+    """
+    transposed = _which(lhs, rhs, dimension_numbers, (precision, preferred_element_type))
+    if transposed is None:
+        kept = {name: value for name, value in options.items() if value is not None}
+        return jax.lax.dot_general(
+            lhs, rhs, dimension_numbers, precision, preferred_element_type, **kept
+        )
+    count = len(dimension_numbers[0][0])
+    shape = rhs.shape[:-count] if transposed else rhs.shape[count:]
+    inner = int(np.prod(lhs.shape[-count:]))
+    matrix = rhs.reshape((-1, inner) if transposed else (inner, -1))
+    out = _product(lhs.reshape(-1, inner), matrix, transposed)
+    return out.reshape(*lhs.shape[:-count], *shape)
+
+
+def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool | None:
+    """Whether the kernel reads ``rhs`` transposed; None where it does not serve."""
+    (left, right), (batch, _) = dimension_numbers
+    left, right, count = tuple(left), tuple(right), len(left)
+    if batch or left != tuple(range(lhs.ndim - count, lhs.ndim)):
+        return None
+    if right not in (tuple(range(count)), tuple(range(rhs.ndim - count, rhs.ndim))):
+        return None
+    if {lhs.dtype, rhs.dtype} != {jnp.dtype("float32")} or asked[1] not in (None, jnp.float32):
+        return None
+    rows = lhs.size // max(1, int(np.prod(lhs.shape[lhs.ndim - count :])))
+    if asked[0] is not None or rows not in _ROWS or rhs.size < _SMALLEST:
+        return None
+    try:
+        native.load()
+    except NotImplementedError:
+        return None
+    return right != tuple(range(count))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _product(
+    x: Float[Array, "M K"], w: Float[Array, "..."], transposed: bool
+) -> Float[Array, "M N"]:
+    return _call(transposed)(x, w)
+
+
+@_product.defjvp
+def _derivative(transposed, primals, tangents):
+    (x, w), (d_x, d_w) = primals, tangents
+    return _product(x, w, transposed), _plain(transposed)(d_x, w) + _plain(transposed)(x, d_w)
+
+
+def _plain(transposed: bool):
+    return lambda x, w: x @ (w.T if transposed else w)
+
+
+def _call(transposed: bool):
+    @jax.custom_batching.custom_vmap
+    def product(x, w):
+        out = jax.ShapeDtypeStruct((x.shape[0], w.shape[0 if transposed else 1]), jnp.float32)
+        return jax.ffi.ffi_call("CrossattnProduct", out)(x, w, transposed=transposed)
+
+    @product.def_vmap
+    def batched(axis_size, in_batched, x, w):
+        del axis_size
+        axes = tuple(0 if each else None for each in in_batched)
+        return jax.vmap(_plain(transposed), axes)(x, w), True
+
+    return product

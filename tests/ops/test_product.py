@@ -1,0 +1,110 @@
+"""Products of few rows: the compiled kernel against float64 numpy, and where it steps aside."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from crossattn.ops import native, product
+
+try:
+    native.load()
+    MISSING = None
+except NotImplementedError as reason:
+    MISSING = str(reason)
+
+needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
+RANDOM = np.random.default_rng(0)
+
+
+def array(*shape):
+    return jnp.asarray(RANDOM.normal(size=shape), jnp.float32)
+
+
+def dims(left, right):
+    return (left, right), ((), ())
+
+
+CALLS = {
+    "plain": ((32, 256), (256, 256), dims((1,), (0,))),
+    "odd_sizes": ((17, 301), (301, 77), dims((1,), (0,))),
+    "many_columns": ((12, 70), (70, 1031), dims((1,), (0,))),
+    "transposed": ((32, 256), (800, 256), dims((1,), (1,))),
+    "transposed_odd_sizes": ((13, 131), (205, 131), dims((1,), (1,))),
+    "several_axes": ((4, 5, 8, 16), (8, 16, 192), dims((2, 3), (0, 1))),
+    "several_outputs": ((4, 5, 128), (128, 8, 24), dims((2,), (0,))),
+    "rows_of_many_axes": ((2, 3, 4, 200), (200, 100), dims((3,), (0,))),
+}
+
+
+def uses_kernel(x, w, dimensions, **options):
+    made = jax.make_jaxpr(lambda x, w: product.dot_general(x, w, dimensions, **options))(x, w)
+    return "CrossattnProduct" in str(made)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_the_product(name):
+    left, right, dimensions = CALLS[name]
+    x, w = array(*left), array(*right)
+    assert uses_kernel(x, w, dimensions)
+    expected = np.tensordot(np.float64(x), np.float64(w), dimensions[0])
+    for call in (product.dot_general, jax.jit(product.dot_general, static_argnums=2)):
+        np.testing.assert_allclose(call(x, w, dimensions), expected, rtol=2e-5, atol=2e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("name", ["odd_sizes", "transposed_odd_sizes", "several_axes"])
+def test_its_derivatives_are_those_of_lax(name):
+    left, right, dimensions = CALLS[name]
+    primals, tangents = (array(*left), array(*right)), (array(*left), array(*right))
+    found, expected = (
+        (jax.jvp(f, primals, tangents), jax.vjp(f, *primals)[1](f(*tangents)))
+        for f in (
+            lambda x, w: product.dot_general(x, w, dimensions),
+            lambda x, w: jax.lax.dot_general(x, w, dimensions),
+        )
+    )
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@needs_kernel
+def test_it_goes_under_vmap_and_its_gradients_too():
+    x, w, dimensions = array(3, 16, 128), array(128, 130), dims((1,), (0,))
+
+    def loss(x):
+        return jnp.sum(jnp.tanh(product.dot_general(x, w, dimensions)))
+
+    np.testing.assert_allclose(
+        jax.vmap(jax.grad(loss))(x), jnp.stack([jax.grad(loss)(each) for each in x]), atol=1e-4
+    )
+
+
+@needs_kernel
+def test_nan_stays_in_its_row():
+    x = array(16, 256).at[3, 7].set(jnp.nan)
+    out = product.dot_general(x, array(256, 256), dims((1,), (0,)))
+    np.testing.assert_array_equal(jnp.isnan(out).any(1), jnp.arange(16) == 3)
+
+
+@pytest.mark.parametrize(
+    "x, w, dimensions, options",
+    [
+        (array(1, 256), array(256, 256), dims((1,), (0,)), {}),
+        (array(500, 256), array(256, 256), dims((1,), (0,)), {}),
+        (array(32, 8), array(8, 8), dims((1,), (0,)), {}),
+        (array(256, 32), array(256, 256), dims((0,), (0,)), {}),
+        (array(2, 32, 128), array(2, 128, 128), (((2,), (1,)), ((0,), (0,))), {}),
+        (array(32, 256).astype("bfloat16"), array(256, 256).astype("bfloat16"),
+         dims((1,), (0,)), {"preferred_element_type": jnp.float32}),
+        (array(32, 256), array(256, 256), dims((1,), (0,)), {"precision": jax.lax.Precision.HIGH}),
+    ],
+    ids=["one_row", "many_rows", "small", "other_axes", "batch", "bfloat16", "precision"],
+)  # fmt: skip
+def test_elsewhere_it_is_lax(x, w, dimensions, options):
+    assert not uses_kernel(x, w, dimensions, **options)
+    expected = jax.lax.dot_general(x, w, dimensions, **options)
+    found = product.dot_general(x, w, dimensions, **options)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
