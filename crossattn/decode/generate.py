@@ -63,6 +63,7 @@ def attention_of(
     *,
     bos_id: int = 1,
     pad_id: int = 0,
+    causal: bool = True,
 ) -> Float[Array, "L B N T S"]:
     """Cross-attention weights of given target tokens; row t is the step that predicts token t.
 
@@ -71,6 +72,7 @@ def attention_of(
 
     Args:
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
+      causal: False lets a row read the target tokens that follow too; what a model was taught so.
     """
     bos = jnp.full((tokens.shape[0], 1), bos_id, tokens.dtype)
     target_in = jnp.concatenate([bos, tokens[:, :-1]], axis=1)
@@ -79,6 +81,7 @@ def attention_of(
         target_in,
         source_segments=jnp.ones_like(source) if source_segments is None else source_segments,
         target_segments=(tokens != pad_id).astype(jnp.int32),
+        causal=causal,
         return_weights=True,
     )
     return weights
