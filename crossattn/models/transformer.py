@@ -207,8 +207,8 @@ class Transformer(nnx.Module):
         Args:
           source: tokens [*B S].
           target_in: tokens [*B T], beginning-of-sentence first.
-          **options: those of ``hidden`` and ``decode``; with ``return_weights``, the weights [L *B N T S] of every
-            layer's cross-attention are returned too.
+          **options: those of ``hidden`` and ``decode``; with ``return_weights``, the weights
+            [L *B N T S] of every layer's cross-attention are returned too.
         """
         x, weights = self.hidden(source, target_in, **options)
         logits = self.logits(x)
