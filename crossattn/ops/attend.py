@@ -95,7 +95,7 @@ class Refused(NotImplementedError):
 
 
 class Ran(NamedTuple):
-    """What a call gave, the backend that ran (None: there was no key) and those before it."""
+    """What a call gave, the backend that ran (None: no query or no key) and those before it."""
 
     attended: backends.Attended
     backend: str | None
@@ -136,7 +136,7 @@ def run(
     arguments.check_dropout(dropout_rate, dropout_key)
     if backend is not None:
         backends.get(backend)
-    if S == 0:
+    if T == 0 or S == 0:
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None

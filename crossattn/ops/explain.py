@@ -22,8 +22,8 @@ class Explanation:
     Attributes:
       platform: "cpu", "gpu" or "tpu".
       call: the call in a line.
-      backend: the name of the backend that would run; None where there is nothing to compute (no keys)
-        or where no backend takes the call.
+      backend: the name of the backend that would run; None where there is nothing to compute
+        (no query, or no key) or where no backend takes the call.
       refused: backend -> the reason for which it cannot keep the contract for this call.
       unsuited: backend -> the reason for which another is the better choice.
       untried: backends that come after the one that runs, or must be asked for by name.
@@ -46,7 +46,11 @@ class Explanation:
         return "\n".join(lines)
 
     def _why_nothing(self) -> str:
-        return "every backend asked refused" if self.refused else "there is no key to read"
+        return (
+            "every backend asked refused"
+            if self.refused
+            else "there is no query, or no key to read"
+        )
 
 
 def explain(q, k, v, mask=None, *, backend: str | None = None, **options) -> Explanation:

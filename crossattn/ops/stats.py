@@ -91,8 +91,8 @@ def attention_stats(
         raise ValueError(f"top_k is {top_k}; expected 0 to the number of keys, {S}.")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     asked = _asked(k_positions, spans, batch, T, S)
-    if S == 0:
-        return _of_no_keys((*batch, N, T), spans is not None)
+    if T == 0 or S == 0:
+        return _of_nothing((*batch, N, T), S, top_k, spans is not None)
     given, setting, _ = scores.prepare(q, k, None, mask, bias, scale, softcap)
     given, setting, asked = blocks.alike((given, setting, asked))
     plan = blocks.plan(T, S, math.prod((*batch, N)))
@@ -145,9 +145,10 @@ def _arranged(found: Any, heads: tuple[int, ...]) -> AttentionStats:
     )
 
 
-def _of_no_keys(rows: tuple[int, ...], spans: bool) -> AttentionStats:
+def _of_nothing(rows: tuple[int, ...], S: int, top_k: int, spans: bool) -> AttentionStats:
+    """Of no queries, or of no keys."""
     zero, none = jnp.zeros(rows), jnp.full(rows, -1, jnp.int32)
-    by_key, top = jnp.zeros((*rows[:-1], 0)), jnp.zeros((*rows, 0))
+    by_key, top = jnp.zeros((*rows[:-1], S)), jnp.zeros((*rows, top_k))
     return AttentionStats(
         lse=jnp.full(rows, -jnp.inf), entropy=zero, maximum=zero, argmax=none, expected=zero,
         mass=by_key, top_weights=top, top_indices=top.astype(jnp.int32),

@@ -73,10 +73,13 @@ def test_a_refusal_has_its_reason():
     assert "runs      nothing: every backend asked refused" in str(explained)
 
 
-def test_no_keys_need_no_backend():
-    explained = xa.explain(SMALL, SMALL[:, :0], SMALL[:, :0])
+@pytest.mark.parametrize("queries, keys", [(4, 0), (0, 4), (0, 0)])
+def test_no_keys_and_no_queries_need_no_backend(queries, keys):
+    q, k = SMALL[:, :queries], SMALL[:, :keys]
+    explained = xa.explain(q, k, k)
     assert explained.backend is None and not explained.refused
-    assert "there is no key to read" in str(explained)
+    assert "there is no query, or no key to read" in str(explained)
+    assert xa.attend(q, k, k, backend="chunked").shape == q.shape
 
 
 def test_it_prints_the_call_the_choice_and_the_reasons():

@@ -170,6 +170,12 @@ def test_no_keys_at_all():
     assert (found.argmax == -1).all() and not np.asarray(found.span_mass).any()
 
 
+def test_no_queries_at_all():
+    found = xa.attention_stats(Q[:, :0], KEYS, top_k=2)
+    assert found.entropy.shape == (B, N, 0) and found.top_indices.shape == (B, N, 0, 2)
+    assert found.mass.shape == (B, N, KEYS.shape[1]) and not np.asarray(found.mass).any()
+
+
 def test_second_derivatives_are_refused_with_a_way_out():
     def entropy(q):
         return xa.attention_stats(q, KEYS).entropy.sum()
