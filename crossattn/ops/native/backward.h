@@ -29,66 +29,78 @@ struct Gradients {
   float *q, *k, *v;
 };
 
+// From row to row of packed queries and keys, of values and their gradients, and of blocks of logits.
+struct Strides {
+  int64_t h, hv, s;
+  explicit Strides(const Problem& p)
+      : h(RowOf(p.H)), hv(RowOf(p.Hv)), s(RowOf(std::min<int64_t>(kKeyBlock, p.S))) {}
+};
+
 // One block of keys of one key head, packed, and its gradients.
 struct KeyBlock {
-  int64_t s0, s1, width, Hp, Hvp;
+  int64_t s0, s1;
+  Strides row;
   float *keys, *values, *keys_t, *values_t, *d_keys, *d_values, *poison;
   bool spoilt;
 
-  static int64_t Floats(int64_t width, int64_t Hp, int64_t Hvp) {
-    return width * (3 * Hp + 3 * Hvp + 1);
+  static int64_t Floats(const Problem& p) {
+    const Strides row(p);
+    return 2 * row.s * (row.h + row.hv) + row.s * (p.H + p.Hv + 1);
   }
-  KeyBlock(const Problem& p, float* memory, int64_t most) : Hp(RoundUp(p.H)), Hvp(RoundUp(p.Hv)) {
+  KeyBlock(const Problem& p, float* memory) : row(p) {
     keys = memory;
-    values = keys + most * Hp;
-    keys_t = values + most * Hvp;
-    values_t = keys_t + most * Hp;
-    d_keys = values_t + most * Hvp;
-    d_values = d_keys + most * Hp;
-    poison = d_values + most * Hvp;
+    values = keys + row.s * row.h;
+    d_keys = values + row.s * row.hv;
+    d_values = d_keys + row.s * row.h;
+    keys_t = d_values + row.s * row.hv;
+    values_t = keys_t + row.s * p.H;
+    poison = values_t + row.s * p.Hv;
   }
   void Read(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) {
-    s0 = from, s1 = to, width = RoundUp(to - from);
-    std::fill_n(poison, width, 0.0f);
-    spoilt = Pack(p.Keys(b, kv), s0, s1, p.H, 1.0f, keys, Hp, poison);
-    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hvp, poison);
-    TransposePadded(keys, Hp, s1 - s0, p.H, keys_t, width);
-    TransposePadded(values, Hvp, s1 - s0, p.Hv, values_t, width);
-    std::fill_n(d_keys, width * Hp, 0.0f);
-    std::fill_n(d_values, width * Hvp, 0.0f);
+    s0 = from, s1 = to;
+    std::fill_n(poison, s1 - s0, 0.0f);
+    spoilt = Pack(p.Keys(b, kv), s0, s1, p.H, 1.0f, keys, row.h, poison);
+    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, row.hv, poison);
+    TransposePadded(keys, row.h, s1 - s0, p.H, keys_t, row.s);
+    TransposePadded(values, row.hv, s1 - s0, p.Hv, values_t, row.s);
+    std::fill_n(d_keys, (s1 - s0) * row.h, 0.0f);
+    std::fill_n(d_values, (s1 - s0) * row.hv, 0.0f);
   }
 };
 
 // The queries of all heads that share a key head, in one part of the sequence, packed; what is saved
 // of each, and their gradient so far.
 struct QueryPart {
-  int64_t rows, Hp, Hvp;
+  Strides row;
   float *q, *d_q, *d_o, *peak, *factor, *delta, *poison;
   bool spoilt = false;
 
-  static int64_t Floats(int64_t rows, int64_t Hp, int64_t Hvp) { return rows * (2 * Hp + Hvp + 4); }
-  QueryPart(const Problem& p, float* memory, int64_t rows)
-      : rows(rows), Hp(RoundUp(p.H)), Hvp(RoundUp(p.Hv)) {
+  static int64_t Floats(const Problem& p, int64_t rows) {
+    const Strides row(p);
+    return RoundUp(rows, 16) * (2 * row.h + row.hv + 4);
+  }
+  QueryPart(const Problem& p, float* memory, int64_t rows) : row(p) {
+    const int64_t each = RoundUp(rows, 16);
     q = memory;
-    d_q = q + rows * Hp;
-    d_o = d_q + rows * Hp;
-    peak = d_o + rows * Hvp;
-    factor = peak + rows;
-    delta = factor + rows;
-    poison = delta + rows;
-    std::fill_n(d_q, rows * Hp, 0.0f);
+    d_q = q + each * row.h;
+    d_o = d_q + each * row.h;
+    peak = d_o + each * row.hv;
+    factor = peak + each;
+    delta = factor + each;
+    poison = delta + each;
+    std::fill_n(d_q, rows * row.h, 0.0f);
     std::fill_n(poison, rows, 0.0f);
   }
   // Head n, queries [t0, t1), into the rows from `at` on.
   void Read(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, int64_t at,
             const float* out, Sums saved, const float* d_out, const float* d_lse) {
     const int64_t some = t1 - t0, first = (b * p.N + n) * p.T + t0;
-    spoilt |= Pack(p.Queries(p.q, b, n, p.H), t0, t1, p.H, p.scale, q + at * Hp, Hp, poison + at);
+    spoilt |= Pack(p.Queries(p.q, b, n, p.H), t0, t1, p.H, p.scale, q + at * row.h, row.h, poison + at);
     const Rows outs = p.Queries(out, b, n, p.Hv), d_outs = p.Queries(d_out, b, n, p.Hv);
     for (int64_t t = 0; t < some; ++t) {
-      float* to = d_o + (at + t) * Hvp;
+      float* to = d_o + (at + t) * row.hv;
       std::copy_n(d_outs[t0 + t], p.Hv, to);
-      std::fill(to + p.Hv, to + Hvp, 0.0f);
+      std::fill(to + p.Hv, to + row.hv, 0.0f);
     }
     Deltas(outs, d_outs, t0, t1, p.Hv, delta + at);
     for (int64_t t = 0; t < some; ++t) {
@@ -101,9 +113,9 @@ struct QueryPart {
 };
 
 // Logits [rows, width] become weights, and the gradients of the weights those of the logits.
-inline void Differentiate(float* weights, float* d_s, int64_t rows, int64_t width,
+inline void Differentiate(float* weights, float* d_s, int64_t row, int64_t rows, int64_t width,
                           const float* peak, const float* factor, const float* delta) {
-  for (int64_t t = 0; t < rows; ++t, weights += width, d_s += width) {
+  for (int64_t t = 0; t < rows; ++t, weights += row, d_s += row) {
     for (int64_t s = 0; s < width; s += kWidth) {
       const Vec logits = Load(weights + s), w = Exp(logits - peak[t]) * factor[t];
       Store(weights + s, w);
@@ -119,13 +131,13 @@ inline void BackwardPart(const Problem& p, int64_t b, int64_t kv, int64_t t0, in
                          const float* out, Sums saved, const float* d_out, const float* d_lse,
                          Gradients d) {
   const int64_t H = p.H, Hp = RoundUp(H), Hv = p.Hv, Hvp = RoundUp(Hv), group = p.N / p.K;
-  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), some = t1 - t0;
-  const int64_t rows = group * some, step = p.QueryBlock();
-  float* memory = Scratch(KeyBlock::Floats(Sp, Hp, Hvp) + QueryPart::Floats(rows, Hp, Hvp) +
-                          2 * step * Sp);
-  float *weights = memory, *d_s = memory + step * Sp;
-  KeyBlock x(p, d_s + step * Sp, Sp);
-  QueryPart y(p, d_s + step * Sp + KeyBlock::Floats(Sp, Hp, Hvp), rows);
+  const int64_t some = t1 - t0, rows = group * some, step = p.QueryBlock();
+  const Strides row(p);
+  float* memory =
+      Scratch(KeyBlock::Floats(p) + QueryPart::Floats(p, rows) + 2 * step * row.s);
+  float *weights = memory, *d_s = weights + step * row.s;
+  KeyBlock x(p, d_s + step * row.s);
+  QueryPart y(p, d_s + step * row.s + KeyBlock::Floats(p), rows);
   for (int64_t g = 0; g < group; ++g)
     y.Read(p, b, kv * group + g, t0, t1, g * some, out, saved, d_out, d_lse);
 
@@ -142,21 +154,24 @@ inline void BackwardPart(const Problem& p, int64_t b, int64_t kv, int64_t t0, in
         const Span span = mask.Read(t, end, s0, s1);
         if (span.empty()) continue;
         const int64_t keys = span.to - span.from, width = RoundUp(keys), at = span.from - s0;
-        float *q = y.q + i * Hp, *d_o = y.d_o + i * Hvp;
-        Gemm(count, width, H, q, Hp, 1, x.keys_t + at, x.width, weights, width, false);
-        Hide(weights, width, t, end, span, mask, y.poison + i, x.poison + at, x.spoilt | y.spoilt);
-        Gemm(count, width, Hv, d_o, Hvp, 1, x.values_t + at, x.width, d_s, width, false);
-        Differentiate(weights, d_s, count, width, y.peak + i, y.factor + i, y.delta + i);
-        Gemm(keys, Hvp, count, weights, 1, width, d_o, Hvp, x.d_values + at * Hvp, Hvp, true);
-        Gemm(keys, Hp, count, d_s, 1, width, q, Hp, x.d_keys + at * Hp, Hp, true);
-        Gemm(count, Hp, keys, d_s, width, 1, x.keys + at * Hp, Hp, y.d_q + i * Hp, Hp, true);
+        float *q = y.q + i * row.h, *d_o = y.d_o + i * row.hv;
+        Gemm(count, width, H, q, row.h, 1, x.keys_t + at, row.s, weights, row.s, false);
+        Hide(weights, row.s, width, t, end, span, mask, y.poison + i, x.poison + at,
+             x.spoilt | y.spoilt);
+        Gemm(count, width, Hv, d_o, row.hv, 1, x.values_t + at, row.s, d_s, row.s, false);
+        Differentiate(weights, d_s, row.s, count, width, y.peak + i, y.factor + i, y.delta + i);
+        float *d_values = x.d_values + at * row.hv, *d_keys = x.d_keys + at * row.h;
+        Gemm(keys, Hvp, count, weights, 1, row.s, d_o, row.hv, d_values, row.hv, true);
+        Gemm(keys, Hp, count, d_s, 1, row.s, q, row.h, d_keys, row.h, true);
+        Gemm(count, Hp, keys, d_s, row.s, 1, x.keys + at * row.h, row.h, y.d_q + i * row.h, row.h,
+             true);
       }
     }
     for (int64_t s = s0; s < s1; ++s) {
       float *d_k = d.k + ((b * p.S + s) * p.K + kv) * H, *d_v = d.v + ((b * p.S + s) * p.K + kv) * Hv;
       if (read) {
-        std::copy_n(x.d_keys + (s - s0) * Hp, H, d_k);
-        std::copy_n(x.d_values + (s - s0) * Hvp, Hv, d_v);
+        std::copy_n(x.d_keys + (s - s0) * row.h, H, d_k);
+        std::copy_n(x.d_values + (s - s0) * row.hv, Hv, d_v);
       } else {
         std::fill_n(d_k, H, 0.0f);
         std::fill_n(d_v, Hv, 0.0f);
@@ -165,7 +180,7 @@ inline void BackwardPart(const Problem& p, int64_t b, int64_t kv, int64_t t0, in
   }
   for (int64_t g = 0; g < group; ++g) {
     for (int64_t t = 0; t < some; ++t) {
-      const float* from = y.d_q + (g * some + t) * Hp;
+      const float* from = y.d_q + (g * some + t) * row.h;
       float* to = d.q + ((b * p.T + t0 + t) * p.N + kv * group + g) * H;
       for (int64_t h = 0; h < H; ++h) to[h] = from[h] * p.scale;
     }

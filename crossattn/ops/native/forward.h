@@ -8,10 +8,10 @@ namespace crossattn {
 // Takes the exponentials of a block of logits [rows, width], in place, and brings what each row has
 // summed up so far (its weighted values [rows, values_width], its total in lanes [rows, kWidth]) to
 // the new peak.
-inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak, float* totals,
-                         float* mixed, int64_t values_width) {
+inline void Exponentiate(float* logits, int64_t logits_row, int64_t rows, int64_t width, float* peak,
+                         float* totals, float* mixed, int64_t values_width) {
   for (int64_t t = 0; t < rows; ++t) {
-    float *row = logits + t * width, *mine = mixed + t * values_width;
+    float *row = logits + t * logits_row, *mine = mixed + t * values_width;
     Vec most = Splat(peak[t]);
     // NaN is no peak; a row that has one ends as NaN through its sum.
     for (int64_t s = 0; s < width; s += kWidth) most = Larger(most, Load(row + s));
@@ -38,48 +38,53 @@ inline void Exponentiate(float* logits, int64_t rows, int64_t width, float* peak
 inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int64_t t1, float* out,
                          Sums saved) {
   const int64_t kv = n / (p.N / p.K), rows = t1 - t0, H = p.H, Hp = RoundUp(p.Hv);
-  const int64_t Sp = RoundUp(std::min<int64_t>(kKeyBlock, p.S)), block = p.QueryBlock();
-  float* q = Scratch(rows * (H + Hp + 2 + kWidth) + block * Sp + Sp * (2 * H + Hp + 1));
-  float* mixed = q + rows * H;          // weighted sums of values [rows, Hp]
-  float* peak = mixed + rows * Hp;      // [rows]
-  float* totals = peak + rows;          // [rows, kWidth], in lanes
-  float* q_poison = totals + rows * kWidth;  // [rows]
-  float* logits = q_poison + rows;      // [block, Sp]
-  float* keys_t = logits + block * Sp;  // [H, Sp]
-  float* keys = keys_t + H * Sp;        // [Sp, H]
-  float* values = keys + Sp * H;        // [Sp, Hp]
-  float* k_poison = values + Sp * Hp;   // [Sp]
-  std::fill_n(mixed, rows * Hp, 0.0f);
+  const int64_t Sp = std::min<int64_t>(kKeyBlock, p.S), block = p.QueryBlock();
+  // From row to row: of queries and keys, of weighted sums, of values, of logits and transposed keys.
+  const int64_t q_row = RoundUp(H, 16), mixed_row = RoundUp(Hp, 16), v_row = RowOf(Hp), row = RowOf(Sp);
+  const int64_t each = RoundUp(rows, 16);  // numbers that each query has one of
+  float* q = Scratch(each * (q_row + mixed_row + 2 + kWidth) + (block + H) * row +
+                     Sp * (q_row + v_row) + row);
+  float* mixed = q + each * q_row;             // weighted sums of values [rows, Hp]
+  float* peak = mixed + each * mixed_row;      // [rows]
+  float* q_poison = peak + each;               // [rows]
+  float* totals = q_poison + each;             // [rows, kWidth], in lanes
+  float* logits = totals + each * kWidth;      // [block, Sp]
+  float* keys_t = logits + block * row;        // [H, Sp]
+  float* keys = keys_t + H * row;              // [Sp, H]
+  float* values = keys + Sp * q_row;           // [Sp, Hp]
+  float* k_poison = values + Sp * v_row;       // [Sp]
+  std::fill_n(mixed, rows * mixed_row, 0.0f);
   std::fill_n(peak, rows, -kInf);
   std::fill_n(totals, rows * kWidth, 0.0f);
   std::fill_n(q_poison, rows, 0.0f);
-  const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, H, q_poison);
+  const bool q_spoilt = Pack(p.Queries(p.q, b, n, H), t0, t1, H, p.scale, q, q_row, q_poison);
   const Mask mask = p.MaskOf(b, n);
 
   const Span reach = mask.Reach(t0, t1);
   for (int64_t s0 = reach.from / kKeyBlock * kKeyBlock; s0 < reach.to; s0 += kKeyBlock) {
-    const int64_t s1 = std::min(p.S, s0 + kKeyBlock), all = RoundUp(s1 - s0);
+    const int64_t s1 = std::min(p.S, s0 + kKeyBlock);
     if (mask.Read(t0, t1, s0, s1).empty()) continue;
-    std::fill_n(k_poison, all, 0.0f);
-    bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, H, k_poison);
-    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, Hp, k_poison);
-    TransposePadded(keys, H, s1 - s0, H, keys_t, all);
+    std::fill_n(k_poison, s1 - s0, 0.0f);
+    bool spoilt = Pack(p.Keys(b, kv), s0, s1, H, 1.0f, keys, q_row, k_poison);
+    spoilt |= Pack(p.Values(b, kv), s0, s1, p.Hv, 1.0f, values, v_row, k_poison);
+    TransposePadded(keys, q_row, s1 - s0, H, keys_t, row);
     for (int64_t t = t0; t < t1; t += block) {
       const int64_t end = std::min(t1, t + block), some = end - t, i = t - t0;
       const Span span = mask.Read(t, end, s0, s1);
       if (span.empty()) continue;
       const int64_t keys = span.to - span.from, width = RoundUp(keys), at = span.from - s0;
-      Gemm(some, width, H, q + i * H, H, 1, keys_t + at, all, logits, width, false);
-      Hide(logits, width, t, end, span, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
-      Exponentiate(logits, some, width, peak + i, totals + i * kWidth, mixed + i * Hp, Hp);
-      Gemm(some, Hp, keys, logits, width, 1, values + at * Hp, Hp, mixed + i * Hp, Hp, true);
+      float* sums = mixed + i * mixed_row;
+      Gemm(some, width, H, q + i * q_row, q_row, 1, keys_t + at, row, logits, row, false);
+      Hide(logits, row, width, t, end, span, mask, q_poison + i, k_poison + at, spoilt | q_spoilt);
+      Exponentiate(logits, row, some, width, peak + i, totals + i * kWidth, sums, mixed_row);
+      Gemm(some, Hp, keys, logits, row, 1, values + at * v_row, v_row, sums, mixed_row, true);
     }
   }
 
   for (int64_t t = 0; t < rows; ++t) {
     const float total = Sum(Load(totals + t * kWidth)), factor = total == 0.0f ? 0.0f : 1.0f / total;
     float* to = out + ((b * p.T + t0 + t) * p.N + n) * p.Hv;
-    for (int64_t h = 0; h < p.Hv; ++h) to[h] = mixed[t * Hp + h] * factor;
+    for (int64_t h = 0; h < p.Hv; ++h) to[h] = mixed[t * mixed_row + h] * factor;
     saved.peak[(b * p.N + n) * p.T + t0 + t] = peak[t];
     saved.total[(b * p.N + n) * p.T + t0 + t] = total;
   }

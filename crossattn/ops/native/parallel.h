@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -45,11 +46,13 @@ void Parallel(ffi::ThreadPool& pool, int64_t count, F task) {
   shared->finished.wait(lock, [&] { return shared->done.load() == count; });
 }
 
-// Memory of this thread, which the next call may take over.
+// Memory of this thread, which its next call may take over; it begins a line of the cache.
 inline float* Scratch(int64_t floats) {
+  constexpr int64_t kLine = 16;
   thread_local std::vector<float> memory;
-  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
-  return memory.data();
+  if (static_cast<int64_t>(memory.size()) < floats + kLine) memory.resize(floats + kLine);
+  const auto address = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float);
+  return memory.data() + (kLine - address % kLine) % kLine;
 }
 
 }  // namespace crossattn

@@ -83,11 +83,11 @@ struct Problem {
 };
 
 // Logits of a block become what may be read of them: poison in, masked and padding keys to -inf.
-inline void Hide(float* logits, int64_t width, int64_t t0, int64_t t1, Span span, const Mask& mask,
-                 const float* q_poison, const float* k_poison, bool poisoned) {
+inline void Hide(float* logits, int64_t row, int64_t width, int64_t t0, int64_t t1, Span span,
+                 const Mask& mask, const float* q_poison, const float* k_poison, bool poisoned) {
   const int64_t keys = span.to - span.from;
   if (!poisoned && !span.partial && keys == width) return;
-  for (int64_t t = t0; t < t1; ++t, logits += width) {
+  for (int64_t t = t0; t < t1; ++t, logits += row) {
     if (poisoned)
       for (int64_t s = 0; s < keys; ++s) logits[s] += q_poison[t - t0] + k_poison[s];
     if (span.partial) mask.Hide(t, span.from, span.to, logits);

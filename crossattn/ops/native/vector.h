@@ -22,6 +22,10 @@ inline void Store(float* p, Vec x) { *reinterpret_cast<Vec*>(p) = x; }
 inline Vec Splat(float x) { return x - Vec{}; }
 inline int64_t RoundUp(int64_t n, int64_t to = kWidth) { return (n + to - 1) / to * to; }
 
+// Floats from row to row of a block of n columns: whole lines of the cache, one more than are needed.
+// Rows a power of two apart would share a few places in the cache and drive each other out.
+inline int64_t RowOf(int64_t n) { return RoundUp(n, 16) + 16; }
+
 // x with its lanes i and i ^ Distance exchanged, for a power of two below the width.
 template <int Distance>
 inline Vec Exchange(Vec x) {
