@@ -42,7 +42,7 @@ class TranslationTask:
             corpus.output_tokenizer.vocab_size,
             None if target is None else corpus.tokenizer.vocab_size,
             max(data.source_len, data.target_len),
-            lexicon=self._has_lexicon,
+            lexicon=self.config.loss.alignment != "none",
         )
 
     @property
@@ -52,12 +52,6 @@ class TranslationTask:
         Links can be learnt so, as the target is given; words cannot be predicted so.
         """
         return self.config.loss.alignment == "gold"
-
-    @property
-    def _has_lexicon(self) -> bool:
-        """Wherever some links are latent."""
-        loss = self.config.loss
-        return loss.alignment == "latent" or loss.alignment == "gold" and loss.alignment_share < 1
 
     def build(self, rngs) -> Transformer:
         """The module."""

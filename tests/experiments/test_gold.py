@@ -82,7 +82,7 @@ def batch():
 
 
 def model(scores):
-    return SimpleNamespace(word_scores=lambda source, target: scores, lexicon="not None")
+    return SimpleNamespace(word_scores=lambda source, target: scores)
 
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), (3, 1, 2, 5))  # [L B N T S]
@@ -96,12 +96,6 @@ def test_the_row_that_reads_a_token_learns_its_links_in_the_last_layer(batch, op
     options.alignment_layer = 0
     _, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
     assert not np.isclose(sums["guided"], expected)
-
-
-def test_without_a_lexicon_links_are_all_there_is_to_learn(batch, options):
-    bare = SimpleNamespace(lexicon=None)
-    loss, sums = alignment_loss(bare, batch, jnp.asarray(WEIGHTS), options)
-    assert set(sums) == {"guided"} and float(loss) == float(sums["guided"]) > 0
 
 
 def test_links_are_read_off_a_pass_that_has_seen_the_whole_target(few_phrases, tmp_path):
