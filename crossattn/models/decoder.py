@@ -115,11 +115,16 @@ class Decoder(nnx.Module):
         """Decoding states: empty caches [B, beams, max_length]."""
         return self.decoder.with_caches(self.decoder.no_source(), (batch, beams), max_length)
 
+    def advance(
+        self, tokens: Int[Array, "B J T"], states: Any, index: Int[Array, ""]
+    ) -> tuple[Float[Array, "B J T D"], Any]:
+        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
+        positions = index + jnp.arange(tokens.shape[-1])
+        return self.decoder.step(self.input(tokens, positions), states, index)
+
     def step(
         self, tokens: Int[Array, "B J T"], states: Any, index: Int[Array, ""]
     ) -> tuple[Float[Array, "B J T V"], Any]:
         """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        positions = index + jnp.arange(tokens.shape[-1])
-        x = self.input(tokens, positions)
-        x, states = self.decoder.step(x, states, index)
+        x, states = self.advance(tokens, states, index)
         return self.logits(x), states
