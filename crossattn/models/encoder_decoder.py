@@ -114,6 +114,17 @@ class EncoderDecoder(nnx.Module):
         memory = self.encode(source, source_segments)
         return self.decoder.start(source.shape[0], beams, max_length, memory, source_segments)
 
+    def advance(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T D"], Any]:
+        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
+        return self.decoder.advance(tokens, states, index, return_weights=return_weights)
+
     def step(
         self,
         tokens: Int[Array, "B J T"],

@@ -1,5 +1,6 @@
 """BERT, as encoder or decoder: names of its tensors, meaning of its config."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ _NAMES = {
     "output.bias": "cls.predictions.bias",
     "output": "cls.predictions.decoder",
 }
-_HEAD = "cls.predictions.bias"
+_HEAD, _OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
 PREFIX = "bert."
 OLD_NAMES = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
@@ -66,14 +67,14 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
             memory_dim=settings["hidden_size"] if reads else None,
             output=OutputConfig(transform=head, bias=head),
         )
-        return Decoder, config, _rules(tied)
+        return Decoder, config, _rules(tied, names)
     config = BertConfig(
         **shared,
         masked_lm=head,
         pooler="bert.pooler.dense.weight" in names,
         next_sentence="cls.seq_relationship.weight" in names,
     )
-    return Bert, config, _rules(tied)
+    return Bert, config, _rules(tied, names)
 
 
 def _block(settings: Settings, dtype: Any) -> BlockConfig:
@@ -90,13 +91,17 @@ def _block(settings: Settings, dtype: Any) -> BlockConfig:
     )
 
 
-def _rules(tied: bool) -> Rules:
-    table = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"}
-    return Rules(
-        _NAMES,
-        aliases={"cls.predictions.decoder.bias": _HEAD, **(table if tied else {})},
-        constants={r"bert\.embeddings\.position_ids": _position_ids},
-    )
+def _rules(tied: bool, names: Names) -> Rules:
+    constants = {r"bert\.embeddings\.position_ids": _position_ids}
+    if tied:
+        aliases = {
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            _OUTPUT_BIAS: _HEAD,
+        }
+        return Rules(_NAMES, aliases, constants)
+    # Not tied, the layer has a bias of its own, and nothing adds the head's.
+    own = {"output.bias": _OUTPUT_BIAS} if _OUTPUT_BIAS in names else {}
+    return Rules(_NAMES | own, {}, constants, (re.escape(_HEAD),) if own else ())
 
 
 def _position_ids(shape: Shape) -> np.ndarray:

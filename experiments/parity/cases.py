@@ -11,7 +11,7 @@ import numpy as np
 
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS = 3, 20, 12, 4
-PAD, BOS, EOS = 0, 1, 2
+PAD, BOS, EOS = 1, 0, 2
 
 Kind = Literal["pair", "speech", "encoder", "decoder"]
 
@@ -27,7 +27,7 @@ class Case:
       kind: what goes in: two texts, sound and text, one text.
       reads: a decoder that reads vectors from elsewhere.
       search: generate, too.
-      prepare: names of tensors that the class ties, and this model does not.
+      untied: names of tensors that the class ties, and this model does not.
     """
 
     name: str

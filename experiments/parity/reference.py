@@ -11,6 +11,7 @@ from experiments.parity.cases import (
     EOS,
     NEW_TOKENS,
     PAD,
+    PENALTY,
     ROWS,
     Case,
     chosen_gradients,
@@ -75,10 +76,9 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
         found[f"gradient of {name}"] = parameters[name].grad
     if case.search:
         found["greedy"] = _generate(case, model, data, num_beams=1)
-        # Of all that it offers, this is beam search without a length penalty or a heuristic stop.
-        found["beams"] = _generate(
-            case, model, data, num_beams=BEAMS, length_penalty=0.0, early_stopping="never"
-        )
+        found["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+    if case.kind == "encoder":  # what stands at padding, nobody reads
+        found["logits"] = found["logits"] * data["present"][:ROWS, :, None]
     return {name: tensor.detach().numpy() for name, tensor in found.items()}
 
 
