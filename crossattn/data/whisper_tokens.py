@@ -1,6 +1,6 @@
 """Whisper's vocabulary: text, and the special tokens that say language, task and time.
 
-Ids below ``end`` are text, ids from ``first_time`` on are times, one every 0.02 s; the specials stand between.
+Ids below ``end`` are text; from ``first_time`` on they are times, one every 0.02 s; specials stand between.
 Read from the ``tokenizer.json`` of any Whisper checkpoint; English-only ones have other ids.
 """
 

