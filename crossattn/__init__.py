@@ -7,6 +7,7 @@
 * ``xa.testing``: what ``attend`` promises, as a suite for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
 * ``xa.nn``: modules; ``xa.models``: architectures; ``xa.init``, ``xa.apply``: parameters as plain dicts;
+* ``xa.load``, ``xa.save``: pretrained models, from and to checkpoints of ``transformers``;
 * ``xa.decode``, ``xa.viz``, ``xa.data``, ``xa.train``: generation, pictures, text, training.
 """
 
@@ -25,6 +26,8 @@ _LOCATIONS = {
     "Memory": "crossattn.ops.memory:Memory",
     "init": "crossattn.functional:init",
     "apply": "crossattn.functional:apply",
+    "load": "crossattn.weights:load",
+    "save": "crossattn.weights:save",
     "masks": "crossattn.ops.masks",
     "positions": "crossattn.ops.positions",
     "rotary": "crossattn.ops.rotary",
@@ -34,6 +37,7 @@ _LOCATIONS = {
     "models": "crossattn.models",
     "functional": "crossattn.functional",
     "decode": "crossattn.decode",
+    "weights": "crossattn.weights",
     "viz": "crossattn.viz",
     "data": "crossattn.data",
     "train": "crossattn.train",

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.types import Array, Axes, Key, Params
+from crossattn.types import Array, Axes, Key, Params, PyTree
 
 Build = Callable[[nnx.Rngs], nnx.Module]
 
@@ -52,13 +52,24 @@ def bind(build: Build, params: Params) -> Any:
 def params_of(module: nnx.Module) -> Params:
     """The parameters of a module object as a nested dict."""
     state = nnx.state(module, nnx.Param)
-    return _nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
+    return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
 
 
 def logical_axes(build: Build) -> Axes:
     """For each parameter, the names of its axes; nothing is computed."""
     _, state = _abstract(build)
-    return _nest({_path(p): v.get_metadata("axes") for p, v in nnx.to_flat_state(state)})
+    return nest({_path(p): v.get_metadata("axes") for p, v in nnx.to_flat_state(state)})
+
+
+def shapes(build: Build) -> PyTree:
+    """For each parameter, its shape and dtype; nothing is computed."""
+    _, state = _abstract(build)
+    return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
+
+
+def flatten(params: Params) -> dict[str, Any]:
+    """The inverse of ``nest``."""
+    return dict(_leaves(params))
 
 
 def count(params: Params) -> int:
@@ -75,7 +86,8 @@ def _path(path: tuple) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+def nest(flat: dict[str, Any]) -> Params:
+    """{"a.b": x} -> {"a": {"b": x}}."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
         *parents, last = path.split(".")

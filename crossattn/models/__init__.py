@@ -2,5 +2,13 @@
 
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.models.whisper import Whisper, WhisperConfig
 
-__all__ = ["Decoder", "DecoderConfig", "Transformer", "TransformerConfig"]
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "Transformer",
+    "TransformerConfig",
+    "Whisper",
+    "WhisperConfig",
+]

@@ -1,4 +1,6 @@
-"""The decoder-only language model (the GPT shape): the decoder's blocks without cross-attention.
+"""The decoder-only language model (the GPT shape): the decoder's blocks, as a rule without cross-attention.
+
+With a ``memory_dim`` it has cross-attention too, and reads vectors that come from anywhere.
 
 Source: Radford et al. 2019, "GPT-2".
 """
@@ -12,9 +14,10 @@ from flax import nnx
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import DecoderStack
-from crossattn.nn.inputs import PositionScheme, TokenInput
-from crossattn.nn.layers import Embedding
-from crossattn.types import Array, Float, Int, Key
+from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
+from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.stack import layer_weights
+from crossattn.types import Array, Bool, Float, Int, Key
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class DecoderConfig:
       positions: position scheme.
       max_length: the longest sequence; a hard limit for the "learned" scheme only.
       tie_output: the output layer is the embedding table.
+      memory_dim: size of the vectors that cross-attention reads; None is no cross-attention.
+      input: embeddings.
+      output: what stands around the output layer's table.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass.
     """
@@ -38,6 +44,9 @@ class DecoderConfig:
     positions: PositionScheme = "learned"
     max_length: int = 512
     tie_output: bool = True
+    memory_dim: int | None = None
+    input: InputConfig = InputConfig()
+    output: OutputConfig = OutputConfig()
     scan: bool = False
     remat: bool = False
 
@@ -53,11 +62,13 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         block = with_positions(config.block, config.positions)
+        self.memory_dim = config.memory_dim
         self.input = TokenInput(
             config.vocab_size,
             block.dim,
             positions=config.positions,
             max_length=config.max_length,
+            config=config.input,
             dropout_rate=block.dropout_rate,
             dtype=block.dtype,
             rngs=rngs,
@@ -65,61 +76,89 @@ class Decoder(nnx.Module):
         self.decoder = DecoderStack(
             block,
             config.layers,
-            memory_dim=None,
+            memory_dim=config.memory_dim,
             positions=config.positions,
             scan=config.scan,
             remat=config.remat,
             rngs=rngs,
         )
-        self.output = (
-            None
-            if config.tie_output
-            else Embedding(config.vocab_size, block.dim, dtype=block.dtype, rngs=rngs)
+        self.output = TokenOutput(
+            config.vocab_size, block, config.output, tied=config.tie_output, rngs=rngs
         )
 
     def hidden(
         self,
         tokens: Int[Array, "*B T"],
         *,
+        memory: Float[Array, "*B S M"] | None = None,
+        memory_valid: Bool[Array, "*B S"] | None = None,
         segments: Int[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "*B T D"]:
-        """The last vectors, before the output layer."""
+        return_weights: bool = False,
+    ) -> Any:
+        """The last vectors, before the output layer; with ``return_weights``, cross-attention's too."""
         keys = split(key, 2)
-        x, _ = self.decoder(
+        x, states = self.decoder(
             self.input(tokens, positions, keys[0]),
-            self.decoder.no_source(),
+            self._read(memory, memory_valid),
             keys[1],
             segments=segments,
             positions=positions,
+            return_weights=return_weights,
         )
-        return x
+        x = self.output.enter(x)
+        return (x, layer_weights(states)) if return_weights else x
 
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token."""
-        return self._output_embedding().table[...]
+        return self.output.rows(self.input.embedding)
 
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """The output layer, float32."""
-        return self._output_embedding().logits(hidden)
+        return self.output.logits(hidden, self.input.embedding)
 
-    def _output_embedding(self) -> Embedding:
-        return self.input.embedding if self.output is None else self.output
+    def __call__(self, tokens: Int[Array, "*B T"], **options: Any) -> Any:
+        """Logits [*B T V] of the token after each of ``tokens``.
 
-    def __call__(self, tokens: Int[Array, "*B T"], **options: Any) -> Float[Array, "*B T V"]:
-        """Logits [*B T V] of the token after each of ``tokens``; options as in ``hidden``."""
-        return self.logits(self.hidden(tokens, **options))
+        Args:
+          tokens: [*B T].
+          **options: those of ``hidden``. ``memory`` [*B S M] is what a model with a ``memory_dim``
+            reads; with ``return_weights``, its weights [L *B N T S] are returned too.
+        """
+        found = self.hidden(tokens, **options)
+        if isinstance(found, tuple):
+            return self.logits(found[0]), found[1]
+        return self.logits(found)
 
-    def start(self, batch: int, beams: int, max_length: int) -> Any:
-        """Decoding states: empty caches [B, beams, max_length]."""
-        return self.decoder.with_caches(self.decoder.no_source(), (batch, beams), max_length)
+    def start(
+        self,
+        batch: int,
+        beams: int,
+        max_length: int,
+        memory: Float[Array, "B S M"] | None = None,
+        memory_valid: Bool[Array, "B S"] | None = None,
+    ) -> Any:
+        """Decoding states: the memory read once, and empty caches [B, beams, max_length]."""
+        states = self._read(memory, memory_valid)
+        return self.decoder.with_caches(states, (batch, beams), max_length)
 
     def step(
-        self, tokens: Int[Array, "B J T"], states: Any, index: Int[Array, ""]
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
     ) -> tuple[Float[Array, "B J T V"], Any]:
         """Logits after the next T tokens of each beam, the first of which is number ``index``."""
         positions = index + jnp.arange(tokens.shape[-1])
         x = self.input(tokens, positions)
-        x, states = self.decoder.step(x, states, index)
-        return self.logits(x), states
+        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
+        return self.logits(self.output.enter(x)), states
+
+    def _read(self, memory: Array | None, valid: Array | None) -> Any:
+        if (memory is None) != (self.memory_dim is None):
+            has, given = ("no", "one") if self.memory_dim is None else ("a", "none")
+            raise ValueError(f"this Decoder has {has} memory_dim, but was given {given} to read.")
+        return self.decoder.no_source() if memory is None else self.decoder.read(memory, valid)

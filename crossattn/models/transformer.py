@@ -12,11 +12,15 @@ from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import DecoderStack
-from crossattn.nn.inputs import PositionBias, PositionScheme, TokenInput
-from crossattn.nn.layers import Embedding, linear, norm
+from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
+from crossattn.nn.layers import linear
+from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.ops import masks
 from crossattn.types import Array, Float, Int, Key
+
+Source = Int[Array, "*B S"] | Float[Array, "*B frames M"]
+"""Tokens; or, of a model that reads frames (Whisper), their features."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,14 @@ class TransformerConfig:
       vocab_size: target vocabulary, V.
       block: shape of every block.
       encoder_layers, decoder_layers: depths.
+      encoder_block: shape of the encoder's blocks where it differs; None is ``block``.
       source_vocab_size: None when source and target share one vocabulary and one table.
+      separate_inputs: source and target have positions and norms of their own even so.
       positions: position scheme of self-attention.
       max_length: the longest source and target; a hard limit for the "learned" scheme only.
+      input: embeddings of source and target.
       tie_output: the output layer is the target's embedding table.
+      output: what stands around the output layer's table.
       lexicon: add the layer that ``word_scores`` needs.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass.
@@ -40,10 +48,14 @@ class TransformerConfig:
     block: BlockConfig
     encoder_layers: int
     decoder_layers: int
+    encoder_block: BlockConfig | None = None
     source_vocab_size: int | None = None
+    separate_inputs: bool = False
     positions: PositionScheme = "sinusoidal"
     max_length: int = 512
+    input: InputConfig = InputConfig()
     tie_output: bool = True
+    output: OutputConfig = OutputConfig()
     lexicon: bool = False
     scan: bool = False
     remat: bool = False
@@ -57,46 +69,56 @@ def tiny(**changes: Any) -> TransformerConfig:
 
 
 class Transformer(nnx.Module):
-    """Source tokens and target tokens in, logits of the next target token out."""
+    """Source tokens and target tokens in, logits of the next target token out.
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    Args:
+      config: the shape.
+      source_input: what makes vectors of the source when it is not tokens: called like a
+        ``TokenInput``, with vectors of the encoder's size as the result.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        source_input: nnx.Module | None = None,
+        rngs: nnx.Rngs,
+    ):
         block = with_positions(config.block, config.positions)
+        source_block = with_positions(config.encoder_block or config.block, config.positions)
         inputs: dict[str, Any] = dict(
             positions=config.positions,
             max_length=config.max_length,
+            config=config.input,
             dropout_rate=block.dropout_rate,
             dtype=block.dtype,
         )
         layers: dict[str, Any] = dict(scan=config.scan, remat=config.remat)
         self.target_input = TokenInput(config.vocab_size, block.dim, **inputs, rngs=rngs)
-        self.source_input = (
-            None
-            if config.source_vocab_size is None
-            else TokenInput(config.source_vocab_size, block.dim, **inputs, rngs=rngs)
-        )
+        if config.source_vocab_size is not None or config.separate_inputs:
+            source_input = TokenInput(
+                config.source_vocab_size, source_block.dim, **inputs, rngs=rngs
+            )
+        self.source_input: Any = source_input
         self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs), config.encoder_layers, **layers, rngs=rngs
+            lambda rngs: EncoderBlock(source_block, rngs=rngs),
+            config.encoder_layers,
+            **layers,
+            rngs=rngs,
         )
-        self.encoder_bias = PositionBias(
-            config.positions, block.num_heads, bidirectional=True, rngs=rngs
-        )
-        self.encoder_norm = (
-            norm(block.norm, block.dim, dtype=block.dtype, rngs=rngs) if block.norm_first else None
-        )
+        self.encoder_bias = source_block.position_bias(config.positions, rngs, bidirectional=True)
+        self.encoder_norm = source_block.normalise(rngs) if source_block.norm_first else None
         self.decoder = DecoderStack(
             block,
             config.decoder_layers,
-            memory_dim=block.dim,
+            memory_dim=source_block.dim,
             positions=config.positions,
             **layers,
             rngs=rngs,
         )
-        self.output = (
-            None
-            if config.tie_output
-            else Embedding(config.vocab_size, block.dim, dtype=block.dtype, rngs=rngs)
+        self.output = TokenOutput(
+            config.vocab_size, block, config.output, tied=config.tie_output, rngs=rngs
         )
-
         self.lexicon = (
             linear(block.dim, block.dim, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
             if config.lexicon
@@ -105,17 +127,17 @@ class Transformer(nnx.Module):
 
     def encode(
         self,
-        source: Int[Array, "*B S"],
+        source: Source,
         segments: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*B S D"]:
         """The source's vectors. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
         keys = split(key, 2)
-        positions = jnp.arange(source.shape[-1]) if positions is None else positions
-        embed = self.target_input if self.source_input is None else self.source_input
+        x = self._embed_source(source, positions, keys[0])
+        positions = jnp.arange(x.shape[-2]) if positions is None else positions
         x, _ = self.encoder(
-            embed(source, positions, keys[0]),
+            x,
             key=keys[1],
             mask=None if segments is None else masks.segments(segments),
             positions=positions,
@@ -125,7 +147,7 @@ class Transformer(nnx.Module):
 
     def hidden(
         self,
-        source: Int[Array, "*B S"],
+        source: Source,
         target_in: Int[Array, "*B T"],
         *,
         source_segments: Int[Array, "*B S"] | None = None,
@@ -148,7 +170,7 @@ class Transformer(nnx.Module):
             positions=target_positions,
             return_weights=return_weights,
         )
-        return x, layer_weights(states) if return_weights else None
+        return self.output.enter(x), layer_weights(states) if return_weights else None
 
     def word_scores(
         self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
@@ -161,27 +183,30 @@ class Transformer(nnx.Module):
         """
         if self.lexicon is None:
             raise ValueError("this Transformer has no lexicon; set lexicon=True in its config.")
-        embed = self.target_input if self.source_input is None else self.source_input
-        words = self.lexicon(embed.embedding(source))
+        embed = None if self.source_input is None else self.source_input.embedding
+        words = self.lexicon((embed or self.target_input.embedding)(source))
         log_z = jax.nn.logsumexp(self.logits(words), axis=-1)
         own = self.output_table()[target].astype(words.dtype)
         scores = jnp.einsum("...td,...sd->...ts", own, words, preferred_element_type=jnp.float32)
         return scores - log_z[..., None, :]
 
+    def _embed_source(self, source: Array, positions: Array | None, key: Array | None) -> Array:
+        if self.source_input is None:
+            return self.target_input(source, positions, key)
+        if isinstance(self.source_input, TokenInput) and self.source_input.embedding is None:
+            embedding = self.target_input.embedding
+            return self.source_input(source, positions, key, embedding=embedding)
+        return self.source_input(source, positions, key)
+
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token: for losses that fuse it with the softmax."""
-        return self._output_embedding().table[...]
+        return self.output.rows(self.target_input.embedding)
 
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """The output layer, float32."""
-        return self._output_embedding().logits(hidden)
+        return self.output.logits(hidden, self.target_input.embedding)
 
-    def _output_embedding(self) -> Embedding:
-        return self.target_input.embedding if self.output is None else self.output
-
-    def __call__(
-        self, source: Int[Array, "*B S"], target_in: Int[Array, "*B T"], **options: Any
-    ) -> Any:
+    def __call__(self, source: Source, target_in: Int[Array, "*B T"], **options: Any) -> Any:
         """Logits [*B T V] of the token after each of ``target_in``.
 
         Args:
@@ -196,7 +221,7 @@ class Transformer(nnx.Module):
 
     def start(
         self,
-        source: Int[Array, "B S"],
+        source: Source,
         source_segments: Int[Array, "B S"] | None,
         beams: int,
         max_length: int,
@@ -219,7 +244,7 @@ class Transformer(nnx.Module):
         positions = index + jnp.arange(tokens.shape[-1])
         x = self.target_input(tokens, positions)
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
-        return self.logits(x), states
+        return self.logits(self.output.enter(x)), states
 
 
 def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:

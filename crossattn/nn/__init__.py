@@ -3,8 +3,9 @@
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState, EncoderBlock, Residual
 from crossattn.nn.feedforward import FeedForward
-from crossattn.nn.inputs import PositionBias, PositionScheme, TokenInput
+from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
+from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
 
@@ -15,14 +16,17 @@ __all__ = [
     "Embedding",
     "EncoderBlock",
     "FeedForward",
+    "InputConfig",
     "LearnedPositions",
     "MultiHeadAttention",
+    "OutputConfig",
     "PositionBias",
     "PositionScheme",
     "RelativeBias",
     "Residual",
     "Stack",
     "TokenInput",
+    "TokenOutput",
     "layer_weights",
     "linear",
     "norm",

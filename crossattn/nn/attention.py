@@ -27,8 +27,10 @@ class MultiHeadAttention(nnx.Module):
       head_dim: H; None is ``dim // num_heads``.
       num_kv_heads: key/value heads, K; None is ``num_heads``.
       use_bias: biases in the four projections.
+      key_bias: a bias in the keys' projection; None is ``use_bias``.
       qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
       rope_base: base wavelength of rotary positions; None is no rotation.
+      scale: what logits are multiplied by; None is ``head_dim ** -0.5``.
       softcap: limit on the logits, see ``attend``.
       dropout_rate: on the attention weights; active when a call gets a ``dropout_key``.
       dtype: computation dtype.
@@ -47,8 +49,10 @@ class MultiHeadAttention(nnx.Module):
         head_dim: int | None = None,
         num_kv_heads: int | None = None,
         use_bias: bool = True,
+        key_bias: bool | None = None,
         qk_norm: bool = False,
         rope_base: float | None = None,
+        scale: float | None = None,
         softcap: float | None = None,
         dropout_rate: float = 0.0,
         dtype: Any = None,
@@ -71,12 +75,14 @@ class MultiHeadAttention(nnx.Module):
             ("kv_heads", "head_dim"),
         )
         self.query = linear(dim, shape, in_axes=("embed",), out_axes=inner, **options)
-        self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
+        key_options = options | {"use_bias": use_bias if key_bias is None else key_bias}
+        self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **key_options)
         self.value = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
         self.out = linear(shape, dim, in_axes=inner, out_axes=("embed",), **options)
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.rope_base = rope_base
+        self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
         self.kv_shape = kv_shape
@@ -159,6 +165,7 @@ class MultiHeadAttention(nnx.Module):
             memory.values,
             mask,
             bias=bias,
+            scale=self.scale,
             softcap=self.softcap,
             dropout_rate=self.dropout_rate if dropout_key is not None else 0.0,
             dropout_key=dropout_key,

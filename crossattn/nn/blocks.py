@@ -12,6 +12,7 @@ from flax import nnx
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.feedforward import Activation, FeedForward
+from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
 from crossattn.ops.dropout import dropout
 from crossattn.ops.masks import Mask
@@ -28,12 +29,17 @@ class BlockConfig:
       num_heads: N.
       mlp_dim: feed-forward size, F.
       num_kv_heads: K; None is N.
+      head_dim: H; None is D / N.
       activation: of the feed-forward network.
       norm: "layer" or "rms".
+      norm_epsilon: added to the variance.
       norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
       use_bias: biases in linear layers.
+      key_bias: a bias in the projection of keys; None is ``use_bias``.
+      attention_scale: what attention logits are multiplied by; None is ``H ** -0.5``.
       qk_norm: norm on query and key heads.
       rope_base: rotary self-attention; None is none.
+      relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
       dropout_rate: on sublayer outputs.
       attention_dropout_rate: on attention weights.
       mlp_dropout_rate: on hidden features of the feed-forward network.
@@ -44,12 +50,18 @@ class BlockConfig:
     num_heads: int
     mlp_dim: int
     num_kv_heads: int | None = None
+    head_dim: int | None = None
     activation: Activation = "relu"
     norm: NormName = "layer"
+    norm_epsilon: float = 1e-6
     norm_first: bool = True
     use_bias: bool = True
+    key_bias: bool | None = None
+    attention_scale: float | None = None
     qk_norm: bool = False
     rope_base: float | None = None
+    relative_buckets: int = 32
+    relative_distance: int = 128
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
     mlp_dropout_rate: float = 0.0
@@ -61,14 +73,34 @@ class BlockConfig:
             self.dim,
             self.num_heads,
             memory_dim=memory_dim,
+            head_dim=self.head_dim,
             num_kv_heads=self.num_kv_heads,
             use_bias=self.use_bias,
+            key_bias=self.key_bias,
+            scale=self.attention_scale,
             qk_norm=self.qk_norm,
             rope_base=self.rope_base if rope else None,
             dropout_rate=self.attention_dropout_rate,
             dtype=self.dtype,
             rngs=rngs,
         )
+
+    def position_bias(
+        self, positions: PositionScheme, rngs: nnx.Rngs, *, bidirectional: bool
+    ) -> PositionBias:
+        """The bias that the self-attention layers of a stack of these blocks share."""
+        return PositionBias(
+            positions,
+            self.num_heads,
+            buckets=self.relative_buckets,
+            max_distance=self.relative_distance,
+            bidirectional=bidirectional,
+            rngs=rngs,
+        )
+
+    def normalise(self, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+        """A norm of this kind."""
+        return norm(self.norm, self.dim, epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
 
     def feedforward(self, rngs: nnx.Rngs) -> FeedForward:
         """A feed-forward network of this shape."""
@@ -90,7 +122,7 @@ class Residual(nnx.Module):
     """
 
     def __init__(self, config: BlockConfig, rngs: nnx.Rngs):
-        self.norm = norm(config.norm, config.dim, dtype=config.dtype, rngs=rngs)
+        self.norm = config.normalise(rngs)
         self.norm_first = config.norm_first
         self.dropout_rate = config.dropout_rate
 

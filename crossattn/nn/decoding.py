@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState
-from crossattn.nn.inputs import PositionBias, PositionScheme
-from crossattn.nn.layers import norm
+from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
 from crossattn.ops.memory import Memory
@@ -48,9 +47,8 @@ class DecoderStack(nnx.Module):
             remat=remat,
             rngs=rngs,
         )
-        self.bias = PositionBias(positions, config.num_heads, bidirectional=False, rngs=rngs)
-        first = config.norm_first
-        self.norm = norm(config.norm, config.dim, dtype=config.dtype, rngs=rngs) if first else None
+        self.bias = config.position_bias(positions, rngs, bidirectional=False)
+        self.norm = config.normalise(rngs) if config.norm_first else None
 
     def read(self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None) -> Any:
         """Each layer's cross-attention memory of the source, projected once."""

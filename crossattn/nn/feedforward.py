@@ -1,5 +1,6 @@
 """The position-wise network: two layers with a nonlinearity, or a gated one."""
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -9,10 +10,31 @@ from crossattn.nn.layers import linear
 from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Key
 
-Activation = Literal["relu", "gelu", "silu", "reglu", "geglu", "swiglu"]
+Activation = Literal[
+    "relu", "gelu", "gelu_exact", "silu", "reglu", "geglu", "geglu_exact", "swiglu"
+]
 
-_PLAIN = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "silu": jax.nn.silu}
-_GATED = {"reglu": jax.nn.relu, "geglu": jax.nn.gelu, "swiglu": jax.nn.silu}
+_gelu_exact = functools.partial(jax.nn.gelu, approximate=False)
+_PLAIN = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": _gelu_exact,
+    "silu": jax.nn.silu,
+}
+_GATED = {
+    "reglu": jax.nn.relu,
+    "geglu": jax.nn.gelu,
+    "geglu_exact": _gelu_exact,
+    "swiglu": jax.nn.silu,
+}
+
+
+def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The nonlinearity of that name; "gelu" is approximated by tanh, "gelu_exact" is not.
+
+    Source: Hendrycks and Gimpel 2016.
+    """
+    return _PLAIN[name](x)
 
 
 class FeedForward(nnx.Module):
@@ -21,7 +43,7 @@ class FeedForward(nnx.Module):
     Args:
       dim: model size, D.
       hidden: F.
-      activation: relu, gelu, silu; their gated forms reglu, geglu, swiglu.
+      activation: relu, gelu, gelu_exact, silu; their gated forms reglu, geglu, geglu_exact, swiglu.
       use_bias: biases in the layers.
       dropout_rate: on the hidden features.
       dtype: computation dtype.
@@ -60,7 +82,7 @@ class FeedForward(nnx.Module):
     ) -> Float[Array, "*B T D"]:
         """[*B T D] -> [*B T D]; a key turns dropout on."""
         if self.gate is None:
-            hidden = _PLAIN[self.activation](self.up(x))
+            hidden = activate(self.activation, self.up(x))
         else:
             hidden = _GATED[self.activation](self.gate(x)) * self.up(x)
         return self.down(dropout(hidden, self.dropout_rate, dropout_key))

@@ -1,11 +1,12 @@
 """From tokens to the vectors that enter a stack, under any position scheme."""
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.layers import Embedding
+from crossattn.nn.layers import Embedding, norm
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops import bias
 from crossattn.ops.dropout import dropout
@@ -16,14 +17,32 @@ PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "
 _SCHEMES = ("sinusoidal", "learned", "rope", "relative", "alibi", "none")
 
 
+@dataclass(frozen=True)
+class InputConfig:
+    """How embeddings become the vectors that enter a stack, beside their positions.
+
+    Attributes:
+      scale: what embeddings are multiplied by; None is ``dim ** 0.5``.
+      token_types: kinds of token, each with a vector of its own (BERT's segments A and B); 0 is none.
+      position_offset: see ``LearnedPositions``.
+      norm_epsilon: of a layer norm over the sum; None is no norm.
+    """
+
+    scale: float | None = None
+    token_types: int = 0
+    position_offset: int = 0
+    norm_epsilon: float | None = None
+
+
 class TokenInput(nnx.Module):
     """Token embeddings, plus position vectors where the scheme adds them.
 
     Args:
-      vocab_size: V.
+      vocab_size: V; None when calls bring another's embedding.
       dim: D.
       positions: the scheme; "rope", "relative" and "alibi" act inside attention and add nothing here.
       max_length: number of positions of the "learned" scheme.
+      config: scale, norm and whatever else is added.
       dropout_rate: on the sum.
       dtype: computation dtype.
 
@@ -33,20 +52,35 @@ class TokenInput(nnx.Module):
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | None,
         dim: int,
         *,
         positions: PositionScheme,
         max_length: int,
+        config: InputConfig = InputConfig(),
         dropout_rate: float = 0.0,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
         if positions not in _SCHEMES:
             raise ValueError(f"positions is {positions!r}; expected one of {', '.join(_SCHEMES)}.")
-        self.embedding = Embedding(vocab_size, dim, dtype=dtype, rngs=rngs)
-        learned = positions == "learned"
-        self.learned = LearnedPositions(max_length, dim, rngs=rngs) if learned else None
+        self.embedding: Any = (
+            None
+            if vocab_size is None
+            else Embedding(vocab_size, dim, scale=config.scale, dtype=dtype, rngs=rngs)
+        )
+        self.learned = (
+            LearnedPositions(max_length, dim, offset=config.position_offset, rngs=rngs)
+            if positions == "learned"
+            else None
+        )
+        # Kinds of token are looked up like positions: one vector each, none beyond the table.
+        types = config.token_types
+        self.types = LearnedPositions(types, dim, rngs=rngs) if types else None
+        epsilon = config.norm_epsilon
+        self.norm = (
+            None if epsilon is None else norm("layer", dim, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        )
         self.sinusoids = positions == "sinusoidal"
         self.dropout_rate = dropout_rate
 
@@ -55,15 +89,23 @@ class TokenInput(nnx.Module):
         tokens: Int[Array, "*B T"],
         positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
+        *,
+        types: Int[Array, "*#B T"] | None = None,
+        embedding: Embedding | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Vectors [*B T D]; positions default to ``arange``; a key turns dropout on."""
-        x = self.embedding(tokens)
+        """Vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on."""
+        x = (self.embedding or embedding)(tokens)
         if positions is None:
             positions = jnp.arange(tokens.shape[-1])
         if self.sinusoids:
             x = x + sinusoidal(positions, x.shape[-1]).astype(x.dtype)
         if self.learned is not None:
             x = x + self.learned(positions).astype(x.dtype)
+        if self.types is not None:
+            kinds = jnp.zeros((), jnp.int32) if types is None else types
+            x = x + self.types(kinds).astype(x.dtype)
+        if self.norm is not None:
+            x = self.norm(x)
         return dropout(x, self.dropout_rate, key)
 
 
@@ -71,11 +113,19 @@ class PositionBias(nnx.Module):
     """The bias that a stack's self-attention layers share: T5's learnt one, or ALiBi's fixed one."""
 
     def __init__(
-        self, positions: PositionScheme, num_heads: int, *, bidirectional: bool, rngs: nnx.Rngs
+        self,
+        positions: PositionScheme,
+        num_heads: int,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool,
+        rngs: nnx.Rngs,
     ):
-        learned = positions == "relative"
         self.relative = (
-            RelativeBias(num_heads, bidirectional=bidirectional, rngs=rngs) if learned else None
+            RelativeBias(num_heads, buckets, max_distance, bidirectional=bidirectional, rngs=rngs)
+            if positions == "relative"
+            else None
         )
         self.alibi_heads = num_heads if positions == "alibi" else 0
 

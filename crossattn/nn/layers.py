@@ -1,7 +1,7 @@
 """Flax's layers with this package's logical axis names, and an embedding that is also the output."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +38,19 @@ def linear(
     )
 
 
-def norm(kind: NormName, dim: int, *, dtype=None, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+def norm(
+    kind: NormName, dim: int, *, epsilon: float = 1e-6, dtype=None, rngs: nnx.Rngs
+) -> nnx.LayerNorm | nnx.RMSNorm:
     """Layer norm, or root-mean-square norm, over the last axis.
 
     Source: Ba et al. 2016; Zhang and Sennrich 2019.
     """
     metadata = {"axes": ("norm",)}
+    options: dict[str, Any] = dict(epsilon=epsilon, dtype=dtype, scale_metadata=metadata, rngs=rngs)
     if kind == "rms":
-        return nnx.RMSNorm(dim, dtype=dtype, scale_metadata=metadata, rngs=rngs)
+        return nnx.RMSNorm(dim, **options)
     if kind == "layer":
-        return nnx.LayerNorm(
-            dim, dtype=dtype, scale_metadata=metadata, bias_metadata=metadata, rngs=rngs
-        )
+        return nnx.LayerNorm(dim, bias_metadata=metadata, **options)
     raise ValueError(f"norm is {kind!r}; expected 'layer' or 'rms'.")
 
 
@@ -59,26 +60,40 @@ class Embedding(nnx.Module):
     Args:
       vocab_size: number of tokens, V.
       dim: model size, D.
+      scale: what vectors are multiplied by; None is ``dim ** 0.5``.
       dtype: computation dtype; parameters are float32.
     """
 
-    def __init__(self, vocab_size: int, dim: int, *, dtype=None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        scale: float | None = None,
+        dtype=None,
+        rngs: nnx.Rngs,
+    ):
         self.table = nnx.Param(
             jax.random.normal(rngs.params(), (vocab_size, dim)) * dim**-0.5,
             axes=("vocab", "embed"),
         )
-        self.dim = dim
+        self.scale = dim**0.5 if scale is None else scale
         self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
-        """Vectors of unit variance: the table is kept small for the output, and scaled here.
+        """Vectors, of unit variance at first: the table is kept small for the output, and scaled here.
 
         Source: Vaswani et al. 2017, section 3.4.
         """
         vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype or jnp.float32)
-        return vectors * self.dim**0.5
+        return vectors * self.scale
 
     def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
-        table = self.table[...].astype(x.dtype)
-        return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
+        return token_logits(x, self.table[...])
+
+
+def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:
+    """``x table^T``, float32."""
+    table = table.astype(x.dtype)
+    return jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)

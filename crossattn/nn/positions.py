@@ -10,16 +10,23 @@ from crossattn.types import Array, Float, Int
 class LearnedPositions(nnx.Module):
     """One vector a position, up to a fixed number of positions.
 
+    Args:
+      max_positions: how many.
+      dim: D.
+      offset: rows of the table before that of position 0, which BART and its kin leave unused.
+
     Source: Gehring et al. 2017, section 3.1.
     """
 
-    def __init__(self, max_positions: int, dim: int, *, rngs: nnx.Rngs):
-        table = jax.random.normal(rngs.params(), (max_positions, dim)) * 0.02
+    def __init__(self, max_positions: int, dim: int, *, offset: int = 0, rngs: nnx.Rngs):
+        table = jax.random.normal(rngs.params(), (max_positions + offset, dim)) * 0.02
         self.table = nnx.Param(table, axes=(None, "embed"))
+        self.offset = offset
 
-    def __call__(self, positions: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+    def __call__(self, positions: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         """Vectors of the positions; those past the table are NaN rather than silently wrong."""
-        return self.table[...].at[positions].get(mode="fill", fill_value=jax.numpy.nan)
+        rows = positions + self.offset
+        return self.table[...].at[rows].get(mode="fill", fill_value=jax.numpy.nan)
 
 
 class RelativeBias(nnx.Module):

@@ -1,0 +1,134 @@
+"""Whisper: a Transformer whose source is sound, as frames of a log-mel spectrogram.
+
+Only the way in differs from ``Transformer``: two convolutions, the second of which halves the number of
+frames. Everything else, decoding included, is inherited.
+
+Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.feedforward import activate
+from crossattn.nn.inputs import InputConfig
+from crossattn.nn.positions import LearnedPositions
+from crossattn.ops.dropout import dropout
+from crossattn.types import Array, Float, Int, Key
+
+STRIDE = 2
+"""Frames that become one vector of the encoder."""
+
+
+@dataclass(frozen=True)
+class WhisperConfig:
+    """The shape of a Whisper.
+
+    Attributes:
+      transformer: the encoder, the decoder, and the text; its ``max_length`` is the longest text.
+      mels: bands of the spectrogram, M.
+      max_frames: the longest source; the released models read 3000 frames, 30 seconds.
+    """
+
+    transformer: TransformerConfig
+    mels: int = 80
+    max_frames: int = 3000
+
+
+def tiny(**changes: Any) -> WhisperConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig(
+        dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_epsilon=1e-5, key_bias=False
+    )
+    text = TransformerConfig(
+        vocab_size=64,
+        block=block,
+        encoder_layers=2,
+        decoder_layers=2,
+        positions="learned",
+        max_length=32,
+        input=InputConfig(scale=1.0),
+    )
+    return replace(WhisperConfig(text, mels=8, max_frames=40), **changes)
+
+
+class FrameInput(nnx.Module):
+    """Frames to vectors: two convolutions with their nonlinearity, and positions.
+
+    Args:
+      config: the model's.
+    """
+
+    def __init__(self, config: WhisperConfig, *, rngs: nnx.Rngs):
+        block = config.transformer.encoder_block or config.transformer.block
+        self.first = _convolution(config.mels, block.dim, block.dtype, rngs)
+        self.second = _convolution(block.dim, block.dim, block.dtype, rngs, strides=STRIDE)
+        self.positions = LearnedPositions(config.max_frames // STRIDE, block.dim, rngs=rngs)
+        self.positions.table[...] = _sinusoids(config.max_frames // STRIDE, block.dim)
+        self.activation = block.activation
+        self.max_frames = config.max_frames
+        self.dropout_rate = block.dropout_rate
+
+    def __call__(
+        self,
+        frames: Float[Array, "*B F M"],
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "*B S D"]:
+        """Vectors, half as many as frames.
+
+        Raises:
+          ValueError: there are more frames than the model has positions for.
+        """
+        if frames.shape[-2] > self.max_frames:
+            raise ValueError(
+                f"source has {frames.shape[-2]} frames; this model reads at most {self.max_frames}: "
+                "cut the sound into pieces."
+            )
+        x = activate(self.activation, self.first(frames))
+        x = activate(self.activation, self.second(x))
+        positions = jnp.arange(x.shape[-2]) if positions is None else positions
+        # The checkpoints hold the sinusoids as weights, but nobody trains them.
+        x = x + jax.lax.stop_gradient(self.positions(positions)).astype(x.dtype)
+        return dropout(x, self.dropout_rate, key)
+
+
+class Whisper(Transformer):
+    """Frames [*B F M] and target tokens in, logits of the next target token out.
+
+    Called, started and stepped like a ``Transformer``; ``source`` is the frames, and
+    ``source_segments``, where given, mark vectors of the encoder [*B F/2].
+    """
+
+    def __init__(self, config: WhisperConfig, *, rngs: nnx.Rngs):
+        frames = FrameInput(config, rngs=rngs)
+        super().__init__(config.transformer, source_input=frames, rngs=rngs)
+
+
+def _convolution(
+    inputs: int, outputs: int, dtype: Any, rngs: nnx.Rngs, strides: int = 1
+) -> nnx.Conv:
+    return nnx.Conv(
+        inputs,
+        outputs,
+        kernel_size=(3,),
+        strides=strides,
+        padding=1,
+        dtype=dtype,
+        kernel_metadata={"axes": (None, None, "embed")},
+        bias_metadata={"axes": ("embed",)},
+        rngs=rngs,
+    )
+
+
+def _sinusoids(length: int, dim: int) -> Float[Array, "S D"]:
+    """As ``ops.positions.sinusoidal``, but the longest wavelength is reached, not approached."""
+    half = dim // 2
+    frequencies = 10000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+    angles = jnp.arange(length)[:, None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)

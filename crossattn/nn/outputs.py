@@ -1,0 +1,84 @@
+"""From a stack's last vectors to logits: the table of the output layer, and what may stand around it."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.feedforward import activate
+from crossattn.nn.layers import Embedding, linear, token_logits
+from crossattn.types import Array, Float
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What stands around the output layer's table.
+
+    Attributes:
+      scale: what vectors are multiplied by (T5's tied models, ``dim ** -0.5``).
+      transform: a dense layer with the blocks' activation and norm comes first (BERT).
+      bias: a number for each token, added to the logits (BART, Marian, BERT).
+    """
+
+    scale: float = 1.0
+    transform: bool = False
+    bias: bool = False
+
+
+class TokenOutput(nnx.Module):
+    """The output layer; its table is its own, or the embedding's.
+
+    Args:
+      vocab_size: V.
+      block: shape of the blocks below.
+      config: what stands around the table.
+      tied: there is no table here; calls bring the embedding.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        block: BlockConfig,
+        config: OutputConfig,
+        *,
+        tied: bool,
+        rngs: nnx.Rngs,
+    ):
+        dim, dtype = block.dim, block.dtype
+        self.table = None if tied else Embedding(vocab_size, dim, rngs=rngs).table
+        self.dense = (
+            linear(dim, dim, in_axes=("embed",), out_axes=("mlp",), dtype=dtype, rngs=rngs)
+            if config.transform
+            else None
+        )
+        self.norm = block.normalise(rngs) if config.transform else None
+        self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
+        self.activation = block.activation
+        self.scale = config.scale
+
+    def enter(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """What the table is multiplied with."""
+        if self.dense is not None:
+            x = self.norm(activate(self.activation, self.dense(x)))
+        return x if self.scale == 1.0 else x * self.scale
+
+    def rows(self, embedding: Embedding) -> Float[Array, "V D"]:
+        """The table, one row a token.
+
+        Raises:
+          ValueError: the table alone is not the output layer, for there is a bias.
+        """
+        if self.bias is not None:
+            raise ValueError(
+                "this output layer has a bias, which its table leaves out; use logits() instead."
+            )
+        return self._table(embedding)
+
+    def logits(self, x: Float[Array, "*B T D"], embedding: Embedding) -> Float[Array, "*B T V"]:
+        """Scores of every token, float32, of vectors that have entered."""
+        scores = token_logits(x, self._table(embedding))
+        return scores if self.bias is None else scores + self.bias[...]
+
+    def _table(self, embedding: Embedding) -> Float[Array, "V D"]:
+        return (embedding.table if self.table is None else self.table)[...]

@@ -1,0 +1,123 @@
+"""BART and mBART: names of their tensors, meaning of their configs; what their kin share."""
+
+from typing import Any
+
+import numpy as np
+
+from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.nn.inputs import InputConfig, PositionScheme
+from crossattn.nn.outputs import OutputConfig
+from crossattn.weights.rules import Rules, Shape, under
+from crossattn.weights.settings import Settings, bart_block
+
+_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+_ENCODER = {
+    **under("attention", "self_attn", _ATTENTION),
+    "attention_residual.norm": "self_attn_layer_norm",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
+    "feedforward_residual.norm": "final_layer_norm",
+}
+_DECODER = {
+    **_ENCODER,
+    **under("cross", "encoder_attn", _ATTENTION),
+    "cross_residual.norm": "encoder_attn_layer_norm",
+}
+LAYERS = {
+    **under("encoder.layers.{}", "model.encoder.layers.{}", _ENCODER),
+    **under("decoder.stack.layers.{}", "model.decoder.layers.{}", _DECODER),
+}
+_NAMES = {
+    "target_input.embedding": "model.shared",
+    "source_input.learned": "model.encoder.embed_positions",
+    "source_input.norm": "model.encoder.layernorm_embedding",
+    "target_input.learned": "model.decoder.embed_positions",
+    "target_input.norm": "model.decoder.layernorm_embedding",
+    "encoder_norm": "model.encoder.layer_norm",
+    "decoder.norm": "model.decoder.layer_norm",
+    "output": "lm_head",
+    "output.bias": "final_logits_bias",
+    **LAYERS,
+}
+PREFIX = "model."
+_SEPARATE = {
+    "source_input.embedding": "model.encoder.embed_tokens",
+    "target_input.embedding": "model.decoder.embed_tokens",
+}
+_SHARED, _SOURCE, _TARGET, _OUTPUT = (
+    f"{module}.weight" for module in ("model.shared", *_SEPARATE.values(), "lm_head")
+)
+
+
+def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    return family(
+        settings,
+        names,
+        norm_first=settings["model_type"] == "mbart",
+        positions="learned",
+        norm_epsilon=1e-5,
+        dtype=dtype,
+    )
+
+
+def family(
+    settings: Settings,
+    names: set[str],
+    *,
+    norm_first: bool,
+    positions: PositionScheme,
+    norm_epsilon: float | None,
+    dtype: Any,
+) -> tuple[Any, TransformerConfig, Rules]:
+    """What BART, mBART, Marian and Pegasus have in common, which is nearly everything."""
+    options: dict[str, Any] = dict(norm_first=norm_first, dtype=dtype)
+    tied = settings.get("tie_word_embeddings", True)
+    vocab = settings["vocab_size"]
+    separate = _separate_tables(settings, names)
+    config = TransformerConfig(
+        vocab_size=settings.get("decoder_vocab_size") or vocab,
+        block=bart_block(settings, "decoder", **options),
+        encoder_block=bart_block(settings, "encoder", **options),
+        encoder_layers=settings["encoder_layers"],
+        decoder_layers=settings["decoder_layers"],
+        source_vocab_size=vocab if separate else None,
+        separate_inputs=positions == "learned",
+        positions=positions,
+        max_length=settings["max_position_embeddings"],
+        input=InputConfig(
+            scale=settings["d_model"] ** 0.5 if settings.get("scale_embedding") else 1.0,
+            position_offset=2 if positions == "learned" else 0,
+            norm_epsilon=norm_epsilon,
+        ),
+        tie_output=tied or _OUTPUT not in names,
+        output=OutputConfig(bias="final_logits_bias" in names),
+    )
+    return Transformer, config, _rules(separate, config.tie_output)
+
+
+def _separate_tables(settings: Settings, names: set[str]) -> bool:
+    """Whether source and target have tables of their own: Marian's may; so do untied models."""
+    shared = settings.get("share_encoder_decoder_embeddings", True)
+    return not shared or (not settings.get("tie_word_embeddings", True) and _SOURCE in names)
+
+
+def _rules(separate: bool, tied: bool) -> Rules:
+    aliases = {} if separate else {_SOURCE: _SHARED, _TARGET: _SHARED}
+    if tied:
+        aliases[_OUTPUT] = _TARGET if separate else _SHARED
+    return Rules(
+        _NAMES | _SEPARATE if separate else _NAMES,
+        aliases=aliases,
+        constants={r"model\.(encoder|decoder)\.embed_positions\.weight": _sinusoids},
+        # An untied model has this table still, and looks nothing up in it.
+        unused=(r"model\.shared\.weight",) if separate else (),
+        rows=("output.bias",),
+    )
+
+
+def _sinusoids(shape: Shape) -> np.ndarray:
+    """Marian's table of positions, as its checkpoints may hold it."""
+    count, dim = shape
+    angles = np.arange(count)[:, None] / np.power(10000, 2 * np.arange((dim + 1) // 2) / dim)
+    return np.concatenate([np.sin(angles), np.cos(angles[:, : dim // 2])], axis=1)

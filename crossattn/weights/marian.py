@@ -1,0 +1,21 @@
+"""Marian and Pegasus: BART with sinusoids for positions and no norm of the embeddings."""
+
+from typing import Any
+
+from crossattn.weights import bart
+from crossattn.weights.rules import Rules
+from crossattn.weights.settings import Settings
+
+PREFIX = bart.PREFIX
+
+
+def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint. Pegasus is pre-norm."""
+    return bart.family(
+        settings,
+        names,
+        norm_first=settings["model_type"] == "pegasus",
+        positions="sinusoidal",
+        norm_epsilon=None,
+        dtype=dtype,
+    )

@@ -1,0 +1,297 @@
+"""``load`` and ``save``: a checkpoint's folder to a model with parameters, and back to the same bytes."""
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from crossattn import functional
+from crossattn.types import Params
+from crossattn.weights import safetensors
+from crossattn.weights.hub import find_folder
+from crossattn.weights.rules import Everything, Part, Rules, canonical, tensor_shapes
+from crossattn.weights.safetensors import CheckpointError, TensorFiles
+from crossattn.weights.settings import Settings, read_settings
+from crossattn.weights.tokenizer import read_tokenizer
+
+# model_type of config.json -> the file of this package that knows it.
+_FAMILIES = {
+    "bart": "bart",
+    "bert": "bert",
+    "encoder-decoder": "bert",
+    "gpt2": "gpt2",
+    "marian": "marian",
+    "mbart": "bart",
+    "pegasus": "marian",
+    "t5": "t5",
+    "whisper": "whisper",
+}
+
+Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Sharding]
+"""(logical axes, shape) of a parameter -> where it lives; ``train.sharding.placement`` makes one."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a checkpoint was, beside its parameters: enough to write the same files again.
+
+    Attributes:
+      files: file -> its tensors' names -> those names in the family's rules.
+      metadata: file -> what it says about itself.
+      index: text of the index, where there are several files.
+      kept: tensors that nothing computes with.
+      constants: shape and dtype of tensors that the model computes itself.
+    """
+
+    files: Mapping[str, Mapping[str, str]]
+    metadata: Mapping[str, Mapping[str, str] | None]
+    index: str | None = None
+    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
+    constants: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model as its checkpoint describes it; call it with ``nnx.Rngs`` for a module.
+
+    It is a *build* of ``crossattn.functional``: ``xa.apply(model, params, ...)``,
+    ``functional.bind(model, params)``, ``xa.init(model, key)``.
+
+    Attributes:
+      module: the class.
+      config: its configuration.
+      text: ``config.json``.
+      rules: where each parameter is in a checkpoint.
+      generation_text: ``generation_config.json``, "{}" without one.
+      layout: what the checkpoint's files were; None for a model that was not loaded.
+    """
+
+    module: type[nnx.Module]
+    config: Any
+    text: str
+    rules: Rules = field(compare=False, repr=False)
+    generation_text: str = field(default="{}", compare=False, repr=False)
+    layout: Layout | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self, rngs: nnx.Rngs) -> Any:
+        return self.module(self.config, rngs=rngs)
+
+    @property
+    def settings(self) -> Settings:
+        """``config.json``, and over it ``generation_config.json``."""
+        return Settings(json.loads(self.text) | json.loads(self.generation_text))
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """``bos_id``, ``eos_id``, ``pad_id``: what ``crossattn.decode`` asks for."""
+        settings = self.settings
+        nested = settings.get("decoder") or {}  # of an encoder-decoder pair
+
+        def first(*keys: str) -> int:
+            found = [s[key] for key in keys for s in (settings, nested) if s.get(key) is not None]
+            if not found:
+                raise CheckpointError(f"config.json lacks {keys[0]}; give the ids yourself.")
+            return found[0][0] if isinstance(found[0], list) else found[0]
+
+        return {
+            "bos_id": first("decoder_start_token_id", "bos_token_id"),
+            "eos_id": first("eos_token_id"),
+            "pad_id": first("pad_token_id", "eos_token_id"),
+        }
+
+
+def load(
+    source: str | Path, *, dtype: Any = None, place: Place | None = None
+) -> tuple[Pretrained, Params, Any]:
+    """A pretrained model: (model, params, tokenizer).
+
+    Args:
+      source: a folder with ``config.json`` and safetensors as ``transformers`` writes them, or a name
+        on the Hugging Face hub (needs ``huggingface_hub`` and a network).
+      dtype: computation dtype, None for float32. Parameters keep the dtype of their file.
+      place: (logical axes, shape) -> sharding. Each tensor goes there as it is read; without it, all
+        go to the default device.
+
+    Returns:
+      ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
+      ``tokenizer`` is a ``tokenizers.Tokenizer``, or None when the folder has none that it reads.
+
+    Raises:
+      CheckpointError: the model is of an unknown kind, or the files do not fit it.
+    """
+    folder = find_folder(source)
+    text, settings = read_settings(folder / "config.json")
+    files = safetensors.open_folder(folder)
+    family = _family(settings)
+    names = canonical(
+        set(files.shapes), getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
+    )
+    module, config, rules = family.configure(settings, set(names.values()), dtype)
+    generation = folder / "generation_config.json"
+    model = Pretrained(
+        module,
+        config,
+        text,
+        rules,
+        read_settings(generation)[0] if generation.is_file() else "{}",
+    )
+    params, layout = _read(model, files, names, place)
+    return replace(model, layout=layout), params, read_tokenizer(folder)
+
+
+def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
+    """The model that a ``config.json`` describes, to be initialised afresh with ``xa.init``."""
+    text = json.dumps(dict(settings), indent=2, sort_keys=True) + "\n"
+    module, config, rules = _family(Settings(settings)).configure(
+        Settings(settings), Everything(), dtype
+    )
+    return Pretrained(module, config, text, rules)
+
+
+def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
+    """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
+
+    What was loaded is written as it was: the same files, names, dtypes and metadata, to the bit where
+    the parameters are the same.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    axes = functional.flatten(functional.logical_axes(model))
+    tensors = _Tensors(model.rules, functional.flatten(params), axes)
+    layout = model.layout or Layout(
+        {safetensors.WEIGHTS: {name: name for name in tensors}},
+        {safetensors.WEIGHTS: {"format": "pt"}},
+    )
+    for file, names in layout.files.items():
+        chosen = {name: tensors.saved(known, layout) for name, known in names.items()}
+        safetensors.write(folder / file, chosen, layout.metadata[file])
+    if layout.index is not None:
+        (folder / safetensors.INDEX).write_text(layout.index, encoding="utf-8")
+    (folder / "config.json").write_text(model.text, encoding="utf-8")
+    if model.generation_text != "{}":
+        (folder / "generation_config.json").write_text(model.generation_text, encoding="utf-8")
+    return folder
+
+
+def _family(settings: Settings) -> Any:
+    kind = settings["model_type"]
+    if kind not in _FAMILIES:
+        known = ", ".join(_FAMILIES)
+        raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
+    return importlib.import_module(f"crossattn.weights.{_FAMILIES[kind]}")
+
+
+def _read(
+    model: Pretrained, files: TensorFiles, names: dict[str, str], place: Place | None
+) -> tuple[Params, Layout]:
+    """Every tensor, read once and put where its parameters live."""
+    rules = model.rules
+    shapes = functional.flatten(functional.shapes(model))
+    axes = functional.flatten(functional.logical_axes(model))
+    owners: dict[str, list[tuple[str, Part]]] = {}
+    for path in shapes:
+        part = rules.tensor_of(path)
+        owners.setdefault(part.module, []).append((path, part))
+    _check_names(rules, files, names, tensor_shapes(rules, shapes, axes))
+
+    flat: dict[str, jax.Array] = {}
+    kept: dict[str, np.ndarray] = {}
+    for name, tensor in files.read(set(names)):
+        known = names[name]
+        for path, part in owners.get(known, ()):
+            piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
+            where = None if place is None else place(axes[path], piece.shape)
+            flat[path] = jax.device_put(np.ascontiguousarray(piece), where)
+        if rules.is_unused(known) and known not in owners:
+            kept[known] = tensor
+    params = functional.nest({path: flat[path] for path in shapes})
+    layout = Layout(
+        {shard.file: {name: names[name] for name in shard.shapes} for shard in files.shards},
+        {shard.file: shard.metadata for shard in files.shards},
+        files.index,
+        kept,
+        _check_computed(rules, files, names, _Tensors(rules, flat, axes)),
+    )
+    return params, layout
+
+
+def _check_names(
+    rules: Rules, files: TensorFiles, names: dict[str, str], expected: dict[str, tuple[int, ...]]
+) -> None:
+    """Every tensor is used, and every parameter has one of its shape."""
+    found = {names[name]: shape for name, shape in files.shapes.items()}
+    wrong = [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
+    wrong += [
+        f"unexpected {name}"
+        for name in sorted(found.keys() - expected.keys())
+        if not (name in rules.aliases or rules.constant(name) or rules.is_unused(name))
+    ]
+    wrong += [
+        f"{name} is {list(found[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"the tensors in {files.folder} do not fit its config.json: {'; '.join(wrong)}."
+        )
+
+
+def _check_computed(
+    rules: Rules, files: TensorFiles, names: dict[str, str], tensors: "_Tensors"
+) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Tensors that repeat others, or that the model computes, must say the same."""
+    constants = {}
+    repeated = {n for n, known in names.items() if known in rules.aliases and known not in tensors}
+    computed = {n for n, known in names.items() if rules.constant(known) and known not in tensors}
+    for name, tensor in files.read(repeated | computed):
+        known = names[name]
+        if name in repeated:
+            same = np.array_equal(tensor, tensors[rules.aliases[known]])
+            meant = f"the same as {rules.aliases[known]}"
+        else:
+            wanted = rules.constant(known)(tensor.shape).astype(tensor.dtype)
+            same, meant = np.allclose(tensor, wanted, atol=1e-5), "what the model computes"
+            constants[known] = (tensor.shape, tensor.dtype)
+        if not same:
+            raise CheckpointError(f"{name} in {files.folder} is not {meant}, as it must be.")
+    return constants
+
+
+class _Tensors:
+    """Parameters seen as a checkpoint's tensors; each is made when asked for."""
+
+    def __init__(self, rules: Rules, flat: Mapping[str, Any], axes: Mapping[str, tuple]):
+        self.rules, self.flat, self.axes = rules, flat, axes
+        self.paths: dict[str, list[str]] = {}
+        for path in flat:
+            self.paths.setdefault(rules.tensor_of(path).module, []).append(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        ordered = sorted(self.paths[name], key=lambda path: self.rules.tensor_of(path).index)
+        parts = [
+            self.rules.to_tensor(path, np.asarray(self.flat[path]), self.axes[path])
+            for path in ordered
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+    def saved(self, name: str, layout: Layout) -> np.ndarray:
+        """What a file holds under this name, be it a parameter or not."""
+        if name in self:
+            return self[name]
+        if name in layout.constants:
+            shape, dtype = layout.constants[name]
+            return self.rules.constant(name)(shape).astype(dtype)
+        return layout.kept[name] if name in layout.kept else self[self.rules.aliases[name]]

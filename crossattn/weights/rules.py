@@ -1,0 +1,148 @@
+"""Rules from our parameters to a checkpoint's tensors: names, and how each array is laid out.
+
+A rule pairs one of our modules with one of theirs, ``{}`` standing for the number of the layer; what
+the module holds follows from the names of its parameters. Every parameter has exactly one tensor, and every
+tensor must be accounted for.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from crossattn.weights.safetensors import CheckpointError
+
+Shape = tuple[int, ...]
+Constant = Callable[[Shape], np.ndarray]
+
+_LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "bias": "bias"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module whose tensors are one of several equal parts, side by side, of larger ones."""
+
+    module: str
+    index: int
+    count: int
+
+    def of(self, tensor: np.ndarray) -> np.ndarray:
+        """This part of the whole tensor."""
+        width = tensor.shape[-1] // self.count
+        return tensor[..., self.index * width : (self.index + 1) * width]
+
+
+class Everything(set[str]):
+    """The names of a checkpoint that is not there: whatever a config allows."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How one family of models names and lays out its tensors.
+
+    Attributes:
+      names: our module -> theirs; or one of our parameters -> the full name of its tensor.
+      aliases: their tensor -> the one that it repeats where a file has both.
+      constants: pattern -> what the tensor must hold; the model computes it itself.
+      unused: patterns of tensors that nothing computes with; kept for saving.
+      rows: parameters [X] whose tensors are [1, X].
+      transposed: dense weights are [out, in], as PyTorch has them.
+    """
+
+    names: Mapping[str, str | Part]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    transposed: bool = True
+
+    def tensor_of(self, path: str) -> Part:
+        """The tensor of one of our parameters, and which part of it."""
+        module, _, leaf = path.rpartition(".")
+        layer = re.search(r"\.(\d+)\.", path)
+        number = layer.group(1) if layer else ""
+        for key, suffix in ((path, ""), (module, f".{_LEAVES.get(leaf, leaf)}")):
+            found = self.names.get(re.sub(r"\.\d+\.", ".{}.", key, count=1))
+            if found is not None:
+                part = found if isinstance(found, Part) else Part(found, 0, 1)
+                return Part(part.module.format(number) + suffix, part.index, part.count)
+        raise CheckpointError(f"this family's checkpoints have no tensor for {path}.")
+
+    def to_tensor(self, path: str, param: np.ndarray, axes: tuple) -> np.ndarray:
+        """A parameter as their tensor (or its part)."""
+        leaf = path.rpartition(".")[2]
+        if leaf == "kernel" and axes[0] is None:  # a convolution, [width, in, out]
+            return param.transpose(2, 1, 0)
+        if leaf == "kernel":
+            inputs = param.shape[0] if axes[0] == "embed" else math.prod(param.shape[:-1])
+            matrix = param.reshape(inputs, -1)
+            return matrix.T if self.transposed else matrix
+        if path in self.rows:
+            return param[None]
+        return param.reshape(-1) if leaf == "bias" else param
+
+    def to_param(self, path: str, tensor: np.ndarray, shape: Shape, axes: tuple) -> np.ndarray:
+        """The inverse of ``to_tensor``."""
+        leaf = path.rpartition(".")[2]
+        if leaf == "kernel" and axes[0] is None:
+            return tensor.transpose(2, 1, 0)
+        if leaf == "kernel" and self.transposed:
+            tensor = tensor.T
+        return tensor.reshape(shape)
+
+    def constant(self, name: str) -> Constant | None:
+        """What a tensor of this name must hold, if the model computes it."""
+        matches = (make for key, make in self.constants.items() if re.fullmatch(key, name))
+        return next(matches, None)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether nothing computes with a tensor of this name."""
+        return any(re.fullmatch(pattern, name) for pattern in self.unused)
+
+
+def canonical(names: set[str], prefix: str, old_names: Mapping[str, str]) -> dict[str, str]:
+    """A file's names -> those of the rules.
+
+    Args:
+      names: in the file.
+      prefix: what the rules' names begin with, except where a model was saved without its head.
+      old_names: pattern -> replacement, for names of older files.
+    """
+    bare = prefix and not any(name.startswith(prefix) for name in names)
+    found = {}
+    for name in names:
+        new = f"{prefix}{name}" if bare else name
+        for pattern, replacement in old_names.items():
+            new = re.sub(pattern, replacement, new)
+        found[name] = new
+    return found
+
+
+def under(ours: str, theirs: str, names: Mapping[str, str | Part]) -> dict[str, str | Part]:
+    """The same rules one level down: inside our module and theirs."""
+
+    def inside(value: str | Part) -> str | Part:
+        if isinstance(value, Part):
+            return Part(f"{theirs}.{value.module}", value.index, value.count)
+        return f"{theirs}.{value}"
+
+    return {f"{ours}.{key}": inside(value) for key, value in names.items()}
+
+
+def tensor_shapes(
+    rules: Rules, shapes: Mapping[str, jax.ShapeDtypeStruct], axes: Mapping[str, tuple]
+) -> dict[str, Shape]:
+    """The shape of every tensor that parameters of these shapes make."""
+    found: dict[str, Shape] = {}
+    for path, param in shapes.items():
+        part = rules.tensor_of(path)
+        nothing = np.broadcast_to(np.uint8(0), param.shape)  # takes no memory
+        *lead, last = rules.to_tensor(path, nothing, axes[path]).shape
+        found[part.module] = (*lead, last * part.count)
+    return found

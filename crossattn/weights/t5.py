@@ -1,0 +1,93 @@
+"""T5, T5 v1.1 and Flan-T5: names of their tensors, meaning of their config."""
+
+from typing import Any
+
+from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.inputs import InputConfig
+from crossattn.nn.outputs import OutputConfig
+from crossattn.weights.rules import Rules, under
+from crossattn.weights.settings import Settings
+
+_ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
+_SELF = {
+    **under("attention", "0.SelfAttention", _ATTENTION),
+    "attention_residual.norm": "0.layer_norm",
+}
+_CROSS = {
+    **under("cross", "1.EncDecAttention", _ATTENTION),
+    "cross_residual.norm": "1.layer_norm",
+}
+
+
+def _block(mlp: dict[str, str], last: int) -> dict[str, Any]:
+    return {
+        **_SELF,
+        **under("feedforward", f"{last}.DenseReluDense", mlp),
+        "feedforward_residual.norm": f"{last}.layer_norm",
+    }
+
+
+def _rules(gated: bool, tied: bool) -> Rules:
+    mlp = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
+    bias = "block.0.layer.0.SelfAttention.relative_attention_bias"
+    return Rules(
+        {
+            "target_input.embedding": "shared",
+            "encoder_bias.relative": f"encoder.{bias}",
+            "encoder_norm": "encoder.final_layer_norm",
+            "decoder.bias.relative": f"decoder.{bias}",
+            "decoder.norm": "decoder.final_layer_norm",
+            "output": "lm_head",
+            **under("encoder.layers.{}", "encoder.block.{}.layer", _block(mlp, 1)),
+            **under("decoder.stack.layers.{}", "decoder.block.{}.layer", _block(mlp, 2) | _CROSS),
+        },
+        aliases={
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+            **({"lm_head.weight": "shared.weight"} if tied else {}),
+        },
+        # Written by early versions, which gave cross-attention a bias that nothing added.
+        unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    )
+
+
+def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    gate, _, inner = settings.get("feed_forward_proj", "relu").rpartition("-")
+    gated = gate == "gated"
+    # The error function is what "gelu" means elsewhere, but not in the first gated models.
+    inner = "gelu_new" if gated and inner == "gelu" else inner
+    activation = Settings(feed_forward_proj=inner).activation("feed_forward_proj", gated=gated)
+    dim, dropout = settings["d_model"], settings.get("dropout_rate", 0.1)
+    block = BlockConfig(
+        dim,
+        settings["num_heads"],
+        settings["d_ff"],
+        head_dim=settings["d_kv"],
+        activation=activation,
+        norm="rms",
+        norm_epsilon=settings.get("layer_norm_epsilon", 1e-6),
+        use_bias=False,
+        attention_scale=1.0,
+        relative_buckets=settings.get("relative_attention_num_buckets", 32),
+        relative_distance=settings.get("relative_attention_max_distance", 128),
+        dropout_rate=dropout,
+        attention_dropout_rate=dropout,
+        mlp_dropout_rate=dropout,
+        dtype=dtype,
+    )
+    # Tied models scale, and untied ones do not. Later versions of transformers write that all are tied.
+    scaled = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True))
+    tied = scaled or "lm_head.weight" not in names
+    config = TransformerConfig(
+        vocab_size=settings["vocab_size"],
+        block=block,
+        encoder_layers=settings["num_layers"],
+        decoder_layers=settings.get("num_decoder_layers") or settings["num_layers"],
+        positions="relative",
+        input=InputConfig(scale=1.0),
+        tie_output=tied,
+        output=OutputConfig(scale=dim**-0.5 if scaled else 1.0),
+    )
+    return Transformer, config, _rules(gated, tied)
