@@ -1,8 +1,30 @@
-"""Generation: greedy and beam search over any model with ``start`` and ``step``."""
+"""Generation over any model with ``start`` and ``step``.
 
+``translate`` and ``generate`` run a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search``
+and ``speculative`` are the searches. They share a ``Target`` (lengths, prefix, special tokens), a list of
+processors (``sampling``, ``constraints``, functions of your own) and a ``Capture`` of attention.
+"""
+
+from crossattn.decode import constraints, penalties, sampling, stopping
 from crossattn.decode.beam import beam_search
+from crossattn.decode.capture import Capture
 from crossattn.decode.generate import attention_of, generate, translate
-from crossattn.decode.greedy import greedy
+from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
+from crossattn.decode.target import Target
 
-__all__ = ["Hypotheses", "attention_of", "beam_search", "generate", "greedy", "translate"]
+__all__ = [
+    "Capture",
+    "Hypotheses",
+    "Target",
+    "attention_of",
+    "beam_search",
+    "constraints",
+    "generate",
+    "greedy",
+    "penalties",
+    "sample",
+    "sampling",
+    "stopping",
+    "translate",
+]

@@ -1,13 +1,17 @@
 """Decoding a whole model: read the source once, search, and look at what was attended to."""
 
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
 from crossattn.decode.beam import beam_search
-from crossattn.decode.greedy import greedy
+from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.types import Array, Float, Int
+from crossattn.decode.target import Target
+from crossattn.types import Array, Float, Int, Key
 
 
 def translate(
@@ -17,42 +21,59 @@ def translate(
     *,
     max_length: int,
     beams: int = 1,
-    length_penalty: float = 0.6,
-    bos_id: int = 1,
-    eos_id: int = 2,
-    pad_id: int = 0,
+    key: Key[Array, ""] | None = None,
+    **options: Any,
 ) -> Hypotheses:
-    """Target sequences of an encoder-decoder; one beam is greedy.
+    """Target sequences of an encoder-decoder: one beam is greedy, or drawn with a key.
 
     Args:
       model: a ``Transformer`` (``functional.bind(build, params)`` under ``jax.jit``).
       source: source tokens; padding has segment 0.
       max_length: the most tokens generated. Static, like ``beams``.
-      length_penalty: see ``beam_search``; greedy scores are plain sums.
+      beams: more than one is ``beam_search``.
+      key: draws tokens, as ``sample`` does.
+      **options: those of the search (``greedy``, ``sample``, ``beam_search``) and of ``Target``.
+
+    Raises:
+      ValueError: a key together with beams.
     """
-    batch = source.shape[0]
-    ids = dict(bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
-    states = model.start(source, source_segments, beams, max_length)
-    if beams == 1:
-        return greedy(model.step, states, batch=batch, max_length=max_length, **ids)
-    return beam_search(
-        model.step,
-        states,
-        batch=batch,
-        beams=beams,
-        max_length=max_length,
-        length_penalty=length_penalty,
-        **ids,
-    )
+    target, search = _options(source.shape[0], max_length, beams, key, options)
+    states = model.start(source, source_segments, beams, target.room)
+    return search(model.step, states)
 
 
 def generate(
-    model: Any, *, batch: int, max_length: int, bos_id: int = 1, eos_id: int = 2, pad_id: int = 0
+    model: Any,
+    *,
+    batch: int,
+    max_length: int,
+    beams: int = 1,
+    key: Key[Array, ""] | None = None,
+    **options: Any,
 ) -> Hypotheses:
-    """Greedy text of a decoder-only model, from the beginning of a sentence."""
-    states = model.start(batch, 1, max_length)
-    ids = dict(bos_id=bos_id, eos_id=eos_id, pad_id=pad_id)
-    return greedy(model.step, states, batch=batch, max_length=max_length, **ids)
+    """Text of a decoder-only model, from ``prefix`` or the beginning of a sentence; as ``translate``."""
+    target, search = _options(batch, max_length, beams, key, options)
+    return search(model.step, model.start(batch, beams, target.room))
+
+
+def _options(
+    batch: int, max_length: int, beams: int, key: Any, options: dict[str, Any]
+) -> tuple[Target, Callable[..., Hypotheses]]:
+    """What is asked for, and the search that finds it."""
+    names = {field.name for field in fields(Target)}
+    target = dict(batch=batch, max_length=max_length)
+    target |= {name: value for name, value in options.items() if name in names}
+    if key is not None and beams > 1:
+        raise ValueError(f"got a key and {beams} beams; expected one of them: a beam is not drawn.")
+    if beams == 1:
+        # What only beam search reads; one beam compares nothing.
+        options = {n: v for n, v in options.items() if n not in ("length_penalty", "stopping")}
+    options = {**options, **target}
+    if beams > 1:
+        search = partial(beam_search, beams=beams, **options)
+    else:
+        search = partial(greedy, **options) if key is None else partial(sample, key=key, **options)
+    return Target(**target), search
 
 
 def attention_of(
@@ -66,8 +87,8 @@ def attention_of(
 ) -> Float[Array, "L B N T S"]:
     """Cross-attention weights of given target tokens; row t is the step that predicts token t.
 
-    One pass over the whole sequence. It computes what step-by-step decoding did, so that no search
-    needs to carry and reorder weights; rows of padding are 0.
+    One pass over the whole sequence, which computes what step-by-step decoding did. For the weights of a
+    search while it runs, give it a ``Capture``. Rows of padding are 0.
 
     Args:
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.

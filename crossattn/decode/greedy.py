@@ -1,67 +1,161 @@
-"""Greedy decoding: the most likely token at each step, in one ``while_loop`` that ends early."""
+"""One token after the other, the most likely or a drawn one, in one ``while_loop`` that ends early."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from crossattn.decode import processors as steering
+from crossattn.decode import topk
+from crossattn.decode.capture import Capture, captured, room_for
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.types import Array, Float, Int
-
-StepFn = Callable[[Array, Any, Array], tuple[Array, Any]]
-"""``(tokens [B J 1], states, index) -> (logits [B J 1 V], states)``: a model's ``step``."""
+from crossattn.decode.processors import Processor
+from crossattn.decode.states import StepFn
+from crossattn.decode.target import Target
+from crossattn.types import Array, Bool, Float, Int, Key
 
 
 def greedy(
     step: StepFn,
     states: Any,
     *,
-    batch: int,
-    max_length: int,
-    bos_id: int = 1,
-    eos_id: int = 2,
-    pad_id: int = 0,
+    processors: Sequence[Processor] = (),
+    capture: Capture | None = None,
+    **target: Any,
 ) -> Hypotheses:
-    """One hypothesis a row, from ``bos_id`` until ``eos_id`` or ``max_length``.
+    """One hypothesis a row: the most likely token at each step.
 
     Args:
       step: a model's next-token function.
-      states: what the model's ``start`` made for one beam and at least ``max_length`` positions.
-      batch: rows, B.
-      max_length: the most tokens generated, ``eos_id`` included.
+      states: what the model's ``start`` made for one beam and at least ``Target.room`` positions.
+      processors: what to forbid or reweigh, see ``processors``.
+      capture: which cross-attention to return.
+      **target: ``batch`` and ``max_length``, and what else ``Target`` has.
 
     Returns:
-      Hypotheses with J = 1; the score is the sum of log-probabilities.
+      Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
     """
-    first = (
-        jnp.zeros((), jnp.int32),
-        jnp.full((batch, max_length), pad_id, jnp.int32),
-        jnp.full((batch,), bos_id, jnp.int32),
-        jnp.zeros((batch,), jnp.float32),
-        jnp.zeros((batch,), bool),
-        states,
-    )
-
-    def unfinished(loop):
-        index, _, _, _, done, _ = loop
-        return (index < max_length) & ~jnp.all(done)
-
-    def advance(loop):
-        index, tokens, last, scores, done, states = loop
-        logits, states = step(last[:, None, None], states, index)
-        logits = logits[:, 0, 0].astype(jnp.float32)
-        best, log_p = _most_likely(logits)
-        scores = jnp.where(done, scores, scores + log_p)
-        best = jnp.where(done, pad_id, best)
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, best[:, None], index, axis=1)
-        return index + 1, tokens, best, scores, done | (best == eos_id), states
-
-    _, tokens, _, scores, _, _ = jax.lax.while_loop(unfinished, advance, first)
-    return Hypotheses.of(tokens[:, None], scores[:, None], pad_id)
+    return search(OneByOne(step, Target(**target), tuple(processors), capture), states)
 
 
-def _most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+def sample(
+    step: StepFn,
+    states: Any,
+    *,
+    key: Key[Array, ""],
+    processors: Sequence[Processor] = (),
+    capture: Capture | None = None,
+    **target: Any,
+) -> Hypotheses:
+    """One hypothesis a row, each token drawn from the distribution that the processors leave.
+
+    As ``greedy``; ``processors`` such as ``sampling.temperature`` and ``sampling.top_p`` shape the
+    distribution. Scores are the model's own log-probabilities, whatever shaped it.
+    """
+    return search(OneByOne(step, Target(**target), tuple(processors), capture, key), states)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Run:
+    """Where the loop stands.
+
+    Attributes:
+      length: how many tokens there are, the prefix included.
+      tokens: [B 1 X], prefix, generated tokens, padding.
+      last: the newest token of each row.
+      weights: captured attention, or None.
+    """
+
+    length: Int[Array, ""]
+    tokens: Int[Array, "B 1 X"]
+    last: Int[Array, " B"]
+    scores: Float[Array, " B"]
+    done: Bool[Array, " B"]
+    states: Any
+    weights: Float[Array, "B 1 T M N S"] | None
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """The loop of greedy decoding and of sampling, in parts, so that it can be run piece by piece."""
+
+    step: StepFn
+    target: Target
+    processors: tuple[Processor, ...] = ()
+    capture: Capture | None = None
+    key: Any = None
+
+    def begin(self, states: Any) -> Run:
+        """Nothing generated, the prefix read."""
+        target = self.target
+        room = room_for(self.step, self.capture, states, 1, target.max_length)
+        return Run(
+            length=jnp.int32(target.start),
+            tokens=target.tokens(1),
+            last=target.prefix[:, -1],
+            scores=jnp.zeros((target.batch,), jnp.float32),
+            done=jnp.broadcast_to(target.most() < 1, (target.batch,)),
+            states=target.enter(self.step, states, 1),
+            weights=room,
+        )
+
+    def unfinished(self, run: Run) -> Bool[Array, ""]:
+        """Whether a row lacks its end."""
+        return (run.length < run.tokens.shape[-1]) & ~jnp.all(run.done)
+
+    def advance(self, run: Run) -> Run:
+        """One token more."""
+        target, count = self.target, run.length - self.target.start
+        logits, states, [seen] = captured(
+            self.step, [self.capture], run.last[:, None, None], run.states, run.length - 1
+        )
+        best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), run)
+        best = jnp.where(run.done, target.pad_id, best)
+        done = run.done | target.ended(best) | (count + 1 >= target.most())
+        weights = run.weights
+        if seen is not None:
+            weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count, axis=2)
+        return Run(
+            length=run.length + 1,
+            tokens=jax.lax.dynamic_update_slice_in_dim(
+                run.tokens, best[:, None, None], run.length, axis=2
+            ),
+            last=best,
+            scores=jnp.where(run.done, run.scores, run.scores + log_p),
+            done=done,
+            states=states,
+            weights=weights,
+        )
+
+    def finish(self, run: Run) -> Hypotheses:
+        """What was generated."""
+        tokens = run.tokens[..., self.target.start :]
+        return Hypotheses.of(tokens, run.scores[:, None], self.target.pad_id, run.weights)
+
+    def _choose(
+        self, logits: Float[Array, "B 1 V"], run: Run
+    ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+        """The next token of each row, and its log-probability before any processing."""
+        if self.key is None and not self.processors:
+            return most_likely(logits[:, 0])
+        steered = steering.apply(self.processors, logits, run.tokens, run.length, self.target.start)
+        if self.key is None:
+            chosen, _ = most_likely(steered[:, 0])
+        else:
+            key = jax.random.fold_in(self.key, run.length)
+            chosen = topk.draw(steered[:, 0], jax.random.uniform(key, (logits.shape[0],)))
+        return chosen, log_p_of(logits[:, 0], chosen)
+
+
+def search(loop: OneByOne, states: Any) -> Hypotheses:
+    """From beginning to end."""
+    return loop.finish(jax.lax.while_loop(loop.unfinished, loop.advance, loop.begin(states)))
+
+
+def most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The first of the most likely tokens, and its log-probability.
 
     On CPU, XLA's argmax takes four times as long as these plain reductions.
@@ -71,3 +165,9 @@ def _most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[A
     first = jnp.min(jnp.where(logits == highest, jnp.arange(V), V), axis=-1)
     log_p = -jnp.log(jnp.sum(jnp.exp(logits - highest), axis=-1))
     return jnp.minimum(first, V - 1).astype(jnp.int32), log_p  # V - 1: all are NaN
+
+
+def log_p_of(logits: Float[Array, "*B V"], tokens: Int[Array, "*B"]) -> Float[Array, "*B"]:
+    """The log-probability of one token a row."""
+    own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return own - jax.nn.logsumexp(logits, axis=-1)

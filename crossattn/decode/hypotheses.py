@@ -17,15 +17,30 @@ class Hypotheses:
       tokens: [B J T], end-of-sentence included where reached, then padding.
       scores: [B J], sums of log-probabilities, divided by the length penalty if one was asked for.
       lengths: [B J], number of tokens before padding.
+      weights: [B J M N T S], cross-attention of the layers and heads that ``Capture`` named; row t is the
+        step that predicted token t, and 0 for padding. None if not asked for.
     """
 
     tokens: Int[Array, "B J T"]
     scores: Float[Array, "B J"]
     lengths: Int[Array, "B J"]
+    weights: Float[Array, "B J M N T S"] | None = None
 
     @classmethod
     def of(
-        cls, tokens: Int[Array, "B J T"], scores: Float[Array, "B J"], pad_id: int
+        cls,
+        tokens: Int[Array, "B J T"],
+        scores: Float[Array, "B J"],
+        pad_id: int,
+        weights: Float[Array, "B J T M N S"] | None = None,
     ) -> "Hypotheses":
-        """Lengths counted from the tokens."""
-        return cls(tokens, scores, jnp.sum(tokens != pad_id, axis=-1))
+        """Lengths counted from the tokens; weights as the loops keep them, padding cleared."""
+        real = tokens != pad_id
+        if weights is not None:
+            weights = jnp.where(real[..., None, None, None], weights, 0)
+            weights = jnp.moveaxis(weights, 2, 4)
+        return cls(tokens, scores, jnp.sum(real, axis=-1), weights)
+
+    def best(self, count: int = 1) -> "Hypotheses":
+        """The first ``count`` of each row."""
+        return jax.tree.map(lambda x: x[:, :count], self)

@@ -12,6 +12,7 @@ from flax import nnx
 from crossattn.nn.layers import linear, norm
 from crossattn.ops import rotary
 from crossattn.ops.attend import attend
+from crossattn.ops.beams import read_across_beams
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
 from crossattn.types import Array, Bool, Float, Int, Key
@@ -148,6 +149,8 @@ class MultiHeadAttention(nnx.Module):
         elif not isinstance(memory, Memory):
             memory = self.memory(memory)
         mask = memory.mask() if mask is None else as_mask(mask) & memory.mask()
+        if memory.ancestors is not None:
+            memory, mask, bias = read_across_beams(memory, mask, bias, x.shape[-2])
 
         query = self.query(x)
         if self.query_norm is not None:

@@ -25,6 +25,8 @@ class Memory:
       valid: [*B S], True where a slot may be read; None means everywhere.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
       length: how many slots a cache has filled, []; None for a memory that does not grow.
+      ancestors: [*B S] of a cache whose last batch axis is beams: whose slot each beam reads. A beam
+        that continues another one reads what that one wrote, so no cache is ever copied. None: its own.
     """
 
     keys: Shaped[AnyArray, "*B S K H"]
@@ -32,6 +34,7 @@ class Memory:
     valid: Bool[AnyArray, "*B S"] | None = None
     positions: Int[AnyArray, "*B S"] | None = None
     length: Int[AnyArray, "..."] | None = None
+    ancestors: Int[AnyArray, "*B S"] | None = None
 
     @classmethod
     def empty(

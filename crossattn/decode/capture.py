@@ -1,0 +1,68 @@
+"""Attention kept while decoding: chosen layers and heads, one row of the source a token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.decode.states import StepFn, bare, read_weights, source_valid
+from crossattn.types import Array, Float, Int
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Which cross-attention weights a search keeps, as ``Hypotheses.weights``.
+
+    Attributes:
+      layers: their numbers, negative ones from the end; None is all.
+      heads: the same of heads.
+
+    Raises:
+      ValueError: where it is used, if the model has no such layer or head, or no source.
+    """
+
+    layers: tuple[int, ...] | None = None
+    heads: tuple[int, ...] | None = None
+
+    def of(self, weights: Float[Array, "L B J N T S"]) -> Float[Array, "B J T M N S"]:
+        """The chosen layers' and heads' weights, tokens before layers."""
+        for name, chosen, axis in (("layers", self.layers, 0), ("heads", self.heads, 3)):
+            if chosen is not None:
+                count = weights.shape[axis]
+                if wrong := [i for i in chosen if not -count <= i < count]:
+                    raise ValueError(
+                        f"capture: {name} has {wrong[0]}; the model has {count} {name}, 0 to {count - 1}."
+                    )
+                weights = jnp.take(weights, jnp.asarray(chosen) % count, axis=axis)
+        return jnp.moveaxis(weights, (0, 3), (-3, -2))
+
+
+def captured(
+    step: StepFn,
+    captures: Sequence[Capture | None],
+    tokens: Int[Array, "B J T"],
+    states: Any,
+    index: Int[Array, "..."],
+) -> tuple[Float[Array, "B J T V"], Any, list[Any]]:
+    """One step: logits, states fit for a loop, and the weights [B J T M N S] of each capture."""
+    if not any(captures):
+        logits, states = step(tokens, states, index)
+        return logits, bare(states), [None] * len(captures)
+    logits, states = step(tokens, states, index, return_weights=True)
+    weights = read_weights(states)
+    return logits, bare(states), [c and c.of(weights) for c in captures]
+
+
+def room_for(
+    step: StepFn, capture: Capture | None, states: Any, beams: int, length: int
+) -> Float[Array, "B J T M N S"] | None:
+    """Zeros for the weights of ``length`` tokens; None when none are asked for."""
+    if capture is None:
+        return None
+    batch = source_valid(states).shape[0]
+    tokens = jax.ShapeDtypeStruct((batch, beams, 1), jnp.int32)
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    one: Any = jax.eval_shape(lambda *a: captured(step, [capture], *a)[2][0], tokens, states, index)
+    return jnp.zeros((*one.shape[:2], length, *one.shape[3:]), one.dtype)

@@ -1,0 +1,61 @@
+"""Steering: functions from one sequence's logits to others, applied at each step in the order given.
+
+A *processor* is ``(logits [V], Context) -> logits [V]``; -inf is a token that cannot come. Searches map
+them over rows, beams and positions, so each is written for one sequence, and your own may be any
+function of JAX. ``sampling`` and ``constraints`` make the usual ones.
+
+In beam search they get log-probabilities; what they take away is not shared out among the others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.types import Array, Float, Int
+
+
+class Context(NamedTuple):
+    """What is known of a sequence.
+
+    Attributes:
+      tokens: [X], the prefix, then what was generated, then padding.
+      length: how many tokens there are, prefix included.
+      start: how many of them are prefix.
+      row: the row of the batch.
+    """
+
+    tokens: Int[Array, " X"]
+    length: Int[Array, ""]
+    start: int
+    row: Int[Array, ""]
+
+    @property
+    def generated(self) -> Int[Array, ""]:
+        """How many tokens were generated."""
+        return self.length - self.start
+
+
+Processor = Callable[[Float[Array, " V"], Context], Float[Array, " V"]]
+
+
+def apply(
+    processors: Sequence[Processor],
+    logits: Float[Array, "B J V"],
+    tokens: Int[Array, "B J X"],
+    length: Int[Array, "..."],
+    start: int,
+) -> Float[Array, "B J V"]:
+    """Logits after all processors; ``length`` is one for all, or one a sequence [B J]."""
+    if not processors:
+        return logits
+
+    def one(logits, tokens, length, row):
+        for processor in processors:
+            logits = processor(logits, Context(tokens, length, start, row))
+        return logits
+
+    each = None if length.ndim == 0 else 0  # a shared length stays a scalar, and comparisons cheap
+    beams = jax.vmap(one, (0, 0, each, None))
+    return jax.vmap(beams, (0, 0, each, 0))(logits, tokens, length, jnp.arange(logits.shape[0]))

@@ -1,0 +1,95 @@
+"""What every search is told about the sequences to make, and how each of them begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn.decode.states import StepFn, bare
+from crossattn.types import AnyArray, Array, Bool, Int
+
+
+@dataclass(frozen=True)
+class Target:
+    """The sequences to generate; every search takes these as keywords.
+
+    Attributes:
+      batch: rows, B.
+      max_length: the most tokens generated, the end included. Static.
+      limits: the most tokens of each row, [B] or one number; 0 leaves a row out. May be traced.
+      prefix: the first input tokens, [P] or [B P], instead of ``bos_id`` alone: forced, not scored, not
+        returned. All but the last enter the model in one step.
+      bos_id: the first input token (the ``decoder_start_token_id`` of other libraries).
+      eos_id: what ends a sequence: a token, or several.
+      pad_id: what follows the end.
+
+    Raises:
+      ValueError: a size is below 1, or the prefix does not fit the batch.
+    """
+
+    batch: int
+    max_length: int
+    limits: Any = None
+    prefix: Any = None
+    bos_id: int = 1
+    eos_id: int | Sequence[int] = 2
+    pad_id: int = 0
+    start: int = field(init=False)
+
+    def __post_init__(self):
+        for name in ("batch", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
+        prefix = self.bos_id if self.prefix is None else self.prefix
+        prefix = jnp.atleast_1d(jnp.asarray(prefix, jnp.int32))
+        if (
+            prefix.ndim > 2
+            or 0 in prefix.shape
+            or prefix.shape[:-1] not in ((), (1,), (self.batch,))
+        ):
+            raise ValueError(
+                f"prefix has shape {prefix.shape}; expected [P] or [B P] = [{self.batch} P], P at least 1."
+            )
+        prefix = jnp.broadcast_to(prefix, (self.batch, prefix.shape[-1]))
+        object.__setattr__(self, "prefix", prefix)
+        object.__setattr__(self, "start", prefix.shape[-1])
+
+    @property
+    def room(self) -> int:
+        """Positions that a cache needs: everything but the last token is read."""
+        return self.start + self.max_length - 1
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a sequence."""
+        return (self.eos_id,) if isinstance(self.eos_id, (int, np.integer)) else tuple(self.eos_id)
+
+    def ended(self, tokens: Int[Array, "..."]) -> Bool[Array, "..."]:
+        """Where a token ends its sequence."""
+        return jnp.any(jnp.stack([tokens == end for end in self.ends]), axis=0)
+
+    def most(self) -> Int[Array, "#B"]:
+        """The most tokens of each row."""
+        limits = self.max_length if self.limits is None else self.limits
+        return jnp.minimum(jnp.atleast_1d(jnp.asarray(limits, jnp.int32)), self.max_length)
+
+    def tokens(self, beams: int) -> Int[Array, "B J X"]:
+        """The prefix, and room for ``max_length`` tokens, X in all."""
+        room = jnp.full((self.batch, self.max_length), self.pad_id, jnp.int32)
+        tokens = jnp.concatenate([self.prefix, room], axis=1)
+        return jnp.repeat(tokens[:, None], beams, axis=1)
+
+    def enter(self, step: StepFn, states: Any, beams: int) -> Any:
+        """States that have read the prefix but for its last token."""
+        if self.start == 1:
+            return states
+        known = jnp.repeat(self.prefix[:, None, :-1], beams, axis=1)
+        _, states = step(known, states, jnp.zeros((), jnp.int32))
+        return bare(states)
+
+
+def token_ids(ids: int | Sequence[int] | AnyArray) -> Int[Array, " n"]:
+    """Token numbers as an array."""
+    return jnp.atleast_1d(jnp.asarray(ids, jnp.int32))
