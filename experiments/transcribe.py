@@ -1,28 +1,24 @@
 """Speech to text from the command line, with Whisper.
 
     python -m experiments.transcribe talk.wav
-    python -m experiments.transcribe a.wav b.flac --model=base --language=de --words --plot=attention.png
+    python -m experiments.transcribe a.wav b.flac --model=base --language=de --words
 
-WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, which package indexes bring, or the
-folder of any Whisper checkpoint in safetensors.
+WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or the folder
+of any Whisper checkpoint in safetensors.
 """
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from crossattn import viz
 from crossattn.data.audio import read_audio
-from crossattn.data.mel import HOP, RATE, log_mel
+from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.transcribe import Transcriber
 from crossattn.decode.transcript import Transcript
-from crossattn.viz.writing import FORMATS
 from crossattn.weights import pretrained
 from crossattn.weights.safetensors import CheckpointError
 from experiments import fetch_weights, launch

@@ -17,9 +17,6 @@ from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.processors import Context, Processor
 from crossattn.types import Array, Float, Int, Key, Params
 
-FRAMES = 2
-"""Frames that become one vector of the encoder."""
-
 
 class SpeechTokens(Protocol):
     """What is asked of a vocabulary; ``data.whisper_tokens.WhisperTokens`` is one."""

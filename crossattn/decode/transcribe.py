@@ -29,6 +29,7 @@ from crossattn.decode.transcript import (
     probability,
     split,
 )
+from crossattn.models.whisper import STRIDE
 from crossattn.types import AnyArray, Float, Key, Params
 
 _ROUND = 32  # tokens: lengths are rounded to this, since a program is compiled for each
@@ -152,7 +153,7 @@ class Transcriber:
         padded = np.full(min(-(-len(known) // _ROUND) * _ROUND, longest), self.tokens.end, np.int32)
         padded[: len(known)] = known
         followed = yield Step(("follow", len(padded)), (heard.encoded, padded))
-        weights = followed.weights[:, : len(known), : max(frames // speech.FRAMES, 1)]
+        weights = followed.weights[:, : len(known), : max(frames // STRIDE, 1)]
         # Row t predicts token t + 1: the last row of the prefix is the first token's.
         starts = timing.token_starts(weights, first=len(prefix) - 1)[:-1]
         log_p = followed.log_p[len(prefix) :]
