@@ -5,6 +5,7 @@ Read from the ``tokenizer.json`` of any Whisper checkpoint; English-only ones ha
 """
 
 import functools
+import json
 import os
 import string
 from collections.abc import Iterable, Sequence
@@ -35,7 +36,9 @@ class WhisperTokens:
       multilingual: whether language and task are told to the model.
     """
 
-    def __init__(self, backend: Tokenizer, name: str = "the tokenizer"):
+    def __init__(
+        self, backend: Tokenizer, name: str = "the tokenizer", multilingual: bool | None = None
+    ):
         self._backend = backend
 
         def special(*spellings: str) -> int:
@@ -53,13 +56,13 @@ class WhisperTokens:
         self.tasks = {task: special(task) for task in ("transcribe", "translate")}
         between = range(self.start + 1, min(self.tasks.values()))
         self.languages = {backend.id_to_token(id).strip("<|>"): id for id in between}
-        # English-only checkpoints begin with <|endoftext|>, <|startoftranscript|> at 50256.
-        self.multilingual = self.end >= 50257
+        # The vocabulary of English alone has one text token fewer, and the same specials.
+        self.multilingual = self.end >= 50257 if multilingual is None else multilingual
         self._start_of_lm = special("startoflm")
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "WhisperTokens":
-        """Reads ``tokenizer.json`` in a checkpoint's folder.
+        """Reads ``tokenizer.json`` in a checkpoint's folder, and from its configs whether it is multilingual.
 
         Raises:
           DataError: the file is missing, damaged, or not that of a Whisper.
@@ -71,7 +74,9 @@ class WhisperTokens:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from None
         except Exception as error:  # the backend raises bare Exception on a malformed file
             raise DataError(f"{path} is no tokenizer: {error}.") from None
-        return cls(backend, str(path))
+        configs = path.parent / "generation_config.json"
+        hints = json.loads(configs.read_text(encoding="utf-8")) if configs.exists() else {}
+        return cls(backend, str(path), hints.get("is_multilingual"))
 
     def prefix(
         self, language: str | None = None, task: str = "transcribe", *, times: bool = True

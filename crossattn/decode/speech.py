@@ -1,7 +1,7 @@
-"""One window of sound, with Whisper: hear it, write its text, follow its words.
+"""One window of sound, with Whisper: hear it, name its language, write its text, follow its words.
 
-The three steps are compiled once for each batch size and length; ``transcribe`` walks over long recordings
-with them. The model is a *build* and its parameters, as everywhere.
+Each step is compiled once for each batch size and length; ``transcribe`` walks over long recordings with
+them. The model is a *build* and its parameters, as everywhere.
 """
 
 import functools
@@ -15,6 +15,7 @@ from crossattn import functional
 from crossattn.decode import constraints, sampling
 from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.processors import Context, Processor
+from crossattn.decode.states import read_weights
 from crossattn.types import Array, Float, Int, Key, Params
 
 
@@ -38,23 +39,11 @@ class SpeechTokens(Protocol):
 
     def prefix(self, language: str | None, task: str, *, times: bool) -> list[int]: ...
 
+    def encode(self, text: str) -> list[int]: ...
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def words(self, ids: Sequence[int], language: str | None) -> list[tuple[str, list[int]]]: ...
-
-
-class Heard(NamedTuple):
-    """What the encoder makes of windows.
-
-    Attributes:
-      encoded: [B S D].
-      no_speech: [B], the probability that nobody speaks.
-      languages: [B n], probabilities in the order of the vocabulary's languages; n is 0 for English-only.
-    """
-
-    encoded: Float[Array, "B S D"]
-    no_speech: Float[Array, " B"]
-    languages: Float[Array, "B n"]
 
 
 class Written(NamedTuple):
@@ -64,11 +53,13 @@ class Written(NamedTuple):
       tokens: [B T], then the end until T.
       lengths: [B], tokens before the end.
       log_p: [B], the mean log-probability of the tokens, the end included.
+      no_speech: [B], the probability that nobody speaks.
     """
 
     tokens: Int[Array, "B T"]
     lengths: Int[Array, " B"]
     log_p: Float[Array, " B"]
+    no_speech: Float[Array, " B"]
 
 
 class Followed(NamedTuple):
@@ -83,20 +74,21 @@ class Followed(NamedTuple):
     log_p: Float[Array, "B T"]
 
 
+@functools.partial(jax.jit, static_argnames=("build",))
+def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
+    """The encoder's vectors of windows."""
+    return functional.bind(build, params).encode(frames)
+
+
 @functools.partial(jax.jit, static_argnames=("build", "tokens"))
-def hear(build: Any, params: Params, frames: Float[Array, "B F M"], tokens: SpeechTokens) -> Heard:
-    """Encode windows, and ask who speaks: the answers stand where a transcript begins."""
+def likely_languages(
+    build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: SpeechTokens
+) -> Float[Array, "B n"]:
+    """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
     model = functional.bind(build, params)
-    encoded = model.encode(frames)
-    begin = jnp.full((len(frames), 1, 1), tokens.start, jnp.int32)
-    logits, _ = model.step(begin, _states(model, encoded, 1), jnp.zeros((), jnp.int32))
-    logits = logits[:, 0, 0]
-    languages = jnp.array(list(tokens.languages.values()) if tokens.multilingual else [], jnp.int32)
-    return Heard(
-        encoded,
-        jax.nn.softmax(logits)[:, tokens.no_speech],
-        jax.nn.softmax(logits[:, languages], axis=-1),
-    )
+    logits = _after_start(model, encoded, tokens, _states(model, encoded, 1))
+    ids = jnp.array(list(tokens.languages.values()), jnp.int32)
+    return jax.nn.softmax(logits[:, ids], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_length"))
@@ -130,13 +122,14 @@ def write(
         batch=B, max_length=max_length, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
     )
     states = _states(model, encoded, P + max_length - 1)
+    no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
     if key is None:
         found = greedy(model.step, states, processors=rules, **options)
     else:
         rules.append(sampling.temperature(temperature))
         found = sample(model.step, states, key=key, processors=rules, **options)
     lengths = found.lengths[:, 0]
-    return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1))
+    return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
 
 
 @functools.partial(jax.jit, static_argnames=("build", "heads"))
@@ -153,7 +146,8 @@ def follow(
     logits, states = model.step(
         text[:, None], states, jnp.zeros((), jnp.int32), return_weights=True
     )
-    weights = jnp.stack([states[layer].weights[:, 0, head] for layer, head in heads], axis=1)
+    seen = read_weights(states)
+    weights = jnp.stack([seen[layer][:, 0, head] for layer, head in heads], axis=1)
     log_p = jax.nn.log_softmax(logits[:, 0, :-1])
     own = jnp.take_along_axis(log_p, text[:, 1:, None], axis=-1)[..., 0]
     return Followed(weights, jnp.pad(own, ((0, 0), (1, 0))))
@@ -189,6 +183,15 @@ def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> Processor:
         return jnp.where(~is_time & (any_time > jnp.max(logits[:first])), -jnp.inf, logits)
 
     return process
+
+
+def _after_start(
+    model: Any, encoded: Float[Array, "B S D"], tokens: SpeechTokens, states: Any
+) -> Float[Array, "B V"]:
+    """Logits where a transcript begins: they say the language, and whether anybody speaks."""
+    start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
+    logits, _ = model.step(start, states, jnp.zeros((), jnp.int32))
+    return logits[:, 0, 0]
 
 
 def _states(model: Any, encoded: Float[Array, "B S D"], size: int) -> Any:

@@ -14,28 +14,24 @@ _DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
 
 
 def token_starts(
-    weights: Float[np.ndarray, "N T S"], *, first: int = 0, width: int = 7
-) -> Int[np.ndarray, " T2"]:
-    """The source place at which each row of attention begins.
+    weights: Float[np.ndarray, "N T S"], first: int = 0, last: int | None = None, width: int = 7
+) -> Int[np.ndarray, " t"]:
+    """The source place at which each of the rows ``first`` to ``last`` begins; places never fall.
 
     Args:
-      weights: attention of heads that follow the source, rows in order; frames of padding cut off.
-      first: rows before it (a prefix that is not spoken) take part in the scaling, not in the path.
+      weights: attention of heads that follow the source, rows in order, no padding on either axis.
+      first, last: as of a slice; what is outside (a prefix that is not spoken, the end) takes part in the
+        scaling only.
       width: of the median filter along the source, odd.
-
-    Returns:
-      Places for rows ``first`` and after; they never fall.
     """
-    sharp = sharpened(weights, width)[first:]
-    rows, places = warp(-sharp)
+    rows, places = warp(-sharpened(weights, width)[first:last])
     return places[np.diff(rows, prepend=-1) > 0]
 
 
 def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.ndarray, "T S"]:
     """The mean of heads after each place is measured by its own mean and spread over the rows.
 
-    What every token looks at (the begin, the end, a loud noise) says nothing of when a token was said, and
-    vanishes.
+    What every token looks at (the begin, a loud noise) says nothing of when a token was said, and vanishes.
     """
     weights = np.asarray(weights, np.float32)
     weights = weights / weights.sum(axis=-1, keepdims=True)

@@ -30,7 +30,7 @@ from crossattn.decode.transcript import (
     split,
 )
 from crossattn.models.whisper import STRIDE
-from crossattn.types import AnyArray, Float, Key, Params
+from crossattn.types import AnyArray, Array, Float, Key, Params
 
 _ROUND = 32  # tokens: lengths are rounded to this, since a program is compiled for each
 
@@ -91,6 +91,27 @@ class Transcriber:
         jobs = (self._listen(frames, language) for frames in recordings)
         return together(jobs, self._take, self.batch)
 
+    def attention(
+        self, window: Float[np.ndarray, "F M"], words: Sequence[str], language: str = "en"
+    ) -> Float[np.ndarray, "W S"]:
+        """Where ``heads`` look, on average, while each word of one window is written.
+
+        Args:
+          window: frames of at most 30 seconds.
+          words: as the ``Word`` of a transcript has them.
+        """
+        ids = [self.tokens.encode(word) for word in words]
+
+        def job() -> Job[np.ndarray]:
+            heard = yield from self._hear(window)
+            known = [id for word in ids for id in word]
+            weights, _, first = yield from self._read(heard, known, len(window), language)
+            rows = weights.mean(axis=0)[first:]
+            ends = np.cumsum([len(word) for word in ids])
+            return np.stack([r.mean(axis=0) for r in np.split(rows, ends)[:-1]])
+
+        return together([job()], self._take, 1)[0]
+
     def _listen(self, frames: Float[np.ndarray, "F M"], language: str | None) -> Job[Transcript]:
         """One recording, from its first window to its last."""
         size = self.build.config.max_frames
@@ -101,9 +122,8 @@ class Transcriber:
             window = frames[seek : seek + size]
             step = len(window)
             if window.min() < window.max():  # else it is without any sound
-                padded = np.pad(window, ((0, size - len(window)), (0, 0)))
-                heard = yield Step(("hear",), (padded,))
-                language = language or self._likeliest(heard.languages)
+                heard = yield from self._hear(window)
+                language = language or (yield from self._likeliest(heard))
                 text = yield from self._write(heard, said, language)
                 if text is not None:
                     pieces, step = split(text.tokens, self.tokens.first_time, len(window))
@@ -115,8 +135,19 @@ class Transcriber:
             seek += step or len(window)
         return Transcript(language or "en", tuple(segments))
 
+    def _hear(self, window: Float[np.ndarray, "F M"]) -> Job[Array]:
+        missing = self.build.config.max_frames - len(window)
+        return (yield Step(("hear",), (np.pad(window, ((0, missing), (0, 0))),)))
+
+    def _likeliest(self, heard: Float[Array, "S D"]) -> Job[str]:
+        """The language of a window."""
+        if not self.tokens.multilingual:
+            return "en"
+        probabilities = yield Step(("language",), (heard,))
+        return list(self.tokens.languages)[int(np.argmax(probabilities))]
+
     def _write(
-        self, heard: speech.Heard, said: Sequence[int], language: str
+        self, heard: Float[Array, "S D"], said: Sequence[int], language: str
     ) -> "Job[_Text | None]":
         """The text of a window, at the first temperature that gives one to believe; None for silence."""
         prefix = self._prefix(language, times=self.times)
@@ -130,9 +161,9 @@ class Transcriber:
         retry, text = self.retry, None
         for temperature in retry.temperatures:
             group = ("write", len(prefix), limit, temperature)
-            written = yield Step(group, (heard.encoded, np.array(prefix, np.int32)))
+            written = yield Step(group, (heard, np.array(prefix, np.int32)))
             ids = tuple(written.tokens[: written.lengths].tolist())
-            text = _Text(ids, temperature, float(written.log_p), float(heard.no_speech))
+            text = _Text(ids, temperature, float(written.log_p), float(written.no_speech))
             guessed = text.log_p < retry.log_p
             if guessed and text.no_speech > retry.no_speech:
                 return None
@@ -141,31 +172,40 @@ class Transcriber:
         return text
 
     def _follow(
-        self, heard: speech.Heard, pieces: Sequence[Piece], frames: int, language: str
+        self, heard: Float[Array, "S D"], pieces: Sequence[Piece], frames: int, language: str
     ) -> Job[list[tuple[Word, ...]]]:
         """The words of each piece, in seconds of the window."""
         texts = [self._text_ids(piece) for piece in pieces]
-        if not (self.heads and any(texts)):
+        ids = [id for text in texts for id in text]
+        if not (self.heads and ids):
             return [() for _ in pieces]
-        prefix = self._prefix(language, times=False)
-        known = [*prefix, *(id for text in texts for id in text), self.tokens.end]
-        longest = self.build.config.transformer.max_length
-        padded = np.full(min(-(-len(known) // _ROUND) * _ROUND, longest), self.tokens.end, np.int32)
-        padded[: len(known)] = known
-        followed = yield Step(("follow", len(padded)), (heard.encoded, padded))
-        weights = followed.weights[:, : len(known), : max(frames // STRIDE, 1)]
-        # Row t predicts token t + 1: the last row of the prefix is the first token's.
-        starts = timing.token_starts(weights, first=len(prefix) - 1)[:-1]
-        log_p = followed.log_p[len(prefix) :]
+        weights, log_p, first = yield from self._read(heard, ids, frames, language)
+        starts = timing.token_starts(weights, first, -1)
         found, place = [], 0
         for text in texts:
             own = []
-            for word, ids in self.tokens.words(text, language):
-                begin, place = place, place + len(ids)
+            for word, group in self.tokens.words(text, language):
+                begin, place = place, place + len(group)
                 start, end = starts[begin] * TIME, starts[place] * TIME
                 own.append(Word(word, start, end, probability(log_p[begin:place].tolist())))
             found.append(join_punctuation(own))
         return found
+
+    def _read(
+        self, heard: Float[Array, "S D"], ids: Sequence[int], frames: int, language: str
+    ) -> Job[tuple[Float[np.ndarray, "n T S"], Float[np.ndarray, " t"], int]]:
+        """Attention of ``heads`` to what is sound; log-probabilities of ``ids``; the first row of theirs.
+
+        A row predicts the token after it, so that one is the last of the prefix.
+        """
+        prefix = self._prefix(language, times=False)
+        known = [*prefix, *ids, self.tokens.end]
+        longest = self.build.config.transformer.max_length
+        padded = np.full(min(-(-len(known) // _ROUND) * _ROUND, longest), self.tokens.end, np.int32)
+        padded[: len(known)] = known
+        followed = yield Step(("follow", len(padded)), (heard, padded))
+        weights = followed.weights[:, : len(known), : max(frames // STRIDE, 1)]
+        return weights, followed.log_p[len(prefix) : len(known) - 1], len(prefix) - 1
 
     def _segments(
         self,
@@ -195,26 +235,23 @@ class Transcriber:
         rows = [jnp.stack(column) for column in zip(*(s.arrays for s in steps), strict=True)]
         model = self.build, self.params
         if kind == "hear":
-            found: Any = speech.hear(*model, *rows, tokens=self.tokens)
-        elif kind == "write":
+            return list(speech.hear(*model, *rows))
+        if kind == "language":
+            return list(jax.device_get(speech.likely_languages(*model, *rows, tokens=self.tokens)))
+        if kind == "write":
             _, limit, temperature = group
-            drawn = (self.key, temperature) if temperature else ()
+            key = jax.random.fold_in(self.key, round(100 * temperature))
+            drawn = (key, temperature) if temperature else ()
             options: dict[str, Any] = dict(times=self.times, max_length=limit)
-            found = speech.write(*model, *rows, *drawn, tokens=self.tokens, **options)
+            found: Any = speech.write(*model, *rows, *drawn, tokens=self.tokens, **options)
         else:
             found = speech.follow(*model, *rows, heads=self.heads)
-        if kind != "hear":
-            found = jax.device_get(found)
+        found = jax.device_get(found)
         return [type(found)(*(x[i] for x in found)) for i in range(len(steps))]
 
     def _prefix(self, language: str, *, times: bool) -> list[int]:
         told = language if self.tokens.multilingual else None
         return self.tokens.prefix(told, self.task, times=times)
-
-    def _likeliest(self, languages: Float[AnyArray, " n"]) -> str:
-        if not self.tokens.multilingual:
-            return "en"
-        return list(self.tokens.languages)[int(jnp.argmax(languages))]
 
     def _text_ids(self, piece: Piece) -> tuple[int, ...]:
         return tuple(id for id in piece.tokens if id < self.tokens.end)
