@@ -2,6 +2,7 @@
 
     python -m experiments.transcribe talk.wav
     python -m experiments.transcribe a.wav b.flac --model=base --language=de --words
+    python -m experiments.transcribe talk.wav --plot=attention.png
 
 WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or the folder
 of any Whisper checkpoint in safetensors.
@@ -18,9 +19,8 @@ from crossattn.data.audio import read_audio
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.transcribe import Transcriber
-from crossattn.decode.transcript import Transcript
+from crossattn.decode.transcript import FRAME, TIME, Transcript
 from crossattn.weights import pretrained
-from crossattn.weights.safetensors import CheckpointError
 from experiments import fetch_weights, launch
 
 _MODEL = flags.DEFINE_string("model", "tiny.en", "tiny.en, base, or the folder of a checkpoint.")
@@ -30,19 +30,24 @@ _TASK = flags.DEFINE_enum(
 )
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
+_COLUMNS = 90  # of a picture
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
     if not arguments:
         raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
-    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=_WORDS.value)
+    picture = launch.picture()
+    words = _WORDS.value or picture is not None
+    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words)
     for path in arguments:
         if len(arguments) > 1:
             print(f"{path}:")
         frames = frames_of(read_audio(path), transcriber)
         (transcript,) = transcriber([frames], _LANGUAGE.value)
         show(transcript)
+        if picture:
+            draw(transcriber, frames, transcript, picture)
     return 0
 
 
@@ -53,10 +58,7 @@ def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcrib
       Refused: there is no such model, or it is no Whisper that can tell the time where words are asked for.
     """
     folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
-    try:
-        model, params, _ = pretrained.load(folder)
-    except CheckpointError as error:
-        raise launch.Refused(f"{folder}: {error}") from None
+    model, params, _ = pretrained.load(folder)
     heads = model.settings.get("alignment_heads") or []
     if words and not heads:
         raise launch.Refused(
@@ -84,6 +86,30 @@ def show(transcript: Transcript) -> None:
         return
     for start, end, text in lines:
         print(f"[{_clock(start)} - {_clock(end)}] {text.strip()}", flush=True)
+
+
+def draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path) -> Path:
+    """Where ``heads`` look while each word of the first window is written, with the word's time outlined."""
+    window = frames[: transcriber.build.config.max_frames]
+    words = [word for word in transcript.words if word.end <= len(window) * FRAME]
+    if not words:
+        raise launch.Refused("nothing was said in the first window, so there is nothing to draw.")
+    weights = transcriber.attention(window, [word.text for word in words], transcript.language)
+    # A cell is a few vectors of the encoder, so that words stay readable.
+    width = -(-weights.shape[1] // _COLUMNS)
+    cells = np.add.reduceat(weights, np.arange(0, weights.shape[1], width), axis=1)
+    marks = [
+        f"{cell * width * TIME:.1f} s" if cell % 5 == 0 else "" for cell in range(cells.shape[1])
+    ]
+    links = [
+        (cell, row)
+        for row, word in enumerate(words)
+        for cell in range(round(word.start / TIME) // width, round(word.end / TIME) // width)
+        if cell < cells.shape[1]
+    ]
+    title = f"cross-attention of {len(transcriber.heads)} heads over time"
+    texts = [word.text.strip() for word in words]
+    return viz.save(viz.alignment(cells, marks, texts, links=links, title=title), path)
 
 
 def _clock(seconds: float) -> str:

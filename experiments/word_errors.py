@@ -4,7 +4,7 @@
     python -m experiments.word_errors tiny.en base
 
 The LibriVox sentences and the Asterisk prompts of four words or more, greedy, texts normalised as
-openai-whisper does. Without faster-whisper there are only our figures. ``--json`` keeps every text.
+openai-whisper does. Without faster-whisper there are only our figures. ``--texts`` keeps every text.
 """
 
 import importlib.util
@@ -22,8 +22,7 @@ from experiments.transcribe import frames_of, open_whisper
 SETS = {"librivox": 1, "asterisk": 4}
 """Sets, and the fewest words of a text that counts."""
 
-_JSON = flags.DEFINE_string("json", None, "Write every text into this file.")
-_LIMIT = flags.DEFINE_integer("limit", None, "Only so many recordings of each set.")
+_TEXTS = flags.DEFINE_string("texts", None, "Write every text into this JSON file.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     with_peer = importlib.util.find_spec("faster_whisper") is not None
     for model in arguments or ("tiny.en", "base"):
         for name, least in SETS.items():
-            examples = open_speech(name, least_words=least)[: _LIMIT.value]
+            examples = open_speech(name, least_words=least)
             texts = {"crossattn": ours(model, examples)}
             if with_peer:
                 texts["faster-whisper"] = faster_whisper(model, examples)
@@ -50,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
                     print(f"  {id}: {reference}")
                     for who, text in zip(texts, found, strict=True):
                         print(f"    {who:<14} {text}")
-    if _JSON.value:
-        Path(_JSON.value).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    if _TEXTS.value:
+        Path(_TEXTS.value).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

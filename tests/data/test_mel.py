@@ -1,5 +1,7 @@
 """The log-mel front end, against the feature extractor of transformers."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -36,3 +38,12 @@ def test_silence_has_one_level_and_a_frame_every_160_samples(samples, frames):
 def test_two_channels_are_refused():
     with pytest.raises(Exception, match="samples"):
         mel.log_mel(np.zeros((2, 16_000), np.float32))
+
+
+def test_memory_is_that_of_the_sound_and_its_frames():
+    audio = golden_log_mel.sound(300 * 16_000)
+    tracemalloc.start()
+    found = mel.log_mel(audio)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * audio.nbytes + found.nbytes + 2**26
