@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 from absl import flags
@@ -13,10 +14,13 @@ from ml_collections import config_flags
 
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.train.errors import TrainError
+from crossattn.viz.writing import FORMATS
+from crossattn.weights.safetensors import CheckpointError
 from experiments.settings import SettingsError
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
     False,
@@ -25,7 +29,14 @@ DISTRIBUTED = flags.DEFINE_bool(
 )
 
 _PROCESSES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_EXPECTED = (DataError, DataUnavailable, TrainError, SettingsError, flags.Error)
+_EXPECTED = (
+    DataError,
+    DataUnavailable,
+    TrainError,
+    CheckpointError,
+    SettingsError,
+    flags.Error,
+)
 
 
 class Refused(Exception):
@@ -66,6 +77,14 @@ def required_config():
     if CONFIG.value is None:
         raise Refused("--config is missing; name a config file, --config=configs/libreoffice.py.")
     return CONFIG.value
+
+
+def picture() -> Path | None:
+    """The file that --plot names, if it does."""
+    path = Path(PLOT.value) if PLOT.value else None
+    if path and path.suffix.lower() not in FORMATS:
+        raise Refused(f"--plot names {path}; expected one of {', '.join(FORMATS)}.")
+    return path
 
 
 def keep_heap() -> None:

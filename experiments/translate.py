@@ -8,21 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
-
 from crossattn import viz
 from crossattn.train.alignment import Recipe
-from crossattn.viz.writing import FORMATS
 from experiments import launch, report
 from experiments.runs import BEAMS, open_run
-
-_PLOT = flags.DEFINE_string("plot", None, "Draw the alignments into this .png, .svg or .pdf file.")
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    if _PLOT.value and Path(_PLOT.value).suffix.lower() not in FORMATS:
-        raise launch.Refused(f"--plot names {_PLOT.value}; expected one of {', '.join(FORMATS)}.")
+    picture = launch.picture()
     sentences = list(arguments) or _standard_input()
     _, task, params = open_run("translation")
     config = task.config
@@ -36,9 +30,9 @@ def main(arguments: Sequence[str]) -> int:
             f"{config.data.source_len} tokens and were cut.",
             file=sys.stderr,
         )
-    if _PLOT.value:
+    if picture:
         recipe = report.stated_recipe(config)
-        draw(translator, list(zip(sentences, translations, strict=True)), recipe, Path(_PLOT.value))
+        draw(translator, list(zip(sentences, translations, strict=True)), recipe, picture)
     return 0
 
 

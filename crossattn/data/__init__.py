@@ -1,4 +1,4 @@
-"""Text for two-sequence models: sources, tokenizers and static-shape batches.
+"""Text and sound for two-sequence models: sources, tokenizers, frames and static-shape batches.
 
 This floor imports nothing else of crossattn. Submodules load on first use, since builders,
 tokenizers and pipelines each need their own package.
@@ -8,18 +8,22 @@ import importlib
 from types import ModuleType
 
 _SUBMODULES = (
+    "audio",
     "builders",
     "encoded",
     "errors",
     "evaluation",
     "fetch",
+    "mel",
     "packing",
     "phrases",
     "pipeline",
     "sources",
+    "speech",
     "synthetic",
     "textfiles",
     "tokenizers",
+    "whisper_tokens",
     "words",
 )
 

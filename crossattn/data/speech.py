@@ -1,0 +1,70 @@
+"""Recordings with their transcripts, from Debian packages: real speech to be scored on, not to train on.
+
+An example is {"id", "audio", "text"}: audio float32 at 16 kHz, text as its publisher wrote it.
+"""
+
+import gzip
+import io
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from crossattn.data import fetch
+from crossattn.data.audio import read_audio
+from crossattn.data.errors import DataError
+
+Example = dict[str, Any]
+
+
+def open_speech(
+    name: str, *, data_dir: str | os.PathLike | None = None, least_words: int = 1
+) -> list[Example]:
+    """All examples of a set whose text has so many words.
+
+    Names: "librivox", five sentences read from *Sense and Sensibility*, 16 kHz (BSD-2-Clause); "asterisk",
+    the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0).
+
+    Raises:
+      DataError: there is no such set.
+      DataUnavailable: a package cannot be brought to this machine; says which file to put where.
+    """
+    if name not in _SETS:
+        raise DataError(f"there is no set of speech {name!r}; expected one of {', '.join(_SETS)}")
+    texts, sounds = _SETS[name](data_dir)
+    found = []
+    for id, text in texts.items():
+        if id in sounds and len(text.split()) >= least_words:
+            file = io.BytesIO(sounds[id])
+            file.name = f"{name}/{id}"
+            found.append({"id": id, "audio": read_audio(file), "text": text})
+    return found
+
+
+def _librivox(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
+    (package,) = fetch.debian_packages(["pocketsphinx-testdata"], data_dir)
+    files = dict(fetch.read_deb(package, "usr/share/pocketsphinx/test/data/librivox/"))
+    lines = files["transcription"].decode("utf-8").splitlines()
+    marked = [re.fullmatch(r"<s> (.*) </s> \((.*)\)", line.strip()) for line in lines]
+    texts = {match[2]: match[1] for match in marked if match}
+    return texts, _sounds(files)
+
+
+def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
+    names = ["asterisk-core-sounds-en", "asterisk-core-sounds-en-wav"]
+    listed, package = fetch.debian_packages(names, data_dir)
+    prefix = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+    ((_, raw),) = fetch.read_deb(listed, prefix)
+    lines = gzip.decompress(raw).decode("utf-8").splitlines()
+    pairs = (line.split(": ", 1) for line in lines if ": " in line and not line.startswith(";"))
+    # Brackets describe a sound that is no speech.
+    texts = {id.strip(): text.strip() for id, text in pairs if "[" not in text}
+    folder = "usr/share/asterisk/sounds/en_US_f_Allison/"
+    return texts, _sounds(dict(fetch.read_deb(package, folder, ".wav")))
+
+
+def _sounds(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name.removesuffix(".wav"): raw for name, raw in files.items() if name.endswith(".wav")}
+
+
+_SETS: dict[str, Callable] = {"librivox": _librivox, "asterisk": _asterisk}

@@ -1,0 +1,199 @@
+"""One window of sound, with Whisper: hear it, name its language, write its text, follow its words.
+
+Each step is compiled once for each batch size and length; ``transcribe`` walks over long recordings with
+them. The model is a *build* and its parameters, as everywhere.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from crossattn import functional
+from crossattn.decode import constraints, sampling
+from crossattn.decode.greedy import greedy, sample
+from crossattn.decode.processors import Context, Processor
+from crossattn.decode.states import read_weights
+from crossattn.types import Array, Float, Int, Key, Params
+
+
+class SpeechTokens(Protocol):
+    """What is asked of a vocabulary; ``data.whisper_tokens.WhisperTokens`` is one."""
+
+    start: int
+    end: int
+    previous: int
+    no_speech: int
+    no_times: int
+    first_time: int
+    languages: dict[str, int]
+    multilingual: bool
+
+    @property
+    def suppressed(self) -> tuple[int, ...]: ...
+
+    @property
+    def suppressed_first(self) -> tuple[int, ...]: ...
+
+    def prefix(self, language: str | None, task: str, *, times: bool) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def words(self, ids: Sequence[int], language: str | None) -> list[tuple[str, list[int]]]: ...
+
+
+class Written(NamedTuple):
+    """What the decoder writes.
+
+    Attributes:
+      tokens: [B T], then the end until T.
+      lengths: [B], tokens before the end.
+      log_p: [B], the mean log-probability of the tokens, the end included.
+      no_speech: [B], the probability that nobody speaks.
+    """
+
+    tokens: Int[Array, "B T"]
+    lengths: Int[Array, " B"]
+    log_p: Float[Array, " B"]
+    no_speech: Float[Array, " B"]
+
+
+class Followed(NamedTuple):
+    """Where the decoder looks while it reads a known text.
+
+    Attributes:
+      weights: [B n T S], attention of the chosen heads.
+      log_p: [B T], of each token given those before; the first is 0.
+    """
+
+    weights: Float[Array, "B n T S"]
+    log_p: Float[Array, "B T"]
+
+
+@functools.partial(jax.jit, static_argnames=("build",))
+def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
+    """The encoder's vectors of windows."""
+    return functional.bind(build, params).encode(frames)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "tokens"))
+def likely_languages(
+    build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: SpeechTokens
+) -> Float[Array, "B n"]:
+    """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
+    model = functional.bind(build, params)
+    logits = _after_start(model, encoded, tokens, _states(model, encoded, 1))
+    ids = jnp.array(list(tokens.languages.values()), jnp.int32)
+    return jax.nn.softmax(logits[:, ids], axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_length"))
+def write(
+    build: Any,
+    params: Params,
+    encoded: Float[Array, "B S D"],
+    prefix: Int[Array, "B P"],
+    key: Key[Array, ""] | None = None,
+    temperature: float | Float[Array, ""] = 0.0,
+    *,
+    tokens: SpeechTokens,
+    times: bool = True,
+    max_length: int = 224,
+) -> Written:
+    """The text of windows: the most likely token at each step, or with a key a drawn one.
+
+    Args:
+      prefix: what the transcript begins with, see ``WhisperTokens.prefix``; before it, after the token
+        ``previous``, what was said before.
+      temperature: of the draw.
+      times: write times, by the rules of ``time_rules``; they go with the prefix.
+      max_length: the most tokens written.
+    """
+    model = functional.bind(build, params)
+    B, P = prefix.shape
+    rules = [constraints.ban(tokens.suppressed), constraints.ban_first(tokens.suppressed_first)]
+    if times:
+        rules.append(time_rules(tokens))
+    options: dict[str, Any] = dict(
+        batch=B, max_length=max_length, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
+    )
+    states = _states(model, encoded, P + max_length - 1)
+    no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
+    if key is None:
+        found = greedy(model.step, states, processors=rules, **options)
+    else:
+        rules.append(sampling.temperature(temperature))
+        found = sample(model.step, states, key=key, processors=rules, **options)
+    lengths = found.lengths[:, 0]
+    return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "heads"))
+def follow(
+    build: Any,
+    params: Params,
+    encoded: Float[Array, "B S D"],
+    text: Int[Array, "B T"],
+    heads: tuple[tuple[int, int], ...],
+) -> Followed:
+    """Read a known text, its prefix included, and keep the attention of ``heads`` (layer, head)."""
+    model = functional.bind(build, params)
+    states = _states(model, encoded, text.shape[1])
+    logits, states = model.step(
+        text[:, None], states, jnp.zeros((), jnp.int32), return_weights=True
+    )
+    seen = read_weights(states)
+    weights = jnp.stack([seen[layer][:, 0, head] for layer, head in heads], axis=1)
+    log_p = jax.nn.log_softmax(logits[:, 0, :-1])
+    own = jnp.take_along_axis(log_p, text[:, 1:, None], axis=-1)[..., 0]
+    return Followed(weights, jnp.pad(own, ((0, 0), (1, 0))))
+
+
+def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> Processor:
+    """Times come in pairs, the end of one segment and the begin of the next; they never fall.
+
+    The first token is a time, at most ``latest_first`` steps in. Where all times together are likelier than
+    any text, a time comes.
+
+    Source: Radford et al. 2022, section 4.5; the rules of openai-whisper.
+    """
+    first = tokens.first_time
+
+    def process(logits: Float[Array, " V"], context: Context) -> Float[Array, " V"]:
+        ids, places = jnp.arange(logits.shape[-1]), jnp.arange(context.tokens.shape[0])
+        is_time = ids >= first
+        written = (places >= context.start) & (places < context.length)
+        last, before = (context.tokens[context.length - n] >= first for n in (1, 2))
+        last, before = last & (context.generated >= 1), before | (context.generated < 2)
+        newest = jnp.max(jnp.where(written, context.tokens, 0))
+        # The begin of a segment may be the end of the one before; its own end may not.
+        earliest = jnp.where(newest >= first, newest + ~(last & ~before), first)
+
+        banned = (ids == tokens.no_times) | (is_time & (ids < earliest))
+        banned |= last & before & is_time
+        banned |= last & ~before & (ids < tokens.end)
+        at_first = ~is_time | (ids > first + latest_first)
+        banned |= (context.generated == 0) & at_first
+        logits = jnp.where(banned, -jnp.inf, logits)
+        any_time = jax.nn.logsumexp(logits[first:])
+        return jnp.where(~is_time & (any_time > jnp.max(logits[:first])), -jnp.inf, logits)
+
+    return process
+
+
+def _after_start(
+    model: Any, encoded: Float[Array, "B S D"], tokens: SpeechTokens, states: Any
+) -> Float[Array, "B V"]:
+    """Logits where a transcript begins: they say the language, and whether anybody speaks."""
+    start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
+    logits, _ = model.step(start, states, jnp.zeros((), jnp.int32))
+    return logits[:, 0, 0]
+
+
+def _states(model: Any, encoded: Float[Array, "B S D"], size: int) -> Any:
+    """Decoding states of one beam that reads what is encoded already."""
+    return model.decoder.with_caches(model.decoder.read(encoded), (len(encoded), 1), size)

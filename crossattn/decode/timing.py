@@ -1,0 +1,86 @@
+"""When each word was said: the way through cross-attention from the first token to the last.
+
+Heads that follow the sound light up frame after frame as the text goes on. Dynamic time warping finds the
+brightest monotone path through their mean; where the path enters a token's row, the token begins.
+
+Source: the alignment of openai-whisper; dynamic time warping, Sakoe and Chiba 1978.
+"""
+
+import numpy as np
+
+from crossattn.types import Float, Int
+
+_DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
+
+
+def token_starts(
+    weights: Float[np.ndarray, "N T S"], first: int = 0, last: int | None = None, width: int = 7
+) -> Int[np.ndarray, " t"]:
+    """The source place at which each of the rows ``first`` to ``last`` begins; places never fall.
+
+    Args:
+      weights: attention of heads that follow the source, rows in order, no padding on either axis.
+      first, last: as of a slice; what is outside (a prefix that is not spoken, the end) takes part in the
+        scaling only.
+      width: of the median filter along the source, odd.
+    """
+    rows, places = warp(-sharpened(weights, width)[first:last])
+    return places[np.diff(rows, prepend=-1) > 0]
+
+
+def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.ndarray, "T S"]:
+    """The mean of heads after each place is measured by its own mean and spread over the rows.
+
+    What every token looks at (the begin, a loud noise) says nothing of when a token was said, and vanishes.
+    """
+    weights = np.asarray(weights, np.float32)
+    weights = weights / weights.sum(axis=-1, keepdims=True)
+    spread = weights.std(axis=-2, keepdims=True)
+    scaled = (weights - weights.mean(axis=-2, keepdims=True)) / np.maximum(spread, 1e-12)
+    return median(scaled, width).mean(axis=0)
+
+
+def median(x: Float[np.ndarray, "*B S"], width: int) -> Float[np.ndarray, "*B S"]:
+    """The median of ``width`` neighbours along the last axis, mirrored at both ends.
+
+    Raises:
+      ValueError: the width is even.
+    """
+    if width % 2 == 0:
+        raise ValueError(f"width is {width}; expected an odd number.")
+    half = width // 2
+    if x.shape[-1] <= half:
+        return x
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(half, half)], mode="reflect")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, width, axis=-1), axis=-1)
+
+
+def warp(
+    cost: Float[np.ndarray, "T S"],
+) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, " P"]]:
+    """The cheapest path from the first cell to the last, by steps down, right and diagonal.
+
+    Returns:
+      The rows and the columns of its cells, in order.
+    """
+    T, S = cost.shape
+    total = np.full((T + 1, S + 1), np.inf)
+    total[0, 0] = 0.0
+    came = np.zeros((T + 1, S + 1), np.int8)
+    # A cell needs its three neighbours above and left, so the cells of one antidiagonal are independent.
+    for diagonal in range(2, T + S + 1):
+        i = np.arange(max(1, diagonal - S), min(T, diagonal - 1) + 1)
+        j = diagonal - i
+        before = np.stack([total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]])
+        # Of equals the last is taken, so that a path waits before it goes on.
+        step = 2 - np.argmin(before[::-1], axis=0)
+        came[i, j] = step
+        total[i, j] = cost[i - 1, j - 1] + np.take_along_axis(before, step[None], axis=0)[0]
+    rows, columns, i, j = [], [], T, S
+    while i > 0 and j > 0:
+        rows.append(i - 1)
+        columns.append(j - 1)
+        step = came[i, j]
+        i -= step != _RIGHT
+        j -= step != _DOWN
+    return np.array(rows[::-1]), np.array(columns[::-1])

@@ -1,0 +1,133 @@
+"""What a transcript is made of, and how the tokens of a window become its segments."""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+FRAME, TIME = 0.01, 0.02
+"""Seconds of a frame of the spectrogram; from one time token to the next, and of a vector of the encoder."""
+
+_OPENING = "\"'“¿([{-"
+_CLOSING = "\"'.。,，!！?？:：”)]}、"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word as written, its space before it included; seconds; mean probability of its tokens."""
+
+    text: str
+    start: float
+    end: float
+    probability: float
+
+    def later(self, seconds: float) -> "Word":
+        """The word so many seconds later."""
+        start, end = float(self.start + seconds), float(self.end + seconds)
+        return replace(self, start=round(start, 2), end=round(end, 2))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A phrase.
+
+    Attributes:
+      start, end: seconds from the beginning of the recording.
+      text: as written, its space before it included.
+      tokens: of the text.
+      temperature: at which it was written.
+      log_p: mean log-probability of its window's tokens.
+      no_speech: probability that nobody speaks in its window.
+      words: with times, if they were asked for.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    log_p: float
+    no_speech: float
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A recording's language and segments."""
+
+    language: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        """All segments in one."""
+        return "".join(segment.text for segment in self.segments).strip()
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of all segments."""
+        return tuple(word for segment in self.segments for word in segment.words)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a window between two times, which are among them; seconds from the window's begin."""
+
+    tokens: tuple[int, ...]
+    start: float
+    end: float
+
+
+def split(tokens: Sequence[int], first_time: int, frames: int) -> tuple[list[Piece], int]:
+    """The pieces of a window, and how many frames further the next window begins.
+
+    Two times in a row end one piece and begin another. What stands after the last pair is half a phrase: the
+    next window hears it whole. A lone time at the end says that nothing follows.
+
+    Args:
+      tokens: what was written, without the end.
+      first_time: the token of 0.00 s.
+      frames: of sound in the window.
+    """
+
+    def time(token: int) -> float:
+        return (token - first_time) * TIME
+
+    is_time = [token >= first_time for token in tokens]
+    cuts = [i for i in range(1, len(tokens)) if is_time[i - 1] and is_time[i]]
+    if not cuts:
+        times = [token for token in tokens if token > first_time]
+        end = time(times[-1]) if times else frames * FRAME
+        return [Piece(tuple(tokens), 0.0, end)], frames
+    complete = is_time[-1] and not is_time[-2]
+    edges = [0, *cuts, *([len(tokens)] if complete else [])]
+    pieces = [
+        Piece(tuple(tokens[a:b]), time(tokens[a]), time(tokens[b - 1]))
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    return pieces, frames if complete else round(pieces[-1].end / FRAME)
+
+
+def compression(text: str) -> float:
+    """How many times smaller the text gets when it is compressed; repetition makes it large."""
+    raw = text.encode("utf-8")
+    return len(raw) / len(zlib.compress(raw))
+
+
+def join_punctuation(words: Sequence[Word]) -> tuple[Word, ...]:
+    """Words with the marks that open or close them."""
+    joined: list[Word] = []
+    for word in words:
+        before = joined[-1] if joined else None
+        if before and word.text.strip() and word.text in _CLOSING:
+            joined[-1] = replace(before, text=before.text + word.text)
+        elif before and before.text.startswith(" ") and before.text.strip() in _OPENING:
+            joined[-1] = replace(word, text=before.text + word.text)
+        else:
+            joined.append(word)
+    return tuple(joined)
+
+
+def probability(log_p: Sequence[float]) -> float:
+    """The mean probability of tokens."""
+    return sum(map(math.exp, log_p)) / len(log_p)

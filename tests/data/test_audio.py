@@ -1,0 +1,97 @@
+"""Sound files of any kind, and files that are none."""
+
+import io
+import wave
+
+import numpy as np
+import pytest
+
+from crossattn.data.audio import read_audio
+from crossattn.data.errors import DataError
+
+soundfile = pytest.importorskip("soundfile")
+pytest.importorskip("soxr")
+
+
+def tone(rate, seconds=1.0, hertz=440.0):
+    return np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate).astype(np.float32)
+
+
+def write_wav(path, channels, rate):
+    """16 bits, by the standard library; ``channels`` is [samples, channels]."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((channels * 32767).astype("<i2").tobytes())
+
+
+def test_16_khz_mono_is_read_as_it_is(tmp_path):
+    sound = tone(16_000)
+    write_wav(tmp_path / "a.wav", sound[:, None], 16_000)
+    np.testing.assert_allclose(read_audio(tmp_path / "a.wav"), sound, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_other_rates_are_resampled(tmp_path, rate):
+    write_wav(tmp_path / "a.wav", tone(rate)[:, None], rate)
+    found = read_audio(tmp_path / "a.wav")
+    assert len(found) == 16_000
+    np.testing.assert_allclose(found[800:-800], tone(16_000)[800:-800], atol=0.01)
+
+
+def test_8_khz_stereo_is_the_mean_of_its_channels(tmp_path):
+    left = tone(8_000)
+    write_wav(tmp_path / "a.wav", np.stack([left, 0 * left], axis=1), 8_000)
+    found = read_audio(tmp_path / "a.wav")
+    np.testing.assert_allclose(found[800:-800], tone(16_000)[800:-800] / 2, atol=0.01)
+
+
+def test_blocks_leave_no_seam(tmp_path):
+    write_wav(tmp_path / "a.wav", tone(8_000, seconds=61)[:, None], 8_000)
+    found = read_audio(tmp_path / "a.wav")
+    np.testing.assert_allclose(found[800:-800], tone(16_000, seconds=61)[800:-800], atol=0.01)
+
+
+def test_other_formats_and_open_files_are_read(tmp_path):
+    soundfile.write(tmp_path / "a.flac", tone(16_000), 16_000)
+    found = read_audio(io.BytesIO((tmp_path / "a.flac").read_bytes()))
+    np.testing.assert_allclose(found, tone(16_000), atol=1e-4)
+
+
+def test_silence_is_sound(tmp_path):
+    write_wav(tmp_path / "a.wav", np.zeros((800, 1)), 8_000)
+    assert not read_audio(tmp_path / "a.wav").any()
+
+
+def test_what_is_no_sound_is_refused_by_name(tmp_path):
+    path = tmp_path / "a.wav"
+    with pytest.raises(DataError, match=r"a\.wav cannot be read: No such file"):
+        read_audio(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"a\.wav is empty"):
+        read_audio(path)
+    path.write_text("not sound at all")
+    with pytest.raises(DataError, match=r"a\.wav cannot be read as sound .*expected WAV"):
+        read_audio(path)
+    write_wav(path, np.zeros((0, 1)), 8_000)
+    with pytest.raises(DataError, match=r"a\.wav holds no sound"):
+        read_audio(path)
+
+
+def test_a_file_cut_short_is_refused(tmp_path):
+    path = tmp_path / "a.wav"
+    write_wav(path, tone(16_000)[:, None], 16_000)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(
+        DataError, match=r"a\.wav is cut short: 32044 bytes are announced and 31044"
+    ):
+        read_audio(path)
+
+
+def test_nan_in_a_file_of_floats_is_refused(tmp_path):
+    sound = tone(16_000)
+    sound[100] = np.nan
+    soundfile.write(tmp_path / "a.wav", sound, 16_000, subtype="FLOAT")
+    with pytest.raises(DataError, match=r"a\.wav holds samples that are NaN"):
+        read_audio(tmp_path / "a.wav")

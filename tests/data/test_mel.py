@@ -1,0 +1,49 @@
+"""The log-mel front end, against the feature extractor of transformers."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from crossattn.data import mel
+from tests.data import golden_log_mel
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_frames_are_those_of_the_reference(mels):
+    with np.load(golden_log_mel.PATH) as golden:
+        found = mel.log_mel(golden_log_mel.sound(8_000), mels)
+        np.testing.assert_allclose(found, golden[f"mels{mels}"], atol=1e-4)
+
+
+def test_more_than_one_block_of_frames_is_as_the_reference():
+    pytest.importorskip("transformers")
+    audio = golden_log_mel.sound(31 * 16_000 + 77)
+    found = mel.log_mel(audio, 80)
+    np.testing.assert_allclose(found, golden_log_mel.reference(audio, 80), atol=1e-4)
+
+
+def test_silence_after_the_sound_is_padding_with_zeros():
+    audio = golden_log_mel.sound(4_000)
+    padded = np.pad(audio, (0, 3_200))
+    np.testing.assert_array_equal(mel.log_mel(audio, silence=3_200), mel.log_mel(padded))
+
+
+@pytest.mark.parametrize(("samples", "frames"), [(0, 0), (159, 0), (160, 1), (16_000, 100)])
+def test_silence_has_one_level_and_a_frame_every_160_samples(samples, frames):
+    found = mel.log_mel(np.zeros(samples, np.float32))
+    assert found.shape == (frames, 80) and np.all(found == -1.5)
+
+
+def test_two_channels_are_refused():
+    with pytest.raises(Exception, match="samples"):
+        mel.log_mel(np.zeros((2, 16_000), np.float32))
+
+
+def test_memory_is_that_of_the_sound_and_its_frames():
+    audio = golden_log_mel.sound(300 * 16_000)
+    tracemalloc.start()
+    found = mel.log_mel(audio)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * audio.nbytes + found.nbytes + 2**26
