@@ -3,13 +3,14 @@
 # make lint   formatter, linter, type checker
 # make bench  the benchmarks behind the README's figures (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
+# make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance clean
+.PHONY: demo test lint format bench conformance parity clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -29,10 +30,13 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m experiments.bench.attend --json=runs/bench/attend.json --plot=runs/bench/attend.png
 	$(BIN)/python -m experiments.bench.translation_step
-	$(BIN)/python -m experiments.bench.greedy_decoding
+	$(BIN)/python -m experiments.bench.decode
 
 conformance: $(VENV)/.conformance
 	$(BIN)/python -m experiments.bench.conformance
+
+parity: $(VENV)/.bench
+	$(BIN)/python -m experiments.parity
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'
