@@ -86,7 +86,6 @@ def attention_of(
     *,
     bos_id: int = 1,
     pad_id: int = 0,
-    causal: bool = True,
 ) -> Float[Array, "L B N T S"]:
     """Cross-attention weights of given target tokens; row t is the step that predicts token t.
 
@@ -95,7 +94,6 @@ def attention_of(
 
     Args:
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
-      causal: False lets a row read the target tokens that follow too; what a model was taught so.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
     segments = jnp.ones_like(source) if source_segments is None else jnp.asarray(source_segments)
@@ -106,7 +104,6 @@ def attention_of(
         target_in,
         source_segments=segments,
         target_segments=(tokens != pad_id).astype(jnp.int32),
-        causal=causal,
         return_weights=True,
     )
     return weights

@@ -151,43 +151,23 @@ class Transformer(nnx.Module):
         target_in: Int[Array, "*B T"],
         *,
         source_segments: Int[Array, "*B S"] | None = None,
-        source_positions: Int[Array, "*#B S"] | None = None,
-        key: Key[Array, ""] | None = None,
-        **options: Any,
-    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """``encode``, then ``decode`` with its options."""
-        keys = split(key, 2)
-        encoded = self.encode(source, source_segments, source_positions, keys[0])
-        return self.decode(
-            encoded, target_in, source_segments=source_segments, key=keys[1], **options
-        )
-
-    def decode(
-        self,
-        encoded: Float[Array, "*B S D"],
-        target_in: Int[Array, "*B T"],
-        *,
-        source_segments: Int[Array, "*B S"] | None = None,
         target_segments: Int[Array, "*B T"] | None = None,
+        source_positions: Int[Array, "*#B S"] | None = None,
         target_positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
-        causal: bool = True,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """The decoder's last vectors, before the output layer; and all cross-attention weights.
-
-        Without ``causal``, a target token reads those after it too: to align two given texts, not to
-        predict one.
-        """
-        keys = split(key, 2)
+        """The decoder's last vectors, before the output layer; and all cross-attention weights."""
+        keys = split(key, 3)
+        encoded = self.encode(source, source_segments, source_positions, keys[0])
+        states = self.decoder.read(encoded)
         x, states = self.decoder(
-            self.target_input(target_in, target_positions, keys[0]),
-            self.decoder.read(encoded),
-            keys[1],
+            self.target_input(target_in, target_positions, keys[1]),
+            states,
+            keys[2],
             segments=target_segments,
             source_segments=source_segments,
             positions=target_positions,
-            causal=causal,
             return_weights=return_weights,
         )
         return self.output.enter(x), layer_weights(states) if return_weights else None
@@ -232,8 +212,8 @@ class Transformer(nnx.Module):
         Args:
           source: tokens [*B S].
           target_in: tokens [*B T], beginning-of-sentence first.
-          **options: those of ``hidden`` and ``decode``; with ``return_weights``, the weights
-            [L *B N T S] of every layer's cross-attention are returned too.
+          **options: those of ``hidden``; with ``return_weights``, the weights [L *B N T S] of every
+            layer's cross-attention are returned too.
         """
         x, weights = self.hidden(source, target_in, **options)
         logits = self.logits(x)

@@ -76,16 +76,11 @@ class DecoderStack(nnx.Module):
         segments: Int[Array, "*B T"] | None = None,
         source_segments: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        causal: bool = True,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """Whole sequences at once (states without caches).
-
-        Without ``causal``, each position reads those after it too, as when both texts are given and
-        what is asked is how they go together.
-        """
+        """Whole sequences at once (states without caches)."""
         T = x.shape[-2]
-        mask = masks.causal() if causal else masks.Mask(())
+        mask = masks.causal()
         source_mask = None
         if source_segments is not None:
             source_mask = masks.key_padding(source_segments > 0)

@@ -1,14 +1,14 @@
 """What teaches cross-attention to align words: sentence pairs alone, or links that people gave.
 
-The one thing to know: row t of the attention predicts the token that is the input of row t + 1. Rows
-of a causal decoder learn from pairs alone; links are learnt by rows that have read the whole target.
+The one thing to know: row t of the attention predicts the token that row t + 1 has as its input and
+that row t + 2 follows. ``config.loss.alignment`` says which row learns what.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from crossattn.train.losses import diagonal_prior, guided_alignment, latent_alignment
 
@@ -51,33 +51,29 @@ def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: f
 
 
 def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
-    """The row whose input is a token learns its links, in a pass that reads the target both ways.
+    """The row after the one that has read a token learns its links: it knows the next token too.
 
     Links not given are latent, links given narrow down which source token the lexicon takes the
     target token from: EM on what is known (Fraser and Marcu 2006, "Semi-supervised training for
     statistical word alignment"). The prior is half what that row says already, half the diagonal.
-    Where all links are given the lexicon still teaches the embeddings which words go together:
-    without it, 3 points of alignment error are lost.
-
-    Source: the pass that reads both ways, Garg et al. 2019, section 4.3.
     """
     positions, segments = batch["target_positions"], batch["target_segments"]
-    loss, sums, links = jnp.zeros(()), {}, batch.get("target_links")
-    if links is not None:
-        loss, sums = guided_alignment(weights, links)
+    later, followed = _next_rows(weights, segments)
     near = _diagonal(batch, positions, segments, sharpness)
-    prior = jnp.where(near > 0, 0.5 * (jax.lax.stop_gradient(weights) + near), 0.0)
-    real = (segments > 0) & (positions > 0)
-    if links is not None:
+    prior = jnp.where(near > 0, 0.5 * (jax.lax.stop_gradient(later) + near), 0.0)
+    loss, sums = jnp.zeros(()), {}
+    if "target_links" in batch:
+        links = jnp.where(followed[..., None], batch["target_links"], -1)
+        loss, sums = guided_alignment(later, links)
         allowed = (links[..., None] == jnp.arange(prior.shape[-1])).any(-2)
         known = batch["target_linked"] > 0
         prior = jnp.where(known[..., None] & ~allowed, 0.0, prior)
-        real &= ~known | allowed.any(-1)
+        followed &= ~known | allowed.any(-1)
     rest, rest_sums = latent_alignment(
         model.word_scores(batch["source"], batch["target_in"]),
         prior=prior,
-        posterior=weights,
-        weights=real,
+        posterior=later,
+        weights=followed & (positions > 0),
     )
     return loss + rest, {**sums, **rest_sums}
 
@@ -86,3 +82,14 @@ def _diagonal(batch: Any, positions: Array, segments: Array, sharpness: float) -
     """``diagonal_prior`` of target rows, by their positions and segments [B T]."""
     source = batch["source_positions"], batch["source_segments"]
     return diagonal_prior(positions, source[0], segments, source[1], sharpness)
+
+
+def _next_rows(
+    weights: Float[Array, "B T S"], segments: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T S"], Bool[Array, "B T"]]:
+    """For each row the one after it, and whether that belongs to the same sentence."""
+    followed = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return (
+        jnp.pad(weights[:, 1:], ((0, 0), (0, 1), (0, 0))),
+        jnp.pad(followed, ((0, 0), (0, 1))),
+    )

@@ -75,7 +75,7 @@ class Translator:
         )
         self._attend = jax.jit(
             lambda params, source, tokens, segments: decode.attention_of(
-                task.bind(params), source, tokens, segments, causal=not task.aligns_ahead
+                task.bind(params), source, tokens, segments
             )
         )
 

@@ -1,7 +1,7 @@
 """Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import jax
 from crossattn import functional
 from crossattn.data.pipeline import eval_batches, make_train_iterator
 from crossattn.models import Transformer
-from crossattn.nn.blocks import split
 from crossattn.train import processes
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
@@ -19,7 +18,7 @@ from experiments.tasks.alignment_loss import alignment_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
 
-_INPUTS = ("source_segments", "target_segments", "target_positions")
+_INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
 
 
 class TranslationTask:
@@ -45,14 +44,6 @@ class TranslationTask:
             lexicon=self.config.loss.alignment != "none",
         )
 
-    @property
-    def aligns_ahead(self) -> bool:
-        """Whether alignment is read off a pass in which the target's tokens read those after them.
-
-        Links can be learnt so, as the target is given; words cannot be predicted so.
-        """
-        return self.config.loss.alignment == "gold"
-
     def build(self, rngs) -> Transformer:
         """The module."""
         return Transformer(self.model_config, rngs=rngs)
@@ -77,19 +68,13 @@ class TranslationTask:
         ``config.loss.alignment`` adds an ``alignment_loss`` on one cross-attention layer.
         """
         model, options = self.bind(params), self.config.loss
-        keys = split(key, 3)
-        encoded = model.encode(
-            batch["source"], batch["source_segments"], batch["source_positions"], keys[0]
-        )
-        decode = partial(
-            model.decode,
-            encoded,
+        hidden, weights = model.hidden(
+            batch["source"],
             batch["target_in"],
             **{name: batch[name] for name in _INPUTS},
+            key=key,
+            return_weights=options.alignment != "none",
         )
-        hidden, weights = decode(key=keys[1], return_weights=options.alignment == "latent")
-        if self.aligns_ahead:
-            _, weights = decode(key=keys[2], causal=False, return_weights=True)
         real = batch["target_segments"] > 0
         smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
         loss, sums = linear_cross_entropy(

@@ -46,8 +46,9 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     pairs = aligned_pairs(
         task.translator(parameters(task, tmp_path)), task.some("validation", None)
     )
-    assert score(pairs, Recipe(row="input"))["aer"] < score(pairs, Recipe(row="output"))["aer"]
-    assert score(pairs, Recipe(row="input"))["precision"] > 60
+    # The last word of a phrase has no row after it: that is at most a third of these links.
+    assert score(pairs, Recipe(row="next"))["aer"] < score(pairs, Recipe(row="output"))["aer"]
+    assert score(pairs, Recipe(row="next"))["precision"] > 60
 
 
 def test_a_tenth_of_the_links_trains_beside_latent_ones(few_phrases, tmp_path):
@@ -89,26 +90,16 @@ WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), (3, 1, 2, 5))  # [L B N
 SCORES = jnp.log(jnp.asarray(np.random.default_rng(1).random((1, 5, 4)), jnp.float32))
 
 
-def test_the_row_that_reads_a_token_learns_its_links_in_the_last_layer(batch, options):
-    expected = -sum(np.log(WEIGHTS[2, 0, :, t, t].mean()) for t in range(4))
+def test_the_row_after_the_one_that_reads_a_token_learns_its_links_in_the_last_layer(
+    batch, options
+):
+    """Only the first token of each sentence is followed by one."""
+    expected = -sum(np.log(WEIGHTS[2, 0, :, t + 1, s].mean()) for t, s in ((0, 0), (2, 2)))
     _, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
     np.testing.assert_allclose(sums["guided"], expected, rtol=1e-5)
     options.alignment_layer = 0
     _, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
     assert not np.isclose(sums["guided"], expected)
-
-
-def test_links_are_read_off_a_pass_that_has_seen_the_whole_target(few_phrases, tmp_path):
-    task = make_task(tiny(), None)
-    model = task.bind(task.init(jax.random.key(0)))
-    source, target = jnp.array([[5, 6, 7, 8]]), jnp.array([[9, 10, 11, 12]])
-    changed = target.at[0, 2].set(13)
-    for causal in (True, False):
-        first, second = (
-            model.hidden(source, x, causal=causal, return_weights=True)[1]
-            for x in (target, changed)
-        )
-        assert np.array_equal(first[..., 0, :], second[..., 0, :]) == causal
 
 
 @pytest.mark.parametrize("known", [0, 1])
@@ -122,9 +113,9 @@ def test_the_lexicon_learns_from_linked_words_alone_where_links_are_known(batch,
 
     learnt = np.asarray(jax.grad(loss)(SCORES)) != 0
     expected = np.zeros((1, 5, 4), bool)
-    expected[0, :2, :2], expected[0, 2:4, 2:] = True, True  # Anything of the own sentence,
+    expected[0, 0, :2], expected[0, 2, 2:] = True, True  # Anything of the own sentence,
     if known:
-        expected[0, :4] &= np.eye(4, dtype=bool)  # or just what is linked.
+        expected[0, 0, 1], expected[0, 2, 3] = False, False  # or just what is linked.
     np.testing.assert_array_equal(learnt, expected)
 
 
