@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
-ROWS, SEARCHED, NEW_TOKENS, BEAMS = 3, 20, 12, 4
+ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, EOS = 1, 0, 2
 
 Kind = Literal["pair", "speech", "encoder", "decoder"]

@@ -10,7 +10,8 @@ import numpy as np
 
 import crossattn as xa
 from crossattn import functional
-from experiments.parity.cases import BEAMS, NEW_TOKENS, ROWS, SEARCHED, Case, inputs
+from crossattn.decode import penalties, stopping
+from experiments.parity.cases import BEAMS, NEW_TOKENS, PENALTY, ROWS, SEARCHED, Case, inputs
 
 
 def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
@@ -45,7 +46,7 @@ def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) ->
     labels = data["labels"]
     if case.kind == "encoder":
         logits = xa.apply(model, params, data["source"], data["present"], types=data["types"])
-        return logits, None, labels
+        return logits * data["present"][..., None], None, labels
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, 0)
         if not case.reads:
@@ -97,7 +98,15 @@ def _generate(
             states = module.start(*_source(data), beams, NEW_TOKENS)
         if beams == 1:
             return xa.decode.greedy(step, states, **size, **ids).tokens[:, 0]
-        found = xa.decode.beam_search(step, states, beams=beams, length_penalty=0.0, **size, **ids)
+        found = xa.decode.beam_search(
+            step,
+            states,
+            beams=beams,
+            length_penalty=penalties.power(PENALTY),
+            stopping=stopping.transformers(length_penalty=PENALTY),
+            **size,
+            **ids,
+        )
         return found.tokens[:, 0]
 
     return jax.jit(run)(params)
