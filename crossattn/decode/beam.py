@@ -18,7 +18,7 @@ from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.penalties import Coverage, Penalty, gnmt
 from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn, source_valid, with_ancestors
-from crossattn.decode.stopping import Stopping
+from crossattn.decode.stopping import EXACT, Stopping
 from crossattn.decode.target import Target
 from crossattn.types import Array, Bool, Float, Int
 
@@ -32,7 +32,7 @@ def beam_search(
     beams: int,
     length_penalty: float | Penalty = 0.6,
     coverage: Coverage | None = None,
-    stopping: Stopping = Stopping(),
+    stopping: Stopping = EXACT,
     groups: int = 1,
     diversity: float = 0.5,
     processors: Sequence[Processor] = (),

@@ -50,6 +50,7 @@ def captured(
     if not any(captures):
         logits, states = step(tokens, states, index)
         return logits, bare(states), [None] * len(captures)
+    source_valid(states)
     logits, states = step(tokens, states, index, return_weights=True)
     weights = read_weights(states)
     return logits, bare(states), [c and c.of(weights) for c in captures]

@@ -1,86 +1,88 @@
 """Decoding a whole model: read the source once, search, and look at what was attended to."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
 from crossattn.decode.beam import beam_search
+from crossattn.decode.contrastive import contrastive_search
 from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
+from crossattn.decode.penalties import Penalty
 from crossattn.decode.target import Target
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import AnyArray, Array, Float, Int, Key
 
 
 def translate(
     model: Any,
-    source: Int[Array, "B S"],
-    source_segments: Int[Array, "B S"] | None = None,
+    source: Int[AnyArray, "B S"],
+    source_segments: Int[AnyArray, "B S"] | None = None,
     *,
     max_length: int,
-    beams: int = 1,
-    key: Key[Array, ""] | None = None,
     **options: Any,
 ) -> Hypotheses:
-    """Target sequences of an encoder-decoder: one beam is greedy, or drawn with a key.
+    """Target sequences of an encoder-decoder; greedy unless the options ask for another search.
 
     Args:
       model: a ``Transformer`` (``functional.bind(build, params)`` under ``jax.jit``).
       source: source tokens; padding has segment 0.
       max_length: the most tokens generated. Static, like ``beams``.
-      beams: more than one is ``beam_search``.
-      key: draws tokens, as ``sample`` does.
-      **options: those of the search (``greedy``, ``sample``, ``beam_search``) and of ``Target``.
+      **options: ``beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
+        ``contrastive_search``, a ``key`` for ``sample``; and what else those and ``Target`` take.
 
     Raises:
-      ValueError: a key together with beams.
+      ValueError: two searches are asked for at once.
     """
-    target, search = _options(source.shape[0], max_length, beams, key, options)
-    states = model.start(source, source_segments, beams, target.room)
-    return search(model.step, states)
+    places, search = _search(model, **options)
+    target = dict(batch=source.shape[0], max_length=max_length)
+    if source_segments is not None:
+        source_segments = jnp.asarray(source_segments)
+    room = _room(target, options)
+    return search(model.start(jnp.asarray(source), source_segments, places, room), **target)
 
 
-def generate(
+def generate(model: Any, *, batch: int, max_length: int, **options: Any) -> Hypotheses:
+    """Text of a decoder-only model, after ``prefix`` or a ``bos_id``; options as in ``translate``."""
+    places, search = _search(model, **options)
+    target = dict(batch=batch, max_length=max_length)
+    return search(model.start(batch, places, _room(target, options)), **target)
+
+
+def _search(
     model: Any,
     *,
-    batch: int,
-    max_length: int,
     beams: int = 1,
+    length_penalty: float | Penalty = 0.6,
+    candidates: int = 1,
     key: Key[Array, ""] | None = None,
     **options: Any,
-) -> Hypotheses:
-    """Text of a decoder-only model, from ``prefix`` or the beginning of a sentence; as ``translate``."""
-    target, search = _options(batch, max_length, beams, key, options)
-    return search(model.step, model.start(batch, beams, target.room))
-
-
-def _options(
-    batch: int, max_length: int, beams: int, key: Any, options: dict[str, Any]
-) -> tuple[Target, Callable[..., Hypotheses]]:
-    """What is asked for, and the search that finds it."""
-    names = {field.name for field in fields(Target)}
-    target = dict(batch=batch, max_length=max_length)
-    target |= {name: value for name, value in options.items() if name in names}
-    if key is not None and beams > 1:
-        raise ValueError(f"got a key and {beams} beams; expected one of them: a beam is not drawn.")
-    if beams == 1:
-        # What only beam search reads; one beam compares nothing.
-        options = {n: v for n, v in options.items() if n not in ("length_penalty", "stopping")}
-    options = {**options, **target}
+) -> tuple[int, Callable[..., Hypotheses]]:
+    """How many sequences a row it needs, and the search, a function of states and a target."""
+    asked = {"beams": beams > 1, "candidates": candidates > 1, "key": key is not None}
+    if sum(asked.values()) > 1:
+        names = " and ".join(name for name, given in asked.items() if given)
+        raise ValueError(f"got {names}; expected one of them: each is a search of its own.")
     if beams > 1:
-        search = partial(beam_search, beams=beams, **options)
-    else:
-        search = partial(greedy, **options) if key is None else partial(sample, key=key, **options)
-    return Target(**target), search
+        options = dict(beams=beams, length_penalty=length_penalty, **options)
+        return beams, partial(beam_search, model.step, **options)
+    if candidates > 1:
+        return candidates, partial(contrastive_search, model, candidates=candidates, **options)
+    if key is not None:
+        return 1, partial(sample, model.step, key=key, **options)
+    return 1, partial(greedy, model.step, **options)
+
+
+def _room(target: dict[str, Any], options: dict[str, Any]) -> int:
+    return Target(**target, prefix=options.get("prefix")).room
 
 
 def attention_of(
     model: Any,
-    source: Int[Array, "B S"],
-    tokens: Int[Array, "B T"],
-    source_segments: Int[Array, "B S"] | None = None,
+    source: Int[AnyArray, "B S"],
+    tokens: Int[AnyArray, "B T"],
+    source_segments: Int[AnyArray, "B S"] | None = None,
     *,
     bos_id: int = 1,
     pad_id: int = 0,
@@ -93,6 +95,7 @@ def attention_of(
     Args:
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
     """
+    source, tokens = jnp.asarray(source), jnp.asarray(tokens)
     bos = jnp.full((tokens.shape[0], 1), bos_id, tokens.dtype)
     target_in = jnp.concatenate([bos, tokens[:, :-1]], axis=1)
     _, weights = model.hidden(

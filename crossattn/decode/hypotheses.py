@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 @jax.tree_util.register_dataclass
@@ -21,10 +21,10 @@ class Hypotheses:
         step that predicted token t, and 0 for padding. None if not asked for.
     """
 
-    tokens: Int[Array, "B J T"]
-    scores: Float[Array, "B J"]
-    lengths: Int[Array, "B J"]
-    weights: Float[Array, "B J M N T S"] | None = None
+    tokens: Int[AnyArray, "B J T"]
+    scores: Float[AnyArray, "B J"]
+    lengths: Int[AnyArray, "B J"]
+    weights: Float[AnyArray, "B J M N T S"] | None = None
 
     @classmethod
     def of(

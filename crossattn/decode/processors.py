@@ -20,7 +20,7 @@ class Context(NamedTuple):
     """What is known of a sequence.
 
     Attributes:
-      tokens: [X], the prefix, then what was generated, then padding.
+      tokens: [X], the prefix, then what was generated; what stands after ``length`` means nothing.
       length: how many tokens there are, prefix included.
       start: how many of them are prefix.
       row: the row of the batch.

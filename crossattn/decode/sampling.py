@@ -47,12 +47,12 @@ def top_p(p: float) -> Processor:
         def halve(_, ends):
             low, high = ends
             middle = (low & high) + ((low ^ high) >> 1)  # their mean without overflow
-            likelier = jnp.sum(jnp.where(order > middle, probabilities, 0))
-            return jnp.where(likelier < p, (low, middle), (middle, high))
+            enough = jnp.sum(jnp.where(order > middle, probabilities, 0)) < p
+            return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
         # The least logit before which there is less than p; a sort finds it too, twenty times slower.
-        ends = jnp.stack([jnp.int32(-(2**31) + 1), jnp.max(order)])
-        least = jax.lax.fori_loop(0, 32, halve, (ends[0], ends[1]))[1]
+        ends = jnp.int32(-(2**31)), jnp.max(order)
+        least = jax.lax.fori_loop(0, 32, halve, ends)[1]
         return jnp.where(order < least, -jnp.inf, logits)
 
     return process

@@ -1,4 +1,4 @@
-"""When a row of beams has found enough, and which of its candidates may end: ``Stopping()`` is exact."""
+"""When a row of beams has found enough, and which of its candidates may end."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -44,6 +44,10 @@ class Stopping:
         if self.bound == "best":
             divisor = jnp.maximum(divisor, penalty(most))
         return ~filled | (live.max(-1) / divisor > done[..., -1])
+
+
+EXACT = Stopping()
+"""A row stops when no live prefix can still beat its worst finished hypothesis."""
 
 
 def transformers(

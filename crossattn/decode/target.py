@@ -58,8 +58,8 @@ class Target:
 
     @property
     def room(self) -> int:
-        """Positions that a cache needs: everything but the last token is read."""
-        return self.start + self.max_length - 1
+        """Positions that a cache needs."""
+        return self.start + self.max_length
 
     @property
     def ends(self) -> tuple[int, ...]:

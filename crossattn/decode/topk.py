@@ -11,11 +11,12 @@ from crossattn.types import Array, Float, Int
 _BLOCK = 64
 
 
-def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B k"], Int[Array, "*B k"]]:
+def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B C"], Int[Array, "*B C"]]:
     """What ``lax.top_k`` gives, ties included: the k largest lie in the k blocks of largest maxima."""
     V = x.shape[-1]
     if V < 4 * _BLOCK or k * _BLOCK > V // 2:
-        return tuple(jax.lax.top_k(x, min(k, V)))
+        values, places = jax.lax.top_k(x, min(k, V))
+        return values, places
     blocks = _blocks(x, -jnp.inf)
     _, best = jax.lax.top_k(blocks.max(-1), k)
     best = jnp.sort(best, axis=-1)  # the first of equal values is to win

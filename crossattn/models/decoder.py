@@ -17,7 +17,7 @@ from crossattn.nn.decoding import DecoderStack
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
-from crossattn.types import Array, Bool, Float, Int, Key
+from crossattn.types import Array, Float, Int, Key
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "*B T"],
         *,
         memory: Float[Array, "*B S M"] | None = None,
-        memory_valid: Bool[Array, "*B S"] | None = None,
+        memory_segments: Int[Array, "*B S"] | None = None,
         segments: Int[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
@@ -101,9 +101,10 @@ class Decoder(nnx.Module):
         keys = split(key, 2)
         x, states = self.decoder(
             self.input(tokens, positions, keys[0]),
-            self._read(memory, memory_valid),
+            self._read(memory),
             keys[1],
             segments=segments,
+            source_segments=memory_segments,
             positions=positions,
             return_weights=return_weights,
         )
@@ -137,11 +138,26 @@ class Decoder(nnx.Module):
         beams: int,
         max_length: int,
         memory: Float[Array, "B S M"] | None = None,
-        memory_valid: Bool[Array, "B S"] | None = None,
+        memory_segments: Int[Array, "B S"] | None = None,
     ) -> Any:
         """Decoding states: the memory read once, and empty caches [B, beams, max_length]."""
-        states = self._read(memory, memory_valid)
+        valid = None if memory_segments is None else memory_segments > 0
+        states = self._read(memory, valid)
         return self.decoder.with_caches(states, (batch, beams), max_length)
+
+    def advance(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T D"], Any]:
+        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
+        positions = index + jnp.arange(tokens.shape[-1])
+        x = self.input(tokens, positions)
+        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
+        return self.output.enter(x), states
 
     def step(
         self,
@@ -152,12 +168,10 @@ class Decoder(nnx.Module):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B J T V"], Any]:
         """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        positions = index + jnp.arange(tokens.shape[-1])
-        x = self.input(tokens, positions)
-        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
-        return self.logits(self.output.enter(x)), states
+        x, states = self.advance(tokens, states, index, return_weights=return_weights)
+        return self.logits(x), states
 
-    def _read(self, memory: Array | None, valid: Array | None) -> Any:
+    def _read(self, memory: Array | None, valid: Array | None = None) -> Any:
         if (memory is None) != (self.memory_dim is None):
             has, given = ("no", "one") if self.memory_dim is None else ("a", "none")
             raise ValueError(f"this Decoder has {has} memory_dim, but was given {given} to read.")

@@ -232,6 +232,20 @@ class Transformer(nnx.Module):
         states = self.decoder.read(encoded, valid)
         return self.decoder.with_caches(states, (source.shape[0], beams), max_length)
 
+    def advance(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T D"], Any]:
+        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
+        positions = index + jnp.arange(tokens.shape[-1])
+        x = self.target_input(tokens, positions)
+        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
+        return self.output.enter(x), states
+
     def step(
         self,
         tokens: Int[Array, "B J T"],
@@ -241,10 +255,8 @@ class Transformer(nnx.Module):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B J T V"], Any]:
         """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        positions = index + jnp.arange(tokens.shape[-1])
-        x = self.target_input(tokens, positions)
-        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
-        return self.logits(self.output.enter(x)), states
+        x, states = self.advance(tokens, states, index, return_weights=return_weights)
+        return self.logits(x), states
 
 
 def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:

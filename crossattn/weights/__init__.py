@@ -1,6 +1,15 @@
 """Pretrained weights in and out: checkpoints as Hugging Face ``transformers`` writes them."""
 
-from crossattn.weights.pretrained import Pretrained, describe, load, save
+from crossattn.weights.labels import shift_right
+from crossattn.weights.pretrained import Pretrained, Tensors, describe, load, save
 from crossattn.weights.safetensors import CheckpointError
 
-__all__ = ["CheckpointError", "Pretrained", "describe", "load", "save"]
+__all__ = [
+    "CheckpointError",
+    "Pretrained",
+    "Tensors",
+    "describe",
+    "load",
+    "save",
+    "shift_right",
+]

@@ -7,7 +7,7 @@ import numpy as np
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.inputs import InputConfig, PositionScheme
 from crossattn.nn.outputs import OutputConfig
-from crossattn.weights.rules import Rules, Shape, under
+from crossattn.weights.rules import Names, Rules, Shape, under
 from crossattn.weights.settings import Settings, bart_block
 
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
@@ -49,7 +49,7 @@ _SHARED, _SOURCE, _TARGET, _OUTPUT = (
 )
 
 
-def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
     return family(
         settings,
@@ -63,7 +63,7 @@ def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any
 
 def family(
     settings: Settings,
-    names: set[str],
+    names: Names,
     *,
     norm_first: bool,
     positions: PositionScheme,
@@ -96,7 +96,7 @@ def family(
     return Transformer, config, _rules(separate, config.tie_output)
 
 
-def _separate_tables(settings: Settings, names: set[str]) -> bool:
+def _separate_tables(settings: Settings, names: Names) -> bool:
     """Whether source and target have tables of their own: Marian's may; so do untied models."""
     shared = settings.get("share_encoder_decoder_embeddings", True)
     return not shared or (not settings.get("tie_word_embeddings", True) and _SOURCE in names)

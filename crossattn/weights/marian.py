@@ -3,13 +3,13 @@
 from typing import Any
 
 from crossattn.weights import bart
-from crossattn.weights.rules import Rules
+from crossattn.weights.rules import Names, Rules
 from crossattn.weights.settings import Settings
 
 PREFIX = bart.PREFIX
 
 
-def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint. Pegasus is pre-norm."""
     return bart.family(
         settings,

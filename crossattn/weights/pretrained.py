@@ -12,10 +12,11 @@ import numpy as np
 from flax import nnx
 
 from crossattn import functional
-from crossattn.types import Params
+from crossattn.types import AnyArray, Array, Int, Params
 from crossattn.weights import safetensors
 from crossattn.weights.hub import find_folder
-from crossattn.weights.rules import Everything, Part, Rules, canonical, tensor_shapes
+from crossattn.weights.labels import last_first, shift_right
+from crossattn.weights.rules import AllNames, Names, Part, Rules, canonical, tensor_shapes
 from crossattn.weights.safetensors import CheckpointError, TensorFiles
 from crossattn.weights.settings import Settings, read_settings
 from crossattn.weights.tokenizer import read_tokenizer
@@ -24,7 +25,7 @@ from crossattn.weights.tokenizer import read_tokenizer
 _FAMILIES = {
     "bart": "bart",
     "bert": "bert",
-    "encoder-decoder": "bert",
+    "encoder-decoder": "encoder_decoder",
     "gpt2": "gpt2",
     "marian": "marian",
     "mbart": "bart",
@@ -82,6 +83,17 @@ class Pretrained:
     def __call__(self, rngs: nnx.Rngs) -> Any:
         return self.module(self.config, rngs=rngs)
 
+    def target_in(self, labels: Int[AnyArray, "B T"]) -> Int[Array, "B T"]:
+        """What an encoder-decoder is given to predict these labels: the same, one later.
+
+        Args:
+          labels: tokens, end-of-sentence included; -100 where nothing is to be predicted.
+        """
+        ids = self.ids
+        if self.settings["model_type"] == "mbart":
+            return last_first(labels, ids["pad_id"])
+        return shift_right(labels, ids["bos_id"], ids["pad_id"])
+
     @property
     def settings(self) -> Settings:
         """``config.json``, and over it ``generation_config.json``."""
@@ -132,7 +144,7 @@ def load(
     names = canonical(
         set(files.shapes), getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
     )
-    module, config, rules = family.configure(settings, set(names.values()), dtype)
+    module, config, rules = family.configure(settings, Names(names.values()), dtype)
     generation = folder / "generation_config.json"
     model = Pretrained(
         module,
@@ -149,7 +161,7 @@ def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
     """The model that a ``config.json`` describes, to be initialised afresh with ``xa.init``."""
     text = json.dumps(dict(settings), indent=2, sort_keys=True) + "\n"
     module, config, rules = _family(Settings(settings)).configure(
-        Settings(settings), Everything(), dtype
+        Settings(settings), AllNames(), dtype
     )
     return Pretrained(module, config, text, rules)
 
@@ -162,8 +174,7 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    axes = functional.flatten(functional.logical_axes(model))
-    tensors = _Tensors(model.rules, functional.flatten(params), axes)
+    tensors = Tensors.of(model, params)
     layout = model.layout or Layout(
         {safetensors.WEIGHTS: {name: name for name in tensors}},
         {safetensors.WEIGHTS: {"format": "pt"}},
@@ -216,7 +227,7 @@ def _read(
         {shard.file: shard.metadata for shard in files.shards},
         files.index,
         kept,
-        _check_computed(rules, files, names, _Tensors(rules, flat, axes)),
+        _check_computed(rules, files, names, Tensors(rules, flat, axes)),
     )
     return params, layout
 
@@ -244,7 +255,7 @@ def _check_names(
 
 
 def _check_computed(
-    rules: Rules, files: TensorFiles, names: dict[str, str], tensors: "_Tensors"
+    rules: Rules, files: TensorFiles, names: dict[str, str], tensors: "Tensors"
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Tensors that repeat others, or that the model computes, must say the same."""
     constants = {}
@@ -264,8 +275,8 @@ def _check_computed(
     return constants
 
 
-class _Tensors:
-    """Parameters seen as a checkpoint's tensors; each is made when asked for."""
+class Tensors(Mapping[str, np.ndarray]):
+    """Parameters (or their gradients) seen as a checkpoint's tensors; each is made when asked for."""
 
     def __init__(self, rules: Rules, flat: Mapping[str, Any], axes: Mapping[str, tuple]):
         self.rules, self.flat, self.axes = rules, flat, axes
@@ -273,11 +284,20 @@ class _Tensors:
         for path in flat:
             self.paths.setdefault(rules.tensor_of(path).module, []).append(path)
 
-    def __contains__(self, name: str) -> bool:
+    @classmethod
+    def of(cls, model: Pretrained, params: Params) -> "Tensors":
+        """Those of a model."""
+        axes = functional.flatten(functional.logical_axes(model))
+        return cls(model.rules, functional.flatten(params), axes)
+
+    def __contains__(self, name: object) -> bool:
         return name in self.paths
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
     def __getitem__(self, name: str) -> np.ndarray:
         ordered = sorted(self.paths[name], key=lambda path: self.rules.tensor_of(path).index)

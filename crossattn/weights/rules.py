@@ -35,11 +35,23 @@ class Part:
         return tensor[..., self.index * width : (self.index + 1) * width]
 
 
-class Everything(set[str]):
-    """The names of a checkpoint that is not there: whatever a config allows."""
+class Names(frozenset[str]):
+    """The names of a checkpoint's tensors."""
+
+    def within(self, module: str) -> "Names":
+        """Those inside a module, as it would call them itself."""
+        start = f"{module}."
+        return Names(name.removeprefix(start) for name in self if name.startswith(start))
+
+
+class AllNames(Names):
+    """The names of a checkpoint that is not there yet: whatever its config allows."""
 
     def __contains__(self, name: object) -> bool:
         return True
+
+    def within(self, module: str) -> Names:
+        return self
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,30 @@ class Rules:
     unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     transposed: bool = True
+
+    def __or__(self, other: "Rules") -> "Rules":
+        """Both families' rules; they have no name in common."""
+        if self.transposed != other.transposed:
+            raise ValueError("rules that lay out dense weights differently do not combine.")
+        return Rules(
+            {**self.names, **other.names},
+            {**self.aliases, **other.aliases},
+            {**self.constants, **other.constants},
+            self.unused + other.unused,
+            self.rows + other.rows,
+            self.transposed,
+        )
+
+    def inside(self, module: str) -> "Rules":
+        """The same rules one level down, in a module that they and we call the same."""
+        return Rules(
+            under(module, module, self.names),
+            {f"{module}.{name}": f"{module}.{other}" for name, other in self.aliases.items()},
+            {rf"{module}\.{pattern}": make for pattern, make in self.constants.items()},
+            tuple(rf"{module}\.{pattern}" for pattern in self.unused),
+            tuple(f"{module}.{path}" for path in self.rows),
+            self.transposed,
+        )
 
     def tensor_of(self, path: str) -> Part:
         """The tensor of one of our parameters, and which part of it."""

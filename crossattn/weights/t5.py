@@ -6,7 +6,7 @@ from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.outputs import OutputConfig
-from crossattn.weights.rules import Rules, under
+from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 
 _ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
@@ -52,7 +52,7 @@ def _rules(gated: bool, tied: bool) -> Rules:
     )
 
 
-def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, Any, Rules]:
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
     gate, _, inner = settings.get("feed_forward_proj", "relu").rpartition("-")
     gated = gate == "gated"

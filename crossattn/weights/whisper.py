@@ -6,7 +6,7 @@ from crossattn.models.transformer import TransformerConfig
 from crossattn.models.whisper import STRIDE, Whisper, WhisperConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.weights.bart import LAYERS
-from crossattn.weights.rules import Rules
+from crossattn.weights.rules import Names, Rules
 from crossattn.weights.settings import Settings, bart_block
 
 _NAMES = {
@@ -23,7 +23,7 @@ _RULES = Rules(_NAMES, aliases={"proj_out.weight": "model.decoder.embed_tokens.w
 PREFIX = "model."
 
 
-def configure(settings: Settings, names: set[str], dtype: Any) -> tuple[Any, WhisperConfig, Rules]:
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, WhisperConfig, Rules]:
     """Module, config and rules of this checkpoint."""
     settings.refuse("tie_word_embeddings", True)
     options: dict[str, Any] = dict(key_bias=False, dtype=dtype)

@@ -35,7 +35,12 @@ class Markov:
     def step(self, tokens, states, index):
         """As a model's ``step``; ``calls`` counts how often it ran."""
         jax.debug.callback(lambda i: self.calls.append(int(i)), index)
-        return jnp.asarray(self.log_p, jnp.float32)[index, tokens], states
+        return self.table_step(tokens, states, index)
+
+    def table_step(self, tokens, states, index):
+        """The same without counting, for any number of tokens at once."""
+        times = jnp.minimum(index + jnp.arange(tokens.shape[-1]), self.length - 1)
+        return jnp.asarray(self.log_p, jnp.float32)[times, tokens], states
 
     def all_hypotheses(self):
         """Every finished sequence, and every unfinished one of full length, with its log p."""

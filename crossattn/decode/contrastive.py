@@ -1,0 +1,177 @@
+"""Contrastive search: likely tokens whose vectors are unlike those of what was said before.
+
+The candidates of a step are beams that share one past, so trying them copies nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.decode import processors as steering
+from crossattn.decode import topk
+from crossattn.decode.capture import Capture, captured
+from crossattn.decode.greedy import log_p_of
+from crossattn.decode.hypotheses import Hypotheses
+from crossattn.decode.processors import Processor
+from crossattn.decode.states import with_ancestors
+from crossattn.decode.target import Target
+from crossattn.types import Array, Bool, Float, Int
+
+
+def contrastive_search(
+    model: Any,
+    states: Any,
+    *,
+    candidates: int = 4,
+    alpha: float = 0.6,
+    processors: Sequence[Processor] = (),
+    capture: Capture | None = None,
+    **target: Any,
+) -> Hypotheses:
+    """One hypothesis a row, of tokens that maximise ``(1 - alpha) p - alpha similarity``.
+
+    ``similarity`` is the largest cosine between a candidate's vector and those of all tokens before it.
+
+    Args:
+      model: with ``advance`` (``step`` before the output layer) and ``logits``.
+      states: what the model's ``start`` made for ``candidates`` beams and ``Target.room`` positions.
+      candidates: the k most likely tokens are compared; 1 is greedy.
+      alpha: 0 is greedy; larger repeats less.
+      processors: what to forbid or reweigh.
+      capture: which cross-attention to return.
+      **target: ``batch`` and ``max_length``, and what else ``Target`` has.
+
+    Returns:
+      Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
+
+    Raises:
+      ValueError: candidates or alpha are out of range.
+    Source: Su et al. 2022, equation 5.
+    """
+    if candidates < 1 or not 0 <= alpha <= 1:
+        raise ValueError(
+            f"candidates is {candidates}, alpha {alpha}; expected 1 or more, and 0 to 1."
+        )
+    search = _Contrast(model, Target(**target), candidates, alpha, tuple(processors), capture)
+    end = jax.lax.while_loop(search.unfinished, search.advance, search.begin(states))
+    tokens = end.tokens[..., search.target.start :]
+    return Hypotheses.of(tokens, end.scores[:, None], search.target.pad_id, end.weights)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Run:
+    """Where the loop stands: the newest token is read already.
+
+    Attributes:
+      path: [B X], which candidate each token was.
+      vectors: [B X D], of unit length.
+      logits, seen: of the next token, and the attention that made them.
+    """
+
+    length: Int[Array, ""]
+    tokens: Int[Array, "B 1 X"]
+    path: Int[Array, "B X"]
+    vectors: Float[Array, "B X D"]
+    logits: Float[Array, "B V"]
+    scores: Float[Array, " B"]
+    done: Bool[Array, " B"]
+    states: Any
+    seen: Float[Array, "B 1 1 M N S"] | None
+    weights: Float[Array, "B 1 T M N S"] | None
+
+
+@dataclass(frozen=True)
+class _Contrast:
+    model: Any
+    target: Target
+    candidates: int
+    alpha: float
+    processors: tuple[Processor, ...]
+    capture: Capture | None
+
+    def begin(self, states: Any) -> _Run:
+        """The whole prefix read."""
+        target, B = self.target, self.target.batch
+        prefix = jnp.repeat(target.prefix[:, None], self.candidates, axis=1)
+        hidden, states, [seen] = captured(
+            self.model.advance, [self.capture], prefix, states, jnp.int32(0)
+        )
+        hidden, tokens = hidden[:, 0], target.tokens(1)
+        seen = None if seen is None else seen[:, :1, -1:]
+        room = jnp.zeros((B, target.max_length, hidden.shape[-1]), jnp.float32)
+        return _Run(
+            length=jnp.int32(target.start),
+            tokens=tokens,
+            path=jnp.zeros_like(tokens[:, 0]),
+            vectors=jnp.concatenate([_unit(hidden), room], axis=1),
+            logits=self.model.logits(hidden[:, -1]).astype(jnp.float32),
+            scores=jnp.zeros((B,), jnp.float32),
+            done=jnp.broadcast_to(target.most() < 1, (B,)),
+            states=states,
+            seen=seen,
+            weights=None if seen is None else jnp.repeat(0 * seen, target.max_length, axis=2),
+        )
+
+    def unfinished(self, run: _Run) -> Bool[Array, ""]:
+        """Whether a row lacks its end."""
+        return (run.length < run.tokens.shape[-1]) & ~jnp.all(run.done)
+
+    def advance(self, run: _Run) -> _Run:
+        """Tries the likeliest tokens, and keeps one of each row."""
+        target, k, put = self.target, self.candidates, jax.lax.dynamic_update_slice_in_dim
+        steered = steering.apply(
+            self.processors, run.logits[:, None], run.tokens, run.length, target.start
+        )[:, 0]
+        best, tokens = topk.top_k(steered, k)
+        path = put(jnp.repeat(run.path[:, None], k, axis=1), _places(best), run.length, axis=2)
+        hidden, states, [seen] = captured(
+            self.model.advance,
+            [self.capture],
+            tokens[..., None].astype(jnp.int32),
+            with_ancestors(run.states, path),
+            run.length,
+        )
+        hidden = hidden[:, :, 0]
+        chosen = self._contrast(best - jax.nn.logsumexp(steered, -1, keepdims=True), hidden, run)
+
+        def kept(x: Array) -> Array:
+            return jnp.take_along_axis(x, chosen.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)
+
+        token = jnp.where(run.done, target.pad_id, kept(tokens)[:, 0].astype(jnp.int32))
+        log_p = log_p_of(run.logits, kept(tokens)[:, 0])
+        count = run.length - target.start
+        return _Run(
+            length=run.length + 1,
+            tokens=put(run.tokens, token[:, None, None], run.length, axis=2),
+            path=put(run.path, chosen[:, None], run.length, axis=1),
+            vectors=put(run.vectors, _unit(kept(hidden)), run.length, axis=1),
+            logits=self.model.logits(kept(hidden)[:, 0]).astype(jnp.float32),
+            scores=jnp.where(run.done, run.scores, run.scores + log_p),
+            done=run.done | target.ended(token) | (count + 1 >= target.most()),
+            states=states,
+            seen=None if seen is None else kept(seen),
+            weights=None if seen is None else put(run.weights, run.seen, count, axis=2),
+        )
+
+    def _contrast(
+        self, log_p: Float[Array, "B k"], hidden: Float[Array, "B k D"], run: _Run
+    ) -> Int[Array, " B"]:
+        """The best candidate of each row."""
+        cosines = jnp.einsum("bkd,bxd->bkx", _unit(hidden), run.vectors)
+        known = jnp.arange(run.vectors.shape[1]) < run.length
+        similarity = jnp.where(known, cosines, -1.0).max(-1)
+        worth = (1 - self.alpha) * jnp.exp(log_p) - self.alpha * similarity
+        return jnp.argmax(jnp.where(log_p == -jnp.inf, -jnp.inf, worth), axis=-1)
+
+
+def _places(x: Float[Array, "B k"]) -> Int[Array, "B k 1"]:
+    return jnp.broadcast_to(jnp.arange(x.shape[1])[None, :, None], (*x.shape, 1))
+
+
+def _unit(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    x = x.astype(jnp.float32)
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

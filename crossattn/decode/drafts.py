@@ -1,0 +1,130 @@
+"""Who guesses the next tokens for ``speculative`` to verify: a small model, or the prompt itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.decode import processors as steering
+from crossattn.decode import topk
+from crossattn.decode.greedy import most_likely
+from crossattn.decode.processors import Processor
+from crossattn.decode.states import StepFn, bare, per_row, rewound, rowwise
+from crossattn.decode.target import Target
+from crossattn.types import Array, Float, Int
+
+
+class Known(NamedTuple):
+    """What a draft is given: sequences of unlike length, and how the target will choose."""
+
+    tokens: Int[Array, "B 1 X"]
+    lengths: Int[Array, " B"]
+    start: int
+    processors: Sequence[Processor]
+    key: Any
+
+
+@runtime_checkable
+class Draft(Protocol):
+    """Guesses ``lookahead`` tokens at a time."""
+
+    lookahead: int
+
+    def begin(self, target: Target) -> Any:
+        """What it carries from guess to guess."""
+        ...
+
+    def guess(
+        self, known: Known, carried: Any
+    ) -> tuple[Int[Array, "B K"], Float[Array, "B K V"] | None, Any]:
+        """Tokens, the distributions that they were drawn from (None: they were sure), what it carries."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelDraft:
+    """A smaller model of the same vocabulary.
+
+    Attributes:
+      step: its next-token function.
+      states: what its ``start`` made for one beam and ``Target.room + lookahead`` positions.
+      lookahead: K.
+    """
+
+    step: StepFn
+    states: Any
+    lookahead: int = 4
+
+    def begin(self, target: Target) -> Any:
+        return per_row(target.enter(self.step, self.states, 1), target.batch)
+
+    def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
+        step, rows = rowwise(self.step), known.lengths.shape[0]
+
+        def one(carry, n):
+            tokens, states = carry
+            lengths = known.lengths + n
+            last = jnp.take_along_axis(tokens, lengths[:, None, None] - 1, axis=2)
+            logits, states = step(last, states, lengths - 1)
+            logits = logits[:, :, 0].astype(jnp.float32)
+            logits = steering.apply(
+                known.processors, logits, tokens, lengths[:, None], known.start
+            )[:, 0]
+            if known.key is None:
+                token = most_likely(logits)[0]
+            else:
+                uniform = jax.random.uniform(jax.random.fold_in(known.key, n), (rows,))
+                token = topk.draw(logits, uniform)
+            tokens = tokens.at[jnp.arange(rows), 0, lengths].set(token, mode="drop")
+            return (tokens, bare(states)), (token, jax.nn.softmax(logits))
+
+        states = rewound(carried, known.lengths - 1)
+        # One step more than it guesses: should all be right, its cache holds the last of them too.
+        (_, states), (tokens, drawn) = jax.lax.scan(
+            one, (known.tokens, states), jnp.arange(self.lookahead + 1)
+        )
+        tokens = jnp.moveaxis(tokens, 0, 1)[:, :-1]
+        drawn = None if known.key is None else jnp.moveaxis(drawn, 0, 1)[:, :-1]
+        return tokens, drawn, states
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """What followed the last time that the newest tokens came, in a prompt or in the text so far.
+
+    It costs no model, and pays where outputs copy from inputs.
+
+    Attributes:
+      prompt: [B P], in the target's vocabulary.
+      lookahead: K.
+      ngram: the most tokens compared; the longest match wins, the latest of equals.
+
+    Source: Saxena 2023, "Prompt lookup decoding".
+    """
+
+    prompt: Int[Array, "B P"]
+    lookahead: int = 8
+    ngram: int = 3
+
+    def begin(self, target: Target) -> Any:
+        return None
+
+    def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
+        def one(prompt, tokens, length):
+            text, P = jnp.concatenate([prompt, tokens]), prompt.shape[0]
+            places = jnp.arange(text.shape[0])
+            matched, same = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
+            for n in range(self.ngram):
+                own = tokens[jnp.maximum(length - 1 - n, 0)]
+                same = same & (jnp.roll(text, n) == own) & (places >= n) & (n < length)
+                matched = matched + same
+            # Its own end is no match, and what stands behind it means nothing.
+            matched = jnp.where(places < P + length - 1, matched, 0)
+            best = jnp.argmax(matched * text.shape[0] + places * (matched > 0))
+            following = best + 1 + jnp.arange(self.lookahead)
+            return text[jnp.minimum(following, text.shape[0] - 1)]
+
+        prompt = jnp.asarray(self.prompt, jnp.int32)
+        return jax.vmap(one)(prompt, known.tokens[:, 0], known.lengths), None, carried

@@ -1,0 +1,143 @@
+"""BERT: an encoder alone, with the heads that it was trained with.
+
+As a decoder, with or without cross-attention, BERT is a ``Decoder``; both together are an ``EncoderDecoder``.
+
+Source: Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.inputs import InputConfig, TokenInput
+from crossattn.nn.layers import linear
+from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.stack import Stack
+from crossattn.ops import masks
+from crossattn.types import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT.
+
+    Attributes:
+      vocab_size: V.
+      block: shape of every block.
+      layers: depth, L.
+      max_length: the longest text, a hard limit.
+      input: embeddings; BERT has token types and a norm.
+      masked_lm: add the head that predicts masked tokens.
+      tie_output: that head's table is the embedding's.
+      pooler: add the layer over the first token's vector.
+      next_sentence: add the head that tells whether text B follows text A; it needs the pooler.
+      scan, remat: see ``Stack``.
+    """
+
+    vocab_size: int
+    block: BlockConfig
+    layers: int
+    max_length: int = 512
+    input: InputConfig = InputConfig(scale=1.0, token_types=2, norm_epsilon=1e-12)
+    masked_lm: bool = True
+    tie_output: bool = True
+    pooler: bool = False
+    next_sentence: bool = False
+    scan: bool = False
+    remat: bool = False
+
+
+def tiny(**changes: Any) -> BertConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False)
+    return replace(BertConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
+
+
+class Bert(nnx.Module):
+    """Tokens in, their vectors out; or logits of the masked ones."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        block = config.block
+        self.input = TokenInput(
+            config.vocab_size,
+            block.dim,
+            positions="learned",
+            max_length=config.max_length,
+            config=config.input,
+            dropout_rate=block.dropout_rate,
+            dtype=block.dtype,
+            rngs=rngs,
+        )
+        self.encoder = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs),
+            config.layers,
+            scan=config.scan,
+            remat=config.remat,
+            rngs=rngs,
+        )
+        head = OutputConfig(transform=True, bias=True)
+        self.output = (
+            TokenOutput(config.vocab_size, block, head, tied=config.tie_output, rngs=rngs)
+            if config.masked_lm
+            else None
+        )
+        options: dict[str, Any] = dict(in_axes=("embed",), dtype=block.dtype, rngs=rngs)
+        self.pooler = (
+            linear(block.dim, block.dim, out_axes=("mlp",), **options) if config.pooler else None
+        )
+        self.next_sentence = (
+            linear(block.dim, 2, out_axes=(None,), **options) if config.next_sentence else None
+        )
+
+    def encode(
+        self,
+        tokens: Int[Array, "*B S"],
+        segments: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+        *,
+        types: Int[Array, "*B S"] | None = None,
+    ) -> Float[Array, "*B S D"]:
+        """Vectors of the tokens. ``segments`` 0 is padding; ``types`` tells text A (0) from B (1)."""
+        keys = split(key, 2)
+        x, _ = self.encoder(
+            self.input(tokens, positions, keys[0], types=types),
+            key=keys[1],
+            mask=None if segments is None else masks.segments(segments),
+        )
+        return x
+
+    def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:
+        """One vector for each text, of its first token.
+
+        Raises:
+          ValueError: this BERT has no pooler.
+        """
+        return jnp.tanh(_present(self.pooler, "pooler")(vectors[..., 0, :]))
+
+    def follows(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B two"]:
+        """Logits: [..., 0] that text B follows text A, [..., 1] that it does not.
+
+        Raises:
+          ValueError: this BERT has no such head.
+        """
+        return _present(self.next_sentence, "next_sentence")(self.pooled(vectors))
+
+    def __call__(self, tokens: Int[Array, "*B S"], *args: Any, **options: Any) -> Any:
+        """Logits [*B S V] of what stands at each token; arguments as in ``encode``.
+
+        Raises:
+          ValueError: this BERT has no such head.
+        """
+        output = _present(self.output, "masked_lm")
+        vectors = self.encode(tokens, *args, **options)
+        return output.logits(output.enter(vectors), self.input.embedding)
+
+
+def _present(module: Any, name: str) -> Any:
+    if module is None:
+        raise ValueError(f"this Bert has no {name}; set {name}=True in its config.")
+    return module

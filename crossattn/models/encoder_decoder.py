@@ -1,0 +1,137 @@
+"""An encoder and a decoder from different families, married by cross-attention: two BERTs, for one.
+
+Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flax import nnx
+
+from crossattn.models import bert, decoder
+from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.nn.blocks import split
+from crossattn.nn.layers import linear
+from crossattn.types import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """The shapes of both halves.
+
+    Attributes:
+      encoder: of the half that reads the source.
+      decoder: of the half that writes the target. Its ``memory_dim`` is the size of the encoder's
+        vectors; where it differs, a linear layer stands between.
+    """
+
+    encoder: BertConfig
+    decoder: DecoderConfig
+
+
+def tiny(**changes: Any) -> EncoderDecoderConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    reader, writer = bert.tiny(masked_lm=False), decoder.tiny(memory_dim=32)
+    return replace(EncoderDecoderConfig(reader, writer), **changes)
+
+
+class EncoderDecoder(nnx.Module):
+    """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``."""
+
+    def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
+        self.encoder = Bert(config.encoder, rngs=rngs)
+        self.decoder = Decoder(config.decoder, rngs=rngs)
+        size, wanted = config.encoder.block.dim, config.decoder.memory_dim
+        if wanted is None:
+            raise ValueError("decoder has no memory_dim; set it to the size of what it reads.")
+        self.bridge = (
+            None
+            if size == wanted
+            else linear(size, wanted, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
+        )
+
+    def encode(
+        self,
+        source: Int[Array, "*B S"],
+        segments: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "*B S D"]:
+        """The source's vectors, as the decoder reads them."""
+        x = self.encoder.encode(source, segments, positions, key)
+        return x if self.bridge is None else self.bridge(x)
+
+    def hidden(
+        self,
+        source: Int[Array, "*B S"],
+        target_in: Int[Array, "*B T"],
+        *,
+        source_segments: Int[Array, "*B S"] | None = None,
+        target_segments: Int[Array, "*B T"] | None = None,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
+        """The decoder's last vectors, before the output table; and all cross-attention weights."""
+        keys = split(key, 2)
+        found = self.decoder.hidden(
+            target_in,
+            memory=self.encode(source, source_segments, key=keys[0]),
+            memory_segments=source_segments,
+            segments=target_segments,
+            key=keys[1],
+            return_weights=return_weights,
+        )
+        return found if return_weights else (found, None)
+
+    def output_table(self) -> Float[Array, "V D"]:
+        """The output layer's weights, one row a token."""
+        return self.decoder.output_table()
+
+    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
+        """The output layer, float32."""
+        return self.decoder.logits(hidden)
+
+    def __call__(
+        self, source: Int[Array, "*B S"], target_in: Int[Array, "*B T"], **options: Any
+    ) -> Any:
+        """Logits [*B T V] of the token after each of ``target_in``; options as in ``hidden``.
+
+        With ``return_weights``, the weights [L *B N T S] of cross-attention too.
+        """
+        x, weights = self.hidden(source, target_in, **options)
+        logits = self.logits(x)
+        return logits if weights is None else (logits, weights)
+
+    def start(
+        self,
+        source: Int[Array, "B S"],
+        source_segments: Int[Array, "B S"] | None,
+        beams: int,
+        max_length: int,
+    ) -> Any:
+        """Decoding states: the source read once, and empty caches [B, beams, max_length]."""
+        memory = self.encode(source, source_segments)
+        return self.decoder.start(source.shape[0], beams, max_length, memory, source_segments)
+
+    def advance(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T D"], Any]:
+        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
+        return self.decoder.advance(tokens, states, index, return_weights=return_weights)
+
+    def step(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T V"], Any]:
+        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
+        return self.decoder.step(tokens, states, index, return_weights=return_weights)

@@ -1,0 +1,108 @@
+"""BERT, as encoder or decoder: names of its tensors, meaning of its config."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.inputs import InputConfig
+from crossattn.nn.outputs import OutputConfig
+from crossattn.weights.rules import Names, Rules, Shape, under
+from crossattn.weights.settings import Settings
+
+_PROJECTIONS = {"query": "self.query", "key": "self.key", "value": "self.value"}
+_ATTENTION = {**_PROJECTIONS, "out": "output.dense"}
+_LAYER = {
+    **under("attention", "attention", _ATTENTION),
+    "attention_residual.norm": "attention.output.LayerNorm",
+    **under("cross", "crossattention", _ATTENTION),
+    "cross_residual.norm": "crossattention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "feedforward_residual.norm": "output.LayerNorm",
+}
+_NAMES = {
+    "input.embedding": "bert.embeddings.word_embeddings",
+    "input.learned": "bert.embeddings.position_embeddings",
+    "input.types": "bert.embeddings.token_type_embeddings",
+    "input.norm": "bert.embeddings.LayerNorm",
+    **under("encoder.layers.{}", "bert.encoder.layer.{}", _LAYER),
+    **under("decoder.stack.layers.{}", "bert.encoder.layer.{}", _LAYER),
+    "pooler": "bert.pooler.dense",
+    "next_sentence": "cls.seq_relationship",
+    "output.dense": "cls.predictions.transform.dense",
+    "output.norm": "cls.predictions.transform.LayerNorm",
+    "output.bias": "cls.predictions.bias",
+    "output": "cls.predictions.decoder",
+}
+_HEAD, _OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
+PREFIX = "bert."
+OLD_NAMES = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    settings.refuse("position_embedding_type", "absolute")
+    tied = settings.get("tie_word_embeddings", True)
+    head = _HEAD in names
+    shared: dict[str, Any] = dict(
+        vocab_size=settings["vocab_size"],
+        block=_block(settings, dtype),
+        layers=settings["num_hidden_layers"],
+        max_length=settings["max_position_embeddings"],
+        input=InputConfig(
+            scale=1.0,
+            token_types=settings["type_vocab_size"],
+            norm_epsilon=settings.get("layer_norm_eps", 1e-12),
+        ),
+        tie_output=tied or not head,
+    )
+    if settings.get("is_decoder"):
+        reads = settings.get("add_cross_attention", False)
+        config = DecoderConfig(
+            **shared,
+            memory_dim=settings["hidden_size"] if reads else None,
+            output=OutputConfig(transform=head, bias=head),
+        )
+        return Decoder, config, _rules(tied, names)
+    config = BertConfig(
+        **shared,
+        masked_lm=head,
+        pooler="bert.pooler.dense.weight" in names,
+        next_sentence="cls.seq_relationship.weight" in names,
+    )
+    return Bert, config, _rules(tied, names)
+
+
+def _block(settings: Settings, dtype: Any) -> BlockConfig:
+    return BlockConfig(
+        dim=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        mlp_dim=settings["intermediate_size"],
+        activation=settings.activation("hidden_act", "gelu"),
+        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
+        norm_first=False,
+        dropout_rate=settings.get("hidden_dropout_prob", 0.1),
+        attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.1),
+        dtype=dtype,
+    )
+
+
+def _rules(tied: bool, names: Names) -> Rules:
+    constants = {r"bert\.embeddings\.position_ids": _position_ids}
+    if tied:
+        aliases = {
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            _OUTPUT_BIAS: _HEAD,
+        }
+        return Rules(_NAMES, aliases, constants)
+    # Not tied, the layer has a bias of its own, and nothing adds the head's.
+    own = {"output.bias": _OUTPUT_BIAS} if _OUTPUT_BIAS in names else {}
+    return Rules(_NAMES | own, {}, constants, (re.escape(_HEAD),) if own else ())
+
+
+def _position_ids(shape: Shape) -> np.ndarray:
+    return np.broadcast_to(np.arange(shape[-1]), shape)

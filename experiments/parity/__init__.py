@@ -1,0 +1,1 @@
+"""Whether a model that was loaded here computes what ``transformers`` computes."""

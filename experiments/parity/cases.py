@@ -1,0 +1,192 @@
+"""Small models of every family, over every option that changes what is computed; and what they are given.
+
+Weights are not kept anywhere: a tensor's name says what is in it, here and in ``transformers``.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
+ROWS, SEARCHED, NEW_TOKENS, BEAMS = 3, 20, 12, 4
+PAD, BOS, EOS = 1, 0, 2
+
+Kind = Literal["pair", "speech", "encoder", "decoder"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model.
+
+    Attributes:
+      name: family and options.
+      model: class of ``transformers``.
+      config: arguments of its config.
+      kind: what goes in: two texts, sound and text, one text.
+      reads: a decoder that reads vectors from elsewhere.
+      search: generate, too.
+      untied: names of tensors that the class ties, and this model does not.
+    """
+
+    name: str
+    model: str
+    config: dict[str, Any] = field(repr=False)
+    kind: Kind = "pair"
+    reads: bool = False
+    search: bool = False
+    untied: tuple[str, ...] = ()
+
+
+_IDS = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
+
+
+def _t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes: Any) -> Case:
+    config = dict(
+        vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
+        num_heads=3, decoder_start_token_id=PAD, **_IDS,
+    )  # fmt: skip
+    name = f"T5, {name}"
+    return Case(name, "T5ForConditionalGeneration", config | changes, search=search, untied=untied)
+
+
+def _bart(family: str, name: str, search: bool = False, model: str = "", **changes: Any) -> Case:
+    config = dict(
+        vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20,
+        max_position_embeddings=32, decoder_start_token_id=EOS, forced_eos_token_id=None, **_IDS,
+    )  # fmt: skip
+    model = model or f"{family}ForConditionalGeneration"
+    return Case(f"{family}, {name}", model, config | changes, search=search)
+
+
+def _bert(name: str, model: str, kind: Kind = "encoder", **changes: Any) -> Case:
+    decoding = dict(
+        search=changes.pop("search", False), reads=changes.get("add_cross_attention", False)
+    )
+    return Case(f"BERT, {name}", model, _BERT | changes, kind, **decoding)
+
+
+_BERT = dict(
+    vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=24, max_position_embeddings=32, **_IDS,
+)  # fmt: skip
+
+
+def _bert_pair(name: str, search: bool = False, **encoder: Any) -> Case:
+    decoder = _BERT | dict(model_type="bert", is_decoder=True, add_cross_attention=True)
+    config = dict(
+        encoder=_BERT | dict(model_type="bert") | encoder,
+        decoder=decoder,
+        decoder_start_token_id=BOS,
+        **_IDS,
+    )
+    return Case(f"BERT pair, {name}", "EncoderDecoderModel", config, search=search)
+
+
+def _whisper(name: str, search: bool = False, **changes: Any) -> Case:
+    config = dict(
+        vocab_size=VOCAB, num_mel_bins=MELS, d_model=16, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=2, decoder_attention_heads=4, encoder_ffn_dim=24,
+        decoder_ffn_dim=20, max_source_positions=FRAMES // 2, max_target_positions=32,
+        decoder_start_token_id=BOS, begin_suppress_tokens=None, **_IDS,
+    )  # fmt: skip
+    model = "WhisperForConditionalGeneration"
+    return Case(f"Whisper, {name}", model, config | changes, "speech", search=search)
+
+
+def _gpt2(name: str, search: bool = False, **changes: Any) -> Case:
+    config = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS)
+    reads = changes.get("add_cross_attention", False)
+    return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
+
+
+CASES = (
+    _t5("tied, relu", search=True),
+    _t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
+        relative_attention_max_distance=10),
+    _t5("v1.1: untied, gated gelu", search=True, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, untied=("lm_head.weight",)),
+    _t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
+        tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),
+    _bart("Bart", "gelu", search=True),
+    _bart("Bart", "scaled, gelu_new", scale_embedding=True, activation_function="gelu_new"),
+    _bart("Bart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
+    _bart("MBart", "scaled", search=True, scale_embedding=True),
+    _bart("MBart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
+    _bart("Marian", "scaled, swish", search=True, model="MarianMTModel", scale_embedding=True,
+          activation_function="swish"),
+    _bart("Marian", "two vocabularies", model="MarianMTModel", decoder_vocab_size=VOCAB - 4,
+          share_encoder_decoder_embeddings=False),
+    _bart("Marian", "two vocabularies, untied", model="MarianMTModel", tie_word_embeddings=False,
+          share_encoder_decoder_embeddings=False),
+    _bart("Pegasus", "scaled, relu", search=True, scale_embedding=True,
+          activation_function="relu"),
+    _bert("masked tokens", "BertForMaskedLM"),
+    _bert("masked tokens, untied, relu", "BertForMaskedLM", tie_word_embeddings=False,
+          hidden_act="relu"),
+    _bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=True),
+    _bert("decoder with cross-attention, gelu_new", "BertLMHeadModel", "decoder", is_decoder=True,
+          add_cross_attention=True, hidden_act="gelu_new", search=True),
+    _bert_pair("of one size", search=True),
+    _bert_pair("of two sizes", hidden_size=24, num_attention_heads=3),
+    _whisper("gelu", search=True),
+    _whisper("unequal halves, relu", encoder_layers=1, decoder_layers=3, activation_function="relu"),
+    _gpt2("gelu_new", search=True),
+    _gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
+          activation_function="gelu", n_inner=20),
+    _gpt2("with cross-attention", add_cross_attention=True),
+)  # fmt: skip
+
+
+def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """What a tensor of that name holds: random numbers, of a size that keeps signals alive."""
+    # RandomState's numbers are promised never to change.
+    random = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) > 1 and shape[0] > 1:
+        random *= 1.5 / np.sqrt(np.prod(shape[1:]))
+    elif name.endswith("weight"):
+        random = 1 + 0.2 * random  # a norm
+    else:
+        random *= 0.3  # a bias
+    return random.astype(np.float32)
+
+
+def inputs(case: Case) -> dict[str, np.ndarray]:
+    """What goes in: more rows than logits are compared of, for generation."""
+    random = np.random.RandomState(zlib.crc32(case.name.encode()))
+    vocab = case.config.get("vocab_size", VOCAB)
+    target_vocab = case.config.get("decoder_vocab_size", vocab)
+    source = random.randint(EOS + 1, vocab, (SEARCHED, LENGTH))
+    present = (np.arange(LENGTH) < random.randint(4, LENGTH + 1, (SEARCHED, 1))).astype(np.int32)
+    labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
+    labels[0, -2:] = -100
+    found = {"labels": labels}
+    if case.kind == "speech":
+        found["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
+    else:
+        found |= {"source": np.where(present, source, PAD), "present": present}
+    if case.kind == "encoder":
+        found["types"] = random.randint(0, 2, (SEARCHED, LENGTH))
+        found["labels"] = np.where(present, source, -100)[:ROWS]
+    if case.kind == "decoder":
+        prompts = random.randint(EOS + 1, vocab, (SEARCHED, 3))
+        prompts[:, -1] = BOS
+        found["prompts"] = prompts
+    if case.reads:
+        size = case.config.get("hidden_size", case.config.get("n_embd"))
+        found["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
+    return found
+
+
+def chosen_gradients(shapes: dict[str, tuple[int, ...]]) -> list[str]:
+    """Three matrices, spread over the model; no tables, whose padding rows torch leaves out."""
+    matrices = sorted(
+        name
+        for name, shape in shapes.items()
+        if len(shape) == 2
+        and min(shape) > 1
+        and not any(word in name for word in ("embed", "shared", "wte", "wpe", "lm_head", "pooler"))
+    )
+    return [matrices[len(matrices) * k // 4] for k in (1, 2, 3)]

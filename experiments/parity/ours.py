@@ -1,0 +1,103 @@
+"""What this library computes of a case, from the checkpoint that ``transformers`` wrote."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import crossattn as xa
+from crossattn import functional
+from experiments.parity.cases import BEAMS, NEW_TOKENS, ROWS, SEARCHED, Case, inputs
+
+
+def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
+    """The same entries that ``reference.measure`` gives.
+
+    Args:
+      gradients: the names of the tensors by which the loss is differentiated.
+    """
+    model, params, _ = xa.load(folder)
+    data = {name: jnp.asarray(array) for name, array in inputs(case).items()}
+    few = {name: array[:ROWS] for name, array in data.items()}
+
+    def loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
+        logits, weights, labels = _forward(case, model, params, few)
+        return _cross_entropy(logits, labels), (logits, weights)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, (logits, weights)), grads = run(params)
+    found: dict[str, Any] = {"logits": logits, "loss": value}
+    if weights is not None:
+        found["weights"] = weights
+    by_name: Mapping[str, np.ndarray] = xa.weights.Tensors.of(model, grads)
+    found |= {f"gradient of {name}": by_name[name] for name in gradients}
+    if case.search:
+        found["greedy"] = _generate(case, model, params, data, beams=1)
+        found["beams"] = _generate(case, model, params, data, beams=BEAMS)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) -> tuple:
+    """Logits, cross-attention weights, and the labels of the logits."""
+    labels = data["labels"]
+    if case.kind == "encoder":
+        logits = xa.apply(model, params, data["source"], data["present"], types=data["types"])
+        return logits, None, labels
+    if case.kind == "decoder":
+        tokens = jnp.maximum(labels, 0)
+        if not case.reads:
+            logits, weights = xa.apply(model, params, tokens), None
+        else:
+            reading = dict(memory=data["memory"], memory_segments=data["present"])
+            logits, weights = xa.apply(model, params, tokens, **reading, return_weights=True)
+        ignored = jnp.full_like(labels[:, :1], -100)
+        return logits, weights, jnp.concatenate([labels[:, 1:], ignored], axis=1)
+    source, present = _source(data)
+    options = dict(source_segments=present, return_weights=True)
+    logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)
+    return logits, weights, labels
+
+
+def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
+    return data.get("frames", data.get("source")), data.get("present")
+
+
+def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean over the labels that count."""
+    counts = labels >= 0
+    log_p = jax.nn.log_softmax(logits)
+    picked = jnp.take_along_axis(log_p, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.sum(picked * counts) / jnp.sum(counts)
+
+
+def _generate(
+    case: Case, model: Any, params: Any, data: dict[str, jax.Array], beams: int
+) -> jax.Array:
+    """The best hypothesis of each row, [B T]."""
+    ids = model.ids
+    size = dict(batch=SEARCHED, max_length=NEW_TOKENS)
+
+    def run(params: Any) -> jax.Array:
+        module = functional.bind(model, params)
+        step = module.step
+        if case.kind == "decoder":
+            # Prompts are read into the caches; their common last token takes the place of a beginning.
+            prompts = jnp.repeat(data["prompts"][:, None], beams, axis=1)
+            before = prompts.shape[-1] - 1
+            reading = (data["memory"], data["present"]) if case.reads else ()
+            states = module.start(SEARCHED, beams, NEW_TOKENS + before, *reading)
+            _, states = module.step(prompts[..., :-1], states, jnp.zeros((), jnp.int32))
+
+            def step(tokens: Any, states: Any, index: Any) -> Any:
+                return module.step(tokens, states, index + before)
+        else:
+            states = module.start(*_source(data), beams, NEW_TOKENS)
+        if beams == 1:
+            return xa.decode.greedy(step, states, **size, **ids).tokens[:, 0]
+        found = xa.decode.beam_search(step, states, beams=beams, length_penalty=0.0, **size, **ids)
+        return found.tokens[:, 0]
+
+    return jax.jit(run)(params)

@@ -1,0 +1,128 @@
+"""What ``transformers`` computes of a case, and a checkpoint of it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.parity.cases import (
+    BEAMS,
+    EOS,
+    NEW_TOKENS,
+    PAD,
+    PENALTY,
+    ROWS,
+    Case,
+    chosen_gradients,
+    inputs,
+    weight,
+)
+
+
+def build(case: Case, folder: Path) -> Any:
+    """The model of a case, its weights those of ``cases.weight``, saved in the folder."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    cls = getattr(transformers, case.model)
+    config = cls.config_class(**case.config)
+    config._attn_implementation = "eager"
+    for half in ("encoder", "decoder"):
+        if isinstance(getattr(config, half, None), transformers.PretrainedConfig):
+            getattr(config, half)._attn_implementation = "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = cls(config).eval()
+    for name in case.untied:
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.nn.Parameter(torch.empty(1)))
+        owner = model.get_submodule(module)
+        getattr(owner, leaf).data = torch.zeros(owner.out_features, owner.in_features)
+    model.save_pretrained(folder)
+    # Tables of sinusoids are frozen, and stay; buffers (a bias of logits) do not.
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, shape in saved_shapes(folder).items():
+            if name not in frozen:
+                state[name].copy_(torch.from_numpy(weight(name, shape)))
+    model.save_pretrained(folder)
+    return model
+
+
+def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a checkpoint of one file."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="numpy") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+
+
+def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
+    """Logits, cross-attention weights, loss, three gradients, generated tokens."""
+    import torch
+
+    data = {name: torch.from_numpy(array) for name, array in inputs(case).items()}
+    out = model(**_call(case, data), output_attentions=True)
+    out.loss.backward()
+    found = {"logits": out.logits, "loss": out.loss}
+    if getattr(out, "cross_attentions", None):
+        found["weights"] = torch.stack(out.cross_attentions)
+    parameters = dict(model.named_parameters())
+    for name in chosen_gradients(saved_shapes(folder)):
+        found[f"gradient of {name}"] = parameters[name].grad
+    if case.search:
+        found["greedy"] = _generate(case, model, data, num_beams=1)
+        found["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+    if case.kind == "encoder":  # what stands at padding, nobody reads
+        found["logits"] = found["logits"] * data["present"][:ROWS, :, None]
+    return {name: tensor.detach().numpy() for name, tensor in found.items()}
+
+
+def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
+    few = {name: tensor[:ROWS] for name, tensor in data.items()}
+    labels = few["labels"].long()
+    if case.kind == "speech":
+        return {"input_features": few["frames"].transpose(1, 2), "labels": labels}
+    if case.kind == "decoder":
+        given = {"input_ids": labels.clamp(min=PAD), "labels": labels}
+        return given | _memory(few)
+    call = {"input_ids": few["source"].long(), "attention_mask": few["present"], "labels": labels}
+    return call | ({"token_type_ids": few["types"].long()} if "types" in few else {})
+
+
+def _memory(data: dict[str, Any]) -> dict[str, Any]:
+    if "memory" not in data:
+        return {}
+    return {"encoder_hidden_states": data["memory"], "encoder_attention_mask": data["present"]}
+
+
+def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> Any:
+    """Generated tokens [B T], without what they began with."""
+    import torch
+    from transformers.generation import GenerationMixin
+
+    given = {
+        "speech": lambda: {"input_features": data["frames"].transpose(1, 2)},
+        "decoder": lambda: {
+            "input_ids": data["prompts"].long(),
+            "attention_mask": torch.ones_like(data["prompts"]),
+            **_memory(data),
+        },
+        "pair": lambda: {
+            "input_ids": data["source"].long(),
+            "attention_mask": data["present"],
+        },
+    }[case.kind]()
+    start = data["prompts"].shape[1] if case.kind == "decoder" else 1
+    # Whisper's own generate() is about long recordings; this is what it calls for each piece.
+    tokens = GenerationMixin.generate(
+        model, **given, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=PAD,
+        eos_token_id=EOS, **options,
+    )[:, start:]  # fmt: skip
+    padded = torch.full((len(tokens), NEW_TOKENS), PAD)
+    padded[:, : tokens.shape[1]] = tokens
+    return padded

@@ -1,0 +1,204 @@
+"""Beam search under other rules: of transformers, of groups, of coverage, of constraints and limits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from crossattn.decode import beam_search, constraints, penalties, stopping
+
+from . import markov
+from .markov import BOS, EOS, Markov
+from .test_beam import read
+
+
+def search(model, *, beams, batch=1, **options):
+    """Hypotheses of a table model, jitted."""
+    options = dict(max_length=model.length) | options
+    call = jax.jit(lambda s: beam_search(model.table_step, s, batch=batch, beams=beams, **options))
+    return jax.device_get(call(model.states(batch, beams)))
+
+
+def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **options):
+    """[(tokens, score)] of ``generate`` over the same table, best first."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_outputs import CausalLMOutput
+
+    table = torch.tensor(model.log_p).float()
+
+    class Config(transformers.PretrainedConfig):
+        model_type = "table"
+
+    class Table(transformers.PreTrainedModel, transformers.GenerationMixin):
+        config_class = Config
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.post_init()
+
+        def forward(self, input_ids, **unused):
+            times = torch.arange(input_ids.shape[1]).clamp(max=len(table) - 1)
+            return CausalLMOutput(logits=table[times, input_ids])
+
+    config = Config(vocab_size=model.vocab, num_hidden_layers=1)
+    found = Table(config).generate(
+        torch.tensor([prefix]),
+        attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
+        num_beams=beams,
+        num_return_sequences=beams,
+        do_sample=False,
+        length_penalty=alpha,
+        early_stopping=early,
+        max_new_tokens=model.length,
+        pad_token_id=0,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        use_cache=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    sequences = found.sequences[:, len(prefix) :].tolist()
+    scores = found.sequences_scores.tolist()
+    return [(tuple(t for t in tokens if t), s) for tokens, s in zip(sequences, scores, strict=True)]
+
+
+@pytest.mark.parametrize("early", [False, True, "never"])
+@pytest.mark.parametrize(
+    ("beams", "alpha", "bonus"), [(3, 1.0, 1.5), (4, 0.0, 0.5), (2, 2.0, 3.0), (4, -1.0, 1.0)]
+)
+def test_the_rule_of_transformers_finds_what_transformers_finds(beams, alpha, bonus, early):
+    for seed in range(3):
+        model = Markov(seed, vocab=9, length=10, eos_bonus=bonus)
+        found = search(
+            model,
+            beams=beams,
+            length_penalty=penalties.power(alpha),
+            stopping=stopping.transformers(early, alpha),
+        )
+        expected = generated_by_transformers(model, beams, alpha, early)
+        assert [tokens for tokens, _ in read(found)] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+
+
+def test_constraints_and_a_prefix_find_what_transformers_finds():
+    prefix = (BOS, 4, 3)
+    options = dict(length_penalty=penalties.power(1.0), stopping=stopping.transformers())
+    for seed in range(3):
+        model = Markov(seed, vocab=9, length=8, eos_bonus=1.0)
+        found = search(
+            model,
+            beams=3,
+            prefix=prefix,
+            processors=[
+                constraints.no_repeat_ngram(2),
+                constraints.min_length(3, EOS),
+                constraints.ban(5),
+                constraints.max_length(8, EOS),
+            ],
+            **options,
+        )
+        expected = generated_by_transformers(
+            model, 3, 1.0, False, prefix, no_repeat_ngram_size=2, min_new_tokens=3,
+            suppress_tokens=[5], forced_eos_token_id=EOS,
+        )  # fmt: skip
+        assert [tokens for tokens, _ in read(found)] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+
+
+def test_constrained_beams_find_the_best_of_what_is_allowed():
+    model = Markov(0, vocab=6, length=4)
+    found = search(
+        model,
+        beams=32,
+        length_penalty=0.0,
+        processors=[constraints.no_repeat_ngram(1), constraints.min_length(2, EOS)],
+    )
+    allowed = [
+        (tokens, score)
+        for tokens, score in model.all_hypotheses()
+        if len(set(tokens)) == len(tokens) and (tokens[-1] != EOS or len(tokens) > 2)
+    ]
+    allowed.sort(key=lambda pair: -pair[1])
+    best = read(found)[:6]
+    assert [tokens for tokens, _ in best] == [tokens for tokens, _ in allowed[:6]]
+    np.testing.assert_allclose([s for _, s in best], [s for _, s in allowed[:6]], rtol=1e-4)
+
+
+def test_every_row_has_its_own_limit():
+    model = Markov(2, vocab=7, length=6, eos_bonus=-1.0)
+    limits = [6, 0, 3, 1]
+    found = search(model, beams=3, batch=4, limits=jnp.array(limits))
+    for row, limit in enumerate(limits):
+        if limit == 0:
+            assert not found.tokens[row].any() and np.all(found.scores[row] == -np.inf)
+            continue
+        next_log_p = functools.partial(table_row, model)
+        plain = markov.plain_beam_search(next_log_p, 3, limit, 0.6)
+        assert [tokens for tokens, _ in read(found, row)] == [tokens for tokens, _ in plain]
+        np.testing.assert_allclose(found.scores[row], [s for _, s in plain], rtol=1e-4)
+
+
+def table_row(model, tokens):
+    return model.log_p[len(tokens), (BOS, *tokens)[-1]]
+
+
+def test_the_best_of_n_are_the_first():
+    found = search(Markov(1, vocab=8), beams=5)
+    first = found.best(2)
+    assert first.tokens.shape[1] == first.scores.shape[1] == 2
+    np.testing.assert_array_equal(first.tokens, found.tokens[:, :2])
+
+
+def plain_groups(model, groups, size, diversity, length):
+    """Diverse beam search over lists: [(tokens, score)] of all groups, best first; alpha 0."""
+    live = [[((), 0.0)] for _ in range(groups)]
+    done = [[] for _ in range(groups)]
+    for step in range(length):
+        taken = np.zeros(model.vocab)
+        for g in range(groups):
+            children = [
+                ((*tokens, t), score + row[t], score + row[t] - diversity * taken[t])
+                for tokens, score in live[g]
+                for row in [table_row(model, tokens)]
+                for t in range(model.vocab)
+            ]
+            children.sort(key=lambda child: -child[2])
+            children = [child[:2] for child in children[: 2 * size]]
+            ended = [c for c in children if c[0][-1] == EOS or step == length - 1]
+            done[g] = sorted(done[g] + ended, key=lambda c: -c[1])[:size]
+            going = [c for c in children if c[0][-1] != EOS]
+            live[g] = sorted(going, key=lambda c: -c[1])[:size]
+            for tokens, _ in live[g]:
+                taken[tokens[-1]] += 1
+    return sorted(sum(done, []), key=lambda c: -c[1])
+
+
+@pytest.mark.parametrize(("groups", "size"), [(2, 2), (3, 1)])
+def test_groups_find_what_plain_diverse_beam_search_finds(groups, size):
+    for seed in range(3):
+        model = Markov(seed, vocab=8, length=5)
+        found = search(model, beams=groups * size, groups=groups, diversity=0.7, length_penalty=0.0)
+        expected = plain_groups(model, groups, size, 0.7, 5)
+        assert [t for t, _ in read(found)] == [t for t, _ in expected]
+        np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+
+
+def test_more_diversity_says_more_different_things():
+    model = Markov(5, vocab=10, length=4, sharpness=2.0)
+
+    def first_tokens(diversity):
+        found = search(model, beams=4, groups=4, diversity=diversity)
+        return len({tokens[0] for tokens, _ in read(found)})
+
+    assert first_tokens(0.0) == 1 < first_tokens(100.0)
+
+
+@pytest.mark.parametrize(("beams", "groups"), [(0, 1), (3, 2), (2, 0)])
+def test_beams_that_do_not_divide_into_groups_are_refused(beams, groups):
+    with pytest.raises(ValueError, match="expected a multiple of the groups"):
+        search(Markov(0), beams=beams, groups=groups)

@@ -1,0 +1,137 @@
+"""Attention kept in the loop is that of one pass over the finished text, in every search."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from crossattn.decode import (
+    Capture,
+    ModelDraft,
+    attention_of,
+    constraints,
+    generate,
+    penalties,
+    speculative,
+    translate,
+)
+
+from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
+
+CHOSEN = Capture(layers=(-1, 0), heads=(1,))
+
+
+@functools.cache
+def model(scan):
+    return translator(scan=scan)
+
+
+def drafted(model, capture):
+    """Speculative decoding with the model itself as its draft."""
+    sources = jnp.asarray(SOURCE), jnp.asarray(SEGMENTS)
+    start = lambda: model.start(*sources, 1, LENGTH + 4)  # noqa: E731
+    draft = ModelDraft(model.step, start(), 2)
+    options = dict(batch=3, max_length=LENGTH, capture=capture)
+    return speculative(model.step, start(), draft=draft, **options)
+
+
+SEARCHES = {
+    "greedy": {},
+    "sample": {"key": jax.random.key(0)},
+    "prefix": {"prefix": (1, 4, 3), "processors": [constraints.ban(5)]},
+    "beams": {"beams": 3},
+    "prefix, groups": {"beams": 4, "groups": 2, "prefix": (1, 4)},
+    "contrastive": {"candidates": 3},
+    "speculative": drafted,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "scan"),
+    [*((name, False) for name in SEARCHES), ("beams", True), ("speculative", True)],
+)
+def test_captured_attention_is_that_of_the_finished_text(name, scan):
+    pair, options = model(scan), SEARCHES[name]
+
+    @jax.jit
+    def both(params):
+        m = bound((pair[0], params))
+        if callable(options):
+            found = options(m, CHOSEN)
+        else:
+            found = translate(m, SOURCE, SEGMENTS, max_length=LENGTH, capture=CHOSEN, **options)
+        prefix = options.get("prefix", (1,)) if isinstance(options, dict) else (1,)
+        given = np.broadcast_to(np.array(prefix[1:], np.int32), (3, len(prefix) - 1))
+        whole = [
+            attention_of(m, SOURCE, jnp.concatenate([given, found.tokens[:, j]], axis=1), SEGMENTS)[
+                ..., len(prefix) - 1 :, :
+            ]
+            for j in range(found.tokens.shape[1])
+        ]
+        return found, jnp.stack(whole, axis=2)  # [L B J N T S]
+
+    found, whole = jax.device_get(both(pair[1]))
+    expected = np.moveaxis(whole[[1, 0]][:, :, :, [1]], 0, 2)  # [B J M N T S]
+    assert found.weights.shape == expected.shape
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-3, atol=1e-5)
+    assert found.lengths.min() < LENGTH or name == "sample"
+
+
+def test_nothing_is_captured_unless_asked_for():
+    pair = model(False)
+    shapes = jax.eval_shape(lambda p: translate(bound((pair[0], p)), SOURCE, max_length=3), pair[1])
+    assert shapes.weights is None
+
+
+def test_layers_and_heads_that_do_not_exist_are_refused():
+    for capture, said in ((Capture(layers=(2,)), "layers has 2"), (Capture(heads=(-3,)), "heads")):
+        with pytest.raises(ValueError, match=said):
+            translate(bound(model(False)), SOURCE, max_length=3, capture=capture)
+
+
+@pytest.mark.parametrize("options", [{}, {"candidates": 2}])
+def test_a_model_without_a_source_has_nothing_to_capture(options):
+    lm = bound(language_model())
+    with pytest.raises(ValueError, match="reads no source"):
+        generate(lm, batch=1, max_length=3, capture=Capture(), **options)
+
+
+def test_coverage_charges_for_what_no_token_attended_to():
+    pair, beta = model(False), 0.7
+    coverage = penalties.Coverage(beta, Capture(layers=(0,), heads=(0,)))
+    run = jax.jit(
+        lambda p, **options: translate(
+            bound((pair[0], p)),
+            SOURCE,
+            SEGMENTS,
+            max_length=LENGTH,
+            beams=3,
+            length_penalty=0.0,
+            capture=Capture(layers=(0,), heads=(0,)),
+            coverage=coverage,
+        )
+    )
+    found = jax.device_get(run(pair[1]))
+    log_p = jax.device_get(
+        jax.jit(lambda p, t: scored(bound((pair[0], p)), t))(pair[1], found.tokens)
+    )
+    covered = found.weights[:, :, 0, 0].sum(-2)  # [B J S]
+    missed = np.log(np.clip(covered, 1e-6, 1)) * (SEGMENTS > 0)[:, None]
+    np.testing.assert_allclose(found.scores, log_p + beta * missed.sum(-1), rtol=1e-3, atol=1e-3)
+    assert np.all(np.diff(found.scores) <= 0)
+
+
+def scored(model, tokens):
+    """log p of hypotheses [B J T], by full forwards."""
+    totals = []
+    for j in range(tokens.shape[1]):
+        own = tokens[:, j]
+        inputs = jnp.concatenate([jnp.ones_like(own[:, :1]), own[:, :-1]], axis=1)
+        log_p = jax.nn.log_softmax(
+            model(jnp.asarray(SOURCE), inputs, source_segments=jnp.asarray(SEGMENTS))
+        )
+        each = jnp.take_along_axis(log_p, own[..., None], axis=-1)[..., 0]
+        totals.append(jnp.where(own > 0, each, 0).sum(-1))
+    return jnp.stack(totals, axis=1)
