@@ -147,7 +147,7 @@ class _Stream:
             until = jnp.int32(before + every)
             run, more = self._go_on(params, run, limits, key, until, max_length=max_length)
             unfinished = bool(more)
-            yield np.asarray(run.tokens[:, 0, before : int(run.length)])
+            yield np.asarray(run.tokens)[:, 0, before : int(run.length)]
 
 
 def _size(count: int, sizes: Sequence[int]) -> int:

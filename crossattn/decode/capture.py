@@ -26,7 +26,7 @@ class Capture:
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
 
-    def of(self, weights: Float[Array, "L B J N T S"]) -> Float[Array, "B J T M N S"]:
+    def of(self, weights: Float[Array, "layers B J heads T S"]) -> Float[Array, "B J T M N S"]:
         """The chosen layers' and heads' weights, tokens before layers."""
         for name, chosen, axis in (("layers", self.layers, 0), ("heads", self.heads, 3)):
             if chosen is not None:

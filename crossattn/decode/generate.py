@@ -96,12 +96,13 @@ def attention_of(
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
+    segments = jnp.ones_like(source) if source_segments is None else jnp.asarray(source_segments)
     bos = jnp.full((tokens.shape[0], 1), bos_id, tokens.dtype)
     target_in = jnp.concatenate([bos, tokens[:, :-1]], axis=1)
     _, weights = model.hidden(
         source,
         target_in,
-        source_segments=jnp.ones_like(source) if source_segments is None else source_segments,
+        source_segments=segments,
         target_segments=(tokens != pad_id).astype(jnp.int32),
         return_weights=True,
     )

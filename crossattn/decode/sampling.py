@@ -39,6 +39,8 @@ def top_p(p: float) -> Processor:
     """
     if not 0 < p <= 1:
         raise ValueError(f"top_p: p is {p}; expected above 0, at most 1.")
+    if p == 1:
+        return lambda logits, context: logits  # a sum of probabilities may be a little less or more
 
     def process(logits, context: Context):
         probabilities = jax.nn.softmax(logits)

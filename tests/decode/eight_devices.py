@@ -29,7 +29,7 @@ SEARCHES = {
 
 
 def compare(options):
-    build, params = translator()
+    build, params = translator(decoder_layers=1)
     mesh = make_mesh(MeshConfig(data=4, tensor=2))
 
     def call(params, source):

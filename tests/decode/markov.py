@@ -40,7 +40,17 @@ class Markov:
     def table_step(self, tokens, states, index):
         """The same without counting, for any number of tokens at once."""
         times = jnp.minimum(index + jnp.arange(tokens.shape[-1]), self.length - 1)
-        return jnp.asarray(self.log_p, jnp.float32)[times, tokens], states
+        log_p = jnp.asarray(self.log_p, jnp.float32)
+        if log_p.ndim == 3:
+            return log_p[times, tokens], states
+        return log_p[jnp.arange(len(log_p))[:, None, None], times, tokens], states
+
+    @classmethod
+    def rows(cls, models):
+        """One model whose row b is that of ``models[b]``: one program searches them all."""
+        together = cls(0, models[0].vocab, models[0].length)
+        together.log_p = np.stack([model.log_p for model in models])
+        return together
 
     def all_hypotheses(self):
         """Every finished sequence, and every unfinished one of full length, with its log p."""

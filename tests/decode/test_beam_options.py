@@ -21,6 +21,12 @@ def search(model, *, beams, batch=1, **options):
     return jax.device_get(call(model.states(batch, beams)))
 
 
+def same(found, row, expected):
+    """The hypotheses of a row are these [(tokens, score)]."""
+    assert [tokens for tokens, _ in read(found, row)] == [tokens for tokens, _ in expected]
+    np.testing.assert_allclose(found.scores[row], [s for _, s in expected], rtol=1e-4)
+
+
 def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **options):
     """[(tokens, score)] of ``generate`` over the same table, best first."""
     torch = pytest.importorskip("torch")
@@ -64,7 +70,12 @@ def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **optio
     )
     sequences = found.sequences[:, len(prefix) :].tolist()
     scores = found.sequences_scores.tolist()
-    return [(tuple(t for t in tokens if t), s) for tokens, s in zip(sequences, scores, strict=True)]
+    return [(cut(tokens), score) for tokens, score in zip(sequences, scores, strict=True)]
+
+
+def cut(tokens):
+    """Through the end: transformers fills up with it when padding is 0."""
+    return tuple(tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens)
 
 
 @pytest.mark.parametrize("early", [False, True, "never"])
@@ -72,42 +83,41 @@ def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **optio
     ("beams", "alpha", "bonus"), [(3, 1.0, 1.5), (4, 0.0, 0.5), (2, 2.0, 3.0), (4, -1.0, 1.0)]
 )
 def test_the_rule_of_transformers_finds_what_transformers_finds(beams, alpha, bonus, early):
-    for seed in range(3):
-        model = Markov(seed, vocab=9, length=10, eos_bonus=bonus)
-        found = search(
-            model,
-            beams=beams,
-            length_penalty=penalties.power(alpha),
-            stopping=stopping.transformers(early, alpha),
-        )
-        expected = generated_by_transformers(model, beams, alpha, early)
-        assert [tokens for tokens, _ in read(found)] == [tokens for tokens, _ in expected]
-        np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+    models = [Markov(seed, vocab=9, length=10, eos_bonus=bonus) for seed in range(5)]
+    found = search(
+        Markov.rows(models),
+        batch=5,
+        beams=beams,
+        length_penalty=penalties.power(alpha),
+        stopping=stopping.transformers(early, alpha),
+    )
+    for row, model in enumerate(models):
+        same(found, row, generated_by_transformers(model, beams, alpha, early))
 
 
 def test_constraints_and_a_prefix_find_what_transformers_finds():
     prefix = (BOS, 4, 3)
     options = dict(length_penalty=penalties.power(1.0), stopping=stopping.transformers())
-    for seed in range(3):
-        model = Markov(seed, vocab=9, length=8, eos_bonus=1.0)
-        found = search(
-            model,
-            beams=3,
-            prefix=prefix,
-            processors=[
-                constraints.no_repeat_ngram(2),
-                constraints.min_length(3, EOS),
-                constraints.ban(5),
-                constraints.max_length(8, EOS),
-            ],
-            **options,
-        )
+    models = [Markov(seed, vocab=9, length=8, eos_bonus=1.0) for seed in range(5)]
+    found = search(
+        Markov.rows(models),
+        batch=5,
+        beams=3,
+        prefix=prefix,
+        processors=[
+            constraints.no_repeat_ngram(2),
+            constraints.min_length(3, EOS),
+            constraints.ban(5),
+            constraints.max_length(8, EOS),
+        ],
+        **options,
+    )
+    for row, model in enumerate(models):
         expected = generated_by_transformers(
             model, 3, 1.0, False, prefix, no_repeat_ngram_size=2, min_new_tokens=3,
             suppress_tokens=[5], forced_eos_token_id=EOS,
         )  # fmt: skip
-        assert [tokens for tokens, _ in read(found)] == [tokens for tokens, _ in expected]
-        np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+        same(found, row, expected)
 
 
 def test_constrained_beams_find_the_best_of_what_is_allowed():
@@ -124,9 +134,7 @@ def test_constrained_beams_find_the_best_of_what_is_allowed():
         if len(set(tokens)) == len(tokens) and (tokens[-1] != EOS or len(tokens) > 2)
     ]
     allowed.sort(key=lambda pair: -pair[1])
-    best = read(found)[:6]
-    assert [tokens for tokens, _ in best] == [tokens for tokens, _ in allowed[:6]]
-    np.testing.assert_allclose([s for _, s in best], [s for _, s in allowed[:6]], rtol=1e-4)
+    same(found.best(6), 0, allowed[:6])
 
 
 def test_every_row_has_its_own_limit():
@@ -138,9 +146,7 @@ def test_every_row_has_its_own_limit():
             assert not found.tokens[row].any() and np.all(found.scores[row] == -np.inf)
             continue
         next_log_p = functools.partial(table_row, model)
-        plain = markov.plain_beam_search(next_log_p, 3, limit, 0.6)
-        assert [tokens for tokens, _ in read(found, row)] == [tokens for tokens, _ in plain]
-        np.testing.assert_allclose(found.scores[row], [s for _, s in plain], rtol=1e-4)
+        same(found, row, markov.plain_beam_search(next_log_p, 3, limit, 0.6))
 
 
 def table_row(model, tokens):

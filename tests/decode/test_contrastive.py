@@ -35,7 +35,7 @@ def trimmed(found, row):
 
 @pytest.mark.parametrize(("alpha", "before", "banned"), [(0.6, (1,), ()), (0.2, (1, 5, 3), (4, 7))])
 def test_a_language_model_says_what_a_plain_loop_says(alpha, before, banned):
-    build, params = language_model()
+    build, params = language_model(layers=1)
     room = LENGTH + len(before)
 
     @jax.jit
@@ -61,7 +61,7 @@ def test_a_language_model_says_what_a_plain_loop_says(alpha, before, banned):
 
 
 def test_a_translator_says_what_a_plain_loop_says_row_by_row():
-    build, params = translator()
+    build, params = translator(decoder_layers=1)
 
     @jax.jit
     def vectors(params, row, tokens):
@@ -84,7 +84,7 @@ def test_a_translator_says_what_a_plain_loop_says_row_by_row():
 
 
 def test_without_contrast_it_is_greedy():
-    build, params = translator()
+    build, params = translator(decoder_layers=1)
     run = jax.jit(
         lambda p, **o: translate(bound((build, p)), SOURCE, SEGMENTS, max_length=LENGTH, **o),
         static_argnames=("candidates", "alpha"),
