@@ -8,7 +8,7 @@ width, `tensor` along heads, feed-forward and vocabulary; `seq` splits the lengt
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -74,15 +74,23 @@ def spec(
     return PartitionSpec(*taken)
 
 
+def placement(
+    mesh: Mesh | None, rules: Mapping[str, str] = RULES
+) -> Callable[[tuple[str | None, ...], tuple[int, ...]], NamedSharding] | None:
+    """(logical axes, shape) -> where an array lives, as ``xa.load(place=...)`` asks; None without a mesh."""
+    if mesh is None:
+        return None
+    return lambda axes, shape: NamedSharding(mesh, spec(axes, shape, mesh, rules))
+
+
 def params_sharding(
     params: Any, logical_axes: Any, mesh: Mesh | None, rules: Mapping[str, str] = RULES
 ) -> Any:
     """A sharding for each parameter (arrays or their shapes); None without a mesh."""
-    if mesh is None:
+    place = placement(mesh, rules)
+    if place is None:
         return None
-    return jax.tree.map(
-        lambda x, axes: NamedSharding(mesh, spec(axes, x.shape, mesh, rules)), params, logical_axes
-    )
+    return jax.tree.map(lambda x, axes: place(axes, x.shape), params, logical_axes)
 
 
 def state_sharding(

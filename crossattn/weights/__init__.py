@@ -1,8 +1,9 @@
 """Pretrained weights in and out: checkpoints as Hugging Face ``transformers`` writes them."""
 
 from crossattn.weights.labels import shift_right
-from crossattn.weights.pretrained import Pretrained, Tensors, describe, load, save
+from crossattn.weights.pretrained import Pretrained, describe, load, save
 from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.tensors import Tensors
 
 __all__ = [
     "CheckpointError",

@@ -2,23 +2,21 @@
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from flax import nnx
 
-from crossattn import functional
 from crossattn.types import AnyArray, Array, Int, Params
 from crossattn.weights import safetensors
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
-from crossattn.weights.rules import AllNames, Names, Part, Rules, canonical, tensor_shapes
-from crossattn.weights.safetensors import CheckpointError, TensorFiles
+from crossattn.weights.rules import AllNames, Names, Rules, canonical
+from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, read_settings
+from crossattn.weights.tensors import Layout, Place, Tensors, read
 from crossattn.weights.tokenizer import read_tokenizer
 
 # model_type of config.json -> the file of this package that knows it.
@@ -33,28 +31,6 @@ _FAMILIES = {
     "t5": "t5",
     "whisper": "whisper",
 }
-
-Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Sharding]
-"""(logical axes, shape) of a parameter -> where it lives; ``train.sharding.placement`` makes one."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a checkpoint was, beside its parameters: enough to write the same files again.
-
-    Attributes:
-      files: file -> its tensors' names -> those names in the family's rules.
-      metadata: file -> what it says about itself.
-      index: text of the index, where there are several files.
-      kept: tensors that nothing computes with.
-      constants: shape and dtype of tensors that the model computes itself.
-    """
-
-    files: Mapping[str, Mapping[str, str]]
-    metadata: Mapping[str, Mapping[str, str] | None]
-    index: str | None = None
-    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
-    constants: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +129,7 @@ def load(
         rules,
         read_settings(generation)[0] if generation.is_file() else "{}",
     )
-    params, layout = _read(model, files, names, place)
+    params, layout = read(model, rules, files, names, place)
     return replace(model, layout=layout), params, read_tokenizer(folder)
 
 
@@ -196,122 +172,3 @@ def _family(settings: Settings) -> Any:
         known = ", ".join(_FAMILIES)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
     return importlib.import_module(f"crossattn.weights.{_FAMILIES[kind]}")
-
-
-def _read(
-    model: Pretrained, files: TensorFiles, names: dict[str, str], place: Place | None
-) -> tuple[Params, Layout]:
-    """Every tensor, read once and put where its parameters live."""
-    rules = model.rules
-    shapes = functional.flatten(functional.shapes(model))
-    axes = functional.flatten(functional.logical_axes(model))
-    owners: dict[str, list[tuple[str, Part]]] = {}
-    for path in shapes:
-        part = rules.tensor_of(path)
-        owners.setdefault(part.module, []).append((path, part))
-    _check_names(rules, files, names, tensor_shapes(rules, shapes, axes))
-
-    flat: dict[str, jax.Array] = {}
-    kept: dict[str, np.ndarray] = {}
-    for name, tensor in files.read(set(names)):
-        known = names[name]
-        for path, part in owners.get(known, ()):
-            piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
-            where = None if place is None else place(axes[path], piece.shape)
-            flat[path] = jax.device_put(np.ascontiguousarray(piece), where)
-        if rules.is_unused(known) and known not in owners:
-            kept[known] = tensor
-    params = functional.nest({path: flat[path] for path in shapes})
-    layout = Layout(
-        {shard.file: {name: names[name] for name in shard.shapes} for shard in files.shards},
-        {shard.file: shard.metadata for shard in files.shards},
-        files.index,
-        kept,
-        _check_computed(rules, files, names, Tensors(rules, flat, axes)),
-    )
-    return params, layout
-
-
-def _check_names(
-    rules: Rules, files: TensorFiles, names: dict[str, str], expected: dict[str, tuple[int, ...]]
-) -> None:
-    """Every tensor is used, and every parameter has one of its shape."""
-    found = {names[name]: shape for name, shape in files.shapes.items()}
-    wrong = [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
-    wrong += [
-        f"unexpected {name}"
-        for name in sorted(found.keys() - expected.keys())
-        if not (name in rules.aliases or rules.constant(name) or rules.is_unused(name))
-    ]
-    wrong += [
-        f"{name} is {list(found[name])} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"the tensors in {files.folder} do not fit its config.json: {'; '.join(wrong)}."
-        )
-
-
-def _check_computed(
-    rules: Rules, files: TensorFiles, names: dict[str, str], tensors: "Tensors"
-) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Tensors that repeat others, or that the model computes, must say the same."""
-    constants = {}
-    repeated = {n for n, known in names.items() if known in rules.aliases and known not in tensors}
-    computed = {n for n, known in names.items() if rules.constant(known) and known not in tensors}
-    for name, tensor in files.read(repeated | computed):
-        known = names[name]
-        if name in repeated:
-            same = np.array_equal(tensor, tensors[rules.aliases[known]])
-            meant = f"the same as {rules.aliases[known]}"
-        else:
-            wanted = rules.constant(known)(tensor.shape).astype(tensor.dtype)
-            same, meant = np.allclose(tensor, wanted, atol=1e-5), "what the model computes"
-            constants[known] = (tensor.shape, tensor.dtype)
-        if not same:
-            raise CheckpointError(f"{name} in {files.folder} is not {meant}, as it must be.")
-    return constants
-
-
-class Tensors(Mapping[str, np.ndarray]):
-    """Parameters (or their gradients) seen as a checkpoint's tensors; each is made when asked for."""
-
-    def __init__(self, rules: Rules, flat: Mapping[str, Any], axes: Mapping[str, tuple]):
-        self.rules, self.flat, self.axes = rules, flat, axes
-        self.paths: dict[str, list[str]] = {}
-        for path in flat:
-            self.paths.setdefault(rules.tensor_of(path).module, []).append(path)
-
-    @classmethod
-    def of(cls, model: Pretrained, params: Params) -> "Tensors":
-        """Those of a model."""
-        axes = functional.flatten(functional.logical_axes(model))
-        return cls(model.rules, functional.flatten(params), axes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.paths
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        ordered = sorted(self.paths[name], key=lambda path: self.rules.tensor_of(path).index)
-        parts = [
-            self.rules.to_tensor(path, np.asarray(self.flat[path]), self.axes[path])
-            for path in ordered
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-
-    def saved(self, name: str, layout: Layout) -> np.ndarray:
-        """What a file holds under this name, be it a parameter or not."""
-        if name in self:
-            return self[name]
-        if name in layout.constants:
-            shape, dtype = layout.constants[name]
-            return self.rules.constant(name)(shape).astype(dtype)
-        return layout.kept[name] if name in layout.kept else self[self.rules.aliases[name]]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
-ROWS, SEARCHED, NEW_TOKENS, BEAMS = 3, 20, 12, 4
+ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, EOS = 1, 0, 2
 
 Kind = Literal["pair", "speech", "encoder", "decoder"]
@@ -128,7 +128,7 @@ CASES = (
           hidden_act="relu"),
     _bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=True),
     _bert("decoder with cross-attention, gelu_new", "BertLMHeadModel", "decoder", is_decoder=True,
-          add_cross_attention=True, hidden_act="gelu_new", search=True),
+          add_cross_attention=True, hidden_act="gelu_new"),
     _bert_pair("of one size", search=True),
     _bert_pair("of two sizes", hidden_size=24, num_attention_heads=3),
     _whisper("gelu", search=True),

@@ -10,7 +10,9 @@ import numpy as np
 
 import crossattn as xa
 from crossattn import functional
-from experiments.parity.cases import BEAMS, NEW_TOKENS, ROWS, SEARCHED, Case, inputs
+from crossattn.decode import penalties, stopping
+from crossattn.decode.target import Target
+from experiments.parity.cases import BEAMS, NEW_TOKENS, PAD, PENALTY, ROWS, SEARCHED, Case, inputs
 
 
 def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
@@ -45,9 +47,9 @@ def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) ->
     labels = data["labels"]
     if case.kind == "encoder":
         logits = xa.apply(model, params, data["source"], data["present"], types=data["types"])
-        return logits, None, labels
+        return logits * data["present"][..., None], None, labels
     if case.kind == "decoder":
-        tokens = jnp.maximum(labels, 0)
+        tokens = jnp.maximum(labels, PAD)
         if not case.reads:
             logits, weights = xa.apply(model, params, tokens), None
         else:
@@ -77,27 +79,27 @@ def _generate(
     case: Case, model: Any, params: Any, data: dict[str, jax.Array], beams: int
 ) -> jax.Array:
     """The best hypothesis of each row, [B T]."""
-    ids = model.ids
-    size = dict(batch=SEARCHED, max_length=NEW_TOKENS)
+    target = dict(batch=SEARCHED, max_length=NEW_TOKENS, **model.ids)
+    if case.kind == "decoder":
+        target["prefix"] = data["prompts"]
+    room = Target(**target).room
 
     def run(params: Any) -> jax.Array:
         module = functional.bind(model, params)
-        step = module.step
         if case.kind == "decoder":
-            # Prompts are read into the caches; their common last token takes the place of a beginning.
-            prompts = jnp.repeat(data["prompts"][:, None], beams, axis=1)
-            before = prompts.shape[-1] - 1
-            reading = (data["memory"], data["present"]) if case.reads else ()
-            states = module.start(SEARCHED, beams, NEW_TOKENS + before, *reading)
-            _, states = module.step(prompts[..., :-1], states, jnp.zeros((), jnp.int32))
-
-            def step(tokens: Any, states: Any, index: Any) -> Any:
-                return module.step(tokens, states, index + before)
+            states = module.start(SEARCHED, beams, room)
         else:
-            states = module.start(*_source(data), beams, NEW_TOKENS)
+            states = module.start(*_source(data), beams, room)
         if beams == 1:
-            return xa.decode.greedy(step, states, **size, **ids).tokens[:, 0]
-        found = xa.decode.beam_search(step, states, beams=beams, length_penalty=0.0, **size, **ids)
+            return xa.decode.greedy(module.step, states, **target).tokens[:, 0]
+        found = xa.decode.beam_search(
+            module.step,
+            states,
+            beams=beams,
+            length_penalty=penalties.power(PENALTY),
+            stopping=stopping.transformers(length_penalty=PENALTY),
+            **target,
+        )
         return found.tokens[:, 0]
 
     return jax.jit(run)(params)

@@ -110,7 +110,6 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
         "decoder": lambda: {
             "input_ids": data["prompts"].long(),
             "attention_mask": torch.ones_like(data["prompts"]),
-            **_memory(data),
         },
         "pair": lambda: {
             "input_ids": data["source"].long(),

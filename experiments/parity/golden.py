@@ -1,0 +1,75 @@
+"""What ``transformers`` computed, in one small file: for machines that have no PyTorch.
+
+A case keeps its ``config.json``, the names and shapes of its tensors (``cases.weight`` knows what is in
+them), the tables that no name gives away, and what was measured.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from experiments.parity import reference
+from experiments.parity.cases import Case, weight
+
+_FROZEN = "tensor "
+
+
+def make(cases: tuple[Case, ...], path: Path, folder: Path) -> None:
+    """Measures all cases with ``transformers`` and writes the file; checkpoints go to the folder."""
+    entries = {}
+    for index, case in enumerate(cases):
+        own = folder / str(index)
+        measured = reference.measure(case, reference.build(case, own), own)
+        entries |= {f"{case.name}/{name}": array for name, array in _small(measured).items()}
+        entries |= {f"{case.name}/{name}": array for name, array in _checkpoint(own).items()}
+    np.savez_compressed(path, **entries)
+
+
+def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Case -> entry -> array."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(path, allow_pickle=False) as file:
+        for key in file.files:
+            case, _, name = key.partition("/")
+            found.setdefault(case, {})[name] = file[key]
+    return found
+
+
+def rebuild(entries: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    """Writes the case's checkpoint into the folder; returns what was measured of it."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(str(entries["config"]), encoding="utf-8")
+    tensors = {
+        name: entries.get(_FROZEN + name, weight(name, tuple(shape)))
+        for name, shape in json.loads(str(entries["shapes"])).items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    described = {"config", "shapes"}
+    return {
+        name: array
+        for name, array in entries.items()
+        if name not in described and not name.startswith(_FROZEN)
+    }
+
+
+def _small(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    tokens = {"greedy", "beams"}
+    return {n: a.astype(np.uint8) if n in tokens else a for n, a in measured.items()}
+
+
+def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    frozen = {
+        _FROZEN + name: tensor
+        for name, tensor in tensors.items()
+        if not np.array_equal(tensor, weight(name, tensor.shape))
+    }
+    config = (folder / "config.json").read_text(encoding="utf-8")
+    return {"config": np.array(config), "shapes": np.array(json.dumps(shapes)), **frozen}

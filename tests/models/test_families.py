@@ -1,0 +1,96 @@
+"""Whisper, BERT and pairs: what they refuse, and that steps give what the whole sequence gives.
+
+That they compute what their papers' models compute is for ``tests/weights/test_parity.py``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import crossattn as xa
+from crossattn.models import Bert, Decoder, EncoderDecoder, Whisper, bert, decoder, whisper
+from crossattn.models import encoder_decoder as pairs
+from crossattn.nn import OutputConfig
+from tests import numpy_model as oracle
+
+RNG = np.random.default_rng(0)
+TOKENS = jnp.asarray(RNG.integers(3, 64, (2, 5)))
+FRAMES = jnp.asarray(RNG.normal(size=(2, 12, 8)), jnp.float32)
+PRESENT = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+def bound(model, config):
+    build = lambda rngs: model(config, rngs=rngs)  # noqa: E731
+    return xa.functional.bind(build, oracle.random_params(build))
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "source", "segments"),
+    [
+        (Whisper, whisper.tiny(), FRAMES, None),
+        (EncoderDecoder, pairs.tiny(), TOKENS, PRESENT),
+    ],
+)
+def test_steps_give_what_the_whole_sequence_gives(model, config, source, segments):
+    module = bound(model, config)
+    whole = module(source, TOKENS, source_segments=segments)
+    states, step = module.start(source, segments, 1, 5), jax.jit(module.step)
+    for index in range(5):
+        logits, states = step(TOKENS[:, None, index : index + 1], states, jnp.int32(index))
+        np.testing.assert_allclose(logits[:, 0, 0], whole[:, index], rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_frames_are_fine_and_too_many_are_refused(in_production):
+    module = bound(Whisper, whisper.tiny())
+    assert module.encode(FRAMES).shape == (2, 6, 32)
+    with pytest.raises(ValueError, match="42 frames; this model reads at most 40"):
+        module.encode(jnp.zeros((1, 42, 8)))
+
+
+def test_the_sinusoids_of_whisper_are_not_trained():
+    module = bound(Whisper, whisper.tiny())
+    grads = nnx.grad(lambda m: jnp.sum(m(FRAMES, TOKENS) ** 2))(module)
+    flat = dict(nnx.to_flat_state(nnx.state(grads)))
+    assert not np.any(flat["source_input", "positions", "table"][...])
+    assert np.any(flat["source_input", "first", "kernel"][...])
+
+
+def test_padding_changes_no_vector_of_a_real_token():
+    module = bound(Bert, bert.tiny(pooler=True, next_sentence=True))
+    whole = module.encode(TOKENS[1:, :3])
+    padded = module.encode(TOKENS[1:], PRESENT[1:])
+    np.testing.assert_allclose(padded[:, :3], whole, rtol=1e-4, atol=1e-5)
+    assert module.follows(whole).shape == (1, 2)
+    assert np.any(module(TOKENS, types=PRESENT) != module(TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m(TOKENS), "no masked_lm; set masked_lm=True"),
+        (lambda m: m.pooled(m.encode(TOKENS)), "no pooler; set pooler=True"),
+    ],
+)
+def test_a_head_that_is_not_there_is_named(call, message):
+    module = bound(Bert, bert.tiny(masked_lm=False))
+    with pytest.raises(ValueError, match=message):
+        call(module)
+
+
+def test_a_decoder_says_whether_it_reads():
+    alone, reader = (bound(Decoder, decoder.tiny(memory_dim=m)) for m in (None, 8))
+    with pytest.raises(ValueError, match="has no memory_dim, but was given one"):
+        alone(TOKENS, memory=FRAMES)
+    with pytest.raises(ValueError, match="has a memory_dim, but was given none"):
+        reader(TOKENS)
+    logits, weights = reader(TOKENS, memory=FRAMES, return_weights=True)
+    assert logits.shape == (2, 5, 64)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_table_with_a_bias_beside_it_is_not_given_to_losses():
+    module = bound(Decoder, decoder.tiny(output=OutputConfig(bias=True)))
+    with pytest.raises(ValueError, match="has a bias"):
+        module.output_table()

@@ -1,0 +1,62 @@
+"""Checkpoints for tests: small ones of every kind, split, renamed, damaged."""
+
+import json
+from pathlib import Path
+
+import jax
+from safetensors.numpy import load_file, save_file
+
+import crossattn as xa
+
+BART = dict(
+    model_type="bart", vocab_size=20, d_model=8, encoder_layers=1, decoder_layers=1,
+    encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=12, decoder_ffn_dim=12,
+    max_position_embeddings=10, activation_function="gelu", pad_token_id=1, bos_token_id=0,
+    eos_token_id=2, decoder_start_token_id=2,
+)  # fmt: skip
+BERT = dict(
+    model_type="bert", vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+    intermediate_size=12, max_position_embeddings=10, type_vocab_size=2, pad_token_id=0,
+)  # fmt: skip
+GPT2 = dict(
+    model_type="gpt2", vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=10, eos_token_id=2
+)
+MARIAN = BART | dict(model_type="marian")
+T5 = dict(
+    model_type="t5", vocab_size=20, d_model=8, d_kv=3, d_ff=12, num_layers=1, num_heads=2,
+    pad_token_id=0, eos_token_id=1,
+)  # fmt: skip
+WHISPER = BART | dict(
+    model_type="whisper", num_mel_bins=4, max_source_positions=6, max_target_positions=8
+)
+ALL = {c["model_type"]: c for c in (BART, BERT, GPT2, MARIAN, T5, WHISPER)}
+
+
+def fresh(config: dict, folder: Path) -> Path:
+    """A checkpoint of random parameters."""
+    model = xa.weights.describe(config)
+    return xa.save(folder, model, xa.init(model, jax.random.key(0)))
+
+
+def rewrite(folder: Path, change) -> Path:
+    """The same checkpoint with its tensors changed: ``change`` gets their dict and alters it."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def shard(folder: Path, count: int = 3) -> Path:
+    """The same checkpoint in several files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {}
+    for index in range(count):
+        name = f"model-{index + 1:05}-of-{count:05}.safetensors"
+        own = {key: tensors[key] for key in sorted(tensors)[index::count]}
+        save_file(own, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(own, name)
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return folder

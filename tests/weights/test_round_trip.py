@@ -1,0 +1,121 @@
+"""What is loaded and saved again is the same files, to the bit."""
+
+import filecmp
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import crossattn as xa
+from tests.weights import checkpoints
+
+
+def same_files(folder, tmp_path):
+    """Loads, saves elsewhere, and compares every file that the checkpoint has."""
+    model, params, _ = xa.load(folder)
+    again = xa.save(tmp_path / "again", model, params)
+    names = sorted(path.name for path in folder.iterdir())
+    assert sorted(path.name for path in again.iterdir()) == names
+    _, different, unreadable = filecmp.cmpfiles(folder, again, names, shallow=False)
+    assert different == unreadable == []
+    return model, params
+
+
+@pytest.mark.parametrize("kind", checkpoints.ALL)
+def test_every_family_makes_the_same_file_again(kind, tmp_path):
+    same_files(checkpoints.fresh(checkpoints.ALL[kind], tmp_path / kind), tmp_path)
+
+
+def test_several_files_stay_several_files(tmp_path):
+    folder = checkpoints.fresh(checkpoints.T5, tmp_path / "t5")
+    _, whole, _ = xa.load(folder)
+    _, parts = same_files(checkpoints.shard(folder), tmp_path)
+    for name, array in xa.functional.flatten(whole).items():
+        np.testing.assert_array_equal(array, xa.functional.flatten(parts)[name])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_stays_half_precision_and_computes_in_full(dtype, tmp_path):
+    def half(tensors):
+        tensors.update({name: tensor.astype(dtype) for name, tensor in tensors.items()})
+
+    folder = checkpoints.rewrite(checkpoints.fresh(checkpoints.BART, tmp_path / "bart"), half)
+    model, params = same_files(folder, tmp_path)
+    assert {x.dtype for x in xa.functional.flatten(params).values()} == {jnp.dtype(dtype)}
+    tokens = jnp.ones((1, 3), jnp.int32)
+    assert xa.apply(model, params, tokens, tokens).dtype == jnp.float32
+
+
+def test_a_tensor_that_is_there_twice_is_saved_twice(tmp_path):
+    def repeat(tensors):
+        for name in ("model.encoder.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = tensors["model.shared.weight"]
+
+    folder = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
+    same_files(checkpoints.rewrite(folder, repeat), tmp_path)
+
+
+def test_what_the_model_computes_itself_is_checked_and_saved(tmp_path):
+    angles = np.arange(10)[:, None] / 10000 ** (2 * np.arange(4) / 8)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+    def add(tensors):
+        tensors["model.encoder.embed_positions.weight"] = table
+
+    folder = checkpoints.fresh(checkpoints.MARIAN, tmp_path / "marian")
+    same_files(checkpoints.rewrite(folder, add), tmp_path)
+
+    def spoil(tensors):
+        tensors["model.encoder.embed_positions.weight"] = table + 0.1
+
+    with pytest.raises(
+        xa.weights.CheckpointError, match="embed_positions.weight .* what the model"
+    ):
+        xa.load(checkpoints.rewrite(folder, spoil))
+
+
+def test_the_names_of_older_files_are_known(tmp_path):
+    """BERT's norms had gammas and betas, GPT-2's files the causal mask; bare models have no prefix."""
+
+    def bert(tensors):
+        for name in list(tensors):
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+            tensors[old.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
+        tensors["bert.embeddings.position_ids"] = np.arange(10)[None]
+
+    def gpt2(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors.pop("lm_head.weight", None)
+        tensors["h.0.attn.bias"] = np.tri(10, dtype=np.float32)[None, None]
+        tensors["h.0.attn.masked_bias"] = np.array(-1e4, np.float32)
+
+    for config, change in ((checkpoints.BERT, bert), (checkpoints.GPT2, gpt2)):
+        folder = checkpoints.fresh(config, tmp_path / config["model_type"] / "old")
+        same_files(checkpoints.rewrite(folder, change), tmp_path / config["model_type"])
+
+
+def test_each_tensor_is_placed_once_and_as_it_is_read(tmp_path, monkeypatch):
+    """At most one tensor waits on the host for its device."""
+    import jax
+
+    device = jax.devices()[0]
+    folder = checkpoints.fresh(checkpoints.GPT2, tmp_path / "gpt2")
+    asked, put = [], []
+    real = jax.device_put
+
+    def place(axes, shape):
+        assert len(axes) == len(shape) and len(asked) == len(put)
+        asked.append(axes)
+        return jax.sharding.SingleDeviceSharding(device)
+
+    def device_put(x, where):
+        assert isinstance(where, jax.sharding.SingleDeviceSharding)
+        put.append(x.shape)
+        return real(x, where)
+
+    monkeypatch.setattr(jax, "device_put", device_put)
+    model, params, _ = xa.load(folder, place=place)
+    assert len(put) == len(xa.functional.flatten(params))
+    assert ("embed", "heads", "head_dim") in asked
