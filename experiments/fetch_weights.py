@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from crossattn.data import fetch
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.weights import ctranslate2
+from crossattn.weights import ctranslate2, safetensors
 from experiments import launch
 
 _HEAD_SIZE = 64  # of every released Whisper
@@ -133,7 +132,7 @@ def convert(source: Path, target: Path) -> None:
     }.items():
         text = json.dumps(content, indent=2) + "\n"
         (target / f"{name}.json").write_text(text, encoding="utf-8")
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    safetensors.write(target / safetensors.WEIGHTS, tensors, {"format": "pt"})
 
 
 def model_config(tensors: dict[str, np.ndarray], tokens: WhisperTokens) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from absl import flags
 
+from crossattn import viz, weights
 from crossattn.data.audio import read_audio
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.transcribe import Transcriber
 from crossattn.decode.transcript import FRAME, TIME, Transcript
-from crossattn.weights import pretrained
 from experiments import fetch_weights, launch
 
 _MODEL = flags.DEFINE_string("model", "tiny.en", "tiny.en, base, or the folder of a checkpoint.")
@@ -58,7 +58,7 @@ def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcrib
       Refused: there is no such model, or it is no Whisper that can tell the time where words are asked for.
     """
     folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
-    model, params, _ = pretrained.load(folder)
+    model, params, _ = weights.load(folder)
     heads = model.settings.get("alignment_heads") or []
     if words and not heads:
         raise launch.Refused(
@@ -94,10 +94,10 @@ def draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, p
     words = [word for word in transcript.words if word.end <= len(window) * FRAME]
     if not words:
         raise launch.Refused("nothing was said in the first window, so there is nothing to draw.")
-    weights = transcriber.attention(window, [word.text for word in words], transcript.language)
+    seen = transcriber.attention(window, [word.text for word in words], transcript.language)
     # A cell is a few vectors of the encoder, so that words stay readable.
-    width = -(-weights.shape[1] // _COLUMNS)
-    cells = np.add.reduceat(weights, np.arange(0, weights.shape[1], width), axis=1)
+    width = -(-seen.shape[1] // _COLUMNS)
+    cells = np.add.reduceat(seen, np.arange(0, seen.shape[1], width), axis=1)
     marks = [
         f"{cell * width * TIME:.1f} s" if cell % 5 == 0 else "" for cell in range(cells.shape[1])
     ]

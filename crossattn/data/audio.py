@@ -3,9 +3,9 @@
 A file is read and resampled a block at a time, so memory holds the result and little else.
 """
 
+import io
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Float
@@ -17,7 +17,7 @@ _BLOCK_SECONDS = 30
 
 
 def read_audio(
-    file: str | os.PathLike | BinaryIO, rate: int = RATE
+    file: str | os.PathLike | io.BufferedIOBase, rate: int = RATE
 ) -> Float[np.ndarray, " samples"]:
     """The sound of a file, channels averaged, at ``rate`` samples a second.
 

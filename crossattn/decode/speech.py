@@ -6,7 +6,7 @@ them. The model is a *build* and its parameters, as everywhere.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from crossattn.decode.states import read_weights
 from crossattn.types import Array, Float, Int, Key, Params
 
 
+@runtime_checkable
 class SpeechTokens(Protocol):
     """What is asked of a vocabulary; ``data.whisper_tokens.WhisperTokens`` is one."""
 

@@ -250,8 +250,7 @@ class Transcriber:
         return [type(found)(*(x[i] for x in found)) for i in range(len(steps))]
 
     def _prefix(self, language: str, *, times: bool) -> list[int]:
-        told = language if self.tokens.multilingual else None
-        return self.tokens.prefix(told, self.task, times=times)
+        return self.tokens.prefix(language, self.task, times=times)
 
     def _text_ids(self, piece: Piece) -> tuple[int, ...]:
         return tuple(id for id in piece.tokens if id < self.tokens.end)

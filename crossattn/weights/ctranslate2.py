@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from crossattn.weights.safetensors import CheckpointError
+
 Tensors = dict[str, np.ndarray]
 
 _VERSION = 6
@@ -22,16 +24,16 @@ def read(path: str | os.PathLike) -> Tensors:
     """Every tensor of a model file, by its name there; scalars too.
 
     Raises:
-      ValueError: the file is no such model, of another version, cut short, or has an unknown type.
+      CheckpointError: the file is no such model, of another version, cut short, or has an unknown type.
     """
     path = Path(path)
     with path.open("rb") as file:
         if path.stat().st_size == 0:
-            raise ValueError(f"{path} is empty; expected a CTranslate2 model.")
+            raise CheckpointError(f"{path} is empty; expected a CTranslate2 model.")
         cursor = _Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
     (version,) = cursor.numbers("I")
     if version != _VERSION:
-        raise ValueError(
+        raise CheckpointError(
             f"{path} begins with version {version}; expected a CTranslate2 model of version {_VERSION}."
         )
     cursor.text()  # the model class
@@ -41,7 +43,7 @@ def read(path: str | os.PathLike) -> Tensors:
     for _ in range(aliases):
         name, target = cursor.text(), cursor.text()
         if target not in tensors:
-            raise ValueError(f"{path}: {name} stands for {target}, which is not in the file.")
+            raise CheckpointError(f"{path}: {name} stands for {target}, which is not in the file.")
         tensors[name] = tensors[target]
     return tensors
 
@@ -50,15 +52,15 @@ def whisper(tensors: Tensors) -> Tensors:
     """The tensors of a Whisper under the names that ``transformers`` gives them, in float32.
 
     Raises:
-      ValueError: a tensor is missing or left over: the model is no Whisper, or is quantised.
+      CheckpointError: a tensor is missing or left over: the model is no Whisper, or is quantised.
     """
     left = {name: x for name, x in tensors.items() if x.ndim and name != _TIED}
     try:
         found = dict(_whisper(left))
     except KeyError as error:
-        raise ValueError(f"the model lacks {error.args[0]}; expected a Whisper.") from None
+        raise CheckpointError(f"the model lacks {error.args[0]}; expected a Whisper.") from None
     if left:
-        raise ValueError(
+        raise CheckpointError(
             f"the model has {', '.join(sorted(left)[:4])} besides the tensors of a Whisper; expected "
             "one in float16 or float32."
         )
@@ -111,7 +113,7 @@ def _linear(left: Tensors, theirs: str, ours: str, *parts: str) -> Iterator[tupl
         for part, piece in zip(parts, pieces, strict=True):
             if (part, leaf) == ("k_proj", "bias"):
                 if piece.any():
-                    raise ValueError(f"{theirs} has a bias on its keys; a Whisper has none.")
+                    raise CheckpointError(f"{theirs} has a bias on its keys; a Whisper has none.")
             else:
                 yield f"{ours}.{part}.{leaf}", piece
 
@@ -125,7 +127,7 @@ class _Cursor:
     def _take(self, size: int) -> int:
         start, self._at = self._at, self._at + size
         if self._at > len(self._raw):
-            raise ValueError(
+            raise CheckpointError(
                 f"{self._path} is cut short, or is no CTranslate2 model: byte {self._at} is wanted "
                 f"and {len(self._raw)} are there."
             )
@@ -146,10 +148,10 @@ class _Cursor:
         shape = self.numbers(f"{rank}I")
         kind, size = self.numbers("BI")
         if kind not in _TYPES:
-            raise ValueError(f"{self._path}: {name} has the unknown type {kind}.")
+            raise CheckpointError(f"{self._path}: {name} has the unknown type {kind}.")
         dtype = np.dtype(_TYPES[kind])
         count = int(np.prod(shape, dtype=np.int64))
         if size != count * dtype.itemsize:
-            raise ValueError(f"{self._path}: {name} of shape {list(shape)} has {size} bytes.")
+            raise CheckpointError(f"{self._path}: {name} of shape {list(shape)} has {size} bytes.")
         values = np.frombuffer(self._raw, dtype, count, self._take(size))
         return name, values.reshape(shape)

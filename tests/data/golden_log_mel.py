@@ -23,7 +23,8 @@ def reference(audio: np.ndarray, mels: int) -> np.ndarray:
     from transformers import WhisperFeatureExtractor
 
     extract = WhisperFeatureExtractor(feature_size=mels)
-    found = extract(audio, sampling_rate=16_000, padding=False, return_tensors="np")
+    whole = dict(padding=False, truncation=False)
+    found = extract(audio, sampling_rate=16_000, return_tensors="np", **whole)
     return found.input_features[0].T
 
 

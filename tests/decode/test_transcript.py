@@ -34,7 +34,10 @@ def test_without_a_pair_of_times_the_window_is_one_piece(tokens, end):
 
 
 def test_punctuation_goes_with_its_word():
-    words = [Word(w, i, i + 1, 1.0) for i, w in enumerate([" “", "Oh", ",", " no", "!", "”", " I"])]
+    words = [
+        Word(w, i + 0.0, i + 1.0, 1.0)
+        for i, w in enumerate([" “", "Oh", ",", " no", "!", "”", " I"])
+    ]
     assert [w.text for w in join_punctuation(words)] == [" “Oh,", " no!”", " I"]
     assert [(w.start, w.end) for w in join_punctuation(words)] == [(1, 2), (3, 4), (6, 7)]
 
@@ -46,4 +49,4 @@ def test_repetition_compresses_well():
 
 
 def test_words_can_be_moved():
-    assert Word("a", 0.5, 1.25, 1.0).later(30) == Word("a", 30.5, 31.25, 1.0)
+    assert Word("a", 0.5, 1.25, 1.0).later(30.0) == Word("a", 30.5, 31.25, 1.0)

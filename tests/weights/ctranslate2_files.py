@@ -30,7 +30,7 @@ def pack(tensors, aliases=(), version=6) -> bytes:
 def whisper(dim=64, layers=2, mels=80, positions=50, text=64, seed=0) -> dict[str, np.ndarray]:
     """Tensors of a small Whisper with heads of 64, as CTranslate2 names and fuses them."""
     rng = np.random.default_rng(seed)
-    found = {"decoder/activation": np.int8(3)}
+    found = {"decoder/activation": np.array(3, np.int8)}
 
     def add(name, *shape):
         found[name] = (rng.standard_normal(shape) * 0.05).astype(np.float16)

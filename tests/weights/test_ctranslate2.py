@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crossattn.weights import ctranslate2
+from crossattn.weights import CheckpointError, ctranslate2
 from tests.weights import ctranslate2_files
 
 
@@ -44,7 +44,7 @@ def test_fused_projections_are_taken_apart():
 def test_what_is_no_whisper_is_refused(change, message):
     tensors = ctranslate2_files.whisper()
     change(tensors)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         ctranslate2.whisper(tensors)
 
 
@@ -53,17 +53,17 @@ def test_a_damaged_file_is_refused(tmp_path):
     raw = ctranslate2_files.pack({"a": np.ones((3, 2), np.float32)})
     for size in (0, 3, 20, 30, len(raw) - 10, len(raw) - 1):
         path.write_bytes(raw[:size])
-        with pytest.raises(ValueError, match=r"model\.bin is (empty|cut short)"):
+        with pytest.raises(CheckpointError, match=r"model\.bin is (empty|cut short)"):
             ctranslate2.read(path)
     path.write_bytes(ctranslate2_files.pack({}, version=7))
-    with pytest.raises(ValueError, match="begins with version 7"):
+    with pytest.raises(CheckpointError, match="begins with version 7"):
         ctranslate2.read(path)
     path.write_bytes(raw.replace(b"\x00\x18\x00\x00\x00", b"\x09\x18\x00\x00\x00"))
-    with pytest.raises(ValueError, match="a has the unknown type 9"):
+    with pytest.raises(CheckpointError, match="a has the unknown type 9"):
         ctranslate2.read(path)
     path.write_bytes(raw.replace(b"\x00\x18\x00\x00\x00", b"\x00\x17\x00\x00\x00"))
-    with pytest.raises(ValueError, match=r"a of shape \[3, 2\] has 23 bytes"):
+    with pytest.raises(CheckpointError, match=r"a of shape \[3, 2\] has 23 bytes"):
         ctranslate2.read(path)
     path.write_bytes(ctranslate2_files.pack({}, aliases=[("b", "c")]))
-    with pytest.raises(ValueError, match="b stands for c, which is not in the file"):
+    with pytest.raises(CheckpointError, match="b stands for c, which is not in the file"):
         ctranslate2.read(path)
