@@ -4,6 +4,7 @@ The caches of a row's J beams become one memory of J * S slots, which all its be
 which slots are the past of which beam. Every key is still read once a row, as it would be without.
 """
 
+import jax
 import jax.numpy as jnp
 
 from crossattn.ops.masks import Mask, explicit
@@ -33,5 +34,8 @@ def read_across_beams(
         lead = bias.shape[:-2]
         bias = jnp.broadcast_to(bias[..., None, :, None, :], (*lead, J, T, J, S))
         bias = bias.reshape(*lead, J * T, J * S)
-    keys, values = (x.reshape(*batch, J * S, *x.shape[-2:]) for x in (memory.keys, memory.values))
+    # Without the barrier XLA fuses the write of the newest slot into this reshape and into the loop's
+    # own result, each with a copy of the whole cache.
+    whole = jax.lax.optimization_barrier((memory.keys, memory.values))
+    keys, values = (x.reshape(*batch, J * S, *x.shape[-2:]) for x in whole)
     return Memory(keys, values), explicit(allowed), bias
