@@ -4,6 +4,7 @@ import hashlib
 import json
 import zipfile
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -70,7 +71,8 @@ def test_the_checkpoint_computes_the_same_in_transformers(folder):
     rng = np.random.default_rng(0)
     frames = rng.normal(size=(2, 100, 80)).astype(np.float32)
     tokens = rng.integers(0, 256, (2, 7)).astype(np.int32)
-    ours = functional.apply(transcriber.build, transcriber.params, frames, tokens)
+    model = transcriber.build, transcriber.params
+    ours = functional.apply(*model, jnp.asarray(frames), jnp.asarray(tokens))
     with torch.no_grad():
         expected = theirs(
             torch.tensor(frames.transpose(0, 2, 1)), decoder_input_ids=torch.tensor(tokens).long()
