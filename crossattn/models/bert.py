@@ -89,7 +89,7 @@ class Bert(nnx.Module):
             linear(block.dim, block.dim, out_axes=("mlp",), **options) if config.pooler else None
         )
         self.next_sentence = (
-            linear(block.dim, 2, out_axes=(None,), **options) if config.next_sentence else None
+            linear(block.dim, 2, out_axes=("classes",), **options) if config.next_sentence else None
         )
 
     def encode(

@@ -6,6 +6,7 @@ frames. Everything else, decoding included, is inherited.
 Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +16,13 @@ from flax import nnx
 
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.blocks import BlockConfig
-from crossattn.nn.feedforward import activate
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.positions import LearnedPositions
 from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Int, Key
+
+# Whatever the blocks' activation is.
+_gelu = functools.partial(jax.nn.gelu, approximate=False)
 
 STRIDE = 2
 """Frames that become one vector of the encoder."""
@@ -70,7 +73,6 @@ class FrameInput(nnx.Module):
         self.second = _convolution(block.dim, block.dim, block.dtype, rngs, strides=STRIDE)
         self.positions = LearnedPositions(config.max_frames // STRIDE, block.dim, rngs=rngs)
         self.positions.table[...] = _sinusoids(config.max_frames // STRIDE, block.dim)
-        self.activation = block.activation
         self.max_frames = config.max_frames
         self.dropout_rate = block.dropout_rate
 
@@ -90,8 +92,8 @@ class FrameInput(nnx.Module):
                 f"source has {frames.shape[-2]} frames; this model reads at most {self.max_frames}: "
                 "cut the sound into pieces."
             )
-        x = activate(self.activation, self.first(frames))
-        x = activate(self.activation, self.second(x))
+        x = _gelu(self.first(frames))
+        x = _gelu(self.second(x))
         positions = jnp.arange(x.shape[-2]) if positions is None else positions
         # The checkpoints hold the sinusoids as weights, but nobody trains them.
         x = x + jax.lax.stop_gradient(self.positions(positions)).astype(x.dtype)

@@ -66,7 +66,9 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     import torch
 
     data = {name: torch.from_numpy(array) for name, array in inputs(case).items()}
-    out = model(**_call(case, data), output_attentions=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
+        out = model(**_call(case, data), output_attentions=True)
     out.loss.backward()
     found = {"logits": out.logits, "loss": out.loss}
     if getattr(out, "cross_attentions", None):
