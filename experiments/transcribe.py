@@ -65,7 +65,8 @@ def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcrib
             f"{folder}/generation_config.json has no alignment_heads, so words have no times."
         )
     followed = tuple((layer, head) for layer, head in heads) if words else ()
-    return Transcriber(model, params, WhisperTokens.load(folder), heads=followed, **options)
+    tokens: Any = WhisperTokens.load(folder)
+    return Transcriber(model, params, tokens, heads=followed, **options)
 
 
 def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:

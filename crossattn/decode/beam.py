@@ -169,7 +169,7 @@ class _BeamSearch:
             parts.append((mine, done))
         live, done = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
 
-        weights = loop.weights
+        weights: Any = loop.weights
         if seen is not None:
             weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count - 1, axis=2)
         still_open = self._open(live, done, count)
@@ -244,7 +244,8 @@ class _BeamSearch:
             counts = counts & (jnp.arange(counts.shape[1]) < size)
         worth = children.scores / self.penalty(count.astype(jnp.float32))
         if self.coverage is not None:
-            worth = worth + self.coverage.cost(children.covered, source_valid(loop.states))
+            covered: Any = children.covered
+            worth = worth + self.coverage.cost(covered, source_valid(loop.states))
         both = jax.tree.map(
             lambda *x: jnp.concatenate(x, axis=1), done, replace(children, covered=None)
         )

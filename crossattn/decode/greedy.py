@@ -115,7 +115,7 @@ class OneByOne:
         best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), run)
         best = jnp.where(run.done, target.pad_id, best)
         done = run.done | target.ended(best) | (count + 1 >= target.most())
-        weights = run.weights
+        weights: Any = run.weights
         if seen is not None:
             weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count, axis=2)
         return Run(

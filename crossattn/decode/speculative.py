@@ -124,7 +124,7 @@ class _Speculation:
         own = place < kept[:, None]
         log_p = jnp.where(own, log_p_of(logits, new), 0.0)
         new = jnp.where(own, new, target.pad_id)
-        weights = run.weights
+        weights: Any = run.weights
         if seen is not None:
             weights = _put(weights[:, 0], seen[:, 0], run.lengths - target.start)[:, None]
         return _Run(

@@ -97,7 +97,8 @@ def _rows(state: DecoderState, axis: int, change: Callable) -> DecoderState:
     cache: Any = state.cache
     state = replace(state, cache=replace(cache, length=None))
     state = jax.tree.map(lambda x: change(x, axis), state)
-    return replace(state, cache=replace(state.cache, length=cache.length))
+    changed: Any = state.cache
+    return replace(state, cache=replace(changed, length=cache.length))
 
 
 def source_valid(states: Any) -> Bool[Array, "B S"]:

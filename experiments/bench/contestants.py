@@ -70,7 +70,8 @@ def tokamax() -> Callable:
     def attend(q, k, v, mask=None, bias=None, scale=None, softcap=None):
         if softcap is not None and bias is not None:
             raise NotImplementedError("its softcap is documented to cap the bias too")
-        options = dict(bias=bias, mask=mask, scale=scale, logits_soft_cap=softcap)
+        options: dict[str, Any] = dict(bias=bias, mask=mask, scale=scale)
+        options["logits_soft_cap"] = softcap
         return tokamax.dot_product_attention(q, k, v, **options, implementation="xla_chunked")
 
     return attend
