@@ -6,7 +6,6 @@ The encoder-decoder and the decoder-only model share it; the latter has no ``mem
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -129,28 +128,4 @@ def cache_of(states: Any) -> Memory:
     return states[0].cache if isinstance(states, tuple) else states.cache
 
 
-def take_beams(states: Any, beams: Int[Array, "B J"]) -> Any:
-    """States whose caches [B J S K H] follow the chosen beams; sources are shared and stay.
-
-    Args:
-      states: layer states whose caches have the batch axes [B, J].
-      beams: for each new beam, the old one that it continues.
-    """
-    scanned = not isinstance(states, tuple)
-
-    def pick(x: Array) -> Array:
-        index = beams.reshape(*beams.shape, *(1,) * (x.ndim - beams.ndim))
-        return jnp.take_along_axis(x, index, axis=1)
-
-    def reorder(state: DecoderState) -> DecoderState:
-        cache: Any = state.cache
-        take = jax.vmap(pick) if scanned else pick
-        # Every beam has filled the same slots, so validity and positions need not move.
-        return replace(
-            state, cache=replace(cache, keys=take(cache.keys), values=take(cache.values))
-        )
-
-    return reorder(states) if scanned else tuple(reorder(state) for state in states)
-
-
-__all__ = ["DecoderStack", "cache_of", "take_beams"]
+__all__ = ["DecoderStack", "cache_of"]

@@ -10,8 +10,6 @@ import pytest
 import crossattn as xa
 from crossattn.decode import attention_of, generate, translate
 from crossattn.models import Decoder, Transformer, decoder, transformer
-from crossattn.nn import DecoderState
-from crossattn.nn.decoding import take_beams
 from tests import numpy_model as oracle
 
 from . import markov
@@ -161,20 +159,6 @@ def test_beams_share_one_copy_of_the_source(scan):
     assert f"f32[{3 * BEAMS},6,2,16]" not in text
     assert f"f32[3,{BEAMS},6,2,16]" not in text
     assert "f32[3,6,2,16]" in text
-
-
-def test_caches_follow_their_beams_and_sources_stay():
-    keys, values = RNG.normal(size=(2, 3, BEAMS, LENGTH, 2, 4)).astype(np.float32)
-    cache = xa.Memory(jnp.asarray(keys), jnp.asarray(values), length=jnp.int32(2))
-    source = xa.Memory(jnp.ones((3, 6, 2, 4)), jnp.ones((3, 6, 2, 4)))
-    parents = np.array([[2, 0, 0], [0, 1, 2], [1, 1, 1]])
-    states = (DecoderState(source=source, cache=cache),)
-    [moved] = take_beams(states, jnp.asarray(parents))
-    for row, beam in np.ndindex(3, BEAMS):
-        parent = parents[row, beam]
-        np.testing.assert_array_equal(moved.cache.keys[row, beam], keys[row, parent])
-        np.testing.assert_array_equal(moved.cache.values[row, beam], values[row, parent])
-    assert moved.source is source
 
 
 def test_attention_of_a_hypothesis_is_what_decoding_attended_to(run, params):
