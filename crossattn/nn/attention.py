@@ -76,7 +76,8 @@ class MultiHeadAttention(nnx.Module):
             ("kv_heads", "head_dim"),
         )
         self.query = linear(dim, shape, in_axes=("embed",), out_axes=inner, **options)
-        key_options = options | {"use_bias": use_bias if key_bias is None else key_bias}
+        key_options: dict[str, Any] = dict(options)
+        key_options["use_bias"] = use_bias if key_bias is None else key_bias
         self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **key_options)
         self.value = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
         self.out = linear(shape, dim, in_axes=inner, out_axes=("embed",), **options)

@@ -74,7 +74,7 @@ class FeedForward(nnx.Module):
             linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options) if gated else None
         )
         self.down = linear(hidden, dim, in_axes=("mlp",), out_axes=("embed",), **options)
-        self.activation = activation
+        self.activation: Activation = activation
         self.dropout_rate = dropout_rate
 
     def __call__(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig
-from crossattn.nn.feedforward import activate
+from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.layers import Embedding, linear, token_logits
 from crossattn.types import Array, Float
 
@@ -54,7 +54,7 @@ class TokenOutput(nnx.Module):
         )
         self.norm = block.normalise(rngs) if config.transform else None
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
-        self.activation = block.activation
+        self.activation: Activation = block.activation
         self.scale = config.scale
 
     def enter(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:

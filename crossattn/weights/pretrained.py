@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Pretrained:
       layout: what the checkpoint's files were; None for a model that was not loaded.
     """
 
-    module: type[nnx.Module]
+    module: Callable[..., nnx.Module]
     config: Any
     text: str
     rules: Rules = field(compare=False, repr=False)

@@ -92,7 +92,7 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
 
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     # The serialiser takes addresses: what it gets must be contiguous.
-    solid = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    solid = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     save_file(solid, partial, metadata=None if metadata is None else dict(metadata))
     os.replace(partial, path)
 

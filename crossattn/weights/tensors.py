@@ -70,7 +70,7 @@ def read(
         for path, part in owners.get(known, ()):
             piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)
-            flat[path] = jax.device_put(np.ascontiguousarray(piece), where)
+            flat[path] = jax.device_put(np.asarray(piece, order="C"), where)
         if rules.is_unused(known) and known not in owners:
             kept[known] = tensor
     params = functional.nest({path: flat[path] for path in shapes})

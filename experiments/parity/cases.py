@@ -162,7 +162,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     present = (np.arange(LENGTH) < random.randint(4, LENGTH + 1, (SEARCHED, 1))).astype(np.int32)
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = -100
-    found = {"labels": labels}
+    found: dict[str, np.ndarray] = {"labels": labels}
     if case.kind == "speech":
         found["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
     else:
@@ -175,7 +175,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         prompts[:, -1] = BOS
         found["prompts"] = prompts
     if case.reads:
-        size = case.config.get("hidden_size", case.config.get("n_embd"))
+        size = int(case.config.get("hidden_size") or case.config["n_embd"])
         found["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
     return found
 

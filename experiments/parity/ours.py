@@ -35,7 +35,9 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
     if weights is not None:
         found["weights"] = weights
     by_name: Mapping[str, np.ndarray] = xa.weights.Tensors.of(model, grads)
-    found |= {f"gradient of {name}": by_name[name] for name in gradients}
+    # A file may call a tensor otherwise than the family's rules do.
+    known = {k: v for names in model.layout.files.values() for k, v in names.items()}
+    found |= {f"gradient of {name}": by_name[known[name]] for name in gradients}
     if case.search:
         found["greedy"] = _generate(case, model, params, data, beams=1)
         found["beams"] = _generate(case, model, params, data, beams=BEAMS)
@@ -64,7 +66,7 @@ def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) ->
 
 
 def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-    return data.get("frames", data.get("source")), data.get("present")
+    return data["frames" if "frames" in data else "source"], data.get("present")
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -79,7 +81,7 @@ def _generate(
     case: Case, model: Any, params: Any, data: dict[str, jax.Array], beams: int
 ) -> jax.Array:
     """The best hypothesis of each row, [B T]."""
-    target = dict(batch=SEARCHED, max_length=NEW_TOKENS, **model.ids)
+    target: dict[str, Any] = dict(batch=SEARCHED, max_length=NEW_TOKENS, **model.ids)
     if case.kind == "decoder":
         target["prefix"] = data["prompts"]
     room = Target(**target).room

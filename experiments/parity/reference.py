@@ -105,7 +105,7 @@ def _memory(data: dict[str, Any]) -> dict[str, Any]:
 def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> Any:
     """Generated tokens [B T], without what they began with."""
     import torch
-    from transformers.generation import GenerationMixin
+    from transformers.generation.utils import GenerationMixin
 
     given = {
         "speech": lambda: {"input_features": data["frames"].transpose(1, 2)},
