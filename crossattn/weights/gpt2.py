@@ -73,4 +73,4 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _causal(shape: Shape) -> np.ndarray:
-    return np.broadcast_to(np.tri(*shape[-2:]), shape)
+    return np.broadcast_to(np.tri(shape[-2], shape[-1]), shape)

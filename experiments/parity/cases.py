@@ -180,6 +180,19 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     return found
 
 
+def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Logits and weights of the positions that have a label.
+
+    At the others (padding, above all) there is nothing to be right about: whether padding is masked
+    differs between the classes of ``transformers``, too.
+    """
+    counts = inputs(case)["labels"] >= 0
+    found = measured | {"logits": measured["logits"] * counts[..., None]}
+    if "weights" in measured:
+        found["weights"] = measured["weights"] * counts[:, None, :, None]
+    return found
+
+
 def chosen_gradients(shapes: dict[str, tuple[int, ...]]) -> list[str]:
     """Three matrices, spread over the model; no tables, whose padding rows torch leaves out."""
     matrices = sorted(

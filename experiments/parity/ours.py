@@ -12,7 +12,17 @@ import crossattn as xa
 from crossattn import functional
 from crossattn.decode import penalties, stopping
 from crossattn.decode.target import Target
-from experiments.parity.cases import BEAMS, NEW_TOKENS, PAD, PENALTY, ROWS, SEARCHED, Case, inputs
+from experiments.parity.cases import (
+    BEAMS,
+    NEW_TOKENS,
+    PAD,
+    PENALTY,
+    ROWS,
+    SEARCHED,
+    Case,
+    compared,
+    inputs,
+)
 
 
 def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
@@ -41,7 +51,7 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
     if case.search:
         found["greedy"] = _generate(case, model, params, data, beams=1)
         found["beams"] = _generate(case, model, params, data, beams=BEAMS)
-    return {name: np.asarray(array) for name, array in found.items()}
+    return compared(case, {name: np.asarray(array) for name, array in found.items()})
 
 
 def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) -> tuple:
@@ -49,7 +59,7 @@ def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) ->
     labels = data["labels"]
     if case.kind == "encoder":
         logits = xa.apply(model, params, data["source"], data["present"], types=data["types"])
-        return logits * data["present"][..., None], None, labels
+        return logits, None, labels
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
         if not case.reads:

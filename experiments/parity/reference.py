@@ -15,6 +15,7 @@ from experiments.parity.cases import (
     ROWS,
     Case,
     chosen_gradients,
+    compared,
     inputs,
     weight,
 )
@@ -79,9 +80,7 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     if case.search:
         found["greedy"] = _generate(case, model, data, num_beams=1)
         found["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
-    if case.kind == "encoder":  # what stands at padding, nobody reads
-        found["logits"] = found["logits"] * data["present"][:ROWS, :, None]
-    return {name: tensor.detach().numpy() for name, tensor in found.items()}
+    return compared(case, {name: tensor.detach().numpy() for name, tensor in found.items()})
 
 
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
