@@ -1,5 +1,6 @@
 """A loaded model computes what ``transformers`` computes: live where that is here, else as it once did."""
 
+import dataclasses
 import importlib.util
 
 import numpy as np
@@ -10,6 +11,8 @@ from experiments.parity.__main__ import compare, differences
 from experiments.parity.cases import CASES
 from tests.weights.golden.make import PATH
 
+# Compiling a search takes most of the time: one of each kind here, all of them in `experiments.parity`.
+SEARCHED = ("T5, tied, relu", "Marian, scaled, swish", "GPT-2", "Whisper")
 LIVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 MOST_BYTES = 1_000_000
 
@@ -31,10 +34,13 @@ def measured(case, folder, expected):
 @pytest.mark.parametrize("case", named(CASES))
 def test_a_loaded_model_computes_what_transformers_computes(case, kept, tmp_path):
     """Logits, every layer's cross-attention, loss, three gradients; greedy and beam tokens."""
+    case = dataclasses.replace(case, search=case.search and case.name.startswith(SEARCHED))
     if LIVE:
         expected = reference.measure(case, reference.build(case, tmp_path), tmp_path)
     else:
         expected = golden.rebuild(kept[case.name], tmp_path)
+        skipped = () if case.search else ("greedy", "beams")
+        expected = {name: array for name, array in expected.items() if name not in skipped}
     errors = compare(measured(case, tmp_path, expected), expected)
     assert differences(errors) == []
 
