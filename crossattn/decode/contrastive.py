@@ -144,7 +144,8 @@ class _Contrast:
         token = jnp.where(run.done, target.pad_id, kept(tokens)[:, 0].astype(jnp.int32))
         log_p = log_p_of(run.logits, kept(tokens)[:, 0])
         count = run.length - target.start
-        before: Any = run.weights, run.seen
+        weights: Any = run.weights
+        latest: Any = run.seen
         return _Run(
             length=run.length + 1,
             tokens=put(run.tokens, token[:, None, None], run.length, axis=2),
@@ -155,7 +156,7 @@ class _Contrast:
             done=run.done | target.ended(token) | (count + 1 >= target.most()),
             states=states,
             seen=None if seen is None else kept(seen),
-            weights=None if seen is None else put(*before, count, axis=2),
+            weights=None if seen is None else put(weights, latest, count, axis=2),
         )
 
     def _contrast(
