@@ -80,7 +80,7 @@ class Transcriber:
     key: Key[AnyArray, ""] = field(default_factory=lambda: jax.random.key(0))
 
     def __call__(
-        self, recordings: Iterable[Float[np.ndarray, "F M"]], language: str | None = None
+        self, recordings: Iterable[Float[np.ndarray, "_ M"]], language: str | None = None
     ) -> list[Transcript]:
         """The transcripts of recordings, each given as ``data.mel.log_mel`` frames.
 
