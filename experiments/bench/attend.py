@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,24 @@ def main() -> None:
         players += [] if reason else [name]
         if reason:
             print(f"{name} takes no part: {reason}")
-    found["seconds"] = timed(shapes, players, 3 if options.quick else 5)
+    found["seconds"] = []
+    for row in timed(shapes, players, 3 if options.quick else 5):
+        found["seconds"].append(row)
+        keep(found, options.json, options.plot)
     if not (options.quick or options.only or gpu):
         found["bytes"] = peaks(players)
         found["long"] = long()
-    for path in filter(None, (options.json, options.plot)):
+        keep(found, options.json, options.plot)
+
+
+def keep(found: dict[str, Any], data: Path | None, plot: Path | None) -> None:
+    """Writes what is there so far: an hour's run that is cut short leaves its rows."""
+    for path in filter(None, (data, plot)):
         path.parent.mkdir(parents=True, exist_ok=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if options.plot:
-        draw(found["seconds"], options.plot)
+    if data:
+        data.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plot:
+        draw(found["seconds"], plot)
 
 
 def gemm_peak() -> float:
@@ -102,9 +111,8 @@ def gemm_peak() -> float:
     return 2 * n**3 / best / 1e9
 
 
-def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> list[dict[str, Any]]:
+def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     """Median seconds of each shape, direction and contestant, printed as ratios to ours."""
-    rows = []
     with contextlib.ExitStack() as stack:
         calls = {
             name: stack.enter_context(contest.elsewhere(contestant, name, shapes))
@@ -113,9 +121,9 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> list[dic
         for name, shape in shapes.items():
             for backward in (False, True):
                 seconds = compare(calls, name, shape, backward, rounds)
-                rows.append({"shape": name, "sizes": str(shape), "backward": backward} | seconds)
-                show(rows[-1], shape)
-    return rows
+                row = {"shape": name, "sizes": str(shape), "backward": backward} | seconds
+                show(row, shape)
+                yield row
 
 
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
@@ -180,6 +188,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes: Any = figure.subplots(1, 2, sharey=True)
     for backward, ax in zip((False, True), axes, strict=True):
         own = [row for row in rows if row["backward"] == backward]
+        if not own:
+            continue
         players = [p for p in CONTESTANTS[1:] if any(p in row for row in own)]
         height = 0.8 / len(players)
         for i, player in enumerate(players):
@@ -190,7 +200,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         ax.set(yticks=np.arange(len(own)) + 0.4, xlabel="time relative to crossattn")
         ax.set_yticklabels([row["shape"] for row in own])
     axes[0].invert_yaxis()
-    axes[1].legend(fontsize="small")
+    axes[0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 
