@@ -13,7 +13,7 @@ from flax import nnx
 
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
-from crossattn.nn.decoding import DecoderStack
+from crossattn.nn.decoding import DecoderStack, StepByStep
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
@@ -57,7 +57,7 @@ def tiny(**changes: Any) -> DecoderConfig:
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 
-class Decoder(nnx.Module):
+class Decoder(StepByStep):
     """Tokens in, logits of the next token out."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -158,18 +158,6 @@ class Decoder(nnx.Module):
         x = self.input(tokens, positions)
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
         return self.output.enter(x), states
-
-    def step(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
-        *,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T V"], Any]:
-        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        x, states = self.advance(tokens, states, index, return_weights=return_weights)
-        return self.logits(x), states
 
     def _read(self, memory: Array | None, valid: Array | None = None) -> Any:
         if (memory is None) != (self.memory_dim is None):

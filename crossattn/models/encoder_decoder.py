@@ -12,6 +12,7 @@ from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
+from crossattn.nn.decoding import StepByStep
 from crossattn.nn.layers import linear
 from crossattn.types import Array, Float, Int, Key
 
@@ -36,7 +37,7 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
     return replace(EncoderDecoderConfig(reader, writer), **changes)
 
 
-class EncoderDecoder(nnx.Module):
+class EncoderDecoder(StepByStep):
     """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
@@ -124,14 +125,3 @@ class EncoderDecoder(nnx.Module):
     ) -> tuple[Float[Array, "B J T D"], Any]:
         """``step`` before its output layer: the vectors from which the next tokens are predicted."""
         return self.decoder.advance(tokens, states, index, return_weights=return_weights)
-
-    def step(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
-        *,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T V"], Any]:
-        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        return self.decoder.step(tokens, states, index, return_weights=return_weights)

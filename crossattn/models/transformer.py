@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
-from crossattn.nn.decoding import DecoderStack
+from crossattn.nn.decoding import DecoderStack, StepByStep
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.outputs import OutputConfig, TokenOutput
@@ -68,7 +68,7 @@ def tiny(**changes: Any) -> TransformerConfig:
     return replace(small, **changes)
 
 
-class Transformer(nnx.Module):
+class Transformer(StepByStep):
     """Source tokens and target tokens in, logits of the next target token out.
 
     Args:
@@ -245,18 +245,6 @@ class Transformer(nnx.Module):
         x = self.target_input(tokens, positions)
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
         return self.output.enter(x), states
-
-    def step(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
-        *,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T V"], Any]:
-        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        x, states = self.advance(tokens, states, index, return_weights=return_weights)
-        return self.logits(x), states
 
 
 def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:

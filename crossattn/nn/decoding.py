@@ -123,9 +123,25 @@ class DecoderStack(nnx.Module):
         return x if self.norm is None else self.norm(x), states
 
 
+class StepByStep(nnx.Module):
+    """What models that generate have in common: ``advance`` goes on, ``logits`` is the output layer."""
+
+    def step(
+        self,
+        tokens: Int[Array, "B J T"],
+        states: Any,
+        index: Int[Array, ""],
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B J T V"], Any]:
+        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
+        x, states = self.advance(tokens, states, index, return_weights=return_weights)
+        return self.logits(x), states
+
+
 def cache_of(states: Any) -> Memory:
     """The first layer's cache (looped), or all layers' stacked (scanned)."""
     return states[0].cache if isinstance(states, tuple) else states.cache
 
 
-__all__ = ["DecoderStack", "cache_of"]
+__all__ = ["DecoderStack", "StepByStep", "cache_of"]

@@ -5,12 +5,10 @@ import wave
 
 import numpy as np
 import pytest
+import soundfile
 
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
-
-soundfile = pytest.importorskip("soundfile")
-pytest.importorskip("soxr")
 
 
 def tone(rate, seconds=1.0, hertz=440.0):

@@ -7,6 +7,7 @@ import zipfile
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import soundfile
 from safetensors.numpy import load_file
 
 from crossattn import functional
@@ -16,9 +17,6 @@ from experiments import fetch_weights
 from experiments.transcribe import open_whisper
 from tests.experiments.conftest import start
 from tests.weights import ctranslate2_files
-
-soundfile = pytest.importorskip("soundfile")
-pytest.importorskip("soxr")
 
 
 @pytest.fixture(scope="module")
