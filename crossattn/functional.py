@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from crossattn.types import Array, Axes, Key, Params, PyTree
@@ -25,7 +26,7 @@ Build = Callable[[nnx.Rngs], nnx.Module]
 
 def init(build: Build, key: Key[Array, ""]) -> Params:
     """Fresh parameters of the module that ``build`` makes, as a nested dict."""
-    return params_of(build(nnx.Rngs(params=key)))
+    return params_of(build(_streams(params=key)))
 
 
 def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
@@ -79,7 +80,30 @@ def count(params: Params) -> int:
 
 @functools.lru_cache(maxsize=32)
 def _abstract(build: Build):
-    return nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: build(_streams(default=jax.random.key(0)))))
+
+
+class _Stream(nnx.RngStream):
+    """The keys that Flax's stream gives, counted without tracing.
+
+    Flax asks a traced counter for its sharding with each key, which takes longer the more was traced.
+    """
+
+    def __init__(self, key: Key[Array, ""], tag: str):
+        super().__init__(key, tag=tag)
+        self.count.set_value(np.uint32(0))
+
+    def __call__(self) -> Key[Array, ""]:
+        count = self.count.get_value()
+        self.count.set_value(count + np.uint32(1))
+        return jax.random.fold_in(self.key[...], count)
+
+
+def _streams(**keys: Key[Array, ""]) -> nnx.Rngs:
+    rngs = nnx.Rngs()
+    for name, key in keys.items():
+        setattr(rngs, name, _Stream(key, name))
+    return rngs
 
 
 def _path(path: tuple) -> str:
