@@ -197,4 +197,4 @@ def _after_start(
 
 def _states(model: Any, encoded: Float[Array, "B S D"], size: int) -> Any:
     """Decoding states of one beam that reads what is encoded already."""
-    return model.decoder.with_caches(model.decoder.read(encoded), (len(encoded), 1), size)
+    return model.decoder.with_caches(model.decoder.read(encoded), len(encoded), 1, size)

@@ -33,14 +33,15 @@ def bare(states: Any) -> Any:
 
 
 def with_ancestors(states: Any, ancestors: Int[Array, "B J X"]) -> Any:
-    """Each beam reads its past from the slots of the beams that wrote it; see ``Memory``."""
+    """Each beam reads its past from the slots of the beams that wrote it; see ``ops/beams.py``."""
 
     def share(state: DecoderState) -> DecoderState:
         cache: Any = state.cache
-        shape = cache.keys.shape[:-2]
-        table = ancestors[..., : shape[-1]]
-        table = jnp.pad(table, ((0, 0), (0, 0), (0, shape[-1] - table.shape[-1])))
-        table = jnp.broadcast_to(table, shape)
+        *lead, size = cache.keys.shape[:-2]
+        J, length = ancestors.shape[1], size // ancestors.shape[1]
+        table = ancestors[..., :length]
+        table = jnp.pad(table, ((0, 0), (0, 0), (0, length - table.shape[-1])))
+        table = jnp.broadcast_to(table, (*lead, J, length))
         return replace(state, cache=replace(cache, ancestors=table))
 
     return map_layers(states, share)

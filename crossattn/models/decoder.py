@@ -140,10 +140,10 @@ class Decoder(StepByStep):
         memory: Float[Array, "B S M"] | None = None,
         memory_segments: Int[Array, "B S"] | None = None,
     ) -> Any:
-        """Decoding states: the memory read once, and empty caches [B, beams, max_length]."""
+        """Decoding states: the memory read once, and empty caches [B, max_length * beams]."""
         valid = None if memory_segments is None else memory_segments > 0
         states = self._read(memory, valid)
-        return self.decoder.with_caches(states, (batch, beams), max_length)
+        return self.decoder.with_caches(states, batch, beams, max_length)
 
     def advance(
         self,

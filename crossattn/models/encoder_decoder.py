@@ -111,7 +111,7 @@ class EncoderDecoder(StepByStep):
         beams: int,
         max_length: int,
     ) -> Any:
-        """Decoding states: the source read once, and empty caches [B, beams, max_length]."""
+        """Decoding states: the source read once, and empty caches [B, max_length * beams]."""
         memory = self.encode(source, source_segments)
         return self.decoder.start(source.shape[0], beams, max_length, memory, source_segments)
 

@@ -226,11 +226,11 @@ class Transformer(StepByStep):
         beams: int,
         max_length: int,
     ) -> Any:
-        """Decoding states: the source read once, and empty caches [B, beams, max_length]."""
+        """Decoding states: the source read once, and empty caches [B, max_length * beams]."""
         encoded = self.encode(source, source_segments)
         valid = None if source_segments is None else source_segments > 0
         states = self.decoder.read(encoded, valid)
-        return self.decoder.with_caches(states, (source.shape[0], beams), max_length)
+        return self.decoder.with_caches(states, source.shape[0], beams, max_length)
 
     def advance(
         self,

@@ -4,15 +4,15 @@ What it attends to is a ``Memory``. The module makes one (``memory``), grows one
 one (``__call__``); which kind of attention it is depends on where the memory came from.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.layers import linear, norm
-from crossattn.ops import rotary
+from crossattn.ops import beams, rotary
 from crossattn.ops.attend import attend
-from crossattn.ops.beams import read_across_beams
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
 from crossattn.types import Array, Bool, Float, Int, Key
@@ -112,10 +112,15 @@ class MultiHeadAttention(nnx.Module):
         return Memory.empty(batch_shape, size, *self.kv_shape, dtype=self.dtype or jnp.float32)
 
     def extend(self, cache: Memory, x: Float[Array, "*B X D"]) -> Memory:
-        """The cache with the keys and values of ``x`` appended, at the positions that follow."""
-        positions = None if cache.length is None else cache.length + jnp.arange(x.shape[-2])
+        """The cache with the keys and values of ``x`` appended, at the positions that follow.
+
+        With a batch axis more than the cache, that of beams, its slots are the beams' together.
+        """
+        positions = None
+        if cache.length is not None:
+            positions = cache.length // _beams(x, cache) + jnp.arange(x.shape[-2])
         new = self.memory(x, positions=positions)
-        return cache.append(new.keys, new.values)
+        return beams.grow(cache, new.keys, new.values)
 
     def __call__(
         self,
@@ -149,9 +154,10 @@ class MultiHeadAttention(nnx.Module):
             memory = self.memory(x, positions=positions)
         elif not isinstance(memory, Memory):
             memory = self.memory(memory)
-        mask = memory.mask() if mask is None else as_mask(mask) & memory.mask()
-        if memory.ancestors is not None:
-            memory, mask, bias = read_across_beams(memory, mask, bias, x.shape[-2])
+        mask = Mask(()) if mask is None else as_mask(mask)
+        if memory.length is not None and _beams(x, memory) > 1:
+            mask, bias = beams.across(memory, mask, bias, _beams(x, memory), x.shape[-2])
+        mask = mask & memory.mask()
 
         query = self.query(x)
         if self.query_norm is not None:
@@ -185,6 +191,11 @@ class MultiHeadAttention(nnx.Module):
 
 def _positions(positions: Array | None, x: Array) -> Array:
     return jnp.arange(x.shape[-2]) if positions is None else positions
+
+
+def _beams(x: Array, cache: Memory) -> int:
+    """How many rows of ``x`` share one row of the cache."""
+    return math.prod(x.shape[cache.keys.ndim - 3 : -2])
 
 
 def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:

@@ -59,9 +59,12 @@ class DecoderStack(nnx.Module):
         """Layer states of a decoder that reads nothing but itself."""
         return self.stack.map(lambda block: DecoderState())
 
-    def with_caches(self, states: Any, batch_shape: tuple[int, ...], size: int) -> Any:
-        """The same states with an empty self-attention cache of ``size`` positions in each layer."""
-        caches = self.stack.map(lambda block: block.attention.cache(batch_shape, size))
+    def with_caches(self, states: Any, batch: int, beams: int, length: int) -> Any:
+        """The same states with an empty self-attention cache in each layer, for ``length`` positions.
+
+        The beams of a row share it: [B (length * beams) K H].
+        """
+        caches = self.stack.map(lambda block: block.attention.cache((batch,), length * beams))
         if isinstance(states, tuple):
             return tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
         return replace(states, cache=caches)
@@ -102,15 +105,15 @@ class DecoderStack(nnx.Module):
 
     def step(
         self,
-        x: Float[Array, "*B T D"],
+        x: Float[Array, "B J T D"],
         states: Any,
         index: Int[Array, ""],
         *,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "*B T D"], Any]:
+    ) -> tuple[Float[Array, "B J T D"], Any]:
         """The next T positions, the first of which is number ``index``, through the caches."""
         positions = index + jnp.arange(x.shape[-2])
-        size = cache_of(states).keys.shape[-3]
+        size = cache_of(states).size // x.shape[-3]
         x, states = self.stack(
             x,
             states,

@@ -1,41 +1,70 @@
-"""Beams that read each other's caches, so that no cache is copied when beams are reordered.
+"""Beams that grow one cache together and read each other's slots, so that none is copied or reordered.
 
-The caches of a row's J beams become one memory of J * S slots, which all its beams read; the mask says
-which slots are the past of which beam. Every key is still read once a row, as it would be without.
+The J beams of a row write J slots for each position, beam after beam: slot ``position * J + beam``. All
+its beams read that one memory, once; the mask says which slots are the past of which beam.
 """
 
-import jax
+import math
+
 import jax.numpy as jnp
 
-from crossattn.ops.masks import Mask, explicit
+from crossattn.ops import masks
+from crossattn.ops.masks import Mask
 from crossattn.ops.memory import Memory
-from crossattn.types import Array, Float
+from crossattn.types import Array, Bool, Float, Shaped
 
 
-def read_across_beams(
-    memory: Memory, mask: Mask, bias: Float[Array, "..."] | None, queries: int
-) -> tuple[Memory, Mask, Float[Array, "..."] | None]:
-    """One memory [*B (J S) K H] for all beams of a row, its mask [*B 1 (J T) (J S)], its bias.
+def grow(
+    cache: Memory, keys: Shaped[Array, "*B X K H"], values: Shaped[Array, "*B X K Hv"]
+) -> Memory:
+    """The cache with new slots appended, one a position; [*B J X K H], with batch axes that the cache lacks,
+    gives J slots a position."""
+    shared = cache.keys.ndim - 3
+    extra = keys.shape[shared:-3]
+    if not extra:
+        return cache.append(keys, values)
+    assert cache.length is not None
+    J, X = math.prod(extra), keys.shape[-3]
+
+    def in_order(x: Array) -> Array:
+        x = x.reshape(*x.shape[:shared], J, *x.shape[-3:])
+        return jnp.moveaxis(x, shared, -3).reshape(*x.shape[:shared], X * J, *x.shape[-2:])
+
+    positions = cache.length // J + jnp.repeat(jnp.arange(X), J)
+    return cache.append(in_order(keys), in_order(values), positions=positions)
+
+
+def across(
+    cache: Memory, mask: Mask, bias: Float[Array, "..."] | None, beams: int, queries: int
+) -> tuple[Mask, Float[Array, "..."] | None]:
+    """The mask [*#B 1 (J T) (X J)] and the bias of all beams of a row, whose queries follow each other.
 
     Args:
-      memory: a cache [*B J S K H] with ``ancestors`` [*B J S].
-      mask: which query may read which slot of its own past, validity included.
-      bias: the same for every beam, [*#B N T S]; or None.
+      cache: [*B (X J) K H], grown by J beams.
+      mask: which of T queries may read which of X positions, the same for every beam, [*#B #N #T #X].
+      bias: the same for every beam, [*#B N T X]; or None.
+      beams: J.
       queries: T, of each beam.
     """
-    assert memory.ancestors is not None
-    *batch, J, S = memory.ancestors.shape
-    T = queries
-    allowed = mask.block(jnp.arange(T), jnp.arange(S))
-    allowed = jnp.broadcast_to(allowed, (*batch, J, 1, T, S)).reshape(*batch, J, T, 1, S)
-    own = memory.ancestors[..., None, :] == jnp.arange(J)[:, None]  # [*B J J S]
-    allowed = (allowed & own[..., None, :, :]).reshape(*batch, 1, J * T, J * S)
+    J, T, X = beams, queries, cache.size // beams
+    if cache.ancestors is None:
+        own = jnp.eye(J, dtype=bool)[:, None, :]  # [J X=1 J]
+    else:
+        own = cache.ancestors[..., None] == jnp.arange(J)  # [*B J X J]
+    allowed = mask.block(jnp.arange(T), jnp.arange(X))
+    allowed = allowed[..., None, :, :, None] & own[..., None, :, None, :, :]
+    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-4], J, T, X, J))
+    # What is not filled yet is not even looked at.
+    filled = Mask(()) if cache.length is None else masks.lengths(cache.length)
+    whole = filled & masks.explicit(_flat(allowed))
     if bias is not None:
-        lead = bias.shape[:-2]
-        bias = jnp.broadcast_to(bias[..., None, :, None, :], (*lead, J, T, J, S))
-        bias = bias.reshape(*lead, J * T, J * S)
-    # Without the barrier XLA fuses the write of the newest slot into this reshape and into the loop's
-    # own result, each with a copy of the whole cache.
-    whole = jax.lax.optimization_barrier((memory.keys, memory.values))
-    keys, values = (x.reshape(*batch, J * S, *x.shape[-2:]) for x in whole)
-    return Memory(keys, values), explicit(allowed), bias
+        bias = _flat(jnp.broadcast_to(bias[..., None, :, :, None], (*bias.shape[:-2], J, T, X, J)))
+    return whole, bias
+
+
+def _flat(x: Bool[Array, "*B J T X J"] | Float[Array, "*B J T X J"]) -> Array:
+    J, T, X, _ = x.shape[-4:]
+    return x.reshape(*x.shape[:-4], J * T, X * J)
+
+
+__all__ = ["across", "grow"]

@@ -25,8 +25,9 @@ class Memory:
       valid: [*B S], True where a slot may be read; None means everywhere.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
       length: how many slots a cache has filled, []; None for a memory that does not grow.
-      ancestors: [*B S] of a cache whose last batch axis is beams: whose slot each beam reads. A beam
-        that continues another one reads what that one wrote, so no cache is ever copied. None: its own.
+      ancestors: [*B J X] of a cache that J beams of a row grow together, X positions with J slots each:
+        whose slot each beam reads. A beam that continues another one reads what that one wrote, so
+        no cache is ever copied. None: each its own.
     """
 
     keys: Shaped[AnyArray, "*B S K H"]
@@ -34,7 +35,7 @@ class Memory:
     valid: Bool[AnyArray, "*B S"] | None = None
     positions: Int[AnyArray, "*B S"] | None = None
     length: Int[AnyArray, "..."] | None = None
-    ancestors: Int[AnyArray, "*B S"] | None = None
+    ancestors: Int[AnyArray, "*B J X"] | None = None
 
     @classmethod
     def empty(
@@ -94,8 +95,11 @@ class Memory:
         keys: Shaped[AnyArray, "*B X K H"],
         values: Shaped[AnyArray, "*B X K Hv"],
         valid: Bool[AnyArray, "*B X"] | None = None,
+        positions: Int[AnyArray, "*#B X"] | None = None,
     ) -> "Memory":
         """Write new slots after the filled ones; what no longer fits is dropped, nothing moves.
+
+        Their positions are their places in the memory where none are given.
 
         Raises:
           ValueError: the memory is not a cache, or more slots are added than it has in all.
@@ -115,6 +119,7 @@ class Memory:
         lead = keys.shape[:-2]
         new_valid = jnp.ones(lead, bool) if valid is None else valid
         slots = self.length + jnp.arange(added)
+        new_positions = slots if positions is None else positions
 
         def write(old: Array, new: Array, axis: int) -> Array:
             # A scatter, because XLA would fuse a dynamic_update_slice into everything that reads the
@@ -127,7 +132,7 @@ class Memory:
             keys=write(self.keys, keys, -3),
             values=write(self.values, values, -3),
             valid=write(self.valid, new_valid, -1),
-            positions=write(self.positions, jnp.broadcast_to(slots, lead), -1),
+            positions=write(self.positions, jnp.broadcast_to(new_positions, lead), -1),
             length=jnp.minimum(self.length + added, self.size),
         )
 

@@ -29,7 +29,7 @@ class Markov:
 
     def states(self, batch, beams):
         """One layer whose cache holds nothing that matters."""
-        cache = Memory.empty((batch, beams), self.length, 1, 1)
+        cache = Memory.empty((batch,), self.length * beams, 1, 1)
         return (DecoderState(cache=cache),)
 
     def step(self, tokens, states, index):

@@ -149,7 +149,7 @@ def test_beams_share_one_copy_of_the_source(scan):
     source, cache = jax.eval_shape(keys, shapes)
     lead = (2,) if scan else ()
     assert source.shape == (*lead, 3, 6, 2, 16)  # [B S K H]: no beam axis
-    assert cache.shape == (*lead, 3, BEAMS, LENGTH, 2, 16)
+    assert cache.shape == (*lead, 3, BEAMS * LENGTH, 2, 16)
 
     def loop(p):
         model = xa.functional.bind(build, p)

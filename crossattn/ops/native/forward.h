@@ -114,9 +114,17 @@ inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float*
   const Span span = mask.Read(t, t + 1, 0, p.S);
   const int64_t from = span.from, some = span.to - from, width = RoundUp(some);
   float* weights = Scratch(2 * width);
-  for (int64_t s = 0; s < some; ++s) {
-    const float dot = Dot(query, keys[from + s], p.H) * p.scale;
-    weights[s] = std::isfinite(dot) ? dot : kNaN;
+  constexpr int64_t kAhead = 8, kTogether = 4;
+  int64_t dots = 0;
+  for (; dots + kTogether <= some; dots += kTogether) {
+    for (int64_t s = from + dots; s < from + dots + kTogether; ++s)
+      Fetch(keys[s + kAhead], p.H), Fetch(values[s], p.Hv);
+    Dots<kTogether>(query, keys[from + dots], keys.stride, p.H, weights + dots);
+  }
+  for (; dots < some; ++dots) Dots<1>(query, keys[from + dots], keys.stride, p.H, weights + dots);
+  for (int64_t s = 0; s < width; s += kWidth) {
+    const Vec logits = Load(weights + s) * p.scale;
+    Store(weights + s, logits + logits * 0.0f);  // Inf becomes NaN
   }
   std::fill(weights + some, weights + width, -kInf);
   uint8_t* readable = nullptr;

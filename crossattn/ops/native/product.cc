@@ -53,6 +53,16 @@ void Plain(ffi::ThreadPool& pool, int64_t M, int64_t N, int64_t K, const float* 
   });
 }
 
+// Has the rows of w that the next tile reads fetched while this one is computed, for that many tiles.
+struct NextRows {
+  const float* rows;
+  int64_t K, tiles;
+  void operator()(int64_t k) {
+    if (k == 0 && tiles-- > 0) rows += kTileRows * K;
+    if (tiles >= 0) __builtin_prefetch(rows + kTileRows * k);
+  }
+};
+
 // y [M, N] = x [M, K] w^T, of w [N, K]: the rows of w meet the columns of x^T.
 void Transposed(ffi::ThreadPool& pool, int64_t M, int64_t N, int64_t K, const float* x,
                 const float* w, float* y) {
@@ -63,7 +73,9 @@ void Transposed(ffi::ThreadPool& pool, int64_t M, int64_t N, int64_t K, const fl
   Parallel(pool, (N + kRows - 1) / kRows, [&](int64_t task) {
     const int64_t j0 = task * kRows, rows = std::min(N - j0, kRows);
     float* y_t = Scratch(kRows * width);
-    Gemm(rows, width, K, w + j0 * K, K, 1, x_t.get(), width, y_t, width, false);
+    const float* mine = w + j0 * K;
+    Gemm(rows, width, K, mine, K, 1, x_t.get(), width, y_t, width, false,
+         NextRows{mine, K, kRows / kTileRows});
     Transpose(y_t, width, rows, M, y + j0, N);
   });
 }

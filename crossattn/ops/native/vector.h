@@ -104,13 +104,24 @@ inline float Max(Vec x) {
   return Larger(x, Exchange<1>(x))[0];
 }
 
-inline float Dot(const float* a, const float* b, int64_t size) {
-  Vec sum{};
+// out [R] = a . rows of b, which are that many floats apart.
+template <int R>
+inline void Dots(const float* a, const float* b, int64_t b_row, int64_t size, float* out) {
+  Vec sums[R] = {};
   int64_t i = 0;
-  for (; i + kWidth <= size; i += kWidth) sum += Load(a + i) * Load(b + i);
-  float total = Sum(sum);
-  for (; i < size; ++i) total += a[i] * b[i];
-  return total;
+  for (; i + kWidth <= size; i += kWidth) {
+    const Vec x = Load(a + i);
+    for (int r = 0; r < R; ++r) sums[r] += x * Load(b + r * b_row + i);
+  }
+  for (int r = 0; r < R; ++r) {
+    out[r] = Sum(sums[r]);
+    for (int64_t rest = i; rest < size; ++rest) out[r] += a[rest] * b[r * b_row + rest];
+  }
+}
+
+// Has n floats fetched that will be read soon.
+inline void Fetch(const float* p, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(p + i);
 }
 
 // e^x within 2 units in the last place for x from -87.6 up to 88; 0 below; NaN stays NaN.
@@ -132,15 +143,20 @@ inline Vec Exp(Vec x) {
   return p * (Vec)((IntVec)shifted << 23);
 }
 
+struct Nothing {
+  void operator()(int64_t) const {}
+};
+
 // C[M, N] (+)= A[M, K] B[K, N]. A is read element by element with any strides; the rows of B and C
-// are contiguous, N a multiple of the vector width.
-template <int R, int V>
+// are contiguous, N a multiple of the vector width. `meanwhile` is called with every k.
+template <int R, int V, typename F>
 inline void Tile(const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb, float* c,
-                 int64_t ldc, int64_t K, bool add) {
+                 int64_t ldc, int64_t K, bool add, F& meanwhile) {
   Vec sums[R][V];
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < V; ++j) sums[i][j] = add ? Load(c + i * ldc + j * kWidth) : Vec{};
   for (int64_t k = 0; k < K; ++k) {
+    meanwhile(k);
     Vec row[V];
     for (int j = 0; j < V; ++j) row[j] = Load(b + k * ldb + j * kWidth);
     for (int i = 0; i < R; ++i) {
@@ -152,32 +168,33 @@ inline void Tile(const float* a, int64_t ai, int64_t ak, const float* b, int64_t
     for (int j = 0; j < V; ++j) Store(c + i * ldc + j * kWidth, sums[i][j]);
 }
 
-template <int V>
+template <int V, typename F = Nothing>
 inline void Column(int64_t M, int64_t K, const float* a, int64_t ai, int64_t ak, const float* b,
-                   int64_t ldb, float* c, int64_t ldc, bool add) {
+                   int64_t ldb, float* c, int64_t ldc, bool add, F meanwhile = {}) {
   int64_t i = 0;
   for (; i + kTileRows <= M; i += kTileRows)
-    Tile<kTileRows, V>(a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, K, add);
+    Tile<kTileRows, V>(a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, K, add, meanwhile);
   a += i * ai;
   c += i * ldc;
   switch (M - i) {
-    case 5: return Tile<5, V>(a, ai, ak, b, ldb, c, ldc, K, add);
-    case 4: return Tile<4, V>(a, ai, ak, b, ldb, c, ldc, K, add);
-    case 3: return Tile<3, V>(a, ai, ak, b, ldb, c, ldc, K, add);
-    case 2: return Tile<2, V>(a, ai, ak, b, ldb, c, ldc, K, add);
-    case 1: return Tile<1, V>(a, ai, ak, b, ldb, c, ldc, K, add);
+    case 5: return Tile<5, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
+    case 4: return Tile<4, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
+    case 3: return Tile<3, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
+    case 2: return Tile<2, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
+    case 1: return Tile<1, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
   }
 }
 
+template <typename F = Nothing>
 inline void Gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t ai, int64_t ak,
-                 const float* b, int64_t ldb, float* c, int64_t ldc, bool add) {
+                 const float* b, int64_t ldb, float* c, int64_t ldc, bool add, F meanwhile = {}) {
   int64_t j = 0;
   for (; j + kTileVectors * kWidth <= N; j += kTileVectors * kWidth)
-    Column<kTileVectors>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
+    Column<kTileVectors, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
   if constexpr (kTileVectors > 2)
     for (; j + 2 * kWidth <= N; j += 2 * kWidth)
-      Column<2>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
-  for (; j < N; j += kWidth) Column<1>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
+      Column<2, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
+  for (; j < N; j += kWidth) Column<1, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
 }
 
 }  // namespace crossattn
