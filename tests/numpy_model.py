@@ -12,7 +12,6 @@ import crossattn as xa
 
 def random_params(build, seed=0):
     """Parameters of ``build``'s shapes where every bias and scale matters; nothing is compiled."""
-    shapes = jax.eval_shape(lambda: xa.init(build, jax.random.key(0)))
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -22,7 +21,8 @@ def random_params(build, seed=0):
             noise *= 2 / np.sqrt(np.prod(leaf.shape[-2:]))
         return ((1 + 0.2 * noise) if name == "scale" else 0.5 * noise).astype(leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, shapes)
+    # The same abstract module that ``bind`` asks for, which is made once for a build.
+    return jax.tree_util.tree_map_with_path(draw, xa.functional.shapes(build))
 
 
 def softmax(logits):

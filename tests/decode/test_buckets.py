@@ -1,6 +1,7 @@
 """Bucketed: one compile a bucket, counted; the same output as without; a stream of the same tokens."""
 
 import contextlib
+import functools
 
 import jax
 import numpy as np
@@ -74,12 +75,16 @@ def test_lengths_beyond_the_largest_size_are_its_multiples():
     assert run.compilations == 1
 
 
+@functools.cache
+def steered():
+    """Compiled once for every way to stream."""
+    return Bucketed(BUILD, **SIZES, processors=[constraints.ban(5), sampling.temperature(0.9)])
+
+
 @pytest.mark.parametrize("every", [1, 3, 100])
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
 def test_a_stream_gives_the_same_tokens_piece_by_piece(every, drawn):
-    steer = [constraints.ban(5), sampling.temperature(0.9)]
-    run = Bucketed(BUILD, **SIZES, processors=steer)
-    key = jax.random.key(0) if drawn else None
+    run, key = steered(), jax.random.key(0) if drawn else None
     whole = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, key=key)
     pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, key=key, every=every))
     longest = int(whole.lengths.max())

@@ -61,15 +61,14 @@ def test_captured_attention_is_that_of_the_finished_text(name, scan):
             found = options(m, CHOSEN)
         else:
             found = translate(m, SOURCE, SEGMENTS, max_length=LENGTH, capture=CHOSEN, **options)
-        prefix = options.get("prefix", (1,)) if isinstance(options, dict) else (1,)
-        given = np.broadcast_to(np.array(prefix[1:], np.int32), (3, len(prefix) - 1))
-        whole = [
-            attention_of(m, SOURCE, jnp.concatenate([given, found.tokens[:, j]], axis=1), SEGMENTS)[
-                ..., len(prefix) - 1 :, :
-            ]
-            for j in range(found.tokens.shape[1])
-        ]
-        return found, jnp.stack(whole, axis=2)  # [L B J N T S]
+        _, *given = options.get("prefix", (1,)) if isinstance(options, dict) else (1,)
+        B, J, T = found.tokens.shape
+        begun = jnp.tile(jnp.array(given, jnp.int32), (B * J, 1))
+        texts = jnp.concatenate([begun, found.tokens.reshape(B * J, T)], axis=1)
+        sources, segments = (np.repeat(x, J, axis=0) for x in (SOURCE, SEGMENTS))
+        whole = attention_of(m, sources, texts, segments)[..., len(given) :, :]
+        L, _, *rest = whole.shape
+        return found, whole.reshape(L, B, J, *rest)  # [L B J N T S]
 
     found, whole = jax.device_get(both(pair[1]))
     expected = np.moveaxis(whole[[1, 0]][:, :, :, [1]], 0, 2)  # [B J M N T S]
@@ -124,13 +123,10 @@ def test_coverage_charges_for_what_no_token_attended_to():
 
 def scored(model, tokens):
     """log p of hypotheses [B J T], by full forwards."""
-    totals = []
-    for j in range(tokens.shape[1]):
-        own = tokens[:, j]
-        inputs = jnp.concatenate([jnp.ones_like(own[:, :1]), own[:, :-1]], axis=1)
-        log_p = jax.nn.log_softmax(
-            model(jnp.asarray(SOURCE), inputs, source_segments=jnp.asarray(SEGMENTS))
-        )
-        each = jnp.take_along_axis(log_p, own[..., None], axis=-1)[..., 0]
-        totals.append(jnp.where(own > 0, each, 0).sum(-1))
-    return jnp.stack(totals, axis=1)
+    B, J, T = tokens.shape
+    own = tokens.reshape(B * J, T)
+    inputs = jnp.concatenate([jnp.ones_like(own[:, :1]), own[:, :-1]], axis=1)
+    sources, segments = (jnp.repeat(jnp.asarray(x), J, axis=0) for x in (SOURCE, SEGMENTS))
+    log_p = jax.nn.log_softmax(model(sources, inputs, source_segments=segments))
+    each = jnp.take_along_axis(log_p, own[..., None], axis=-1)[..., 0]
+    return jnp.where(own > 0, each, 0).sum(-1).reshape(B, J)

@@ -1,6 +1,7 @@
 """The decoder-only model: equal to numpy, exactly causal, packed like alone."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from tests import numpy_model as oracle
 TOKENS = np.random.default_rng(0).integers(3, 64, (2, 7))
 
 
+@functools.cache
 def build(config):
+    """One build for a config, whose abstract module is made once."""
     return lambda rngs: Decoder(config, rngs=rngs)
 
 

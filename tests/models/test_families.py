@@ -34,8 +34,8 @@ def bound(model, config):
 )
 def test_steps_give_what_the_whole_sequence_gives(model, config, source, segments):
     module = bound(model, config)
-    whole = module(source, TOKENS, source_segments=segments)
-    states, step = module.start(source, segments, 1, 5), jax.jit(module.step)
+    whole = jax.jit(lambda: module(source, TOKENS, source_segments=segments))()
+    states, step = jax.jit(lambda: module.start(source, segments, 1, 5))(), jax.jit(module.step)
     for index in range(5):
         logits, states = step(TOKENS[:, None, index : index + 1], states, jnp.int32(index))
         np.testing.assert_allclose(logits[:, 0, 0], whole[:, index], rtol=1e-4, atol=1e-4)
@@ -43,7 +43,7 @@ def test_steps_give_what_the_whole_sequence_gives(model, config, source, segment
 
 def test_fewer_frames_are_fine_and_too_many_are_refused(in_production):
     module = bound(Whisper, whisper.tiny())
-    assert module.encode(FRAMES).shape == (2, 6, 32)
+    assert jax.jit(module.encode)(FRAMES).shape == (2, 6, 32)
     with pytest.raises(ValueError, match="42 frames; this model reads at most 40"):
         module.encode(jnp.zeros((1, 42, 8)))
 
@@ -58,11 +58,12 @@ def test_the_sinusoids_of_whisper_are_not_trained():
 
 def test_padding_changes_no_vector_of_a_real_token():
     module = bound(Bert, bert.tiny(pooler=True, next_sentence=True))
-    whole = module.encode(TOKENS[1:, :3])
-    padded = module.encode(TOKENS[1:], PRESENT[1:])
+    encode = jax.jit(module.encode)
+    whole, padded = encode(TOKENS[1:, :3]), encode(TOKENS[1:], PRESENT[1:])
     np.testing.assert_allclose(padded[:, :3], whole, rtol=1e-4, atol=1e-5)
     assert module.follows(whole).shape == (1, 2)
-    assert np.any(module(TOKENS, types=PRESENT) != module(TOKENS))
+    typed, plain = jax.jit(lambda: (module(TOKENS, types=PRESENT), module(TOKENS)))()
+    assert np.any(typed != plain)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,8 @@ def test_a_decoder_says_whether_it_reads():
         alone(TOKENS, memory=FRAMES)
     with pytest.raises(ValueError, match="has a memory_dim, but was given none"):
         reader(TOKENS)
-    logits, weights = reader(TOKENS, memory=FRAMES, return_weights=True)
+    read = jax.jit(lambda: reader(TOKENS, memory=FRAMES, return_weights=True))
+    logits, weights = read()
     assert logits.shape == (2, 5, 64)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 

@@ -1,6 +1,7 @@
 """The encoder-decoder: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ BLOCK = tiny().block
 SHALLOW = dict(encoder_layers=1, decoder_layers=1)
 
 
+@functools.cache
 def build(config):
+    """One build for a config, whose abstract module is made once."""
     return lambda rngs: Transformer(config, rngs=rngs)
 
 
@@ -271,6 +274,7 @@ def test_word_scores_are_log_probabilities_of_single_words(config):
     params = oracle.random_params(build(config))
     every = jnp.broadcast_to(jnp.arange(config.vocab_size), (2, config.vocab_size))
 
+    @jax.jit
     def scores(source):
         return xa.apply(build(config), params, source, every, method="word_scores")
 

@@ -14,7 +14,7 @@ M = xa.masks
 
 def visited(mask, plan=PLAN):
     """Bool [I J], from what the loop would do."""
-    found = blocks.visits(mask, plan)
+    found = jax.device_get(jax.jit(lambda: blocks.visits(mask, plan))())
     seen = np.zeros(plan.shape, bool)
     for i, (order, count) in enumerate(zip(*found, strict=True)):
         assert sorted(order.tolist()) == list(range(plan.shape[1]))

@@ -83,7 +83,8 @@ def in_jax(mask, heads_first_weights, lse):
 
 @pytest.mark.parametrize("name", MASKS)
 def test_statistics_are_those_of_the_weights(small_blocks, name):
-    found = xa.attention_stats(Q, KEYS, MASKS[name], bias=BIAS, **OPTIONS)
+    run = jax.jit(lambda q, k: xa.attention_stats(q, k, MASKS[name], bias=BIAS, **OPTIONS))
+    found = run(Q, KEYS)
     expected = in_numpy(Q, KEYS, MASKS[name], BIAS)
     for field, value in found._asdict().items():
         wanted = getattr(expected, field)
@@ -140,10 +141,11 @@ def test_poison_that_nobody_may_read_reaches_nothing(small_blocks):
     k = KEYS.copy()
     k[:, 7:] = np.nan
     mask = xa.masks.prefix(7)
-    found, expected = (xa.attention_stats(Q, x, mask, **OPTIONS) for x in (k, KEYS))
+    stats = jax.jit(lambda k: xa.attention_stats(Q, k, mask, **OPTIONS))
+    found, expected = stats(k), stats(KEYS)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
-    gradients = jax.grad(lambda k: xa.attention_stats(Q, k, mask).entropy.sum())(k)
+    gradients = jax.jit(jax.grad(lambda k: xa.attention_stats(Q, k, mask).entropy.sum()))(k)
     assert np.isfinite(gradients[:, :7]).all()
     assert not np.asarray(gradients[:, 7:]).any()
 
