@@ -116,7 +116,8 @@ def test_values_that_do_not_fit_claim_no_work_directory(refused, in_production, 
 
 def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
     before = contents(copied_run)
-    other = (TINY, *STEPS, "--config.data.overlong=cut", f"--workdir={copied_run}")
+    changes = ("--config.data.overlong=cut", "--config.train.steps=4")
+    other = (TINY, *STEPS, *changes, f"--workdir={copied_run}")
     line = refused("train", *other)
     assert 'data.overlong was "drop", is "cut"' in line and "--resume=never" in line
     assert contents(copied_run) == before

@@ -3,6 +3,7 @@
 The conformance suite holds it to the oracle in small shapes; here the reference is the oracle.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -34,13 +35,14 @@ def operands(B, T, S, N, K, H, Hv):
 
 
 def both(q, k, v, mask):
-    """(output, gradients) of the kernel and of the reference."""
+    """(output, gradients) of the kernel and of the reference, compiled as one program."""
     cotangent = array(*q.shape[:-1], v.shape[-1])
-    found = []
-    for backend in ("cpu", "reference"):
-        out, pull = jax.vjp(lambda *x: xa.attend(*x, mask, backend=backend), q, k, v)  # noqa: B023
-        found.append((out, *pull(cotangent)))
-    return found
+
+    def run(backend, *qkv):
+        out, pull = jax.vjp(lambda *x: xa.attend(*x, mask, backend=backend), *qkv)
+        return out, *pull(cotangent)
+
+    return jax.jit(lambda *qkv: [run(backend, *qkv) for backend in ("cpu", "reference")])(q, k, v)
 
 
 def same(found, expected, **tolerance):
@@ -112,18 +114,17 @@ def test_vmap_over_some_operands_equals_a_loop():
 
 @needs_kernel
 def test_gradients_of_gradients_are_the_references():
-    q, k, v = operands(1, 5, 6, 2, 1, 4, 4)
-
-    def slope(backend):
+    def slopes(backend, *qkv):
         def loss(q, k, v):
             return (xa.attend(q, k, v, xa.masks.causal(), backend=backend) ** 2).sum()
 
         def length(*x):
             return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1, 2))(*x))
 
-        return jax.grad(length, argnums=(0, 1, 2))(q, k, v)
+        return jax.grad(length, argnums=(0, 1, 2))(*qkv)
 
-    same(slope("cpu"), slope("reference"), rtol=1e-3, atol=1e-4)
+    call, qkv = jax.jit(slopes, static_argnums=0), operands(1, 5, 6, 2, 1, 4, 4)
+    same(call("cpu", *qkv), call("reference", *qkv), rtol=1e-3, atol=1e-4)
 
 
 @needs_kernel
@@ -232,9 +233,14 @@ def test_a_long_head_in_parts_is_the_references(name):
 def test_one_query_reads_what_the_mask_says(name):
     q, k, v = operands(1, 1200, 1200, 2, 1, 16, 8)
     whole = xa.attend(q, k, v, LONG[name], backend="reference")
+    matrix = np.asarray(LONG[name].materialize(1200, 1200))
+
+    @jax.jit
+    def one(q, row):
+        return xa.attend(q, k, v, xa.masks.explicit(row), backend="cpu")
+
     for t in (0, 41, 649, 1199):
-        row = xa.masks.explicit(LONG[name].materialize(1200, 1200)[..., t : t + 1, :])
-        found = xa.attend(q[:, t : t + 1], k, v, row, backend="cpu")
+        found = one(q[:, t : t + 1], matrix[..., t : t + 1, :])
         np.testing.assert_allclose(found, whole[:, t : t + 1], rtol=2e-5, atol=1e-6)
 
 
@@ -252,14 +258,16 @@ def test_masks_that_can_be_said_in_little_reach_the_kernel_as_little():
 def test_the_log_sum_exp_and_its_gradient_are_the_references():
     q, k, v = operands(2, 70, 90, 2, 1, 16, 8)
     mask = xa.masks.lengths(np.array([0, 60])) & xa.masks.causal()
-    found = []
-    for backend in ("cpu", "reference"):
 
-        def summed(q, k, v, backend=backend):
-            out, lse = xa.attend(q, k, v, mask, backend=backend, return_lse=True)
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(backend, *qkv):
+        def summed(*qkv):
+            out, lse = xa.attend(*qkv, mask, backend=backend, return_lse=True)
             return (out**2).sum() + (jnp.where(lse == -jnp.inf, 0, lse) ** 2).sum(), lse
 
-        (_, lse), gradients = jax.value_and_grad(summed, argnums=(0, 1, 2), has_aux=True)(q, k, v)
-        found.append((lse, *gradients))
-    assert np.all(found[0][0][0] == -np.inf)
-    same(*found)
+        (_, lse), gradients = jax.value_and_grad(summed, argnums=(0, 1, 2), has_aux=True)(*qkv)
+        return lse, *gradients
+
+    found, expected = (run(backend, q, k, v) for backend in ("cpu", "reference"))
+    assert np.all(found[0][0] == -np.inf)
+    same(found, expected)

@@ -32,6 +32,7 @@ def toy_process(compiled_code):
         env = os.environ | {
             "PYTHONPATH": str(HERE.parents[1]),
             "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "JAX_COMPILATION_CACHE_DIR": compiled_code,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

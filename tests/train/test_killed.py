@@ -1,8 +1,9 @@
-"""What only a process of its own can show: kill -9, Ctrl-C from outside, a disk that fills up."""
+"""What only a process of its own can show: Ctrl-C from outside, a disk that fills up.
 
-import json
+``kill -9`` is in ``tests/experiments/test_resume.py``.
+"""
+
 import os
-import random
 import signal
 
 import jax
@@ -25,26 +26,6 @@ def read_until(process, step):
         if line.startswith("tick") and int(line.split()[1]) >= step:
             return True
     return False
-
-
-def losses(workdir):
-    with (workdir / "metrics.jsonl").open() as file:
-        return [(x["step"], x["kind"], x.get("loss")) for x in map(json.loads, file)]
-
-
-def test_killed_three_times_is_the_run_never_killed(toy_process, last_line, tmp_path):
-    never = toy_process(tmp_path / "never", OPTIONS)
-    moments = random.Random(os.getpid())
-    for earliest in (8, 22, 36):
-        process = toy_process(tmp_path / "killed", OPTIONS)
-        assert read_until(process, earliest + moments.randrange(12)), process.stderr.read()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    finished, lines, _ = last_line(toy_process(tmp_path / "killed", OPTIONS))
-    expected, _, _ = last_line(never)
-    assert any(line.startswith("note going on from the checkpoint") for line in lines)
-    assert finished["state"] == expected["state"] and finished["step"] == 60
-    assert losses(tmp_path / "killed") == losses(tmp_path / "never")
 
 
 def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, last_line, tmp_path):
