@@ -244,6 +244,9 @@ def window(
         offset = None
     given = {"offset": offset, "q_positions": q_positions, "k_positions": k_positions}
     _expect_integers("causal" if (left, right) == (None, 0) else "window", **given)
+    q_positions, k_positions = (
+        None if x is None else jnp.asarray(x) for x in (q_positions, k_positions)
+    )
     return Mask((Band(q_positions, k_positions, offset, left, right),))
 
 
