@@ -39,15 +39,27 @@ def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **
 
 
 def bind(build: Build, params: Params) -> Any:
-    """The module holding these parameters; cheap, and fine under ``jax.jit``."""
+    """The module holding these parameters; cheap, and fine under ``jax.jit``.
+
+    Integers with scales (``weights.quantize``) are multiplied out here.
+    """
     graph, state = _abstract(build)
-    flat = {name: jnp.asarray(leaf) for name, leaf in _leaves(params)}
+    flat = {name: _dense(leaf) for name, leaf in _leaves(params)}
     expected = {_path(path): value for path, value in nnx.to_flat_state(state)}
     _check_same(flat, expected)
     merged = nnx.from_flat_state(
         [(path, value.replace(flat[_path(path)])) for path, value in nnx.to_flat_state(state)]
     )
     return nnx.merge(graph, merged)
+
+
+def check(build: Build, params: Params) -> None:
+    """Whether these parameters are the module's; nothing is computed.
+
+    Raises:
+      ValueError: as ``apply`` does.
+    """
+    _check_same(flatten(params), flatten(shapes(build)))
 
 
 def params_of(module: nnx.Module) -> Params:
@@ -71,6 +83,11 @@ def shapes(build: Build) -> PyTree:
 def flatten(params: Params) -> dict[str, Any]:
     """The inverse of ``nest``."""
     return dict(_leaves(params))
+
+
+def is_quantized(leaf: Any) -> bool:
+    """Whether a parameter is held as integers with scales, as ``qwix.QArray`` does."""
+    return hasattr(leaf, "qvalue")
 
 
 def count(params: Params) -> int:
@@ -130,7 +147,16 @@ def _leaves(params: Params, prefix: str = ""):
             yield f"{prefix}{name}", value
 
 
-def _check_same(given: dict[str, Array], expected: dict[str, Any]) -> None:
+def _dense(leaf: Any) -> Array:
+    if not is_quantized(leaf):
+        return jnp.asarray(leaf)
+    values = leaf.qvalue.astype(leaf.scale.dtype)
+    if leaf.zero_point is not None:
+        values = values - leaf.zero_point.astype(leaf.scale.dtype)
+    return values * leaf.scale
+
+
+def _check_same(given: dict[str, Any], expected: dict[str, Any]) -> None:
     if missing := sorted(expected.keys() - given.keys()):
         raise ValueError(f"params lack {', '.join(missing)}; they belong to another configuration.")
     if extra := sorted(given.keys() - expected.keys()):

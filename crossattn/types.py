@@ -31,7 +31,10 @@ else:
 """For arguments that may come from outside JAX."""
 
 Params = dict[str, Any]
-"""A model's parameters: a plain nested dict with string keys and array leaves."""
+"""A model's parameters: a plain nested dict with string keys and array leaves.
+
+``weights.quantize`` makes some leaves pairs of arrays, integers and scales.
+"""
 
 Axes = dict[str, Any]
 """The same nested dict as ``Params``; each leaf is a tuple of logical axis names, one an axis."""

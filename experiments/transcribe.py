@@ -30,6 +30,7 @@ _TASK = flags.DEFINE_enum(
 )
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
+INT8 = flags.DEFINE_bool("int8", False, "Hold the weights as int8 (needs qwix).")
 _COLUMNS = 90  # of a picture
 
 
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
     picture = launch.picture()
     words = _WORDS.value or picture is not None
-    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words)
+    transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
     for path in arguments:
         if len(arguments) > 1:
             print(f"{path}:")
@@ -51,14 +52,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def open_whisper(name: str, *, words: bool = False, **options: Any) -> Transcriber:
+def open_whisper(
+    name: str, *, words: bool = False, int8: bool = False, **options: Any
+) -> Transcriber:
     """A transcriber with packaged weights, or those of a folder.
 
     Raises:
-      Refused: there is no such model, or it is no Whisper that can tell the time where words are asked for.
+      Refused: there is no such model, it is no Whisper that can tell the time where words are asked for, or a
+        package is missing.
     """
     folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
-    model, params, _ = weights.load(folder)
+    try:
+        model, params, _ = weights.load(folder, int8=int8)
+    except ImportError as error:
+        raise launch.Refused(str(error)) from None
     heads = model.settings.get("alignment_heads") or []
     if words and not heads:
         raise launch.Refused(

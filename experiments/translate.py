@@ -1,17 +1,45 @@
 """Translate sentences from the command line or standard input, and draw what was attended to.
 
 python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --plot=cat.png
+python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --beams=5 --nbest=3
+python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --temperature=0.8 --top_p=0.9
 cat text.en | python -m experiments.translate --workdir=runs/fr > text.fr
+
+--temperature, --top_k and --top_p draw tokens; without them the likeliest are searched for.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
 
 from crossattn import viz
+from crossattn.decode import constraints, sampling
 from crossattn.train.alignment import Recipe
 from experiments import launch, report
 from experiments.runs import BEAMS, open_run
+
+_LENGTH_PENALTY = flags.DEFINE_float(
+    "length_penalty", None, "Larger favours longer texts; default: the config's.", lower_bound=0.0
+)
+_NBEST = flags.DEFINE_integer(
+    "nbest", None, "So many texts a sentence, best first, as lines SCORE TAB TEXT.", lower_bound=1
+)
+_NO_REPEAT_NGRAM = flags.DEFINE_integer(
+    "no_repeat_ngram", None, "No sequence of so many tokens comes twice.", lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the draw, above flattens.")
+_TOP_K = flags.DEFINE_integer("top_k", None, "Draw from so many tokens.", lower_bound=1)
+_TOP_P = flags.DEFINE_float("top_p", None, "Draw from those of this probability together.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
+_DRAWS: tuple[tuple[Any, Any], ...] = (
+    (_TEMPERATURE, sampling.temperature),
+    (_TOP_K, sampling.top_k),
+    (_TOP_P, sampling.top_p),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,10 +48,17 @@ def main(arguments: Sequence[str]) -> int:
     sentences = list(arguments) or _standard_input()
     _, task, params = open_run("translation")
     config = task.config
-    options = {} if BEAMS.value is None else {"beams": BEAMS.value}
+    options = {**config.evaluate.decoding.to_dict(), **decoding()}
+    count = _NBEST.value or 1
+    if count > options["beams"]:
+        raise launch.Refused(
+            f"--nbest is {count} of {options['beams']} beams; expected at most that, or --beams={count}."
+        )
     translator = task.translator(params, **options)
-    translations = translator.texts(sentences)
-    print("\n".join(translations), flush=True)
+    found = translator.best(sentences, count)
+    translations = [best[0][1] for best in found]
+    lines = [f"{score:.4f}\t{text}" for best in found for score, text in best]
+    print("\n".join(translations if _NBEST.value is None else lines), flush=True)
     if translator.cut_sources:
         print(
             f"note: {translator.cut_sources} of {len(sentences)} sentences were longer than "
@@ -34,6 +69,34 @@ def main(arguments: Sequence[str]) -> int:
         recipe = report.stated_recipe(config)
         draw(translator, list(zip(sentences, translations, strict=True)), recipe, picture)
     return 0
+
+
+def decoding() -> dict[str, Any]:
+    """The decoding options that the flags give, to go over the config's.
+
+    Raises:
+      Refused: a value is out of range, or two searches are asked for at once.
+    """
+    given = [(flag, make) for flag, make in _DRAWS if flag.value is not None]
+    processors: list[Any] = []
+    options: dict[str, Any] = {"processors": processors}
+    try:
+        if _NO_REPEAT_NGRAM.value is not None:
+            processors.append(constraints.no_repeat_ngram(_NO_REPEAT_NGRAM.value))
+        processors += [make(flag.value) for flag, make in given]
+    except ValueError as error:
+        raise launch.Refused(str(error)) from None
+    if BEAMS.value is not None:
+        options["beams"] = BEAMS.value
+    if _LENGTH_PENALTY.value is not None:
+        options["length_penalty"] = _LENGTH_PENALTY.value
+    if given:
+        if options.setdefault("beams", 1) > 1:
+            raise launch.Refused(
+                f"--beams={BEAMS.value} searches and --{given[0][0].name} draws; give one of them."
+            )
+        options["key"] = jax.random.key(_SEED.value)
+    return options
 
 
 def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Path) -> Path:

@@ -4,7 +4,8 @@
     python -m experiments.word_errors tiny.en base
 
 The LibriVox sentences and the Asterisk prompts of four words or more, greedy, texts normalised as
-openai-whisper does. Without faster-whisper there are only our figures. ``--texts`` keeps every text.
+openai-whisper does. Without faster-whisper there are only our figures. ``--texts`` keeps every text;
+``--int8`` adds a row of ours with int8 weights.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ from absl import flags
 
 from crossattn.data.speech import Example, open_speech
 from experiments import fetch_weights, launch
-from experiments.transcribe import frames_of, open_whisper
+from experiments.transcribe import INT8, frames_of, open_whisper
 
 SETS = {"librivox": 1, "asterisk": 4}
 """Sets, and the fewest words of a text that counts."""
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         for name, least in SETS.items():
             examples = open_speech(name, least_words=least)
             texts = {"crossattn": ours(model, examples)}
+            if INT8.value:
+                texts["crossattn, int8"] = ours(model, examples, int8=True)
             if with_peer:
                 texts["faster-whisper"] = faster_whisper(model, examples)
             references = [example["text"] for example in examples]
@@ -54,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def ours(model: str, examples: Sequence[Example]) -> list[str]:
+def ours(model: str, examples: Sequence[Example], int8: bool = False) -> list[str]:
     """Texts of this project."""
-    transcriber = open_whisper(model)
+    transcriber = open_whisper(model, int8=int8)
     frames = (frames_of(example["audio"], transcriber) for example in examples)
     return [found.text for found in transcriber(frames, "en")]
 

@@ -136,7 +136,7 @@ class _Stream:
         self._begin, self._go_on = begin, go_on
 
     def __call__(self, params, source, segments, limits, key, max_length, every) -> Iterator:
-        if others := self.options.keys() & {"beams", "candidates"}:
+        if others := self.options.keys() & {"beams", "candidates", "draft"}:
             raise ValueError(f"a stream has no {others.pop()}: it goes one token after the other.")
         if every < 1:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")

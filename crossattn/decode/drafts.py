@@ -49,7 +49,8 @@ class ModelDraft:
 
     Attributes:
       step: its next-token function.
-      states: what its ``start`` made for one beam and ``Target.room + lookahead`` positions.
+      states: what its ``start`` made for one beam and ``Target.room + lookahead`` positions; or a function
+        that makes them of that number, such as ``partial(small.start, source, segments, 1)``.
       lookahead: K.
     """
 
@@ -58,7 +59,9 @@ class ModelDraft:
     lookahead: int = 4
 
     def begin(self, target: Target) -> Any:
-        return per_row(target.enter(self.step, self.states, 1), target.batch)
+        made = self.states
+        states = made(target.room + self.lookahead) if callable(made) else made
+        return per_row(target.enter(self.step, states, 1), target.batch)
 
     def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
         step, rows = rowwise(self.step), known.lengths.shape[0]

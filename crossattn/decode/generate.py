@@ -8,9 +8,11 @@ import jax.numpy as jnp
 
 from crossattn.decode.beam import beam_search
 from crossattn.decode.contrastive import contrastive_search
+from crossattn.decode.drafts import Draft
 from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.penalties import Penalty
+from crossattn.decode.speculative import speculative
 from crossattn.decode.target import Target
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
@@ -30,7 +32,8 @@ def translate(
       source: source tokens; padding has segment 0.
       max_length: the most tokens generated. Static, like ``beams``.
       **options: ``beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
-        ``contrastive_search``, a ``key`` for ``sample``; and what else those and ``Target`` take.
+        ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
+        without; and what else those and ``Target`` take.
 
     Raises:
       ValueError: two searches are asked for at once.
@@ -57,11 +60,17 @@ def _search(
     length_penalty: float | Penalty = 0.6,
     candidates: int = 1,
     key: Key[Array, ""] | None = None,
+    draft: Draft | None = None,
     **options: Any,
 ) -> tuple[int, Callable[..., Hypotheses]]:
     """How many sequences a row it needs, and the search, a function of states and a target."""
-    asked = {"beams": beams > 1, "candidates": candidates > 1, "key": key is not None}
-    if sum(asked.values()) > 1:
+    asked = {
+        "beams": beams > 1,
+        "candidates": candidates > 1,
+        "draft": draft is not None,
+        "key": key is not None,
+    }
+    if sum(asked.values()) > 1 + (asked["draft"] and asked["key"]):
         names = " and ".join(name for name, given in asked.items() if given)
         raise ValueError(f"got {names}; expected one of them: each is a search of its own.")
     if beams > 1:
@@ -69,13 +78,17 @@ def _search(
         return beams, partial(beam_search, model.step, **options)
     if candidates > 1:
         return candidates, partial(contrastive_search, model, candidates=candidates, **options)
+    if draft is not None:
+        return 1, partial(speculative, model.step, draft=draft, key=key, **options)
     if key is not None:
         return 1, partial(sample, model.step, key=key, **options)
     return 1, partial(greedy, model.step, **options)
 
 
 def _room(target: dict[str, Any], options: dict[str, Any]) -> int:
-    return Target(**target, prefix=options.get("prefix")).room
+    """Positions of a cache; a draft's guesses stand there until they are verified."""
+    ahead = getattr(options.get("draft"), "lookahead", 0)
+    return Target(**target, prefix=options.get("prefix")).room + ahead
 
 
 def attention_of(

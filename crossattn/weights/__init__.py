@@ -2,6 +2,7 @@
 
 from crossattn.weights.labels import shift_right
 from crossattn.weights.pretrained import Pretrained, describe, load, save
+from crossattn.weights.quantize import quantize
 from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.tensors import Tensors
 
@@ -11,6 +12,7 @@ __all__ = [
     "Tensors",
     "describe",
     "load",
+    "quantize",
     "save",
     "shift_right",
 ]

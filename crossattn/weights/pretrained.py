@@ -13,6 +13,7 @@ from crossattn.types import AnyArray, Array, Int, Params
 from crossattn.weights import safetensors
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
+from crossattn.weights.quantize import quantize
 from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, read_settings
@@ -95,7 +96,7 @@ class Pretrained:
 
 
 def load(
-    source: str | Path, *, dtype: Any = None, place: Place | None = None
+    source: str | Path, *, dtype: Any = None, place: Place | None = None, int8: bool = False
 ) -> tuple[Pretrained, Params, Any]:
     """A pretrained model: (model, params, tokenizer).
 
@@ -105,6 +106,7 @@ def load(
       dtype: computation dtype, None for float32. Parameters keep the dtype of their file.
       place: (logical axes, shape) -> sharding. Each tensor goes there as it is read; without it, all
         go to the default device.
+      int8: matrices become integers where they are, as ``quantize`` does; such a model is not saved again.
 
     Returns:
       ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
@@ -112,6 +114,7 @@ def load(
 
     Raises:
       CheckpointError: the model is of an unknown kind, or the files do not fit it.
+      ImportError: a package of ``crossattn[weights]`` is missing.
     """
     folder = find_folder(source)
     text, settings = read_settings(folder / "config.json")
@@ -130,6 +133,8 @@ def load(
         read_settings(generation)[0] if generation.is_file() else "{}",
     )
     params, layout = read(model, rules, files, names, place)
+    if int8:
+        params = quantize(model, params)
     return replace(model, layout=layout), params, read_tokenizer(folder)
 
 
@@ -148,9 +153,8 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     What was loaded is written as it was: the same files, names, dtypes and metadata, to the bit where
     the parameters are the same.
     """
-    folder = Path(folder)
+    folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = Tensors.of(model, params)
     layout = model.layout or Layout(
         {safetensors.WEIGHTS: {name: name for name in tensors}},
         {safetensors.WEIGHTS: {"format": "pt"}},

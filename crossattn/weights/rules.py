@@ -116,8 +116,7 @@ class Rules:
         if leaf == "kernel" and axes[0] is None:  # a convolution, [width, in, out]
             return param.transpose(2, 1, 0)
         if leaf == "kernel":
-            inputs = param.shape[0] if axes[0] == "embed" else math.prod(param.shape[:-1])
-            matrix = param.reshape(inputs, -1)
+            matrix = param.reshape(math.prod(param.shape[: input_axes(axes)]), -1)
             return matrix.T if self.transposed else matrix
         if path in self.rows:
             return param[None]
@@ -140,6 +139,11 @@ class Rules:
     def is_unused(self, name: str) -> bool:
         """Whether nothing computes with a tensor of this name."""
         return any(re.fullmatch(pattern, name) for pattern in self.unused)
+
+
+def input_axes(axes: tuple) -> int:
+    """How many leading axes of a kernel its inputs are summed over; the others are its outputs."""
+    return 1 if axes[0] == "embed" else len(axes) - 1
 
 
 def canonical(names: set[str], prefix: str, old_names: Mapping[str, str]) -> dict[str, str]:

@@ -140,7 +140,15 @@ class Tensors(Mapping[str, np.ndarray]):
 
     @classmethod
     def of(cls, model: Any, params: Params) -> "Tensors":
-        """Those of a ``Pretrained`` model."""
+        """Those of a ``Pretrained`` model.
+
+        Raises:
+          CheckpointError: parameters are quantised, which no checkpoint of the family can hold.
+        """
+        if any(map(functional.is_quantized, functional.flatten(params).values())):
+            raise CheckpointError(
+                "params are quantised, and checkpoints are not; give those that quantize() was given."
+            )
         axes = functional.flatten(functional.logical_axes(model))
         return cls(model.rules, functional.flatten(params), axes)
 

@@ -1,5 +1,6 @@
 """A trained model as a translator: text in, text out, and the attention between their tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,8 @@ class Translator:
       max_length: the most target tokens, for short sources fewer (twice the bucket's source length
         and 16); None is the config's target length.
       rows: sentences of the longest bucket decoded together; shorter ones come in larger batches.
+      key: draws tokens instead of choosing the likeliest.
+      processors: what to forbid or reweigh, see ``crossattn.decode``.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class Translator:
         length_penalty: float = 0.6,
         max_length: int | None = None,
         rows: int = 32,
+        key: Any = None,
+        processors: Sequence[Any] = (),
     ):
         if beams < 1 or rows < 1:
             raise SettingsError(f"beams ({beams}) and rows ({rows}) must be 1 or more.")
@@ -63,14 +68,17 @@ class Translator:
         self.max_length = max_length or data.target_len
         self.source_len = data.source_len
         self.cut_sources = 0
+        self._key = key
         self._search = jax.jit(
-            lambda params, source, segments: decode.translate(
+            lambda params, source, segments, key: decode.translate(
                 task.bind(params),
                 source,
                 segments,
                 max_length=min(self.max_length, 2 * source.shape[1] + 16),
                 beams=beams,
                 length_penalty=length_penalty,
+                key=key,
+                processors=processors,
             )
         )
         self._attend = jax.jit(
@@ -81,18 +89,25 @@ class Translator:
 
     def texts(self, sources: Sequence[str]) -> list[str]:
         """Translations, in order. Over-long sources are cut and counted in ``cut_sources``."""
+        return [found[0][1] for found in self.best(sources, 1)]
+
+    def best(self, sources: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
+        """The ``count`` best translations of each source with their scores, or as many as beams found."""
         corpus = self.task.corpus
         pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
         batches = self._batches(pairs)
         self.cut_sources = batches.cut_sources
-        ids: list[Any] = [None] * len(pairs)
-        for item in batches:
-            found = self._search(self.params, item.batch["source"], item.batch["source_segments"])
-            tokens = np.asarray(found.tokens[:, 0])
+        found: list[Any] = [None] * len(pairs)
+        for number, item in enumerate(batches):
+            arrays = item.batch["source"], item.batch["source_segments"]
+            key = None if self._key is None else jax.random.fold_in(self._key, number)
+            best = jax.device_get(self._search(self.params, *arrays, key).best(count))
             for row, index in enumerate(item.indices):
                 if index >= 0:
-                    ids[index] = tokens[row].tolist()
-        return corpus.output_tokenizer.decode_batch(ids)
+                    texts = corpus.output_tokenizer.decode_batch(best.tokens[row].tolist())
+                    scored = zip(best.scores[row].tolist(), texts, strict=True)
+                    found[index] = [(score, text) for score, text in scored if score > -math.inf]
+        return found
 
     def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
         """Attention of each (source, target) pair, the target given: generated, or a reference."""

@@ -1,5 +1,7 @@
 """Speculative decoding says what its model says, whatever the draft."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from crossattn.decode import (
     ModelDraft,
     PromptLookup,
     constraints,
+    generate,
     greedy,
     sampling,
     speculative,
@@ -18,7 +21,7 @@ from crossattn.decode import (
 from crossattn.decode.speculative import verify
 
 from .markov import EOS, Markov
-from .translators import LENGTH, SEGMENTS, SOURCE, bound, translator
+from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
 
 TARGET = Markov(0, vocab=6, length=6)
 STEERED = [
@@ -148,23 +151,57 @@ def test_one_round_of_verification_has_the_wanted_distribution():
 @pytest.mark.parametrize("kind", ["model", "lookup"])
 def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):
     pair, small = translator(scan=scan, decoder_layers=1), translator(seed=5, decoder_layers=1)
-    alone = jax.jit(lambda p: translate(bound((pair[0], p)), SOURCE, SEGMENTS, max_length=LENGTH))(
-        pair[1]
-    )
+    prefix = np.array([[1, 4], [1, 5], [1, 6]])
+    options = dict(max_length=LENGTH, limits=np.array([LENGTH, 3, LENGTH]), prefix=prefix)
 
-    @jax.jit
-    def call(params, small_params):
+    @partial(jax.jit, static_argnames="drafted")
+    def call(params, small_params, drafted):
         model, other = bound((pair[0], params)), bound((small[0], small_params))
-        room, start = LENGTH + 5, (jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1)
+        if not drafted:
+            return translate(model, SOURCE, SEGMENTS, **options)
         draft = PromptLookup(jnp.asarray(SOURCE), 3)
         if kind == "model":
-            draft = ModelDraft(other.step, other.start(*start, room), 3)
-        states = model.start(*start, room)
-        return speculative(model.step, states, draft=draft, batch=3, max_length=LENGTH)
+            start = partial(other.start, jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1)
+            draft = ModelDraft(other.step, start, 3)
+        return translate(model, SOURCE, SEGMENTS, draft=draft, **options)
 
-    found = call(pair[1], small[1])
+    found, alone = (call(pair[1], small[1], drafted) for drafted in (True, False))
     np.testing.assert_array_equal(found.tokens, alone.tokens)
     np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-3)
+
+
+def test_a_language_model_with_a_draft_says_what_it_says_alone():
+    pair, prefix = language_model(), np.array([[1, 4, 5, 4, 5], [1, 7, 8, 9, 3]])
+    options = dict(batch=2, max_length=LENGTH, prefix=prefix)
+
+    @partial(jax.jit, static_argnames="drafted")
+    def call(params, drafted):
+        draft = dict(draft=PromptLookup(jnp.asarray(prefix), 2)) if drafted else {}
+        return generate(bound((pair[0], params)), **options, **draft)
+
+    found, alone = (call(pair[1], drafted) for drafted in (True, False))
+    np.testing.assert_array_equal(found.tokens, alone.tokens)
+    np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-3)
+
+
+def test_a_draft_goes_with_a_key_and_with_no_other_search():
+    model, key = bound(translator(decoder_layers=1)), jax.random.key(0)
+    options = dict(draft=PromptLookup(jnp.asarray(SOURCE), 3), max_length=LENGTH)
+    found = jax.jit(lambda: translate(model, SOURCE, SEGMENTS, key=key, **options))()
+    again = jax.jit(
+        lambda: speculative(
+            model.step,
+            model.start(jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1, LENGTH + 4),
+            key=key,
+            batch=3,
+            **options,
+        )
+    )()
+    np.testing.assert_array_equal(found.tokens, again.tokens)
+    with pytest.raises(ValueError, match="beams and draft; expected one of them"):
+        translate(model, SOURCE, beams=2, **options)
+    with pytest.raises(ValueError, match="beams and draft and key; expected one of them"):
+        translate(model, SOURCE, beams=2, key=key, **options)
 
 
 def test_a_prompt_that_is_copied_is_guessed_right():

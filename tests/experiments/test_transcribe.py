@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import sys
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,6 +97,20 @@ def test_files_are_transcribed_with_times_of_words(folder, wav, capsys, tmp_path
     assert lines[0] == f"{wav}:" and lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert all(line.startswith("[00:0") for line in lines[1 : len(lines) // 2])
     assert picture.stat().st_size > 1000
+
+
+def test_int8_weights_are_heard_with_and_need_their_package(
+    folder, wav, capsys, refused, monkeypatch
+):
+    pytest.importorskip("qwix")
+    assert start("transcribe", wav, f"--model={folder}", "--int8") == 0
+    assert capsys.readouterr().out.strip()
+    held = jax.tree.leaves(open_whisper(str(folder), int8=True).params)
+    whole = jax.tree.leaves(open_whisper(str(folder)).params)
+    assert sum(x.nbytes for x in held) < 0.5 * sum(x.nbytes for x in whole)
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    said = refused("transcribe", wav, f"--model={folder}", "--int8")
+    assert "int8 weights need qwix: pip install" in said
 
 
 def test_what_cannot_be_heard_is_refused_in_one_line(folder, wav, refused, tmp_path):

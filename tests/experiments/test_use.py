@@ -83,6 +83,42 @@ def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
     assert min(pixels.shape[:2]) > 50 and pixels[..., :3].std() > 0.01
 
 
+def test_the_best_of_a_beam_come_with_their_scores(launched, tiny_run):
+    sentences = ("the black cat", "two dogs")
+    asked = (f"--workdir={tiny_run}", "--beams=3")
+    _, best, _ = launched("translate", *asked, *sentences)
+    code, out, _ = launched("translate", *asked, "--nbest=3", *sentences)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0 and len(rows) == 6
+    assert [text for _, text in rows[::3]] == best.splitlines()
+    for group in (rows[:3], rows[3:]):
+        scores = [float(score) for score, _ in group]
+        assert scores == sorted(scores, reverse=True) and scores[0] < 0
+    _, other, _ = launched("translate", *asked, "--nbest=3", "--length_penalty=0", *sentences)
+    unlike = [float(line.split("\t")[0]) for line in other.splitlines()]
+    assert unlike[0] < float(rows[0][0])  # sums of log-probabilities, divided by nothing
+
+
+def test_drawn_translations_follow_the_seed_and_narrow_draws_are_greedy(launched, tiny_run):
+    def said(*options):
+        code, out, _ = launched("translate", f"--workdir={tiny_run}", *options, "the cat", "a dog")
+        assert code == 0 and out.count("\n") == 2
+        return out
+
+    hot = ("--temperature=5",)
+    assert said(*hot) == said(*hot) != said(*hot, "--seed=1")
+    assert said("--top_k=1", "--top_p=0.5", "--temperature=2") == said()
+
+
+def test_no_sequence_of_tokens_comes_twice_where_that_is_asked_for(launched, tiny_run):
+    """A model that has hardly learnt repeats tokens, though none of the longest sequence it can say."""
+    asked = (f"--workdir={tiny_run}", "the black cat and the dog")
+    _, free, _ = launched("translate", *asked)
+    assert launched("translate", *asked, "--no_repeat_ngram=32") == (0, free, "")
+    code, out, _ = launched("translate", *asked, "--no_repeat_ngram=1")
+    assert code == 0 and out != free
+
+
 def test_a_source_longer_than_the_model_is_cut_and_counted(launched, tiny_run):
     code, _, err = launched("translate", f"--workdir={tiny_run}", "the cat " * 40, "two dogs")
     assert code == 0
@@ -109,6 +145,14 @@ def test_standard_input_that_is_not_utf8_is_refused_by_line(refused, tiny_run, s
         ("evaluate", ["--beams=0"], "beams"),
         ("evaluate", ["--limit=0"], "limit"),
         ("evaluate", ["test"], "got test; expected only flags"),
+        ("translate", ["--nbest=2", "--beams=1", "a"], "--nbest is 2 of 1 beams"),
+        ("translate", ["--nbest=0", "a"], "nbest"),
+        ("translate", ["--temperature=0", "a"], "temperature is 0.0; expected above 0"),
+        ("translate", ["--top_p=1.5", "a"], "top_p: p is 1.5; expected above 0, at most 1"),
+        ("translate", ["--top_k=0", "a"], "top_k"),
+        ("translate", ["--top_k=5", "--beams=2", "a"], "--beams=2 searches and --top_k draws"),
+        ("translate", ["--no_repeat_ngram=0", "a"], "no_repeat_ngram"),
+        ("translate", ["--length_penalty=-1", "a"], "length_penalty"),
         ("translate", ["--plot=cat.jpg", "the cat"], "cat.jpg; expected one of .png"),
     ],
 )
