@@ -38,6 +38,8 @@ def toy_process(compiled_code):
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
+        if "file_limit" in options:  # what it cut short, others would read
+            del env["JAX_COMPILATION_CACHE_DIR"]
         command = [sys.executable, str(HERE / "toy_task.py"), str(workdir), json.dumps(options)]
         process = subprocess.Popen(
             command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
