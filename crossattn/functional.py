@@ -108,10 +108,11 @@ class _Stream(nnx.RngStream):
 
     def __init__(self, key: Key[Array, ""], tag: str):
         super().__init__(key, tag=tag)
-        self.count.set_value(np.uint32(0))
+        none: Any = np.uint32(0)
+        self.count.set_value(none)
 
     def __call__(self) -> Key[Array, ""]:
-        count = self.count.get_value()
+        count: Any = self.count.get_value()
         self.count.set_value(count + np.uint32(1))
         return jax.random.fold_in(self.key[...], count)
 

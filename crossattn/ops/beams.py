@@ -17,13 +17,17 @@ from crossattn.types import Array, Bool, Float, Shaped
 def grow(
     cache: Memory, keys: Shaped[Array, "*B X K H"], values: Shaped[Array, "*B X K Hv"]
 ) -> Memory:
-    """The cache with new slots appended, one a position; [*B J X K H], with batch axes that the cache lacks,
-    gives J slots a position."""
+    """The cache with new slots appended, one a position.
+
+    With a batch axis that the cache lacks, [*B J X K H], they are J a position.
+
+    Raises:
+      ValueError: as ``Memory.append`` does.
+    """
     shared = cache.keys.ndim - 3
     extra = keys.shape[shared:-3]
-    if not extra:
+    if not extra or cache.length is None:
         return cache.append(keys, values)
-    assert cache.length is not None
     J, X = math.prod(extra), keys.shape[-3]
 
     def in_order(x: Array) -> Array:
