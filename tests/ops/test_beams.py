@@ -29,10 +29,12 @@ def grown(pieces):
 @pytest.mark.parametrize("pieces", [(1, 1, 1, 1, 1), (2, 3), (5,)])
 def test_slots_stand_in_order_of_time_and_then_of_beams(pieces):
     cache, keys, _ = grown(pieces)
+    assert cache.positions is not None and cache.valid is not None
     in_order = jnp.moveaxis(keys, 1, 2).reshape(B, X * J, K, H)
     np.testing.assert_array_equal(cache.keys[:, : X * J], in_order)
     np.testing.assert_array_equal(cache.positions[0, : X * J], np.repeat(np.arange(X), J))
-    assert int(cache.length) == X * J and cache.valid.sum() == B * X * J
+    np.testing.assert_array_equal(cache.length, X * J)
+    assert cache.valid.sum() == B * X * J
 
 
 @pytest.mark.parametrize("biased", [False, True])
