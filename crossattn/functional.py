@@ -108,8 +108,8 @@ class _Stream(nnx.RngStream):
 
     def __init__(self, key: Key[Array, ""], tag: str):
         super().__init__(key, tag=tag)
-        none: Any = np.uint32(0)
-        self.count.set_value(none)
+        start: Any = np.uint32(0)
+        self.count.set_value(start)
 
     def __call__(self) -> Key[Array, ""]:
         count: Any = self.count.get_value()
