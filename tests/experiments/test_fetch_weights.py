@@ -102,7 +102,7 @@ def test_annalog_writes_the_molecules_that_its_own_code_writes(index, kept):
     target = jnp.concatenate([begin, tokens[:, :-1]], axis=1)
     logits, attention = xa.apply(model, params, source, target, return_weights=True)
     np.testing.assert_allclose(logits, kept[f"logits {index}"], atol=2e-4)
-    np.testing.assert_allclose(attention[-1], kept[f"attention {index}"], atol=1e-5)
+    np.testing.assert_allclose(attention[-1], kept[f"attention {index}"], atol=1e-4)
     bound = xa.functional.bind(model, params)
     found = xa.decode.translate(bound, source, max_length=tokens.shape[1], **model.ids)
     np.testing.assert_array_equal(found.tokens[0, 0], tokens[0])
