@@ -1,13 +1,22 @@
 """Shape annotations are checked in every test; tiny programs are compiled without costly passes."""
 
 import contextlib
+import os
+from pathlib import Path
 
 import jax
+import jaxlib.version
 import jaxtyping
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 jaxtyping.install_import_hook("crossattn", "beartype.beartype")
+
+ROOT = Path(__file__).parents[1]
+if jaxlib.version.__version_info__ < (0, 11):
+    # Of its two ways to compile fused loops, the older takes half as long; later versions lack it.
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,6 +25,17 @@ def _compile_quickly():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+def with_devices(count):
+    """The environment of a process with so many devices, which compiles as the tests do."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    return os.environ | {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "XLA_FLAGS": flags,
+    }
 
 
 @pytest.fixture

@@ -58,7 +58,6 @@ def fault(check, *arguments):
 
 
 def main():
-    jax.config.update("jax_disable_most_optimizations", True)
     assert jax.device_count() == 8
     print(json.dumps({name: fault(compare, options) for name, options in SEARCHES.items()}))
 

@@ -1,22 +1,19 @@
 """Decoding over eight devices, parameters and rows split, is decoding on one."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import with_devices
 
 
 @pytest.fixture(scope="module")
 def on_eight_devices():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.decode.eight_devices"],
-        env=os.environ | flags,
+        env=with_devices(8),
         capture_output=True,
         text=True,
         timeout=600,

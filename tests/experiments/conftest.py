@@ -19,7 +19,7 @@ from crossattn.train.checkpoint import load_params
 from experiments import launch
 from experiments.settings import saved_config
 from experiments.tasks import make_task
-from tests.conftest import kept
+from tests.conftest import kept, with_devices
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
@@ -115,9 +115,7 @@ def refused(launched):
 @pytest.fixture(scope="session")
 def environment(compiled_code):
     """Of a launcher in a process of its own, which compiles as the tests do."""
-    return os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    return with_devices(1) | {
         "JAX_COMPILATION_CACHE_DIR": compiled_code,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

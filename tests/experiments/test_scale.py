@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from crossattn.data.sources import open_source
+from tests.conftest import with_devices
 from tests.experiments.conftest import ROOT, TINY, start
 
 FIVE = (TINY, "--config.train.steps=5", "--config.train.log_every=1")
@@ -42,7 +43,7 @@ def together(environment):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     shared = environment | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": with_devices(4)["XLA_FLAGS"],
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": "2",
     }

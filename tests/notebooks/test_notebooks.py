@@ -1,15 +1,12 @@
 """Every notebook runs from top to bottom, offline, as it stands."""
 
-import os
-from pathlib import Path
-
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 from crossattn.data import fetch
+from tests.conftest import ROOT, with_devices
 
-ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SECONDS_PER_CELL = 300
 BYTES = 400_000  # pictures included: a notebook should open at once
@@ -18,9 +15,8 @@ BYTES = 400_000  # pictures included: a notebook should open at once
 @pytest.fixture
 def offline(monkeypatch):
     """The kernel finds this checkout, and no way to the network."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name, value in with_devices(1).items():
+        monkeypatch.setenv(name, value)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

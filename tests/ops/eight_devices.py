@@ -57,7 +57,6 @@ def fault(check, *arguments):
 
 
 def main(chosen):
-    jax.config.update("jax_disable_most_optimizations", True)
     cases = testing.cases()
     found = {
         f"{strategy} {name}": fault(testing.check, attend, cases[name])

@@ -1,8 +1,6 @@
 """attend on eight devices, and its dropout. Other transformations: ``crossattn.testing.composition``."""
 
 import functools
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,8 +11,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.testing.case import H, K, N, S, T, array
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.conftest import with_devices
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +57,8 @@ for backend in (None, "reference"):
 
 
 def test_shards_over_examples_and_heads_give_the_same_numbers():
-    flags = "--xla_force_host_platform_device_count=8"
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
     done = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", SHARDED], env=with_devices(8), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4, done.stdout

@@ -2,10 +2,8 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +14,8 @@ from jax.sharding import AxisType
 import crossattn as xa
 from crossattn.ops import slices
 from crossattn.ops.sharded import plan
+from tests.conftest import with_devices
 
-ROOT = Path(__file__).parents[2]
 # Five queries and seven keys for eight devices: lengths are padded, and a device may hold no real key.
 CASES = {
     "merge": [
@@ -34,10 +32,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def on_eight_devices():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.ops.eight_devices", json.dumps(CASES)],
-        env=os.environ | flags,
+        env=with_devices(8),
         capture_output=True,
         text=True,
         timeout=600,

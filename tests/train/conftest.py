@@ -4,14 +4,13 @@ Compiled code is kept on disk for the session: these tests start the same run ag
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import kept
+from tests.conftest import kept, with_devices
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -29,11 +28,7 @@ def toy_process(compiled_code):
     started = []
 
     def start(workdir, options, *, devices=1):
-        env = os.environ | {
-            "PYTHONPATH": str(HERE.parents[1]),
-            "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        env = with_devices(devices) | {
             "JAX_COMPILATION_CACHE_DIR": compiled_code,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
