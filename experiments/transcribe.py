@@ -58,7 +58,7 @@ def open_whisper(
     """A transcriber with packaged weights, or those of a folder.
 
     Raises:
-      Refused: there is no such model, it is no Whisper that can tell the time where words are asked for, or a
+      Refused: there is no such model, it is no Whisper, cannot tell the time where words are asked for, or a
         package is missing.
     """
     folder = Path(name) if Path(name).is_dir() else fetch_weights.packaged(name)
@@ -66,6 +66,9 @@ def open_whisper(
         model, params, _ = weights.load(folder, int8=int8)
     except ImportError as error:
         raise launch.Refused(str(error)) from None
+    kind = model.settings["model_type"]
+    if kind != "whisper":
+        raise launch.Refused(f"{folder} holds a model of type {kind!r}; expected 'whisper'.")
     heads = model.settings.get("alignment_heads") or []
     if words and not heads:
         raise launch.Refused(

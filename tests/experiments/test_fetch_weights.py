@@ -5,6 +5,7 @@ import json
 import pickle
 import zipfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -92,20 +93,37 @@ def test_a_packaged_annalog_computes_what_its_own_code_computes(tmp_path, monkey
     not (fetch.cache_dir() / "weights" / "annalog").is_dir(),
     reason="not fetched yet: python -m experiments.fetch_weights annalog",
 )
-@pytest.mark.parametrize("index", range(len(make_annalog.MOLECULES)))
-def test_annalog_writes_the_molecules_that_its_own_code_writes(index, kept):
+def test_annalog_writes_the_molecules_that_its_own_code_writes(kept):
+    """All of them in one batch, padded."""
     model, params, tokenizer = xa.load(fetch.cache_dir() / "weights" / "annalog")
-    source = jnp.array([tokenizer.encode(make_annalog.MOLECULES[index]).ids])
-    np.testing.assert_array_equal(source, kept[f"source {index}"])
-    tokens = kept[f"tokens {index}"]
-    begin = jnp.full((1, 1), model.ids["bos_id"])
-    target = jnp.concatenate([begin, tokens[:, :-1]], axis=1)
-    logits, attention = xa.apply(model, params, source, target, return_weights=True)
-    np.testing.assert_allclose(logits, kept[f"logits {index}"], atol=2e-4)
-    np.testing.assert_allclose(attention[-1], kept[f"attention {index}"], atol=1e-4)
-    bound = xa.functional.bind(model, params)
-    found = xa.decode.translate(bound, source, max_length=tokens.shape[1], **model.ids)
-    np.testing.assert_array_equal(found.tokens[0, 0], tokens[0])
+    pad, begin = model.ids["pad_id"], model.ids["bos_id"]
+    count = len(make_annalog.MOLECULES)
+    source = filled([e.ids for e in tokenizer.encode_batch(list(make_annalog.MOLECULES))], pad)
+    written = filled([kept[f"tokens {index}"][0] for index in range(count)], pad)
+    target = jnp.pad(written[:, :-1], ((0, 0), (1, 0)), constant_values=begin)
+    present = (source != pad).astype(int)
+
+    @jax.jit
+    def computed(params):
+        bound = xa.functional.bind(model, params)
+        found = xa.decode.translate(
+            bound, source, present, max_length=written.shape[1], **model.ids
+        )
+        return bound(source, target, source_segments=present, return_weights=True), found.tokens
+
+    (logits, attention), tokens = computed(params)
+    np.testing.assert_array_equal(tokens[:, 0], written)
+    for index in range(count):
+        expected, reads = kept[f"logits {index}"][0], kept[f"attention {index}"][0]
+        np.testing.assert_allclose(logits[index, : len(expected)], expected, atol=2e-4)
+        _, rows, columns = reads.shape
+        np.testing.assert_allclose(attention[-1, index, :, :rows, :columns], reads, atol=1e-4)
+
+
+def filled(rows, pad):
+    """Rows in one array [rows, longest]."""
+    longest = max(map(len, rows))
+    return jnp.array([[*row, *[pad] * (longest - len(row))] for row in rows])
 
 
 def test_a_file_that_asks_for_more_than_tensors_is_not_run(tmp_path):

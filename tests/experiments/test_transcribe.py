@@ -14,7 +14,7 @@ from crossattn.data.whisper_tokens import WhisperTokens
 from experiments.fetch_weights import whisper
 from experiments.transcribe import open_whisper
 from tests.experiments.conftest import start
-from tests.weights import ctranslate2_files
+from tests.weights import checkpoints, ctranslate2_files
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,11 @@ def test_what_cannot_be_heard_is_refused_in_one_line(folder, wav, refused, tmp_p
     cut = tmp_path / "cut.wav"
     cut.write_bytes(wav.read_bytes()[:-2])
     assert "is cut short" in refused("transcribe", cut, f"--model={folder}")
-    assert "no packaged Whisper 'huge'" in refused("transcribe", wav, "--model=huge")
+    bart = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
+    assert "model of type 'bart'; expected 'whisper'" in refused(
+        "transcribe", wav, f"--model={bart}"
+    )
+    assert "no packaged model 'huge'" in refused("transcribe", wav, "--model=huge")
     said = refused("transcribe", wav, f"--model={folder}", "--language=de")
     assert "only transcribes English" in said
     assert "expected one of .png" in refused("transcribe", wav, "--plot=a.txt")
