@@ -82,7 +82,7 @@ def small() -> ConfigDict:
             ),
             mesh=dict(data=-1, fsdp=1, tensor=1, seq=1),
             train=dict(
-                steps=1450,
+                steps=900,
                 accumulate=1,
                 ema_decay=placeholder(float),
                 prng=placeholder(str),
@@ -101,6 +101,7 @@ def small() -> ConfigDict:
                     row="output",
                     symmetrise="none",
                     unlinked=False,
+                    least=0.0,
                 ),
             ),
         )

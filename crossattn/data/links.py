@@ -25,15 +25,15 @@ LINKS_PER_TOKEN = 16
 class TokenLinks:
     """Links of all pairs in one array: those of pair `i` are table[offsets[i] : offsets[i + 1]].
 
-    A row is (place in the decoder's input, how manieth link of that place, source token). `known`
-    says which pairs' links were given; a pair may have known links and yet not one.
+    A row is (place in the decoder's input, how manieth link of that place, source token, its word).
+    `known` says which pairs' links were given; a pair may have known links and yet not one.
     """
 
-    table: Int[np.ndarray, "total 3"]
+    table: Int[np.ndarray, "total 4"]
     offsets: Int[np.ndarray, " edges"]
     known: Bool[np.ndarray, " pairs"]
 
-    def __getitem__(self, pair: int) -> Int[np.ndarray, "links 3"]:
+    def __getitem__(self, pair: int) -> Int[np.ndarray, "links 4"]:
         return self.table[self.offsets[pair] : self.offsets[pair + 1]]
 
     def fingerprint(self) -> int:
@@ -47,10 +47,11 @@ def token_links(
     target_tokenizer: Tokenizer,
     source_len: int,
     target_len: int,
-) -> Int[np.ndarray, "links 2"]:
-    """(target token, source token) of every pair of tokens whose words are linked, in order.
+) -> Int[np.ndarray, "links 3"]:
+    """(target token, source token, its word) of every pair of tokens whose words are linked, in order.
 
-    Tokens of a target word without links get one with the source's end, whose place is that of EOS.
+    Tokens of a target word without links get one with the source's end, whose place is that of EOS,
+    and which is a word of its own.
     The lengths cut as they cut the tokens: the source keeps its EOS, the decoder reads BOS first.
     """
     words = []
@@ -64,7 +65,9 @@ def token_links(
     linked[example["links"][:, 1], example["links"][:, 0]] = True
     to_end = (target >= 0) & (linked[target].sum(axis=1) == 0)
     matrix = np.concatenate([linked[target][:, source], to_end[:, None]], axis=1)
-    return np.argwhere(matrix).astype(np.int32)
+    target_token, source_token = np.nonzero(matrix)
+    word = np.append(source, len(example["source_spans"]))[source_token]
+    return np.stack([target_token, source_token, word], axis=1).astype(np.int32)
 
 
 def encode_links(
@@ -92,7 +95,7 @@ def encode_links(
     known = np.isin(kept, _chosen(source, share, seed))
     rows = []
     for index, given in zip(kept.tolist(), known.tolist(), strict=True):
-        links = np.zeros((0, 2), np.int32)
+        links = np.zeros((0, 3), np.int32)
         if given:
             links = token_links(source[index], tokenizer, target_tokenizer, source_len, target_len)
         rows.append(_ranked(links))
@@ -109,9 +112,9 @@ def _chosen(source: Sequence[dict[str, Any]], share: float, seed: int) -> Int[np
     return order[: max(round(share * len(linked)), 1)]
 
 
-def _ranked(links: Int[np.ndarray, "links 2"]) -> Int[np.ndarray, "kept 3"]:
+def _ranked(links: Int[np.ndarray, "links 3"]) -> Int[np.ndarray, "kept 4"]:
     """Sorted links with the place of BOS counted and each one's number under its target token."""
-    target, source = links.T
+    target, source, word = links.T
     rank = np.arange(len(links)) - np.searchsorted(target, target)
-    table = np.stack([target + 1, rank, source], axis=1).astype(np.int32)
+    table = np.stack([target + 1, rank, source, word], axis=1).astype(np.int32)
     return table[rank < LINKS_PER_TOKEN]

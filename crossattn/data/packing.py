@@ -52,9 +52,10 @@ class Layout:
 def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
     """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands.
 
-    With gold links also `target_linked`, 1 where those of the pair are known, and `target_links`
+    With gold links also `target_linked`, 1 where those of the pair are known; `target_links`
     [rows, length, LINKS_PER_TOKEN]: for each token that `target_in` holds, the places of its source
-    tokens in the row of `source`; the rest is -1.
+    tokens in the row of `source`; the rest is -1; and `linked_words`, the number of the word in its
+    text of each linked token of `source`.
     """
     batch: Batch = {
         name: np.zeros((layout.rows, layout.target_len), np.int32)
@@ -67,6 +68,7 @@ def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
         batch["target_linked"] = np.zeros((layout.rows, layout.target_len), np.int32)
         shape = (layout.rows, layout.target_len, LINKS_PER_TOKEN)
         batch["target_links"] = np.full(shape, -1, np.int32)
+        batch["linked_words"] = np.zeros((layout.rows, layout.source_len), np.int32)
     count = np.arange(max(layout.source_len, layout.target_len), dtype=np.int32)
     placements = zip(
         layout.pairs.tolist(),
@@ -91,8 +93,9 @@ def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
             batch["source_segments"][row, span] = segment
             batch["source_positions"][row, span] = count[: len(ids)]
         if encoded.links is not None:
-            target, rank, place = encoded.links[pair].T
+            target, rank, place, word = encoded.links[pair].T
             batch["target_links"][row, target_start + target, rank] = source_start + place
+            batch["linked_words"][row, source_start + place] = word
             span = slice(target_start, target_start + size)
             batch["target_linked"][row, span] = encoded.links.known[pair]
     return batch

@@ -30,6 +30,9 @@ class Recipe:
         then. The last token of a text has no such row and stays without attention.
       unlinked: leave a target word alone that attends more to what is outside every word (the end
         of the source) than to any word; False links every word.
+      least: leave a source word alone to which no target word attends this much. A word that the
+        translation leaves out is the choice of some target word even so. Matters where links are
+        symmetrised.
       symmetrise: "none" links each target word to its most attended source word; "union" and
         "intersection" combine that with each source word's most attending target word, and
         "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003).
@@ -40,6 +43,7 @@ class Recipe:
     row: str = "output"
     symmetrise: str = "none"
     unlinked: bool = False
+    least: float = 0.0
 
     def __post_init__(self):
         if self.row not in ROWS:
@@ -53,7 +57,8 @@ class Recipe:
         head = "all heads" if self.head is None else f"head {self.head}"
         joined = "not symmetrised" if self.symmetrise == "none" else self.symmetrise
         alone = ", words may stay unlinked" if self.unlinked else ""
-        return f"layer {self.layer}, {head}, row of the {self.row} token, {joined}{alone}"
+        least = f", source words below {self.least:g} stay so" if self.least else ""
+        return f"layer {self.layer}, {head}, row of the {self.row} token, {joined}{alone}{least}"
 
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
@@ -79,7 +84,9 @@ class Recipe:
         if self.symmetrise == "none":
             return forward
         # A source word's rivals are compared by share of each target word's attention.
-        backward = {(s, int(t)) for s, t in enumerate(matrix.argmax(0)) if matrix[:, s].any()}
+        most = matrix.max(0)
+        chosen = (most > 0) & (most >= self.least)
+        backward = {(s, int(t)) for s, t in enumerate(matrix.argmax(0)) if chosen[s]}
         return symmetrised(forward, backward, self.symmetrise)
 
 

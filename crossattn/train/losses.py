@@ -174,14 +174,20 @@ def latent_alignment(
 
 
 def guided_alignment(
-    attention: Float[Array, "*B T S"], links: Int[Array, "*B T A"]
+    attention: Float[Array, "*B T S"],
+    links: Int[Array, "*B T A"],
+    source_words: Int[Array, "*B S"],
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """Teaches attention the links that people gave: cross-entropy with their even distribution.
+    """Teaches attention the links that people gave: cross-entropy with an even distribution over words.
+
+    People link words. What a linked word gets is what its tokens get together: how it is shared out
+    among them is left to attention.
 
     Args:
         attention: weights of the row that has read (or that predicts) each target token.
         links: source places that the token is linked with, each once, and -1 for the rest. A token
             without a link takes no part.
+        source_words: the word of each source place; differs between the linked words of a token.
 
     Returns:
         The loss summed over tokens, and sums without gradient: "guided", the same.
@@ -190,7 +196,14 @@ def guided_alignment(
         translation"; Garg et al. 2019, "Jointly learning to align and translate".
     """
     linked = links >= 0
-    found = jnp.take_along_axis(attention, jnp.where(linked, links, 0), axis=-1)
-    surprise = jnp.where(linked, -jnp.log(jnp.maximum(found, 1e-9)), 0.0)
-    loss = jnp.sum(surprise.sum(-1) / jnp.maximum(linked.sum(-1), 1))
+    place = jnp.where(linked, links, 0)
+    word = jnp.take_along_axis(source_words[..., None, :], place, axis=-1)
+    together = (
+        (word[..., :, None] == word[..., None, :]) & linked[..., :, None] & linked[..., None, :]
+    )
+    found = jnp.take_along_axis(attention, place, axis=-1)
+    mass = jnp.sum(jnp.where(together, found[..., None, :], 0.0), axis=-1)
+    share = linked / jnp.maximum(together.sum(-1), 1)  # of a token in its word; they sum to 1
+    surprise = -share * jnp.log(jnp.maximum(mass, 1e-9))
+    loss = jnp.sum(surprise.sum(-1) / jnp.maximum(share.sum(-1), 1))
     return loss, {"guided": jax.lax.stop_gradient(loss)}

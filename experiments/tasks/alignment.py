@@ -12,6 +12,8 @@ from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
 
+_LEAST = (0.05, 0.1, 0.15, 0.2)
+
 
 @dataclass(frozen=True)
 class Aligned:
@@ -82,6 +84,9 @@ def choose_recipe(
         best = _better(best, replace(best[0], unlinked=unlinked), pairs)
     for method in symmetrise:
         best = _better(best, replace(best[0], symmetrise=method), pairs)
+    if best[0].symmetrise != "none":
+        for least in _LEAST:
+            best = _better(best, replace(best[0], least=least), pairs)
     return best
 
 

@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn.train.losses import diagonal_prior, guided_alignment, latent_alignment
+from crossattn.train.losses import (
+    diagonal_prior,
+    guided_alignment,
+    latent_alignment,
+)
 
 Sums = dict[str, jax.Array]
 
@@ -64,8 +68,8 @@ def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: flo
     loss, sums = jnp.zeros(()), {}
     if "target_links" in batch:
         links = jnp.where(followed[..., None], batch["target_links"], -1)
-        loss, sums = guided_alignment(later, links)
         allowed = (links[..., None] == jnp.arange(prior.shape[-1])).any(-2)
+        loss, sums = guided_alignment(later, links, batch["linked_words"])
         known = batch["target_linked"] > 0
         prior = jnp.where(known[..., None] & ~allowed, 0.0, prior)
         followed &= ~known | allowed.any(-1)

@@ -107,6 +107,22 @@ def test_tokens_are_linked_when_their_words_are_and_with_the_end_when_nothing_is
     assert seen > 1000
 
 
+def test_linked_tokens_of_one_word_share_its_number(pairs, tokenizer):
+    seen = 0
+    for batch in take(train(pairs, tokenizer), 12):
+        for row, segments in enumerate(batch["source_segments"]):
+            for segment in range(1, segments.max() + 1):
+                there = np.flatnonzero(segments == segment)
+                table = batch["target_links"][row, batch["target_segments"][row] == segment]
+                expected = np.array(words_of(tokenizer, batch["source"][row, there].tolist()))
+                expected[-1] = expected.max() + 1  # the end is a word of its own
+                linked = np.isin(there, table)
+                found = batch["linked_words"][row, there]
+                assert (found[linked] == expected[linked]).all()
+                seen += linked.sum()
+    assert seen > 500
+
+
 def test_only_those_who_ask_get_links(pairs, tokenizer):
     batch = next(train(pairs, tokenizer, link_share=0.0))
     assert not [name for name in batch if "link" in name]
@@ -171,10 +187,10 @@ def test_processes_share_the_links_of_the_batch(pairs, tokenizer):
 
 
 def test_a_token_keeps_a_bounded_number_of_links():
-    many = np.array([(0, s) for s in range(40)] + [(2, 5)], np.int32)
+    many = np.array([(0, s, s // 2) for s in range(40)] + [(2, 5, 2)], np.int32)
     ranked = links._ranked(many)
-    assert ranked[:-1].tolist() == [[1, s, s] for s in range(links.LINKS_PER_TOKEN)]
-    assert ranked[-1].tolist() == [3, 0, 5]
+    assert ranked[:-1].tolist() == [[1, s, s, s // 2] for s in range(links.LINKS_PER_TOKEN)]
+    assert ranked[-1].tolist() == [3, 0, 5, 2]
 
 
 def test_data_without_links_is_refused(pairs, tokenizer):

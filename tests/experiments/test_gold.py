@@ -79,6 +79,7 @@ def batch():
         "target_positions": positions + 1,
         "target_links": jnp.asarray(links),
         "target_linked": jnp.array([[1, 1, 1, 1, 0]]),
+        "linked_words": jnp.array([[0, 1, 0, 1]]),
     }
 
 

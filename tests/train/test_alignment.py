@@ -1,5 +1,7 @@
 """Alignment scores against numbers worked out by hand, joining against a second implementation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,16 @@ def test_words_that_attend_outside_every_word_may_stay_unlinked():
     assert both.links(matrix) == {(0, 0), (1, 0)}
 
 
+def test_source_words_that_hardly_anyone_attends_to_may_stay_unlinked():
+    matrix = np.array([[0.7, 0.08, 0.0], [0.2, 0.02, 0.3]])
+    both = Recipe(symmetrise="union")
+    assert both.links(matrix) == {(0, 0), (2, 1), (1, 0)}
+    assert replace(both, least=0.08).links(matrix) == {(0, 0), (2, 1), (1, 0)}
+    assert replace(both, least=0.1).links(matrix) == {(0, 0), (2, 1)}
+    # A target word links with what it attends to most, be it little.
+    assert replace(both, least=0.5).links(matrix) == {(0, 0), (2, 1)}
+
+
 MATRIX = np.array([[0.6, 0.4, 0.0], [0.1, 0.5, 0.4], [0.0, 0.8, 0.2]])  # target x source
 
 
@@ -134,6 +146,7 @@ def test_a_recipe_reads_as_a_sentence():
     text = str(Recipe(layer=1, head=None, row="input", symmetrise="grow-diag"))
     assert text == "layer 1, all heads, row of the input token, grow-diag"
     assert str(Recipe(unlinked=True)).endswith("not symmetrised, words may stay unlinked")
+    assert str(Recipe(symmetrise="union", least=0.1)).endswith("source words below 0.1 stay so")
     assert str(Recipe(head=3)) == "layer -1, head 3, row of the output token, not symmetrised"
 
 

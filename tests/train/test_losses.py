@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from crossattn.train.losses import cross_entropy, diagonal_prior, guided_alignment, latent_alignment
+from crossattn.train.losses import (
+    cross_entropy,
+    diagonal_prior,
+    guided_alignment,
+    latent_alignment,
+)
 
 SHAPE = (2, 5, 11)
 
@@ -201,32 +206,34 @@ def test_diagonal_prior_without_sharpness_is_even():
     np.testing.assert_allclose(prior, 0.25)
 
 
-def test_guided_alignment_is_the_cross_entropy_with_an_even_distribution_over_the_links(
+def test_guided_alignment_is_the_cross_entropy_with_an_even_distribution_over_linked_words(
     two_sentences,
 ):
     _, attention, _, _ = two_sentences
-    # Two links, one, none; in the second sentence one; padding.
-    links = np.array([[[1, 2, -1], [0, -1, -1], [-1, -1, -1], [4, -1, -1], [-1, -1, -1]]])
-    gold = np.zeros(attention.shape)
-    for t, s in ((0, 1), (0, 2), (1, 0), (3, 4)):
-        gold[0, t, s] = 1.0
-    gold = normalised(gold)
-    expected = -(gold * np.log(np.where(gold > 0, attention, 1.0))).sum()
+    # Three tokens of two words, one, none; in the second sentence two of one word; padding.
+    links = np.array([[[0, 1, 2], [0, -1, -1], [-1, -1, -1], [3, 4, -1], [-1, -1, -1]]])
+    source_words = np.array([[0, 0, 1, 0, 0, 0]])
+    linked_words = {0: ([0, 1], [2]), 1: ([0],), 3: ([3, 4],)}
+    expected, slope = 0.0, np.zeros(attention.shape)
+    for t, words in linked_words.items():
+        for tokens in words:
+            mass = attention[0, t, tokens].sum()
+            expected -= np.log(mass) / len(words)
+            slope[0, t, tokens] = -1 / mass / len(words)
 
     def loss(x):
-        return guided_alignment(x, jnp.asarray(links))
+        return guided_alignment(x, jnp.asarray(links), jnp.asarray(source_words))
 
     (found, sums), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.float32(attention))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(sums["guided"], expected, rtol=1e-5)
-    np.testing.assert_allclose(gradient, -gold / np.where(gold > 0, attention, 1.0), rtol=1e-4)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4)
 
 
 def test_attention_without_a_trace_of_the_link_costs_much_but_not_everything():
     attention = jnp.array([[[1.0, 0.0]]])
-    loss, gradient = jax.value_and_grad(lambda x: guided_alignment(x, jnp.array([[[1]]]))[0])(
-        attention
-    )
+    links, words = jnp.array([[[1]]]), jnp.array([[0, 1]])
+    loss, gradient = jax.value_and_grad(lambda x: guided_alignment(x, links, words)[0])(attention)
     assert 15 < loss < 30 and np.isfinite(gradient).all()
 
 
@@ -236,7 +243,8 @@ def test_guided_alignment_teaches_queries_whom_to_attend():
 
     def loss(queries):
         attention = jax.nn.softmax(jnp.einsum("bth,bsh->bts", queries, keys))
-        return guided_alignment(attention, jnp.asarray(links))[0], attention
+        words = jnp.broadcast_to(jnp.arange(6), (4, 6))
+        return guided_alignment(attention, jnp.asarray(links), words)[0], attention
 
     queries = jnp.zeros((4, 5, 8))
     descend = jax.jit(lambda queries: queries - jax.grad(loss, has_aux=True)(queries)[0])
