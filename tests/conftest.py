@@ -19,13 +19,17 @@ if jaxlib.version.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
 
 
-LONGEST = ("tests/notebooks", "tests/experiments/test_scale.py", "tests/experiments/test_resume.py")
+_LONGEST = (
+    "tests/notebooks",
+    "tests/experiments/test_scale.py",
+    "tests/experiments/test_resume.py",
+)
 
 
 def pytest_collection_modifyitems(items):
     """The longest stand first in the half that each of two workers begins with: both end together."""
-    first = [item for item in items if item.nodeid.startswith(LONGEST)]
-    rest = [item for item in items if not item.nodeid.startswith(LONGEST)]
+    first = [item for item in items if item.nodeid.startswith(_LONGEST)]
+    rest = [item for item in items if not item.nodeid.startswith(_LONGEST)]
     half = len(rest) // 2
     items[:] = first[::2] + rest[:half] + first[1::2] + rest[half:]
 

@@ -50,9 +50,9 @@ def token_links(
 ) -> Int[np.ndarray, "links 3"]:
     """(target token, source token, its word) of every pair of tokens whose words are linked, in order.
 
-    Tokens of a target word without links get one with the source's end, whose place is that of EOS,
-    and which is a word of its own.
-    The lengths cut as they cut the tokens: the source keeps its EOS, the decoder reads BOS first.
+    Tokens of a target word without links get one with the source's end, a word of its own whose
+    place is that of EOS. The lengths cut as they cut the tokens: the source keeps its EOS, the
+    decoder reads BOS first.
     """
     words = []
     for side, own in (("target", target_tokenizer), ("source", tokenizer)):

@@ -10,11 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn.train.losses import (
-    diagonal_prior,
-    guided_alignment,
-    latent_alignment,
-)
+from crossattn.train.losses import diagonal_prior, guided_alignment, latent_alignment
 
 Sums = dict[str, jax.Array]
 
