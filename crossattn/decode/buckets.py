@@ -1,7 +1,7 @@
 """Decoding of arrays of any size, with one compile for each bucket of sizes; and its stream of tokens."""
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
+from crossattn.decode.drafts import Draft
 from crossattn.decode.generate import translate
 from crossattn.decode.greedy import OneByOne, Run
 from crossattn.decode.hypotheses import Hypotheses
@@ -27,6 +28,8 @@ class Bucketed:
     Args:
       build: makes the model.
       rows, sources, targets: sizes, ascending.
+      draft: makes what guesses for ``speculative``, of the sources and their segments in the bucket's
+        sizes and of the ``draft_params`` of the call: ``lambda source, *_: PromptLookup(source)``.
       **options: of ``translate``, the same for every call. ``limits`` belongs to the call.
     """
 
@@ -37,19 +40,21 @@ class Bucketed:
         rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
         sources: Sequence[int] = (16, 32, 64, 128, 256, 512),
         targets: Sequence[int] = (16, 32, 64, 128, 256, 512),
+        draft: Callable[[Array, Array, Any], Draft] | None = None,
         **options: Any,
     ):
         self.rows, self.sources, self.targets = tuple(rows), tuple(sources), tuple(targets)
-        self.options = options
 
         @partial(jax.jit, static_argnames="max_length")
-        def search(params, source, segments, limits, key, max_length):
+        def search(params, source, segments, limits, key, draft_params, max_length):
             model = functional.bind(build, params)
-            lengths = dict(max_length=max_length, limits=limits)
-            return translate(model, source, segments, key=key, **lengths, **options)
+            call: dict[str, Any] = dict(max_length=max_length, limits=limits, key=key, **options)
+            if draft is not None:
+                call["draft"] = draft(source, segments, draft_params)
+            return translate(model, source, segments, **call)
 
         self._search = search
-        self._stream = _Stream(build, options)
+        self._stream = _Stream(build, options if draft is None else {**options, "draft": draft})
 
     def __call__(
         self,
@@ -59,11 +64,12 @@ class Bucketed:
         *,
         max_length: int,
         key: Key[Array, ""] | None = None,
+        draft_params: Params | None = None,
     ) -> Hypotheses:
         """What ``translate`` gives, [B J max_length], in arrays of numpy."""
         arrays, size = self._fill(source, source_segments, max_length)
         # Cut on the host, where another size is no other program.
-        found = jax.device_get(self._search(params, *arrays, key, max_length=size))
+        found = jax.device_get(self._search(params, *arrays, key, draft_params, max_length=size))
         B, S = source.shape
         weights = found.weights
         if weights is not None:

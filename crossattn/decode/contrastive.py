@@ -98,7 +98,7 @@ class _Contrast:
         target, B = self.target, self.target.batch
         prefix = jnp.repeat(target.prefix[:, None], self.candidates, axis=1)
         hidden, states, [seen] = captured(
-            self.model.advance, [self.capture], prefix, states, jnp.int32(0)
+            self.model.advance, [self.capture], prefix, target.ready(states), jnp.int32(0)
         )
         hidden, tokens = hidden[:, 0], target.tokens(1)
         seen = None if seen is None else seen[:, :1, -1:]
@@ -164,8 +164,9 @@ class _Contrast:
     ) -> Int[Array, " B"]:
         """The best candidate of each row."""
         cosines = jnp.einsum("bkd,bxd->bkx", _unit(hidden), run.vectors)
-        known = jnp.arange(run.vectors.shape[1]) < run.length
-        similarity = jnp.where(known, cosines, -1.0).max(-1)
+        place = jnp.arange(run.vectors.shape[1])
+        known = (place < run.length) & (place >= self.target.first[:, None])
+        similarity = jnp.where(known[:, None], cosines, -1.0).max(-1)
         worth = (1 - self.alpha) * jnp.exp(log_p) - self.alpha * similarity
         return jnp.argmax(jnp.where(log_p == -jnp.inf, -jnp.inf, worth), axis=-1)
 

@@ -13,7 +13,7 @@ from crossattn.decode.greedy import most_likely
 from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn, bare, per_row, rewound, rowwise
 from crossattn.decode.target import Target
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 class Known(NamedTuple):
@@ -107,7 +107,7 @@ class PromptLookup:
     Source: Saxena 2023, "Prompt lookup decoding".
     """
 
-    prompt: Int[Array, "B P"]
+    prompt: Int[AnyArray, "B P"]
     lookahead: int = 8
     ngram: int = 3
 

@@ -47,6 +47,17 @@ def with_ancestors(states: Any, ancestors: Int[Array, "B J X"]) -> Any:
     return map_layers(states, share)
 
 
+def beginning_at(states: Any, first: Int[Array, " B"]) -> Any:
+    """States with empty caches whose rows will begin at that position; what comes before is padding."""
+
+    def begin(state: DecoderState) -> DecoderState:
+        cache: Any = state.cache
+        rows = jnp.broadcast_to(first, cache.keys.shape[:-3])
+        return replace(state, cache=replace(cache, first=rows))
+
+    return map_layers(states, begin)
+
+
 def rewound(states: Any, lengths: Int[Array, " B"]) -> Any:
     """States of ``rowwise`` whose caches hold only the first ``lengths`` slots of each row.
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.decode.states import StepFn, bare
+from crossattn.decode.states import StepFn, bare, beginning_at
 from crossattn.types import AnyArray, Array, Bool, Int
 
 
@@ -20,19 +20,23 @@ class Target:
       max_length: the most tokens generated, the end included. Static.
       limits: the most tokens of each row, [B] or one number; 0 leaves a row out. May be traced.
       prefix: the first input tokens, [P] or [B P], instead of ``bos_id`` alone: forced, not scored, not
-        returned. All but the last enter the model in one step.
+        returned. All but the last enter the model in one step. Prompts of unlike lengths may be a list
+        of lists; or an array with ``prefix_lengths``, each row's own tokens at its right end.
+      prefix_lengths: how many tokens of each row of the prefix are its own, [B], 1 or more; what stands
+        to the left of them is not read. None: all of them. May be traced.
       bos_id: the first input token (the ``decoder_start_token_id`` of other libraries).
       eos_id: what ends a sequence: a token, or several.
       pad_id: what follows the end.
 
     Raises:
-      ValueError: a size is below 1, or the prefix does not fit the batch.
+      ValueError: a size is below 1, or the prefix or its lengths do not fit the batch.
     """
 
     batch: int
     max_length: int
     limits: Any = None
     prefix: Any = None
+    prefix_lengths: Any = None
     bos_id: int = 1
     eos_id: int | Sequence[int] = 2
     pad_id: int = 0
@@ -42,7 +46,9 @@ class Target:
         for name in ("batch", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
-        prefix = self.bos_id if self.prefix is None else self.prefix
+        prefix, lengths = self.bos_id if self.prefix is None else self.prefix, self.prefix_lengths
+        if lengths is None:
+            prefix, lengths = _right_aligned(prefix, self.pad_id)
         prefix = jnp.atleast_1d(jnp.asarray(prefix, jnp.int32))
         if (
             prefix.ndim > 2
@@ -53,7 +59,14 @@ class Target:
                 f"prefix has shape {prefix.shape}; expected [P] or [B P] = [{self.batch} P], P at least 1."
             )
         prefix = jnp.broadcast_to(prefix, (self.batch, prefix.shape[-1]))
+        if lengths is not None:
+            lengths = jnp.asarray(lengths, jnp.int32)
+            if lengths.shape != (self.batch,):
+                raise ValueError(
+                    f"prefix_lengths has shape {lengths.shape}; expected [B] = [{self.batch}]."
+                )
         object.__setattr__(self, "prefix", prefix)
+        object.__setattr__(self, "prefix_lengths", lengths)
         object.__setattr__(self, "start", prefix.shape[-1])
 
     @property
@@ -81,13 +94,37 @@ class Target:
         tokens = jnp.concatenate([self.prefix, room], axis=1)
         return jnp.repeat(tokens[:, None], beams, axis=1)
 
+    @property
+    def first(self) -> Int[Array, " B"]:
+        """The place in the prefix where each row's own tokens begin."""
+        lengths = self.start if self.prefix_lengths is None else self.prefix_lengths
+        return jnp.broadcast_to(self.start - jnp.asarray(lengths, jnp.int32), (self.batch,))
+
+    def ready(self, states: Any) -> Any:
+        """States that have read nothing yet, told where each row begins."""
+        return states if self.prefix_lengths is None else beginning_at(states, self.first)
+
     def enter(self, step: StepFn, states: Any, beams: int) -> Any:
         """States that have read the prefix but for its last token."""
+        states = self.ready(states)
         if self.start == 1:
             return states
         known = jnp.repeat(self.prefix[:, None, :-1], beams, axis=1)
         _, states = step(known, states, jnp.zeros((), jnp.int32))
         return bare(states)
+
+
+def _right_aligned(prefix: Any, pad_id: int) -> tuple[Any, Any]:
+    """Lists of unlike lengths as an array and their lengths; anything else as it is, and None."""
+    if not isinstance(prefix, Sequence) or not all(isinstance(row, Sequence) for row in prefix):
+        return prefix, None
+    lengths = [len(row) for row in prefix]
+    if len(set(lengths)) <= 1:
+        return prefix, None
+    if not min(lengths):
+        raise ValueError(f"prefix {lengths.index(0)} is empty; expected 1 token or more.")
+    width = max(lengths)
+    return np.array([[pad_id] * (width - len(row)) + list(row) for row in prefix]), lengths
 
 
 def token_ids(ids: int | Sequence[int] | AnyArray) -> Int[Array, " n"]:

@@ -8,7 +8,6 @@ Source: Radford et al. 2019, "GPT-2".
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.models.transformer import with_positions
@@ -154,8 +153,7 @@ class Decoder(StepByStep):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B J T D"], Any]:
         """``step`` before its output layer: the vectors from which the next tokens are predicted."""
-        positions = index + jnp.arange(tokens.shape[-1])
-        x = self.input(tokens, positions)
+        x = self.input(tokens, self.places(tokens, states, index))
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
         return self.output.enter(x), states
 

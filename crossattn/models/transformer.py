@@ -241,8 +241,7 @@ class Transformer(StepByStep):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B J T D"], Any]:
         """``step`` before its output layer: the vectors from which the next tokens are predicted."""
-        positions = index + jnp.arange(tokens.shape[-1])
-        x = self.target_input(tokens, positions)
+        x = self.target_input(tokens, self.places(tokens, states, index))
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
         return self.output.enter(x), states
 

@@ -129,6 +129,17 @@ class DecoderStack(nnx.Module):
 class StepByStep(nnx.Module):
     """What models that generate have in common: ``advance`` goes on, ``logits`` is the output layer."""
 
+    @staticmethod
+    def places(
+        tokens: Int[Array, "B J T"], states: Any, index: Int[Array, ""]
+    ) -> Int[Array, "*B T"]:
+        """Where new tokens stand, each in its own row's sequence, which may begin after padding."""
+        places, first = index + jnp.arange(tokens.shape[-1]), cache_of(states).first
+        if first is None:
+            return places
+        first = first if isinstance(states, tuple) else first[0]
+        return jnp.maximum(places - first[:, None, None], 0)
+
     def step(
         self,
         tokens: Int[Array, "B J T"],

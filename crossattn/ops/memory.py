@@ -25,6 +25,8 @@ class Memory:
       valid: [*B S], True where a slot may be read; None means everywhere.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
       length: how many slots a cache has filled, []; None for a memory that does not grow.
+      first: [*B], of a cache, the position that each row begins at: what ``append`` writes before it is
+        padding, which may not be read. None is 0.
       ancestors: [*B J X] of a cache that J beams of a row grow together, X positions with J slots each:
         whose slot each beam reads. A beam that continues another one reads what that one wrote, so
         no cache is ever copied. None: each its own.
@@ -35,6 +37,7 @@ class Memory:
     valid: Bool[AnyArray, "*B S"] | None = None
     positions: Int[AnyArray, "*B S"] | None = None
     length: Int[AnyArray, "..."] | None = None
+    first: Int[AnyArray, "*B"] | None = None
     ancestors: Int[AnyArray, "*B J X"] | None = None
 
     @classmethod
@@ -120,6 +123,8 @@ class Memory:
         new_valid = jnp.ones(lead, bool) if valid is None else valid
         slots = self.length + jnp.arange(added)
         new_positions = slots if positions is None else positions
+        if self.first is not None:
+            new_valid = new_valid & (new_positions >= self.first[..., None])
 
         def write(old: Array, new: Array, axis: int) -> Array:
             # A scatter, because XLA would fuse a dynamic_update_slice into everything that reads the
@@ -148,6 +153,7 @@ class Memory:
             values=pick(self.values),
             valid=pick(self.valid),
             positions=pick(self.positions),
+            first=pick(self.first),
         )
 
     def mask(self) -> masks.Mask:

@@ -7,7 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from crossattn.decode import Bucketed, Capture, constraints, sampling, translate
+from crossattn.decode import (
+    Bucketed,
+    Capture,
+    ModelDraft,
+    PromptLookup,
+    constraints,
+    sampling,
+    translate,
+)
 
 from .translators import LENGTH, SEGMENTS, SOURCE, bound, translator
 
@@ -65,6 +73,29 @@ def test_filling_up_changes_nothing(options):
     )(PARAMS)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
+
+
+def test_drafts_are_made_for_each_bucket():
+    small_build, small = translator(seed=5, decoder_layers=1)
+
+    def model(source, segments, params):
+        made = bound((small_build, params))
+        return ModelDraft(
+            made.step, functools.partial(made.start, source, segments, 1), lookahead=2
+        )
+
+    def lookup(source, segments, params):
+        assert segments.shape == source.shape and params is None
+        return PromptLookup(source, lookahead=3)
+
+    expected = Bucketed(BUILD, **SIZES)(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH)
+    for draft, params in ((model, small), (lookup, None)):
+        run = Bucketed(BUILD, **SIZES, draft=draft)
+        for rows in (3, 4):
+            more = np.resize(SOURCE, (rows, 6)), np.resize(SEGMENTS, (rows, 6))
+            found = run(PARAMS, *more, max_length=LENGTH, draft_params=params)
+            np.testing.assert_array_equal(found.tokens[:3], expected.tokens)
+        assert run.compilations == 1
 
 
 def test_lengths_beyond_the_largest_size_are_its_multiples():
