@@ -136,7 +136,7 @@ def load(
     params, layout = read(model, rules, files, names, place)
     if int8:
         params = quantize(model, params)
-    return replace(model, layout=layout), params, read_tokenizer(folder)
+    return replace(model, layout=layout), params, read_tokenizer(folder, settings["model_type"])
 
 
 def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
