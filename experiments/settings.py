@@ -72,6 +72,7 @@ def _check_loss(config: ConfigDict) -> None:
         )
     if "alignment" in config.loss.to_dict():
         _check_alignment(config.loss, config.model.decoder_layers)
+        _check_recipe(config.evaluate.alignment, config.model)
 
 
 def _check_alignment(loss: Any, layers: int) -> None:
@@ -91,6 +92,15 @@ def _check_alignment(loss: Any, layers: int) -> None:
         raise SettingsError(
             f"config.loss.alignment_share is {share}; expected above 0 and at most 1."
         )
+
+
+def _check_recipe(recipe: Any, model: Any) -> None:
+    for name, size in (("layer", model.decoder_layers), ("head", model.num_heads)):
+        given = recipe[name]
+        if given is not None and not -size <= given < size:
+            raise SettingsError(
+                f"config.evaluate.alignment.{name} is {given}; the decoder has {size} {name}s, from 0."
+            )
 
 
 def transformer_config(

@@ -207,3 +207,28 @@ def guided_alignment(
     surprise = -share * jnp.log(jnp.maximum(mass, 1e-9))
     loss = jnp.sum(surprise.sum(-1) / jnp.maximum(share.sum(-1), 1))
     return loss, {"guided": jax.lax.stop_gradient(loss)}
+
+
+def guided_columns(
+    attention: Float[Array, "*B T S"], linked: Bool[Array, "*B T S"]
+) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    """Teaches attention the same links seen from the source: which target tokens a source token gets.
+
+    The other direction of a link is read off a column: its greatest share says whose translation the
+    source token is. Of what a column gets in all, minus the log of the part that its links give it.
+
+    Args:
+        attention: weights of the rows that ``guided_alignment`` teaches, others 0.
+        linked: whether the target and the source token are linked. A source token without a link takes
+            no part.
+
+    Returns:
+        The loss summed over source tokens, and sums without gradient: "columns", the same.
+
+    Source: the two directions' agreement of Liang et al. 2006, "Alignment by agreement", with one
+        attention for both.
+    """
+    whole = jnp.maximum(attention.sum(-2), 1e-9)
+    part = jnp.maximum(jnp.where(linked, attention, 0.0).sum(-2), 1e-9)
+    loss = jnp.sum(jnp.where(linked.any(-2), jnp.log(whole / part), 0.0))
+    return loss, {"columns": jax.lax.stop_gradient(loss)}

@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn.train.losses import diagonal_prior, guided_alignment, latent_alignment
+from crossattn.train.losses import (
+    diagonal_prior,
+    guided_alignment,
+    guided_columns,
+    latent_alignment,
+)
 
 Sums = dict[str, jax.Array]
 
@@ -18,18 +23,25 @@ Sums = dict[str, jax.Array]
 def alignment_loss(
     model: Any, batch: Any, weights: Float[Array, "L B N T S"], options: Any
 ) -> tuple[jax.Array, Sums]:
-    """The loss on the mean of one layer's heads, summed over tokens, and sums to report.
+    """The loss on the mean of a layer's heads, summed over tokens, and sums to report.
 
     Args:
       model: has ``word_scores``.
       batch: as the pipeline makes it; without gold links (evaluation) all of them are latent.
       weights: cross-attention of every layer.
-      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent", the last
-        for "gold".
+      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent"; for "gold"
+        the last, and given links teach the layers before it too.
     """
-    gold, layer = options.alignment == "gold", options.alignment_layer
-    weights = weights[(-1 if gold else 0) if layer is None else layer].mean(1)
-    return (_gold if gold else _latent)(model, batch, weights, options.alignment_diagonal)
+    means, layer, near = weights.mean(2), options.alignment_layer, options.alignment_diagonal
+    if options.alignment == "latent":
+        return _latent(model, batch, means[layer or 0], near)
+    loss, sums = _gold(model, batch, means[-1 if layer is None else layer], near)
+    if layer is None and "target_links" in batch:
+        # The layers before find in the row that has just read a token what the last has to go on: it
+        # learns in fewer steps (deep supervision, Lee et al. 2015).
+        links = batch["target_links"], batch["linked_words"]
+        loss = loss + sum(guided_alignment(mean, *links)[0] for mean in means[:-1])
+    return loss, sums
 
 
 def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
@@ -53,6 +65,9 @@ def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: f
 def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
     """The row after the one that has read a token learns its links: it knows the next token too.
 
+    It learns them as a distribution over source words, and each column of those rows over target tokens:
+    links are read off both.
+
     Links not given are latent, links given narrow down which source token the lexicon takes the
     target token from: EM on what is known (Fraser and Marcu 2006, "Semi-supervised training for
     statistical word alignment"). The prior is half what that row says already, half the diagonal.
@@ -66,6 +81,8 @@ def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: flo
         links = jnp.where(followed[..., None], batch["target_links"], -1)
         allowed = (links[..., None] == jnp.arange(prior.shape[-1])).any(-2)
         loss, sums = guided_alignment(later, links, batch["linked_words"])
+        loss_back, sums_back = guided_columns(jnp.where(followed[..., None], later, 0.0), allowed)
+        loss, sums = loss + loss_back, {**sums, **sums_back}
         known = batch["target_linked"] > 0
         prior = jnp.where(known[..., None] & ~allowed, 0.0, prior)
         followed &= ~known | allowed.any(-1)

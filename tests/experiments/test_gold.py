@@ -103,6 +103,16 @@ def test_the_row_after_the_one_that_reads_a_token_learns_its_links_in_the_last_l
     assert not np.isclose(sums["guided"], expected)
 
 
+def test_the_row_that_reads_a_token_learns_its_links_in_the_layers_before(batch, options):
+    def loss(weights):
+        return alignment_loss(model(SCORES), batch, weights, options)[0]
+
+    learnt = np.asarray(jax.grad(loss)(jnp.asarray(WEIGHTS)))[:2, 0] != 0
+    expected = np.zeros((5, 4), bool)
+    expected[np.arange(4), np.arange(4)] = True
+    np.testing.assert_array_equal(learnt, np.broadcast_to(expected, (2, 2, 5, 4)))
+
+
 @pytest.mark.parametrize("known", [0, 1])
 def test_the_lexicon_learns_from_linked_words_alone_where_links_are_known(batch, options, known):
     batch["target_linked"] = jnp.full((1, 5), known)

@@ -8,6 +8,7 @@ from crossattn.train.losses import (
     cross_entropy,
     diagonal_prior,
     guided_alignment,
+    guided_columns,
     latent_alignment,
 )
 
@@ -235,6 +236,30 @@ def test_attention_without_a_trace_of_the_link_costs_much_but_not_everything():
     links, words = jnp.array([[[1]]]), jnp.array([[0, 1]])
     loss, gradient = jax.value_and_grad(lambda x: guided_alignment(x, links, words)[0])(attention)
     assert 15 < loss < 30 and np.isfinite(gradient).all()
+
+
+def test_guided_columns_is_what_links_lack_of_all_that_a_source_token_gets():
+    attention = np.array([[[0.6, 0.4, 0.0], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]]])
+    linked = np.array([[[1, 0, 0], [0, 1, 0], [1, 0, 0]]], bool)  # the last column has no link
+    expected = np.log(1.0 / 0.9) + np.log(1.4 / 0.7)
+
+    def loss(x):
+        return guided_columns(x, jnp.asarray(linked))
+
+    (found, sums), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.float32(attention))
+    np.testing.assert_allclose([found, sums["columns"]], expected, rtol=1e-5)
+    slope = np.zeros_like(attention)
+    slope[0, :, 0] = 1 / 1.0 - linked[0, :, 0] / 0.9
+    slope[0, :, 1] = 1 / 1.4 - linked[0, :, 1] / 0.7
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-6)
+
+
+def test_a_column_that_nobody_reads_costs_nothing_that_is_not_finite():
+    linked = jnp.ones((1, 2, 2), bool)
+    loss, gradient = jax.value_and_grad(lambda x: guided_columns(x, linked)[0])(
+        jnp.zeros((1, 2, 2))
+    )
+    assert loss == 0 and np.isfinite(gradient).all()
 
 
 def test_guided_alignment_teaches_queries_whom_to_attend():
