@@ -13,5 +13,5 @@ def get_config(arg: str = ""):
     config.loss.alignment = "latent"
     config.data.rows = 4  # smaller batches learn more a minute from so few verses
     config.optim.warmup_steps = 200
-    config.train.update(steps=2500)
+    config.train.update(steps=2300)
     return translation.tiny(config) if "tiny" in words else config
