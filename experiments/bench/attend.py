@@ -51,6 +51,8 @@ GPU_SHAPES = {
 } | {"cross 128 to 16384": Shape(8, 128, 16384, 8, 64)}
 MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
 LONG = Shape(1, 65536, 65536, 1, 64)
+LONG_CALL = 3.0
+"""Seconds beyond which three rounds are enough."""
 MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
 
 
@@ -127,20 +129,19 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator
 
 
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    """Medians by contestant; None for one that cannot."""
-    taking = {}
+    """Medians by contestant, without those that cannot; three rounds do where calls are long."""
+    each: dict[str, list[float]] = {}
     for player, measure in calls.items():
         if player in QUADRATIC and shape.B * shape.N * shape.T * shape.S > MOST_LOGITS:
             continue
         with contextlib.suppress(RuntimeError):
-            measure(name, backward, 1)
-            taking[player] = measure
-    each: dict[str, list[float]] = {player: [] for player in taking}
+            each[player] = measure(name, backward, 1)
+    rounds = rounds if max(max(seconds) for seconds in each.values()) < LONG_CALL else 3
     many = max(1, int(2e9 / shape.flops / (3 if backward else 1)))
-    for _ in range(rounds):
-        for player, measure in taking.items():
+    for _ in range(rounds - 1):
+        for player in each:
             time.sleep(0.1)
-            each[player] += measure(name, backward, min(many, 5))
+            each[player] += calls[player](name, backward, min(many, 5))
     return {player: float(np.median(s)) for player, s in each.items()}
 
 
