@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.ops.masks import Mask
 from crossattn.types import AnyArray
@@ -71,6 +72,10 @@ def check_number(name: str, x: Any, positive: bool = False) -> None:
 
 
 def check_dropout(rate: float, key: Any) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)):
+        raise ValueError(
+            f"dropout_rate is {rate!r}; expected a number known before tracing, 0 <= rate < 1."
+        )
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate is {rate}; expected 0 <= rate < 1.")
     if rate > 0 and key is None:

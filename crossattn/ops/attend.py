@@ -14,6 +14,9 @@ from crossattn.ops import arguments, backends
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
+PLAIN = ("chunked", "reference")
+"""Backends without a kernel: they run anywhere, and on an accelerator more slowly than one."""
+
 
 def attend(
     q: Float[AnyArray, "*B T N H"],
@@ -95,7 +98,7 @@ class Refused(NotImplementedError):
 
 
 class Ran(NamedTuple):
-    """What a call gave, the backend that ran (None: no query or no key) and those before it."""
+    """What a call gave, the backend that ran (None: an axis is of size 0) and those before it."""
 
     attended: backends.Attended
     backend: str | None
@@ -136,7 +139,7 @@ def run(
     arguments.check_dropout(dropout_rate, dropout_key)
     if backend is not None:
         backends.get(backend)
-    if T == 0 or S == 0:
+    if 0 in full:
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
@@ -168,11 +171,12 @@ def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: d
 
 
 def _warn_where_slow(ran: Ran) -> None:
-    """On an accelerator, say it when every faster path refused; one was the better choice: silence."""
+    """On an accelerator, say it when plain JAX runs because every fused kernel refused."""
     platform = jax.default_backend()
-    refused = bool(ran.skipped) and all(skip.refused for skip in ran.skipped)
-    if platform in ("gpu", "tpu") and ran.backend == "reference" and refused:
-        _warn_once(platform, _reasons(ran.skipped))
+    fused = tuple(skip for skip in ran.skipped if skip.backend not in PLAIN)
+    refused = fused and all(skip.refused for skip in fused)
+    if platform in ("gpu", "tpu") and ran.backend in PLAIN and refused:
+        _warn_once(platform, ran.backend, _reasons(fused))
 
 
 def _reasons(skipped: tuple[Skipped, ...]) -> str:
@@ -180,9 +184,9 @@ def _reasons(skipped: tuple[Skipped, ...]) -> str:
 
 
 @functools.cache
-def _warn_once(platform: str, reasons: str) -> None:
+def _warn_once(platform: str, backend: str, reasons: str) -> None:
     warnings.warn(
-        f"attend runs the reference on this {platform}, the whole matrix in memory, because every "
-        f"faster backend refused ({reasons}). crossattn.explain says it for any call.",
+        f"attend runs {backend!r} on this {platform}, plain JAX, because every fused kernel refused "
+        f"({reasons}). crossattn.explain says it for any call.",
         stacklevel=4,
     )

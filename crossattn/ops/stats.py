@@ -91,7 +91,7 @@ def attention_stats(
         raise ValueError(f"top_k is {top_k}; expected 0 to the number of keys, {S}.")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     asked = _asked(k_positions, spans, batch, T, S)
-    if T == 0 or S == 0:
+    if 0 in (*batch, T, S):
         return _of_nothing((*batch, N, T), S, top_k, spans is not None)
     given, setting, _ = scores.prepare(q, k, None, mask, bias, scale, softcap)
     given, setting, asked = blocks.alike((given, setting, asked))
@@ -146,7 +146,7 @@ def _arranged(found: Any, heads: tuple[int, ...]) -> AttentionStats:
 
 
 def _of_nothing(rows: tuple[int, ...], S: int, top_k: int, spans: bool) -> AttentionStats:
-    """Of no queries, or of no keys."""
+    """Of no examples, no queries or no keys."""
     zero, none = jnp.zeros(rows), jnp.full(rows, -1, jnp.int32)
     by_key, top = jnp.zeros((*rows[:-1], S)), jnp.zeros((*rows, top_k))
     return AttentionStats(

@@ -27,6 +27,7 @@ def shapes():
     yield shaped("one_key", s=1)
     yield shaped("no_keys", s=0)
     yield shaped("no_queries", t=0)
+    yield shaped("no_examples", batch=(0,))
     yield shaped("values_narrower_than_keys", hv=3)
     yield shaped("every_head_its_own_keys", k=4)
     yield shaped("all_heads_share_one_key_head", k=1)

@@ -35,7 +35,7 @@ QUICK = {
     "nan_in_padding", "nan_in_future_v", "no_mask_at_all", "two_batch_axes_padded",
     "values_narrower_than_keys", "one_query", "causal", "causal_with_offset_per_example",
     "bias_and_mask", "vmap_over_examples", "gradients_of_vmap", "scan_over_queries",
-    "sharded_arrays", "mask_of_5x7", "mask_of_float32", "4_query_heads_for_3_key_heads",
+    "sharded_arrays", "shard_map", "mask_of_5x7", "mask_of_float32", "4_query_heads_for_3_key_heads",
 }  # fmt: skip
 
 
@@ -160,11 +160,8 @@ def _outcome(run, attend, refusals) -> str:
         run(attend)
     except checks.Broken as broken:
         return f"broken: {broken}"
-    except bad_calls.OtherError as error:
-        return f"refused: {_line(error)}"
     except Exception as error:
-        lacks = isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
-        if isinstance(error, refusals) or lacks:
+        if isinstance(error, refusals) or bad_calls.lacks_argument(error):
             return f"refused: {_line(error)}"
         return f"broken: {type(error).__name__}: {_line(error)}"
     return "kept"

@@ -47,7 +47,7 @@ SHARDED = """
 import functools, jax, crossattn as xa
 from crossattn import testing
 assert jax.device_count() == 8
-for backend in (None, "reference"):
+for backend in (None, "chunked", "jax_nn", "reference"):
     attend = functools.partial(xa.attend, backend=backend)
     for item in testing.items(promises=["composition"]):
         if "shard" in item.case:
@@ -61,7 +61,7 @@ def test_shards_over_examples_and_heads_give_the_same_numbers():
         [sys.executable, "-c", SHARDED], env=with_devices(8), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 4, done.stdout
+    assert len(done.stdout.splitlines()) == 8, done.stdout
 
 
 KEY_1, KEY_2 = jax.random.key(1), jax.random.key(2)

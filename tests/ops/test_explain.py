@@ -93,9 +93,9 @@ def test_it_prints_the_call_the_choice_and_the_reasons():
     assert second == "  runs      reference"
 
 
-def test_an_accelerator_that_runs_the_reference_says_so_once_a_reason(as_gpu):
+def test_an_accelerator_that_runs_plain_jax_says_so_once_a_reason(as_gpu):
     with pytest.warns(
-        UserWarning, match="reference on this gpu.*fast: the kernel does not know how"
+        UserWarning, match="'reference' on this gpu.*fast: the kernel does not know how"
     ):
         xa.attend(SMALL, SMALL, SMALL)
     with warnings.catch_warnings():
@@ -108,6 +108,16 @@ def test_an_accelerator_that_runs_the_reference_says_so_once_a_reason(as_gpu):
     as_gpu.attend = staticmethod(refuse)
     with pytest.warns(UserWarning, match="another reason"):
         xa.attend(SMALL, SMALL, SMALL)
+
+
+def test_the_fallback_that_skips_no_kernel_says_so_too(monkeypatch):
+    """As on a GPU: float32 operands that cuDNN refuses go through the chunks."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(backends, "ordered", lambda platform: ("jax_nn", "chunked", "reference"))
+    attending._warn_once.cache_clear()
+    long = jax.ShapeDtypeStruct((1, 8192, 8, 64), jnp.float32)
+    with pytest.warns(UserWarning, match="'chunked' on this gpu.*jax_nn: cuDNN .* not float32"):
+        jax.eval_shape(xa.attend, long, long, long)
 
 
 def test_the_reference_as_the_better_choice_or_by_name_is_no_reason_to_warn(as_gpu):

@@ -138,12 +138,17 @@ def test_weights_that_are_none_are_broken():
         item("weights", "causal").check(attend)
 
 
-def test_an_answer_to_a_bad_call_is_broken_and_another_error_a_refusal():
+def test_a_bad_call_is_broken_by_an_answer_and_by_another_error():
     assert set(outcomes(lambda **options: 0.0, "errors", quick=True)[1].values()) == {
         "broken: it was answered"
     }
-    _, said = outcomes(grouped, "errors", quick=True)
-    assert said["4_query_heads_for_3_key_heads"].startswith("refused: ")
+
+    def attend(q, k, v, mask=None):
+        raise KeyError("no")
+
+    _, said = outcomes(attend, "errors")
+    assert said["mask_of_5x7"].startswith("broken: OtherError: KeyError, not ValueError")
+    assert said["backend_unknown"].startswith("refused: ")  # its signature has no backend
 
 
 def test_an_unknown_promise_is_refused():

@@ -50,9 +50,14 @@ def attend(
     operands, keywords = lowering.folded(prepared, lowered, q.shape[:-3])
     if bias is not None:
         operands = (*operands[:3], operands[3].astype(compute), operands[4])
-    out = jax.nn.dot_product_attention(
-        *operands, scale=scale, implementation=implementation, **keywords
-    )
+    try:
+        out = jax.nn.dot_product_attention(
+            *operands, scale=scale, implementation=implementation, **keywords
+        )
+    except RuntimeError as error:
+        if implementation != "cudnn":
+            raise
+        raise NotImplementedError(f"cuDNN: {error}") from error  # none here, or too old
     out = out.reshape(*q.shape[:-1], v.shape[-1])
     return Attended(lowering.repair(out, prepared).astype(dtype))
 
