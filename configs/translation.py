@@ -65,6 +65,7 @@ def small() -> ConfigDict:
                 alignment_share=1.0,
                 alignment_layer=placeholder(int),
                 alignment_diagonal=8.0,
+                alignment_coverage=0.0,
             ),
             optim=dict(
                 name="adamw",

@@ -20,7 +20,7 @@ from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 
 T = TypeVar("T")
-ALIGNMENTS = ("none", "latent", "gold")
+ALIGNMENTS = ("none", "diagonal", "latent", "gold")
 _BLOCK_FIELDS = {field.name for field in dataclasses.fields(BlockConfig)}
 
 
@@ -76,7 +76,7 @@ def _check_loss(config: ConfigDict) -> None:
 
 
 def _check_alignment(loss: Any, layers: int) -> None:
-    kind, weight, share = loss.alignment, loss.alignment_weight, loss.alignment_share
+    kind, share = loss.alignment, loss.alignment_share
     if kind not in ALIGNMENTS:
         raise SettingsError(
             f"config.loss.alignment is {kind!r}; expected one of {', '.join(ALIGNMENTS)}."
@@ -86,8 +86,9 @@ def _check_alignment(loss: Any, layers: int) -> None:
         raise SettingsError(
             f"config.loss.alignment_layer is {layer}; the decoder has {layers} layers, from 0."
         )
-    if not 0.0 <= weight < float("inf"):
-        raise SettingsError(f"config.loss.alignment_weight is {weight}; expected 0 or more.")
+    for name in ("alignment_weight", "alignment_coverage"):
+        if not 0.0 <= loss[name] < float("inf"):
+            raise SettingsError(f"config.loss.{name} is {loss[name]}; expected 0 or more.")
     if not 0.0 < share <= 1.0:
         raise SettingsError(
             f"config.loss.alignment_share is {share}; expected above 0 and at most 1."

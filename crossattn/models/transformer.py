@@ -179,7 +179,7 @@ class Transformer(StepByStep):
 
         A linear layer takes the source's embeddings to the output table. With the cross-attention
         weights as the posterior, a loss on these is a neural IBM model 1; see
-        ``crossattn.train.losses.latent_alignment``.
+        ``crossattn.train.alignment_losses.latent_alignment``.
         """
         if self.lexicon is None:
             raise ValueError("this Transformer has no lexicon; set lexicon=True in its config.")

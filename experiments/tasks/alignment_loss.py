@@ -1,4 +1,4 @@
-"""What teaches cross-attention to align words: sentence pairs alone, or links that people gave.
+"""What teaches cross-attention to align words: the diagonal, sentence pairs alone, or links that people gave.
 
 The one thing to know: row t of the attention predicts the token that row t + 1 has as its input and
 that row t + 2 follows. ``config.loss.alignment`` says which row learns what.
@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn.train.losses import (
+from crossattn.train.alignment_losses import (
+    coverage,
     diagonal_prior,
     guided_alignment,
     guided_columns,
     latent_alignment,
+    prior_alignment,
 )
 
 Sums = dict[str, jax.Array]
@@ -29,12 +31,16 @@ def alignment_loss(
       model: has ``word_scores``.
       batch: as the pipeline makes it; without gold links (evaluation) all of them are latent.
       weights: cross-attention of every layer.
-      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent"; for "gold"
-        the last, and given links teach the layers before it too.
+      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent"; the last for
+        the others, and links given as "gold" teach the layers before it too.
     """
     means, layer, near = weights.mean(2), options.alignment_layer, options.alignment_diagonal
     if options.alignment == "latent":
         return _latent(model, batch, means[layer or 0], near)
+    if options.alignment == "diagonal":
+        positions, segments = batch["target_positions"], batch["target_segments"]
+        prior = _diagonal(batch, positions, segments, near)
+        return prior_alignment(means[-1 if layer is None else layer], prior, segments > 0)
     loss, sums = _gold(model, batch, means[-1 if layer is None else layer], near)
     if layer is None and "target_links" in batch:
         # The layers before find in the row that has just read a token what the last has to go on: it
@@ -42,6 +48,20 @@ def alignment_loss(
         links = batch["target_links"], batch["linked_words"]
         loss = loss + sum(guided_alignment(mean, *links)[0] for mean in means[:-1])
     return loss, sums
+
+
+def coverage_loss(
+    batch: Any, weights: Float[Array, "L B N T S"], options: Any
+) -> tuple[jax.Array, Sums]:
+    """``coverage`` of a layer's mean of heads: of every source token, its share of its sentence's target."""
+    target, source = batch["target_segments"], batch["source_segments"]
+    layer = -1 if options.alignment_layer is None else options.alignment_layer
+    attention = jnp.where((target > 0)[..., None], weights[layer].mean(1), 0.0)
+    valid = source > 0
+    same = source[:, :, None] == source[:, None, :]
+    theirs = source[:, :, None] == target[:, None, :]
+    expected = theirs.sum(-1) / jnp.maximum(same.sum(-1), 1)
+    return coverage(attention.sum(-2), valid, expected)
 
 
 def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):

@@ -14,7 +14,7 @@ from crossattn.train import processes
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from experiments.settings import transformer_config
-from experiments.tasks.alignment_loss import alignment_loss
+from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
 
@@ -41,7 +41,7 @@ class TranslationTask:
             corpus.output_tokenizer.vocab_size,
             None if target is None else corpus.tokenizer.vocab_size,
             max(data.source_len, data.target_len),
-            lexicon=self.config.loss.alignment != "none",
+            lexicon=self.config.loss.alignment in ("latent", "gold"),
         )
 
     def build(self, rngs) -> Transformer:
@@ -65,7 +65,7 @@ class TranslationTask:
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
         """Label-smoothed cross-entropy of the targets; no key means no dropout.
 
-        ``config.loss.alignment`` adds an ``alignment_loss`` on one cross-attention layer.
+        ``config.loss.alignment`` adds an ``alignment_loss``, ``alignment_coverage`` a ``coverage_loss``.
         """
         model, options = self.bind(params), self.config.loss
         hidden, weights = model.hidden(
@@ -73,16 +73,19 @@ class TranslationTask:
             batch["target_in"],
             **{name: batch[name] for name in _INPUTS},
             key=key,
-            return_weights=options.alignment != "none",
+            return_weights=options.alignment != "none" or options.alignment_coverage > 0,
         )
         real = batch["target_segments"] > 0
         smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
         loss, sums = linear_cross_entropy(
             hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
-        if weights is not None:
+        if options.alignment != "none":
             extra, extra_sums = alignment_loss(model, batch, weights, options)
             loss, sums = loss + options.alignment_weight * extra, {**sums, **extra_sums}
+        if options.alignment_coverage > 0:
+            extra, extra_sums = coverage_loss(batch, weights, options)
+            loss, sums = loss + options.alignment_coverage * extra, {**sums, **extra_sums}
         return loss, sums
 
     def train_iterator(self, shard_index: int, shard_count: int):

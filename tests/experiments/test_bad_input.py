@@ -82,8 +82,12 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),
         ("--config.evaluate.alignment.layer=4", "layer is 4; the decoder has 1 layers"),
         ("--config.evaluate.alignment.head=9", "head is 9; the decoder has 2 heads"),
-        ("--config.loss.alignment=1.0", "alignment is '1.0'; expected one of none, latent, gold"),
+        (
+            "--config.loss.alignment=1.0",
+            "alignment is '1.0'; expected one of none, diagonal, latent, gold",
+        ),
         ("--config.loss.alignment_weight=-1.0", "alignment_weight is -1.0; expected 0 or more"),
+        ("--config.loss.alignment_coverage=-1.0", "alignment_coverage is -1.0; expected 0 or more"),
         ("--config.loss.alignment_share=0.0", "alignment_share is 0.0; expected above 0"),
         ("--config.data.name=magic", "no data source 'magic'"),
         ("--config.data.mode=magic", "mode is 'magic'"),

@@ -1,4 +1,4 @@
-"""Attention taught by gold links, from the command line: it trains, learns, resumes, and mixes."""
+"""Attention taught by links, by the diagonal and by coverage, from a config: it trains, learns, and mixes."""
 
 import json
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from experiments import train
 from experiments.runs import parameters
 from experiments.tasks import make_task
 from experiments.tasks.alignment import aligned_pairs, score
-from experiments.tasks.alignment_loss import alignment_loss
+from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 
 
 def tiny(**loss):
@@ -57,6 +57,29 @@ def test_a_tenth_of_the_links_trains_beside_latent_ones(few_phrases, tmp_path):
     for name in ("guided", "alignment"):
         values = logged(tmp_path, name)
         assert len(values) >= 3 and np.isfinite(values).all() and min(values) > 0
+
+
+def test_the_diagonal_is_learnt_and_coverage_kept_without_links(few_phrases, tmp_path):
+    config = tiny(alignment_coverage=0.2)
+    config.loss.alignment = "diagonal"
+    config.train.update(steps=20, log_every=5)
+    config.optim.learning_rate = 1e-2
+    assert train.run(config, tmp_path).status == "finished"
+    prior, covered = logged(tmp_path, "prior"), logged(tmp_path, "coverage")
+    assert prior[-1] < 0.9 * prior[0]
+    assert len(covered) == len(prior) and np.isfinite(covered).all()
+
+
+def test_coverage_is_of_a_sentence_and_its_own_target_tokens(batch, options):
+    """Two sentences in a row of two tokens a side: every source token is to get one token's attention."""
+    attention = WEIGHTS[2, 0].mean(0)
+    expected = np.square(1 - attention[:4].sum(0)).sum()
+    loss, sums = coverage_loss(batch, jnp.asarray(WEIGHTS), options)
+    np.testing.assert_allclose([loss, sums["coverage"]], expected, rtol=1e-5)
+    batch["target_segments"] = jnp.array([[1, 1, 1, 2, 0]])
+    wanted = np.array([1.5, 1.5, 0.5, 0.5])
+    loss, _ = coverage_loss(batch, jnp.asarray(WEIGHTS), options)
+    np.testing.assert_allclose(loss, np.square(wanted - attention[:4].sum(0)).sum(), rtol=1e-5)
 
 
 @pytest.fixture
