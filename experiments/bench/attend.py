@@ -3,13 +3,14 @@
     python -m experiments.bench.attend [--quick] [--only=NAME] [--json=FILE] [--plot=FILE.png]
 
 Each contestant has a process of its own; calls alternate and medians are compared. float32 on CPU,
-bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory is
-measured in further processes, for forward and backward together.
+bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory on a CPU
+is measured in further processes, for forward and backward together.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,11 @@ import numpy as np
 from experiments.bench import contest
 from experiments.bench.attention_peers import (
     CONTESTANTS,
-    QUADRATIC,
     Shape,
     contestant,
     memory,
     missing,
+    quadratic,
 )
 
 CPU_SHAPES = {
@@ -48,11 +49,15 @@ GPU_SHAPES = {
     for mask in ("full", "causal")
     for T in (512, 1024, 2048, 4096, 8192, 16384)
     for H in (64, 128)
-} | {"cross 128 to 16384": Shape(8, 128, 16384, 8, 64)}
+} | {
+    "padded 2048": Shape(4, 2048, 2048, 8, 64, "padded"),
+    "window 512 of 8192": Shape(1, 8192, 8192, 8, 64, 512),
+    "cross 128 to 16384": Shape(8, 128, 16384, 8, 64),
+}
 MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
 LONG = Shape(1, 65536, 65536, 1, 64)
-LONG_CALL = 3.0
-"""Seconds beyond which three rounds are enough."""
+SHORT_CALL, LONG_CALL = 0.1, 3.0
+"""Seconds up to which a round has five calls, and beyond which three rounds do."""
 MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
 
 
@@ -64,6 +69,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
     options = parser.parse_args()
+    # Contestants share a GPU: none of them takes most of its memory beforehand.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     gpu = jax.default_backend() == "gpu"
     shapes = GPU_SHAPES if gpu else CPU_SHAPES
     if options.quick:
@@ -129,20 +136,29 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator
 
 
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    """Medians by contestant, without those that cannot; three rounds do where calls are long."""
+    """Medians by contestant, without those that cannot: of 21 calls, of 5 long ones, of 3 very long ones."""
     each: dict[str, list[float]] = {}
     for player, measure in calls.items():
-        if player in QUADRATIC and shape.B * shape.N * shape.T * shape.S > MOST_LOGITS:
+        if not fits(player, shape):
             continue
-        with contextlib.suppress(RuntimeError):
+        try:
             each[player] = measure(name, backward, 1)
-    rounds = rounds if max(max(seconds) for seconds in each.values()) < LONG_CALL else 3
-    many = max(1, int(2e9 / shape.flops / (3 if backward else 1)))
-    for _ in range(rounds - 1):
+        except RuntimeError as error:
+            if player == CONTESTANTS[0]:
+                raise
+            print(f"{player} takes no part in {name}: {str(error).splitlines()[0][:200]}")
+    longest = max(max(seconds) for seconds in each.values())
+    for _ in range(rounds - 1 if longest < LONG_CALL else 2):
         for player in each:
             time.sleep(0.1)
-            each[player] += calls[player](name, backward, min(many, 5))
+            each[player] += calls[player](name, backward, 5 if longest < SHORT_CALL else 1)
     return {player: float(np.median(s)) for player, s in each.items()}
+
+
+def fits(player: str, shape: Shape) -> bool:
+    """Whether its matrix of logits, if it has one, is one that memory holds."""
+    logits = shape.B * shape.N * shape.T * shape.S
+    return logits <= MOST_LOGITS or not quadratic(player, jax.default_backend())
 
 
 def show(row: dict[str, Any], shape: Shape) -> None:
@@ -161,7 +177,7 @@ def peaks(players: list[str]) -> dict[str, dict[str, float]]:
     for name, shape in MEMORY.items():
         rows[name] = {}
         for player in players:
-            if player in QUADRATIC and shape.B * shape.N * shape.T * shape.S > MOST_LOGITS:
+            if not fits(player, shape):
                 continue
             with contest.elsewhere(memory, player, shape) as peak:
                 rows[name][player] = peak()

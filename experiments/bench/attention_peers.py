@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-CONTESTANTS = ("crossattn", "crossattn chunked", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA")
-QUADRATIC = ("jax.nn", "flax.nnx")  # the whole matrix of logits is in memory
+CONTESTANTS = (
+    "crossattn", "crossattn chunked", "naive", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, i
     return measure
 
 
+def quadratic(library: str, platform: str) -> bool:
+    """Whether the whole matrix of logits is in memory."""
+    return library in ("naive", "flax.nnx") or (library == "jax.nn" and platform != "gpu")
+
+
 def missing(library: str) -> str | None:
     """Why a contestant cannot take part, or None."""
     module = {"PyTorch SDPA": "torch", "tokamax": "tokamax"}.get(library)
@@ -89,7 +95,8 @@ def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     keep_heap()
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     q, k, v, d_out = (jnp.asarray(x, dtype) for x in shape.operands())
-    function = {"jax.nn": _jax_nn, "flax.nnx": _flax, "tokamax": _tokamax}.get(library, _ours)
+    peers = {"naive": _naive, "jax.nn": _jax_nn, "flax.nnx": _flax, "tokamax": _tokamax}
+    function = peers.get(library, _ours)
     attend = function(shape, library)
     if backward:
 
@@ -139,6 +146,21 @@ def _matrix(shape: Shape) -> Any:
         return None
     left = shape.T if shape.mask == "causal" else int(shape.mask)
     return ((key <= query) & (key >= query - left))[None, None]
+
+
+def _naive(shape: Shape, library: str) -> Callable[..., Any]:
+    """The equation as it stands in the paper."""
+    import jax
+    import jax.numpy as jnp
+
+    mask = _matrix(shape)
+
+    def attend(q, k, v):
+        logits = jnp.einsum("btnh,bsnh->bnts", q, k) * shape.H**-0.5
+        logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
+
+    return attend
 
 
 def _flax(shape: Shape, library: str) -> Callable[..., Any]:
