@@ -141,3 +141,21 @@ def test_a_kernel_that_is_not_there_says_so_in_a_sentence(backend):
         assert "runs on TPU" in str(refusal) or "pip install" in str(refusal)
     else:
         np.testing.assert_allclose(out, q, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_reads_nothing_and_what_reads_poison_are_counted_right(name):
+    mask, spoilt = MASKS[name], np.array([1, 8])
+    q, k = np.ones((2, T, 4, 2), np.float32), np.ones((2, S, 2, 2), np.float32)
+    k[1, spoilt, 0] = np.nan
+    prepared = lowering.prepare(
+        *map(jnp.asarray, (q, k, k)), None, mask, lowering.lower(mask, T, S)
+    )
+    allowed = np.broadcast_to(mask.materialize(T, S), (2, 4, T, S))
+    poison = np.zeros((2, 4, 1, S), bool)
+    poison[1, :2, :, spoilt] = True
+    for found, expected in (
+        (prepared.reads_nothing, ~allowed.any(-1)),
+        (prepared.reads_poison, (allowed & poison).any(-1)),
+    ):
+        np.testing.assert_array_equal(np.broadcast_to(found, (2, 4, T)), expected)
