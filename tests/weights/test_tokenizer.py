@@ -165,3 +165,18 @@ def test_a_damaged_model_is_refused_in_a_sentence(tmp_path):
 def test_a_folder_without_a_tokenizer_has_none(tmp_path):
     assert read_tokenizer(tmp_path, "marian") is None
     assert read_tokenizer(tmp_path, "whisper") is None
+
+
+@pytest.mark.parametrize(
+    "kind, expected", [("whisper", "tokenizer.json"), ("marian", "source.spm and vocab.json")]
+)
+def test_a_vocabulary_that_is_not_understood_is_named(tmp_path, kind, expected):
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.warns(UserWarning, match=f"merges.txt, vocab.json, .* {kind} .* {expected}"):
+        assert read_tokenizer(tmp_path, kind) is None
+
+
+def test_a_pair_of_berts_has_the_tokenizer_of_one(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the"]))
+    assert read_tokenizer(tmp_path, "encoder-decoder").encode("The").ids == [2, 4, 3]
