@@ -76,13 +76,6 @@ def open_folder(folder: Path) -> TensorFiles:
                 f"{folder / INDEX} and its files disagree about {name}; fetch them again."
             )
         return TensorFiles(folder, shards, text)
-    pickled = sorted(path.name for path in folder.glob("*.bin"))
-    if pickled:
-        raise CheckpointError(
-            f"{folder} has only {pickled[0]}, a pickle, which is never read here. Convert it once where "
-            'you trust it: python -c "import transformers as t; '
-            f"t.AutoModel.from_pretrained('{folder}').save_pretrained('{folder}')\"."
-        )
     raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}.")
 
 
