@@ -68,9 +68,13 @@ def family(
     norm_first: bool,
     positions: PositionScheme,
     norm_epsilon: float | None,
+    needs_bias: bool = False,
     dtype: Any,
 ) -> tuple[Any, TransformerConfig, Rules]:
-    """What BART, mBART, Marian and Pegasus have in common, which is nearly everything."""
+    """What BART, mBART, Marian and Pegasus have in common, which is nearly everything.
+
+    ``final_logits_bias`` is zeros where a file lacks it, as in transformers, unless the model needs it.
+    """
     options: dict[str, Any] = dict(norm_first=norm_first, dtype=dtype)
     tied = settings.get("tie_word_embeddings", True)
     vocab = settings["vocab_size"]
@@ -90,10 +94,10 @@ def family(
             position_offset=2 if positions == "learned" else 0,
             norm_epsilon=norm_epsilon,
         ),
-        tie_output=tied or _OUTPUT not in names,
-        output=OutputConfig(bias="final_logits_bias" in names),
+        tie_output=tied,
+        output=OutputConfig(bias=needs_bias or "final_logits_bias" in names),
     )
-    return Transformer, config, _rules(separate, config.tie_output)
+    return Transformer, config, _rules(separate, tied)
 
 
 def _separate_tables(settings: Settings, names: Names) -> bool:

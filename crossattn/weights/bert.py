@@ -39,6 +39,9 @@ _NAMES = {
     "output": "cls.predictions.decoder",
 }
 _HEAD, _OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
+# Classes that have more than the encoder. BertModel may have a pooler or not.
+_WITH_HEAD = ("BertForMaskedLM", "BertForPreTraining")
+_WITH_PAIRS = ("BertForNextSentencePrediction", "BertForPreTraining")
 PREFIX = "bert."
 OLD_NAMES = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
 
@@ -47,7 +50,9 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     """Module, config and rules of this checkpoint."""
     settings.refuse("position_embedding_type", "absolute")
     tied = settings.get("tie_word_embeddings", True)
-    head = _HEAD in names
+    reads_on = settings.get("is_decoder", False)
+    kind = (settings.get("architectures") or [""])[0]
+    head = reads_on or kind in _WITH_HEAD or names.any_within("cls.predictions")
     shared: dict[str, Any] = dict(
         vocab_size=settings["vocab_size"],
         block=_block(settings, dtype),
@@ -60,19 +65,20 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         ),
         tie_output=tied or not head,
     )
-    if settings.get("is_decoder"):
+    if reads_on:
         reads = settings.get("add_cross_attention", False)
         config = DecoderConfig(
             **shared,
             memory_dim=settings["hidden_size"] if reads else None,
-            output=OutputConfig(transform=head, bias=head),
+            output=OutputConfig(transform=True, bias=True),
         )
         return Decoder, config, _rules(tied, names)
+    follows = kind in _WITH_PAIRS or names.any_within("cls.seq_relationship")
     config = BertConfig(
         **shared,
         masked_lm=head,
-        pooler="bert.pooler.dense.weight" in names,
-        next_sentence="cls.seq_relationship.weight" in names,
+        pooler=follows or names.any_within("bert.pooler"),
+        next_sentence=follows,
     )
     return Bert, config, _rules(tied, names)
 

@@ -22,7 +22,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _half(settings: Settings, names: Names, half: str, dtype: Any) -> tuple[Any, Rules]:
-    own = Settings(settings[half])
+    # The half's class is that of the model that it was before it was one of a pair.
+    own = Settings({**settings[half], "architectures": None})
     if own["model_type"] != "bert":
         raise CheckpointError(
             f"config.json has a {half} of model_type {own['model_type']!r}; expected 'bert'."

@@ -51,7 +51,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         attention_dropout_rate=settings.get("attn_pdrop", 0.1),
         dtype=dtype,
     )
-    tied = settings.get("tie_word_embeddings", True) or "lm_head.weight" not in names
+    tied = settings.get("tie_word_embeddings", True)
     config = DecoderConfig(
         vocab_size=settings["vocab_size"],
         block=block,

@@ -17,5 +17,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         norm_first=settings["model_type"] == "pegasus",
         positions="sinusoidal",
         norm_epsilon=None,
+        # Marian learns it, and a model saved without its head has lost it.
+        needs_bias=settings.get("architectures") == ["MarianModel"],
         dtype=dtype,
     )

@@ -43,6 +43,10 @@ class Names(frozenset[str]):
         start = f"{module}."
         return Names(name.removeprefix(start) for name in self if name.startswith(start))
 
+    def any_within(self, module: str) -> bool:
+        """Whether there are any inside a module."""
+        return any(name.startswith(f"{module}.") for name in self)
+
 
 class AllNames(Names):
     """The names of a checkpoint that is not there yet: whatever its config allows."""
@@ -52,6 +56,9 @@ class AllNames(Names):
 
     def within(self, module: str) -> Names:
         return self
+
+    def any_within(self, module: str) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,14 @@ class Rules:
         if leaf == "kernel" and self.transposed:
             tensor = tensor.T
         return tensor.reshape(shape)
+
+    def standing_in(self, names: Mapping[str, str]) -> dict[str, str]:
+        """The same names, but where a file has only a repetition of a tensor: that is the tensor."""
+        found = dict(names)
+        for name, known in sorted(names.items()):
+            if known in self.aliases and self.aliases[known] not in found.values():
+                found[name] = self.aliases[known]
+        return found
 
     def constant(self, name: str) -> Constant | None:
         """What a tensor of this name must hold, if the model computes it."""

@@ -52,6 +52,17 @@ def _rules(gated: bool, tied: bool) -> Rules:
     )
 
 
+def _may_be_tied(settings: Settings) -> bool:
+    """Whether an output layer that is not in the file is the embedding, and not lost.
+
+    Tied models scale what goes into it, untied ones (v1.1) do not, which is all that the config said. Since
+    version 5, transformers writes both, and that all are tied: it leaves an output layer out where it equals
+    the embedding. A model that was saved without its head has none to leave out.
+    """
+    headless = settings.get("architectures") in (["T5Model"], ["T5EncoderModel"])
+    return "scale_decoder_outputs" in settings and not headless
+
+
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
     gate, _, inner = settings.get("feed_forward_proj", "relu").rpartition("-")
@@ -77,9 +88,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         mlp_dropout_rate=dropout,
         dtype=dtype,
     )
-    # Tied models scale, and untied ones do not. Later versions of transformers write that all are tied.
     scaled = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True))
-    tied = scaled or "lm_head.weight" not in names
+    tied = scaled or ("lm_head.weight" not in names and _may_be_tied(settings))
     config = TransformerConfig(
         vocab_size=settings["vocab_size"],
         block=block,

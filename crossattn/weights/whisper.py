@@ -35,7 +35,9 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Whispe
         decoder_layers=settings["decoder_layers"],
         positions="learned",
         max_length=settings["max_target_positions"],
-        input=InputConfig(scale=1.0),
+        input=InputConfig(
+            scale=1.0
+        ),  # whatever scale_embedding says: transformers never uses it here
     )
     frames = STRIDE * settings["max_source_positions"]
     return Whisper, WhisperConfig(text, settings["num_mel_bins"], frames), _RULES
