@@ -4,6 +4,7 @@ Parameters stay a nested dict. Its matrices are ``qwix.QArray`` leaves, which go
 arrays and are multiplied out where ``functional.bind`` makes the module.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,11 +34,17 @@ def quantize(build: functional.Build, params: Params) -> Params:
       ImportError: qwix is missing.
     Source: Jacob et al. 2018, section 2; Krishnamoorthi 2018, section 3.1.
     """
+    functional.check(build, params)
+    shrunk, flat = quantizer(build), functional.flatten(params)
+    return functional.nest({path: shrunk(path, param) for path, param in flat.items()})
+
+
+def quantizer(build: functional.Build) -> Callable[[str, Any], Any]:
+    """``quantize`` of one parameter at a time, given its path and the parameter."""
     try:
         import qwix
     except ImportError:
         raise ImportError("int8 weights need qwix: pip install 'crossattn[weights]'") from None
-    functional.check(build, params)
     axes = functional.flatten(functional.logical_axes(build))
 
     def shrunk(path: str, param: Any) -> Any:
@@ -46,8 +53,7 @@ def quantize(build: functional.Build, params: Params) -> Params:
             return param
         return qwix.quantize(jnp.asarray(param, jnp.float32), jnp.int8, channelwise_axes=channels)
 
-    flat = functional.flatten(params)
-    return functional.nest({path: shrunk(path, param) for path, param in flat.items()})
+    return shrunk
 
 
 def _channels(path: str, axes: tuple) -> tuple[int, ...] | None:

@@ -25,8 +25,10 @@ class Layout:
       files: file -> its tensors' names -> those names in the family's rules.
       metadata: file -> what it says about itself.
       index: text of the index, where there are several files.
-      kept: tensors that nothing computes with.
-      constants: shape and dtype of tensors that the model computes itself.
+      kept: tensors that nothing computes with, and those that differ in the last bits from what the
+        model computes itself.
+      constants: shape and dtype of the tensors that are what it computes, to the bit.
+      beside: other files of the folder, a tokenizer's above all.
     """
 
     files: Mapping[str, Mapping[str, str]]
@@ -34,6 +36,7 @@ class Layout:
     index: str | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     constants: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def read(
@@ -42,6 +45,7 @@ def read(
     files: TensorFiles,
     names: dict[str, str],
     place: Place | None,
+    finish: Callable[[str, jax.Array], Any] = lambda path, param: param,
 ) -> tuple[Params, Layout]:
     """Every tensor, read once and put where its parameters live.
 
@@ -51,6 +55,7 @@ def read(
       files: the checkpoint.
       names: the files' names -> the rules'.
       place: see ``load``.
+      finish: what becomes of each parameter once it is placed.
 
     Raises:
       CheckpointError: tensors are missing, unexpected, misshaped, or not what they must be.
@@ -63,14 +68,16 @@ def read(
         owners.setdefault(part.module, []).append((path, part))
     _check_names(rules, files, names, tensor_shapes(rules, shapes, axes))
 
-    flat: dict[str, jax.Array] = {}
-    kept: dict[str, np.ndarray] = {}
+    _check_repeated(rules, files, names, set(owners))
+    constants, kept = _check_computed(rules, files, names, set(owners))
+
+    flat: dict[str, Any] = {}
     for name, tensor in files.read(set(names)):
         known = names[name]
         for path, part in owners.get(known, ()):
             piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)
-            flat[path] = jax.device_put(np.asarray(piece, order="C"), where)
+            flat[path] = finish(path, jax.device_put(np.asarray(piece, order="C"), where))
         if rules.is_unused(known) and known not in owners:
             kept[known] = tensor
     params = functional.nest({path: flat[path] for path in shapes})
@@ -79,7 +86,7 @@ def read(
         {shard.file: shard.metadata for shard in files.shards},
         files.index,
         kept,
-        _check_computed(rules, files, names, Tensors(rules, flat, axes)),
+        constants,
     )
     return params, layout
 
@@ -108,25 +115,39 @@ def _check_names(
         )
 
 
+def _check_repeated(
+    rules: Rules, files: TensorFiles, names: dict[str, str], owned: set[str]
+) -> None:
+    """Tensors that repeat others must say the same. Both are read here, before anything is placed."""
+    file_names = {known: name for name, known in names.items()}
+    repeated = {n for n, known in names.items() if known in rules.aliases and known not in owned}
+    for name, tensor in files.read(repeated):
+        original = rules.aliases[names[name]]
+        [(_, wanted)] = files.read({file_names[original]})
+        if not np.array_equal(tensor, wanted):
+            raise CheckpointError(
+                f"{name} in {files.folder} is not the same as {original}, as it must be."
+            )
+
+
 def _check_computed(
-    rules: Rules, files: TensorFiles, names: dict[str, str], tensors: "Tensors"
-) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Tensors that repeat others, or that the model computes, must say the same."""
-    constants = {}
-    repeated = {n for n, known in names.items() if known in rules.aliases and known not in tensors}
-    computed = {n for n, known in names.items() if rules.constant(known) and known not in tensors}
-    for name, tensor in files.read(repeated | computed):
+    rules: Rules, files: TensorFiles, names: dict[str, str], owned: set[str]
+) -> tuple[dict[str, tuple[tuple[int, ...], np.dtype]], dict[str, np.ndarray]]:
+    """Tensors that the model computes must say the same: the ``constants`` and ``kept`` of a layout."""
+    constants, kept = {}, {}
+    computed = {n for n, known in names.items() if rules.constant(known) and known not in owned}
+    for name, tensor in files.read(computed):
         known = names[name]
-        if name in repeated:
-            same = np.array_equal(tensor, tensors[rules.aliases[known]])
-            meant = f"the same as {rules.aliases[known]}"
-        else:
-            wanted = rules.constant(known)(tensor.shape).astype(tensor.dtype)
-            same, meant = np.allclose(tensor, wanted, atol=1e-5), "what the model computes"
+        wanted = rules.constant(known)(tensor.shape).astype(tensor.dtype)
+        if not np.allclose(tensor, wanted, atol=1e-5):
+            raise CheckpointError(
+                f"{name} in {files.folder} is not what the model computes, as it must be."
+            )
+        if tensor.tobytes() == wanted.tobytes():
             constants[known] = (tensor.shape, tensor.dtype)
-        if not same:
-            raise CheckpointError(f"{name} in {files.folder} is not {meant}, as it must be.")
-    return constants
+        else:
+            kept[known] = tensor
+    return constants, kept
 
 
 class Tensors(Mapping[str, np.ndarray]):

@@ -157,6 +157,21 @@ def test_a_checkpoint_is_rounded_as_it_is_loaded_and_twice_is_once(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, small, quantize(model, small))
 
 
+def test_at_most_one_matrix_is_float_at_a_time(tmp_path):
+    dim, inner = 8, 29  # a shape that nothing else has
+    folder = checkpoints.fresh(checkpoints.T5 | dict(d_ff=inner, num_layers=3), tmp_path / "t5")
+    device, most = jax.sharding.SingleDeviceSharding(jax.devices()[0]), []
+
+    def place(axes, shape):
+        alive = [x for x in jax.live_arrays() if x.shape in ((dim, inner), (inner, dim))]
+        most.append(sum(x.dtype == jnp.float32 for x in alive))
+        return device
+
+    _, small, _ = xa.load(folder, int8=True, place=place)
+    assert max(most) <= 1
+    jax.tree.map(np.testing.assert_array_equal, small, xa.load(folder, int8=True)[1])
+
+
 def test_half_precision_is_rounded_with_scales_of_full_precision():
     model = xa.weights.describe(checkpoints.T5)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), xa.init(model, jax.random.key(0)))

@@ -75,6 +75,43 @@ def test_what_the_model_computes_itself_is_checked_and_saved(tmp_path):
         xa.load(checkpoints.rewrite(folder, spoil))
 
 
+def test_a_table_that_differs_in_the_last_bits_stays_as_it_was(tmp_path):
+    angles = np.arange(10)[:, None] / 10000 ** (2 * np.arange(4) / 8)
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+    def add(tensors):
+        tensors["model.encoder.embed_positions.weight"] = np.nextafter(table, np.float32(2))
+
+    folder = checkpoints.fresh(checkpoints.MARIAN, tmp_path / "marian")
+    same_files(checkpoints.rewrite(folder, add), tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
+def test_a_file_may_have_another_name_for_what_is_tied(kept, tmp_path):
+    def rename(tensors):
+        tensors[kept] = tensors.pop("model.shared.weight")
+
+    folder = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
+    _, expected, _ = xa.load(folder)
+    _, params = same_files(checkpoints.rewrite(folder, rename), tmp_path)
+    for name, array in xa.functional.flatten(expected).items():
+        np.testing.assert_array_equal(array, xa.functional.flatten(params)[name])
+
+
+def test_the_tokenizer_goes_with_the_model(tmp_path):
+    folder = checkpoints.fresh(checkpoints.BERT, tmp_path / "bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    for name in ("special_tokens_map.json", "added_tokens.json", "preprocessor_config.json"):
+        (folder / name).write_text("{}")
+    same_files(folder, tmp_path)
+    _, _, tokenizer = xa.load(folder)
+    _, _, again = xa.load(tmp_path / "again")
+    assert again.to_str() == tokenizer.to_str()
+    assert again.encode("the cats").tokens == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+
+
 def test_the_names_of_older_files_are_known(tmp_path):
     """BERT's norms had gammas and betas, GPT-2's files the causal mask; bare models have no prefix."""
 

@@ -1,0 +1,51 @@
+"""Checkpoints that transformers wrote: loaded and saved again they are the same files, and it reads them."""
+
+import dataclasses
+import filecmp
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from experiments.parity import reference  # noqa: E402  (it needs torch)
+from experiments.parity.cases import CASES, FRAMES, MELS  # noqa: E402
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
+    theirs = reference.build(case, tmp_path / "theirs")
+    model, params, _ = xa.load(tmp_path / "theirs")
+    again = xa.save(tmp_path / "again", model, params)
+    names = sorted(path.name for path in (tmp_path / "theirs").iterdir())
+    assert names == sorted(path.name for path in again.iterdir())
+    assert filecmp.cmpfiles(tmp_path / "theirs", again, names, shallow=False) == (names, [], [])
+
+    read, info = getattr(transformers, case.model).from_pretrained(again, output_loading_info=True)
+    assert not any(info.values()), info
+    wanted = theirs.state_dict()
+    assert read.state_dict().keys() == wanted.keys()
+    for name, tensor in read.state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name
+
+
+def test_whisper_has_no_use_for_scale_embedding(tmp_path):
+    [case] = [case for case in CASES if case.name == "Whisper, gelu"]
+    theirs = reference.build(
+        dataclasses.replace(case, config=case.config | {"scale_embedding": True}), tmp_path
+    )
+    model, params, _ = xa.load(tmp_path)
+    frames = np.random.default_rng(0).standard_normal((2, FRAMES, MELS)).astype(np.float32)
+    tokens = np.array([[3, 4, 5], [6, 7, 8]])
+    with torch.no_grad():
+        wanted = theirs(
+            input_features=torch.tensor(frames).transpose(1, 2),
+            decoder_input_ids=torch.tensor(tokens),
+        ).logits
+    np.testing.assert_allclose(
+        xa.apply(model, params, jnp.asarray(frames), jnp.asarray(tokens)), wanted, atol=1e-4
+    )
