@@ -16,7 +16,7 @@ BELOW = {
     "nn": {"ops", "nn"} | FREE,
     "models": MODELS | FREE,
     "decode": {"decode"} | MODELS | FREE,
-    "weights": {"weights"} | MODELS | FREE,
+    "weights": {"weights", "decode"} | MODELS | FREE,
     "viz": {"viz"} | MODELS | FREE,
     "train": {"train"} | FREE,
     "data": {"data"},

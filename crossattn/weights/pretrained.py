@@ -11,14 +11,15 @@ from flax import nnx
 
 from crossattn.types import AnyArray, Array, Int, Params
 from crossattn.weights import safetensors
+from crossattn.weights.generation import arguments
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
-from crossattn.weights.quantize import quantize
+from crossattn.weights.quantize import quantizer
 from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, read_settings
 from crossattn.weights.tensors import Layout, Place, Tensors, read
-from crossattn.weights.tokenizer import read_tokenizer
+from crossattn.weights.tokenizer import read_tokenizer, tokenizer_files
 
 # model_type of config.json -> the file of this package that knows it.
 _FAMILIES = {
@@ -78,22 +79,44 @@ class Pretrained:
         return Settings(json.loads(self.text) | json.loads(self.generation_text))
 
     @property
-    def ids(self) -> dict[str, int]:
-        """``bos_id``, ``eos_id``, ``pad_id``: what ``crossattn.decode`` asks for."""
+    def ids(self) -> dict[str, Any]:
+        """``bos_id``, ``eos_id`` (a tuple of several), ``pad_id``: what ``crossattn.decode`` asks for."""
         settings = self.settings
         nested = settings.get("decoder") or {}  # of an encoder-decoder pair
 
-        def first(*keys: str) -> int:
+        def those(*keys: str) -> list[int]:
             found = [s[key] for key in keys for s in (settings, nested) if s.get(key) is not None]
             if not found:
                 raise CheckpointError(f"config.json lacks {keys[0]}; give the ids yourself.")
-            return found[0][0] if isinstance(found[0], list) else found[0]
+            return found[0] if isinstance(found[0], list) else [found[0]]
 
+        ends = those("eos_token_id")
         return {
-            "bos_id": first("decoder_start_token_id", "bos_token_id"),
-            "eos_id": first("eos_token_id"),
-            "pad_id": first("pad_token_id", "eos_token_id"),
+            "bos_id": those("decoder_start_token_id", "bos_token_id")[0],
+            "eos_id": tuple(ends) if len(ends) > 1 else ends[0],
+            "pad_id": those("pad_token_id", "eos_token_id")[0],
         }
+
+    def generation(self, *, max_length: int, **changes: Any) -> dict[str, Any]:
+        """Arguments by which ``decode.translate`` and ``decode.generate`` write what transformers does.
+
+        They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
+        beams, n-grams and words that must not come, tokens that must, lengths.
+
+        Args:
+          max_length: the most tokens generated, the ``max_new_tokens`` of transformers.
+          **changes: settings to be otherwise, by their names there: ``num_beams=1`` for greedy decoding,
+            ``forced_bos_token_id`` for the language of mBART-50.
+
+        Raises:
+          CheckpointError: the checkpoint asks for what is not done here.
+          ValueError: a change is of no known setting.
+        """
+        config = json.loads(self.text)
+        stored = json.loads(self.generation_text)
+        for source in () if stored else (config, config.get("decoder") or {}):
+            stored = {k: v for k, v in source.items() if v is not None} | stored
+        return arguments(stored, self.ids, max_length, changes)
 
 
 def load(
@@ -107,7 +130,7 @@ def load(
       dtype: computation dtype, None for float32. Parameters keep the dtype of their file.
       place: (logical axes, shape) -> sharding. Each tensor goes there as it is read; without it, all
         go to the default device.
-      int8: matrices become integers where they are, as ``quantize`` does; such a model is not saved again.
+      int8: matrices become integers as they are read, as ``quantize`` does; such a model is not saved again.
 
     Returns:
       ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
@@ -133,9 +156,10 @@ def load(
         rules,
         read_settings(generation)[0] if generation.is_file() else "{}",
     )
-    params, layout = read(model, rules, files, names, place)
-    if int8:
-        params = quantize(model, params)
+    names = rules.standing_in(names)
+    options = {"finish": quantizer(model)} if int8 else {}
+    params, layout = read(model, rules, files, names, place, **options)
+    layout = replace(layout, beside={p.name: p.read_bytes() for p in tokenizer_files(folder)})
     return replace(model, layout=layout), params, read_tokenizer(folder, settings["model_type"])
 
 
@@ -152,7 +176,7 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
 
     What was loaded is written as it was: the same files, names, dtypes and metadata, to the bit where
-    the parameters are the same.
+    the parameters are the same; its tokenizer and preprocessor too.
     """
     folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
@@ -163,6 +187,8 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     for file, names in layout.files.items():
         chosen = {name: tensors.saved(known, layout) for name, known in names.items()}
         safetensors.write(folder / file, chosen, layout.metadata[file])
+    for file, content in layout.beside.items():
+        (folder / file).write_bytes(content)
     if layout.index is not None:
         (folder / safetensors.INDEX).write_text(layout.index, encoding="utf-8")
     (folder / "config.json").write_text(model.text, encoding="utf-8")

@@ -28,7 +28,7 @@ class Hub(ModuleType):
             str(p.relative_to(self.repository)) for p in self.repository.rglob("*") if p.is_file()
         ]
 
-    def snapshot_download(self, name, allow_patterns=None, local_files_only=False):
+    def snapshot_download(self, name, allow_patterns=(), local_files_only=False):
         if local_files_only:
             if not self.folder.exists():
                 raise FileNotFoundError("nothing was fetched before")
