@@ -72,10 +72,10 @@ def _processors(settings: Mapping[str, Any], ends: list[int], max_length: int) -
     words = [word for word in settings.get("bad_words_ids", ()) if word not in [[e] for e in ends]]
     if words:
         found.append(constraints.ban_ngrams(words))
-    if whole := settings.get("min_length", 0):  # the prefix counts
-        found.append(_where(lambda context: context.length < whole, constraints.ban(ends)))
-    if new := settings.get("min_new_tokens", 0):
-        found.append(constraints.min_length(new, ends))
+    if "min_new_tokens" in settings:  # takes the place of the other
+        found.append(constraints.min_length(settings["min_new_tokens"], ends))
+    elif least := settings.get("min_length", 0):  # the prefix counts
+        found.append(_where(lambda context: context.length < least, constraints.ban(ends)))
     first = settings.get("forced_bos_token_id")
     if first is not None:  # behind a start of one token only
         found.append(_where(lambda context: context.length == 1, constraints.force({0: first})))

@@ -76,7 +76,8 @@ class Pretrained:
     @property
     def settings(self) -> Settings:
         """``config.json``, and over it ``generation_config.json``."""
-        return Settings(json.loads(self.text) | json.loads(self.generation_text))
+        over = {k: v for k, v in json.loads(self.generation_text).items() if v is not None}
+        return Settings(json.loads(self.text) | over)
 
     @property
     def ids(self) -> dict[str, Any]:
@@ -134,7 +135,8 @@ def load(
 
     Returns:
       ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
-      ``tokenizer`` is a ``tokenizers.Tokenizer``, or None when the folder has none that it reads.
+      ``tokenizer`` is a ``tokenizers.Tokenizer``, or None when the folder has none; files of one that is not
+      known here are named in a warning.
 
     Raises:
       CheckpointError: the model is of an unknown kind, or the files do not fit it.

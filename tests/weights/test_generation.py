@@ -1,5 +1,6 @@
 """A checkpoint's own settings of generation give what ``generate`` of transformers gives."""
 
+import dataclasses
 import json
 
 import jax
@@ -18,7 +19,8 @@ IDS = {key: value for key, value in SIZES.items() if key.endswith("token_id")}
 BART = dict(forced_bos_token_id=7, forced_eos_token_id=2, no_repeat_ngram_size=2, min_length=6)
 SUPPRESSED = dict(suppress_tokens=[5, 6, 7, 8], begin_suppress_tokens=[9, 10], min_new_tokens=3)
 MARIAN = dict(bad_words_ids=[[1], [19, 19], [22], [2]])
-SEVERAL_ENDS = dict(eos_token_id=[2, 11, 12], min_length=4, min_new_tokens=1)
+SEVERAL_ENDS = dict(eos_token_id=[2, 11, 12], min_length=4)
+TWO_LENGTHS = SEVERAL_ENDS | dict(min_new_tokens=2)
 BEAMS = dict(num_beams=3, length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3)
 
 
@@ -74,10 +76,11 @@ def source():
         ("bart", BART),
         ("bart", SUPPRESSED | dict(forced_bos_token_id=14)),
         ("bart", SEVERAL_ENDS),
+        ("bart", TWO_LENGTHS),
         ("bart", BEAMS),
         ("marian", MARIAN),
     ],
-    ids=["forced", "suppressed", "ends", "beams", "words"],
+    ids=["forced", "suppressed", "ends", "lengths", "beams", "words"],
 )
 def test_settings_do_what_they_do_in_transformers(tmp_path, source, name, settings, in_config):
     model = saved(tmp_path, name, settings, in_config)
@@ -103,6 +106,13 @@ def described(**settings):
 def test_ids_have_all_the_ends():
     assert described(eos_token_id=[2, 4]).ids == {"bos_id": 2, "eos_id": (2, 4), "pad_id": 1}
     assert described(eos_token_id=[2]).ids["eos_id"] == 2
+
+
+def test_what_the_settings_of_generation_leave_open_is_the_configs():
+    model = dataclasses.replace(
+        described(), generation_text='{"pad_token_id": null, "eos_token_id": 5}'
+    )
+    assert model.ids == {"bos_id": 2, "eos_id": 5, "pad_id": 1}
 
 
 def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():

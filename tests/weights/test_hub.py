@@ -1,6 +1,7 @@
 """What is fetched from the hub, and what is not: a stand-in for ``huggingface_hub`` keeps a list of it."""
 
 import fnmatch
+import inspect
 import shutil
 import sys
 from types import ModuleType
@@ -88,6 +89,14 @@ def test_pickles_alone_are_refused_before_they_come(hub):
     assert 't.BertForPreTraining.from_pretrained("someone/model").save_pretrained("model")' in text
     assert 't.AutoTokenizer.from_pretrained("someone/model").save_pretrained("model")' in text
     assert hub.fetched == ["config.json"]
+
+
+def test_the_stand_in_is_asked_as_the_client_is():
+    client = pytest.importorskip("huggingface_hub")
+    inspect.signature(client.list_repo_files).bind("someone/model")
+    download = inspect.signature(client.snapshot_download)
+    download.bind("someone/model", allow_patterns=["config.json"])
+    download.bind("someone/model", local_files_only=True)
 
 
 def test_what_was_fetched_is_found_without_a_network(hub):
