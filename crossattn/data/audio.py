@@ -5,7 +5,9 @@ A file is read and resampled a block at a time, so memory holds the result and l
 
 import io
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -14,6 +16,7 @@ from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 
 _BLOCK_SECONDS = 30
+_LONGEST_SECONDS = 4 * 3600  # of the array that is made before anything is read; it may grow
 
 
 def read_audio(
@@ -35,30 +38,47 @@ def read_audio(
         _check_whole(Path(file))
     try:
         with soundfile.SoundFile(file) as sound:
-            resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
-            pieces = []
-            for block in sound.blocks(
-                _BLOCK_SECONDS * sound.samplerate, dtype="float32", always_2d=True
-            ):
-                pieces.append(resampler.resample_chunk(block.mean(axis=1)))
-            pieces.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-            expected = sound.frames / sound.samplerate
+            announced = sound.frames / sound.samplerate
+            # A second more than announced; a damaged header may announce anything.
+            expected = rate * (1 + int(min(announced, _LONGEST_SECONDS)))
+            audio = _joined(_resampled(sound, rate, soxr), expected)
     except soundfile.LibsndfileError as error:
         raise DataError(
             f"{name} cannot be read as sound ({error.error_string.rstrip('.')}); expected WAV, FLAC, "
             "OGG or MP3."
         ) from None
-    audio = np.concatenate(pieces)
     if not len(audio):
         raise DataError(f"{name} holds no sound: it has a header and no samples.")
-    if len(audio) / rate < expected - 0.1:
+    if len(audio) / rate < announced - 0.1:
         raise DataError(
-            f"{name} is cut short: {expected:.1f} s are announced and {len(audio) / rate:.1f} s are "
+            f"{name} is cut short: {announced:.1f} s are announced and {len(audio) / rate:.1f} s are "
             "there; copy it again."
         )
-    if not np.isfinite(audio).all():
+    if not np.isfinite(audio.sum(dtype=np.float64)):
         raise DataError(f"{name} holds samples that are NaN or infinite.")
     return audio
+
+
+def _resampled(sound: Any, rate: int, soxr: Any) -> Iterator[np.ndarray]:
+    """The channels' mean at another rate, a block at a time."""
+    resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
+    size = _BLOCK_SECONDS * sound.samplerate
+    for block in sound.blocks(size, dtype="float32", always_2d=True):
+        yield resampler.resample_chunk(block.mean(axis=1))
+    yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _joined(pieces: Iterable[np.ndarray], expected: int) -> np.ndarray:
+    """The pieces in one array, made in the size expected; it grows where that is too small."""
+    found, size = np.empty(expected, np.float32), 0
+    for piece in pieces:
+        if size + len(piece) > len(found):
+            found = np.concatenate(
+                [found[:size], np.empty(len(found) // 2 + len(piece), np.float32)]
+            )
+        found[size : size + len(piece)] = piece
+        size += len(piece)
+    return found[:size]
 
 
 def _check_whole(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The log-mel spectrogram that Whisper hears: sound at 16 kHz in, a hundred frames a second out.
 
 Plain numpy on the host, a block of frames at a time, so that an hour of sound needs little more memory than
-its frames.
+its frames, 115 MB of 80 bands.
 """
 
 import functools
@@ -40,19 +40,28 @@ def log_mel(
     frames = (len(audio) + silence) // HOP
     if frames == 0:
         return np.zeros((0, mels), np.float32)
-    half = WINDOW // 2
-    padded = np.pad(np.pad(audio, (0, silence)), half, mode="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
     hann = np.hanning(WINDOW + 1)[:-1]
     filters = mel_filters(mels)
     found = np.empty((frames, mels), np.float32)
     for start in range(0, frames, _BLOCK):
         stop = min(start + _BLOCK, frames)
-        power = np.abs(np.fft.rfft(windows[start:stop] * hann)) ** 2
+        seen = _between(audio, silence, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
+        windows = np.lib.stride_tricks.sliding_window_view(seen, WINDOW)[::HOP]
+        power = np.abs(np.fft.rfft(windows * hann)) ** 2
         found[start:stop] = np.log10(np.maximum(power @ filters.T, 1e-10))
     np.maximum(found, found.max() - 8.0, out=found)
     found += 4.0
     found /= 4.0
+    return found
+
+
+def _between(audio: np.ndarray, silence: int, start: int, stop: int) -> np.ndarray:
+    """The samples of those places, where silence follows the sound, and both are mirrored at the ends."""
+    last = len(audio) + silence - 1
+    places = last - np.abs(last - np.abs(np.arange(start, stop)))
+    sounds = places < len(audio)
+    found = np.zeros(len(places), audio.dtype)
+    found[sounds] = audio[places[sounds]]
     return found
 
 

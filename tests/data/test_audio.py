@@ -1,12 +1,14 @@
 """Sound files of any kind, and files that are none."""
 
 import io
+import tracemalloc
 import wave
 
 import numpy as np
 import pytest
 import soundfile
 
+from crossattn.data import audio
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
 
@@ -55,6 +57,36 @@ def test_other_formats_and_open_files_are_read(tmp_path):
     soundfile.write(tmp_path / "a.flac", tone(16_000), 16_000)
     found = read_audio(io.BytesIO((tmp_path / "a.flac").read_bytes()))
     np.testing.assert_allclose(found, tone(16_000), atol=1e-4)
+
+
+@pytest.mark.parametrize("suffix", ["mp3", "ogg"])
+def test_lossy_formats_are_read_to_their_end(tmp_path, suffix):
+    rate = 44_100
+    soundfile.write(tmp_path / f"a.{suffix}", tone(rate, seconds=3), rate)
+    found = read_audio(tmp_path / f"a.{suffix}")
+    assert len(found) == pytest.approx(48_000, abs=16_000 // 10)
+    # A tone keeps its loudness and its pitch, wherever the encoder makes it begin.
+    middle = found[8_000:40_000]
+    assert np.sqrt(np.mean(middle**2)) == pytest.approx(np.sqrt(0.5), rel=0.02)
+    loudest = np.argmax(np.abs(np.fft.rfft(middle))) / (len(middle) / 16_000)
+    assert loudest == pytest.approx(440, abs=1)
+
+
+def test_memory_is_that_of_the_sound(tmp_path):
+    write_wav(tmp_path / "a.wav", np.zeros((600 * 8_000, 1)), 8_000)
+    tracemalloc.start()
+    found = read_audio(tmp_path / "a.wav")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.3 * found.nbytes
+
+
+def test_a_file_longer_than_it_announces_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio, "_LONGEST_SECONDS", 2)
+    write_wav(tmp_path / "a.wav", tone(8_000, seconds=95)[:, None], 8_000)
+    found = read_audio(tmp_path / "a.wav")
+    assert len(found) == 95 * 16_000
+    np.testing.assert_allclose(found[800:-800], tone(16_000, seconds=95)[800:-800], atol=0.01)
 
 
 def test_silence_is_sound(tmp_path):
