@@ -33,3 +33,13 @@ VOCABULARY = 256 + 10 + TIMES
 def save(folder) -> None:
     """Writes tokenizer.json."""
     (folder / "tokenizer.json").write_text(json.dumps(json.loads(backend().to_str())))
+
+
+def save_apart(folder) -> None:
+    """Writes the same as vocab.json, merges.txt and added_tokens.json."""
+    ids = backend().get_vocab()
+    text = {token: id for token, id in ids.items() if id < 256}
+    added = {token: id for token, id in ids.items() if id >= 256}
+    (folder / "vocab.json").write_text(json.dumps(text), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    (folder / "added_tokens.json").write_text(json.dumps(added), encoding="utf-8")

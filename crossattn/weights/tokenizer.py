@@ -1,6 +1,7 @@
 """The tokenizer that lies beside a checkpoint, in whatever files: always a ``tokenizers.Tokenizer``."""
 
 import fnmatch
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
 
     ``tokenizer.json`` wherever there is one. Else the vocabulary that the kind of model comes with:
     ``source.spm`` and ``vocab.json`` (Marian), ``spiece.model`` (T5, Pegasus), ``sentencepiece.bpe.model``
-    (mBART), ``vocab.json`` and ``merges.txt`` (GPT-2, BART), ``vocab.txt`` (BERT, pairs of BERTs).
+    (mBART), ``vocab.json`` and ``merges.txt`` (GPT-2, BART, Whisper), ``vocab.txt`` (BERT, pairs of BERTs).
 
     Raises:
       CheckpointError: a file is damaged.
@@ -106,6 +107,17 @@ def _bart(vocabulary: Path, merges: Path) -> Any:
     return backend
 
 
+def _whisper(vocabulary: Path, merges: Path) -> Any:
+    """Behind the text stand languages, tasks and times, which ``added_tokens.json`` numbers."""
+    backend = _byte_level(vocabulary, merges)
+    path = vocabulary.parent / "added_tokens.json"
+    added = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    backend.add_special_tokens(sorted(added, key=added.__getitem__))
+    if any(backend.token_to_id(text) != id for text, id in added.items()):
+        raise CheckpointError(f"{path} does not go on where {vocabulary.name} ends.")
+    return backend
+
+
 def _bert(path: Path) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -135,6 +147,7 @@ _KINDS: dict[str, tuple[Any, ...]] = {
     "mbart": (unigram.mbart, "sentencepiece.bpe.model"),
     "gpt2": (_byte_level, "vocab.json", "merges.txt"),
     "bart": (_bart, "vocab.json", "merges.txt"),
+    "whisper": (_whisper, "vocab.json", "merges.txt"),
     "bert": (_bert, "vocab.txt"),
     "encoder-decoder": (_bert, "vocab.txt"),
 }

@@ -7,6 +7,7 @@ import pytest
 
 from crossattn.weights import CheckpointError
 from crossattn.weights.tokenizer import read_tokenizer
+from tests import whisper_vocabulary
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
@@ -168,7 +169,7 @@ def test_a_folder_without_a_tokenizer_has_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, expected", [("whisper", "tokenizer.json"), ("marian", "source.spm and vocab.json")]
+    "kind, expected", [("t5", "spiece.model"), ("marian", "source.spm and vocab.json")]
 )
 def test_a_vocabulary_that_is_not_understood_is_named(tmp_path, kind, expected):
     (tmp_path / "merges.txt").write_text("")
@@ -180,3 +181,18 @@ def test_a_vocabulary_that_is_not_understood_is_named(tmp_path, kind, expected):
 def test_a_pair_of_berts_has_the_tokenizer_of_one(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the"]))
     assert read_tokenizer(tmp_path, "encoder-decoder").encode("The").ids == [2, 4, 3]
+
+
+def test_whisper_in_two_files_is_whisper_in_one(tmp_path):
+    whisper_vocabulary.save_apart(tmp_path)
+    ours, theirs = read_tokenizer(tmp_path, "whisper"), whisper_vocabulary.backend()
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in ("<|startoftranscript|><|en|> Grüße, 你好!<|endoftext|>", *SEEN):
+        ids = theirs.encode(text).ids
+        assert ours.encode(text, add_special_tokens=False).ids == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": 300}))
+    with pytest.raises(
+        CheckpointError, match=r"added_tokens\.json does not go on where vocab\.json"
+    ):
+        read_tokenizer(tmp_path, "whisper")
