@@ -1,6 +1,7 @@
 """How every launcher starts: flags, devices, and errors as one line with exit code 2."""
 
 import ctypes
+import importlib.util
 import logging
 import os
 import platform
@@ -12,6 +13,7 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.train.errors import TrainError
 from crossattn.viz.writing import FORMATS
@@ -35,6 +37,7 @@ _EXPECTED = (
     TrainError,
     CheckpointError,
     SettingsError,
+    ImportError,
     flags.Error,
 )
 
@@ -57,7 +60,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             _join()
         code = main(arguments[1:])
     except (*_EXPECTED, Refused) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        complain(error)
         code = 2
     except KeyboardInterrupt:
         print("stopped.", file=sys.stderr, flush=True)
@@ -80,11 +83,39 @@ def required_config():
 
 
 def picture() -> Path | None:
-    """The file that --plot names, if it does."""
-    path = Path(PLOT.value) if PLOT.value else None
-    if path and path.suffix.lower() not in FORMATS:
+    """The file that --plot names, if it does; refused before any work when it cannot be drawn."""
+    if not PLOT.value:
+        return None
+    path = Path(PLOT.value)
+    if path.suffix.lower() not in FORMATS:
         raise Refused(f"--plot names {path}; expected one of {', '.join(FORMATS)}.")
+    need("matplotlib", install="crossattn[viz]")
     return path
+
+
+def need(*modules: str, install: str) -> None:
+    """Refuse to begin without modules that ``pip install`` of ``install`` would bring."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        quoted = f"'{install}'" if "[" in install else install
+        raise Refused(f"{' and '.join(missing)} {verb} not installed: pip install {quoted}")
+
+
+def complain(error: BaseException) -> None:
+    """Say in one line of stderr what went wrong."""
+    print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+
+
+def keep_compiled() -> None:
+    """Read programs that an earlier start compiled, and keep those that this one compiles.
+
+    They lie in ``compiled`` in the data folder, unless JAX_COMPILATION_CACHE_DIR names another; empty, it
+    turns this off. What JAX finds damaged there it compiles anew, with a warning.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(fetch.cache_dir() / "compiled"))
 
 
 def keep_heap() -> None:

@@ -4,8 +4,9 @@
     python -m experiments.transcribe a.wav b.flac --model=base --language=de --words
     python -m experiments.transcribe talk.wav --plot=attention.png
 
-WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or the folder
-of any Whisper checkpoint in safetensors.
+WAV, FLAC, OGG and MP3 of any rate and length. ``--model`` is tiny.en or base, from packages, or a Whisper
+checkpoint in safetensors: its folder, or its name on the Hugging Face hub. Of several files one that cannot
+be heard does not stop the others; the exit code is then 1.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,17 @@ from absl import flags
 
 from crossattn import viz, weights
 from crossattn.data.audio import read_audio
+from crossattn.data.errors import DataError
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.transcribe import Transcriber
 from crossattn.decode.transcript import FRAME, TIME, Transcript
+from crossattn.weights.hub import find_folder
 from experiments import fetch_weights, launch
 
-_MODEL = flags.DEFINE_string("model", "tiny.en", "tiny.en, base, or the folder of a checkpoint.")
+_MODEL = flags.DEFINE_string(
+    "model", "tiny.en", "tiny.en, base, the folder of a checkpoint, or its name on the hub."
+)
 _LANGUAGE = flags.DEFINE_string("language", None, "A code such as en; found out when not given.")
 _TASK = flags.DEFINE_enum(
     "task", "transcribe", ["transcribe", "translate"], "Write what is said, or its English."
@@ -38,45 +43,86 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     if not arguments:
         raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
+    launch.need("soundfile", "soxr", install="crossattn[speech]")
+    launch.keep_compiled()
     picture = launch.picture()
     words = _WORDS.value or picture is not None
     transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
-    for path in arguments:
-        if len(arguments) > 1:
-            print(f"{path}:")
-        frames = frames_of(read_audio(path), transcriber)
-        (transcript,) = transcriber([frames], _LANGUAGE.value)
-        show(transcript)
-        if picture:
-            draw(transcriber, frames, transcript, picture)
-    return 0
+    tokens = transcriber.tokens
+    if _LANGUAGE.value or not tokens.multilingual:
+        tokens.prefix(_LANGUAGE.value, _TASK.value, times=True)  # refuses what it does not know
+    if len(arguments) == 1:
+        transcribe(transcriber, arguments[0], picture)
+        return 0
+    failed = False
+    for path, own in zip(arguments, pictures(picture, arguments), strict=True):
+        print(f"{path}:", flush=True)
+        try:
+            transcribe(transcriber, path, own)
+        except (DataError, launch.Refused) as error:
+            launch.complain(error)
+            failed = True
+    return int(failed)
+
+
+def transcribe(transcriber: Transcriber, path: str, picture: Path | None) -> None:
+    """Print what is said in a file, and draw it where a picture is asked for."""
+    frames = frames_of(read_audio(path), transcriber)
+    (transcript,) = transcriber([frames], _LANGUAGE.value)
+    show(transcript)
+    if picture:
+        draw(transcriber, frames, transcript, picture)
+
+
+def pictures(path: Path | None, sounds: Sequence[str]) -> list[Path | None]:
+    """A picture for each of several sounds, called after it, or numbered where two are called the same."""
+    if path is None:
+        return [None] * len(sounds)
+    names = [Path(sound).stem for sound in sounds]
+    if len(set(names)) < len(names):
+        names = [str(number) for number in range(1, len(names) + 1)]
+    return [path.with_stem(f"{path.stem}-{name}") for name in names]
 
 
 def open_whisper(
     name: str, *, words: bool = False, int8: bool = False, **options: Any
 ) -> Transcriber:
-    """A transcriber with packaged weights, or those of a folder.
+    """A transcriber with packaged weights, those of a folder, or those of a name on the hub.
 
     Raises:
-      Refused: there is no such model, it is no Whisper, cannot tell the time where words are asked for, or a
-        package is missing.
+      Refused: there is no such model, it is no Whisper, has no tokenizer, or cannot tell the time where words
+        are asked for.
+      CheckpointError: the files do not fit together.
+      ImportError: a package is missing.
     """
-    folder = Path(name) if Path(name).is_dir() else fetch_weights.packaged(name)
-    try:
-        model, params, _ = weights.load(folder, int8=int8)
-    except ImportError as error:
-        raise launch.Refused(str(error)) from None
+    folder = _folder(name)
+    model, params, tokenizer = weights.load(folder, int8=int8)
     kind = model.settings["model_type"]
     if kind != "whisper":
         raise launch.Refused(f"{folder} holds a model of type {kind!r}; expected 'whisper'.")
+    if tokenizer is None:
+        raise launch.Refused(
+            f"{folder} has no tokenizer; expected tokenizer.json, or vocab.json and merges.txt."
+        )
     heads = model.settings.get("alignment_heads") or []
     if words and not heads:
         raise launch.Refused(
             f"{folder}/generation_config.json has no alignment_heads, so words have no times."
         )
     followed = tuple((layer, head) for layer, head in heads) if words else ()
-    tokens: Any = WhisperTokens.load(folder)
+    multilingual = model.settings.get("is_multilingual")
+    tokens: Any = WhisperTokens(tokenizer, f"the tokenizer of {folder}", multilingual)
     return Transcriber(model, params, tokens, heads=followed, **options)
+
+
+def _folder(name: str) -> Path:
+    """Of a packaged model, or of whatever ``weights.load`` takes."""
+    if name in fetch_weights.MODELS and not Path(name).is_dir():
+        return fetch_weights.packaged(name)
+    try:
+        return find_folder(name)
+    except weights.CheckpointError as error:
+        raise launch.Refused(f"{error} From packages come tiny.en and base.") from None
 
 
 def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:

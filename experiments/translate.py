@@ -44,6 +44,7 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
+    launch.keep_compiled()
     picture = launch.picture()
     sentences = list(arguments) or _standard_input()
     _, task, params = open_run("translation")

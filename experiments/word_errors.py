@@ -28,7 +28,9 @@ _TEXTS = flags.DEFINE_string("texts", None, "Write every text into this JSON fil
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    _check_installed()
+    launch.need("jiwer", "whisper_normalizer", install="jiwer whisper-normalizer")
+    launch.need("soundfile", "soxr", install="crossattn[speech]")
+    launch.keep_compiled()
     kept = []
     with_peer = importlib.util.find_spec("faster_whisper") is not None
     for model in arguments or ("tiny.en", "base"):
@@ -90,12 +92,6 @@ def normalised(text: str) -> str:
     from whisper_normalizer.english import EnglishTextNormalizer
 
     return EnglishTextNormalizer()(text)
-
-
-def _check_installed() -> None:
-    for module, package in {"jiwer": "jiwer", "whisper_normalizer": "whisper-normalizer"}.items():
-        if importlib.util.find_spec(module) is None:
-            raise launch.Refused(f"{package} is not installed; pip install {package}")
 
 
 if __name__ == "__main__":

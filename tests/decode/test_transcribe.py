@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
+from crossattn.decode import speech
 from crossattn.decode.processors import Context
 from crossattn.decode.speech import time_rules
 from crossattn.decode.transcribe import Retry, Transcriber
@@ -115,6 +116,31 @@ def test_guessed_text_is_tried_hotter_and_dropped_where_nobody_speaks(model):
     assert {s.temperature for s in listen([sound], "en")[0].segments} == {1.0}
     listen = replace(listen, retry=Retry((0.0,), 1e9, 0.0, no_speech=0.0))
     assert listen([sound], "en")[0].segments == ()
+
+
+def test_a_long_recording_is_taken_window_by_window(model, monkeypatch):
+    """Whatever its length, the model is given one window at a time, each once, by the same programs."""
+    sizes = []
+
+    def record(name):
+        original = getattr(speech, name)
+
+        def call(build, params, array, *rest, **options):
+            sizes.append((name, array.shape))
+            return original(build, params, array, *rest, **options)
+
+        monkeypatch.setattr(speech, name, call)
+
+    for name in ("hear", "write", "follow"):
+        record(name)
+    seconds = 40
+    options = dict(times=False, previous=False, heads=((0, 1), (1, 0)))
+    (found,) = transcriber(model, **options)(recordings(seconds), "en")
+    assert found.segments[-1].end == seconds
+    heard = [shape for name, shape in sizes if name == "hear"]
+    assert heard == [(1, FRAMES, 8)] * seconds
+    assert {shape for name, shape in sizes if name != "hear"} == {(1, FRAMES // 2, 32)}
+    assert len(sizes) <= 3 * seconds
 
 
 def test_the_language_is_one_that_the_vocabulary_has(model):

@@ -1,7 +1,10 @@
 """Speech from the command line: packaged weights are converted, files are heard, mistakes are one line."""
 
 import json
+import shutil
 import sys
+import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +13,13 @@ import pytest
 import soundfile
 
 from crossattn import functional
+from crossattn.data.audio import read_audio
 from crossattn.data.whisper_tokens import WhisperTokens
+from crossattn.decode import speech
+from experiments import transcribe
 from experiments.fetch_weights import whisper
-from experiments.transcribe import open_whisper
+from experiments.transcribe import frames_of, open_whisper, pictures
+from tests import whisper_vocabulary
 from tests.experiments.conftest import start
 from tests.weights import checkpoints, ctranslate2_files
 
@@ -63,11 +70,150 @@ def test_files_are_transcribed_with_times_of_words(folder, wav, capsys, tmp_path
     text = capsys.readouterr().out
     assert text.strip()
     picture = tmp_path / "words.png"
-    assert start("transcribe", wav, wav, f"--model={folder}", "--words", f"--plot={picture}") == 0
+    assert start("transcribe", wav, f"--model={folder}", "--words", f"--plot={picture}") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{wav}:" and lines[: len(lines) // 2] == lines[len(lines) // 2 :]
-    assert all(line.startswith("[00:0") for line in lines[1 : len(lines) // 2])
+    assert lines and all(line.startswith("[00:0") for line in lines)
     assert picture.stat().st_size > 1000
+
+
+def test_phrases_are_told_with_their_times(folder, wav, capsys):
+    assert start("transcribe", wav, f"--model={folder}", "--timestamps") == 0
+    said = capsys.readouterr().out
+    transcriber = open_whisper(str(folder))
+    (heard,) = transcriber([frames_of(read_audio(wav), transcriber)], "en")
+    assert len(heard.segments) >= 3  # of one-second windows
+    assert said == "".join(
+        f"[00:{s.start:05.2f} - 00:{s.end:05.2f}] {s.text.strip()}\n" for s in heard.segments
+    )
+
+
+def test_a_bad_file_does_not_stop_the_others_and_each_has_its_picture(
+    folder, wav, launched, tmp_path
+):
+    bad, other = tmp_path / "bad.wav", tmp_path / "other.flac"
+    bad.write_text("not sound at all")
+    soundfile.write(other, *soundfile.read(wav))
+    drawn = tmp_path / "drawn.svg"
+    code, out, err = launched("transcribe", wav, bad, other, f"--model={folder}", f"--plot={drawn}")
+    assert code == 1 and err.count("\n") == 1
+    assert err.startswith(f"error: {bad} cannot be read as sound")
+    first, _, second = (out.partition(f"{p}:\n")[2] for p in (wav, bad, other))
+    assert second.strip() and first.startswith(second)
+    names = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert names == ["drawn-noise.svg", "drawn-other.svg"]
+
+
+def test_pictures_of_sounds_that_are_called_the_same_are_numbered():
+    path = Path("a/words.png")
+    assert pictures(None, ["x.wav", "y.wav"]) == [None, None]
+    assert pictures(path, ["x.wav", "b/x.wav"]) == [Path("a/words-1.png"), Path("a/words-2.png")]
+
+
+def test_silence_says_nothing(folder, launched, tmp_path):
+    soundfile.write(tmp_path / "quiet.wav", np.zeros(48_000), 16_000)
+    for flag in ("--words", "--timestamps"):
+        assert launched("transcribe", tmp_path / "quiet.wav", f"--model={folder}", flag) == (
+            0,
+            "",
+            "",
+        )
+    code, out, err = launched("transcribe", tmp_path / "quiet.wav", f"--model={folder}")
+    assert (code, out.strip(), err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "options"),
+    [("soundfile", "speech", ()), ("soxr", "speech", ()), ("matplotlib", "viz", ["--plot=a.png"])],
+)
+def test_a_missing_package_is_told_before_anything_is_done(
+    module, extra, options, refused, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(transcribe, "open_whisper", lambda *_, **__: pytest.fail("it began"))
+    said = refused("transcribe", "no.wav", *options)
+    assert said == f"error: {module} is not installed: pip install 'crossattn[{extra}]'\n"
+
+
+@pytest.fixture(scope="module")
+def multilingual(folder, tmp_path_factory):
+    """The same, said to know two languages."""
+    made = shutil.copytree(folder, tmp_path_factory.mktemp("many") / "made")
+    path = made / "generation_config.json"
+    tokens = WhisperTokens.load(folder)
+    content = json.loads(path.read_text()) | {
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{code}|>": id for code, id in tokens.languages.items()},
+        "task_to_id": tokens.tasks,
+    }
+    path.write_text(json.dumps(content))
+    return made
+
+
+def test_a_task_and_a_language_are_told_to_the_model(multilingual, wav, capsys, monkeypatch):
+    told, write = [], speech.write
+
+    def writing(build, params, encoded, prefix, *rest, **options):
+        told.append(prefix[0, -2:].tolist())
+        return write(build, params, encoded, prefix, *rest, **options)
+
+    monkeypatch.setattr(speech, "write", writing)
+    options = f"--model={multilingual}", "--language=de", "--task=translate"
+    assert start("transcribe", wav, *options) == 0
+    assert capsys.readouterr().out.strip()
+    backend = whisper_vocabulary.backend()
+    expected = [backend.token_to_id(f"<|{name}|>") for name in ("de", "translate")]
+    assert len(told) >= 3 and all(ids == expected for ids in told)
+
+
+def test_the_language_that_is_found_is_that_of_transformers(multilingual, wav, capsys):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(multilingual).eval()
+    transcriber = open_whisper(str(multilingual))
+    frames = frames_of(read_audio(wav), transcriber)
+    first = torch.tensor(frames[:100].T.copy())[None]
+    id = int(theirs.detect_language(first, generation_config=theirs.generation_config))
+    language = {id: code for code, id in transcriber.tokens.languages.items()}[id]
+    assert transcriber([frames])[0].language == language
+    said = []
+    for option in ((), (f"--language={language}",)):
+        assert start("transcribe", wav, f"--model={multilingual}", *option) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def test_a_name_on_the_hub_is_fetched(folder, wav, capsys, refused, monkeypatch):
+    def snapshot_download(name, **_):
+        if name != "someone/whisper":
+            raise OSError(f"no repository {name}")
+        return str(folder)
+
+    hub = types.ModuleType("huggingface_hub")
+    hub.snapshot_download = snapshot_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert start("transcribe", wav, "--model=someone/whisper") == 0
+    assert capsys.readouterr().out.strip()
+    said = refused("transcribe", wav, "--model=someone/else")
+    assert "someone/else is neither a folder nor to be had from the hub: no repository" in said
+    assert "From packages come tiny.en and base." in said
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    said = refused("transcribe", wav, "--model=huge")
+    assert "there is no folder huge; if it is a name on the Hugging Face hub: pip install" in said
+
+
+def test_a_vocabulary_in_two_files_is_read(folder, wav, capsys, refused, tmp_path):
+    """As fine-tuned checkpoints have it, without tokenizer.json."""
+    made = shutil.copytree(folder, tmp_path / "made")
+    (made / "tokenizer.json").unlink()
+    assert "has no tokenizer; expected tokenizer.json, or vocab.json and merges.txt" in refused(
+        "transcribe", wav, f"--model={made}"
+    )
+    whisper_vocabulary.save_apart(made)
+    said = []
+    for source in (folder, made):
+        assert start("transcribe", wav, f"--model={source}") == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
 
 
 def test_int8_weights_are_heard_with_and_need_their_package(
@@ -94,9 +240,13 @@ def test_what_cannot_be_heard_is_refused_in_one_line(folder, wav, refused, tmp_p
     assert "model of type 'bart'; expected 'whisper'" in refused(
         "transcribe", wav, f"--model={bart}"
     )
-    assert "no packaged model 'huge'" in refused("transcribe", wav, "--model=huge")
-    said = refused("transcribe", wav, f"--model={folder}", "--language=de")
+    said = refused("transcribe", "no.wav", f"--model={folder}", "--language=de")
     assert "only transcribes English" in said
+    said = refused("transcribe", "no.wav", f"--model={folder}", "--task=translate")
+    assert "only transcribes English" in said
+    (tmp_path / "text.mp3").write_text("not sound at all")
+    said = refused("transcribe", tmp_path / "text.mp3", f"--model={folder}")
+    assert "text.mp3 cannot be read as sound" in said and "expected WAV, FLAC, OGG or MP3" in said
     assert "expected one of .png" in refused("transcribe", wav, "--plot=a.txt")
 
 

@@ -1,0 +1,68 @@
+"""What launchers have in common: packages they cannot do without, programs kept from start to start."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import launch
+from tests.conftest import kept
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where programs go when nothing else is said, and JAX told nothing yet."""
+    monkeypatch.setenv("CROSSATTN_DATA", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    with kept(None):
+        yield tmp_path / "compiled"
+
+
+def test_programs_are_kept_in_the_data_folder(folder):
+    launch.keep_compiled()
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    jax.jit(lambda x: jnp.sin(x) @ x.T)(jnp.ones((3, 3)))
+    assert list(folder.glob("*-cache"))
+
+
+@pytest.mark.parametrize("named", ["", "/elsewhere"])
+def test_the_variable_of_jax_names_another_folder_or_none(folder, monkeypatch, named):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", named)
+    launch.keep_compiled()
+    assert (
+        jax.config.jax_compilation_cache_dir is None
+    )  # JAX read the variable when it was imported
+
+
+def test_what_a_killed_process_left_half_written_is_compiled_again(tmp_path):
+    x = jnp.linspace(0, 1, 12).reshape(3, 4)
+
+    def program(x):
+        return jnp.sin(x) @ x.T
+
+    with kept(str(tmp_path)):
+        expected = jax.jit(program)(x)
+        (entry,) = tmp_path.glob("jit_program-*-cache")
+        entry.write_bytes(entry.read_bytes()[:-40])
+        jax.clear_caches()
+        with pytest.warns(
+            UserWarning, match="persistent compilation cache entry for 'jit_program'"
+        ):
+            found = jax.jit(program)(x)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_translate_needs_matplotlib_before_anything_to_draw(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = refused("translate", "--workdir=no", "a", "--plot=a.png")
+    assert said == "error: matplotlib is not installed: pip install 'crossattn[viz]'\n"
+
+
+def test_a_package_that_is_missing_halfway_is_one_line(refused, monkeypatch):
+    def main(_):
+        raise ImportError("reading x needs tokenizers: pip install 'crossattn[weights]'")
+
+    monkeypatch.setattr("experiments.translate.main", main)
+    assert "error: reading x needs tokenizers: pip install" in refused("translate")
