@@ -30,6 +30,7 @@ DISTRIBUTED = flags.DEFINE_bool(
     "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
 )
 
+_WORTH_KEEPING = 0.1  # seconds that a program took to compile
 _PROCESSES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _EXPECTED = (
     DataError,
@@ -116,6 +117,7 @@ def keep_compiled() -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
         return
     jax.config.update("jax_compilation_cache_dir", str(fetch.cache_dir() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
 
 
 def keep_heap() -> None:

@@ -46,7 +46,8 @@ def openai_whisper(folder: Path) -> Call:
 
     def call(windows):
         mel = torch.from_numpy(np.ascontiguousarray(windows.transpose(0, 2, 1)))
-        return [found.text for found in whisper.decode(model, mel, options)]
+        results: Any = whisper.decode(model, mel, options)
+        return [found.text for found in results]
 
     return call
 
