@@ -45,16 +45,20 @@ def heard(transcriber, sounds):
 
 @pytest.fixture(scope="module")
 def theirs():
+    torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    return transformers.WhisperForConditionalGeneration.from_pretrained(
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # several wait for each other where tests run side by side
+    yield transformers.WhisperForConditionalGeneration.from_pretrained(
         FOLDER, attn_implementation="eager"
     ).eval()
+    torch.set_num_threads(before)
 
 
 def test_a_long_recording_is_cut_as_transformers_cuts_it(transcriber, sounds, theirs):
     torch = pytest.importorskip("torch")
-    frames = frames_of(np.concatenate([*sounds, *sounds]), transcriber)
-    assert len(frames) > 4000  # more than a window and a third
+    frames = frames_of(np.concatenate([*sounds, *sounds[:3]]), transcriber)
+    assert len(frames) > 3500  # more than a window
     found = theirs.generate(
         torch.tensor(frames.T.copy())[None],
         attention_mask=torch.ones(1, len(frames), dtype=torch.long),
