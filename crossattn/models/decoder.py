@@ -85,6 +85,11 @@ class Decoder(StepByStep):
             config.vocab_size, block, config.output, tied=config.tie_output, rngs=rngs
         )
 
+    @property
+    def longest(self) -> tuple[None, int | None]:
+        """The most tokens of a memory and of a text that have positions; None is any number."""
+        return None, self.input.longest
+
     def hidden(
         self,
         tokens: Int[Array, "*B T"],
@@ -138,11 +143,22 @@ class Decoder(StepByStep):
         max_length: int,
         memory: Float[Array, "B S M"] | None = None,
         memory_segments: Int[Array, "B S"] | None = None,
+        ahead: int = 0,
     ) -> Any:
-        """Decoding states: the memory read once, and empty caches [B, max_length * beams]."""
+        """Decoding states: the memory read once, and empty caches [B, (max_length + ahead) * beams].
+
+        Args:
+          max_length: the most tokens that are read, prefix and generated ones together.
+          ahead: further slots, for guesses beyond them that are not kept.
+
+        Raises:
+          ValueError: ``max_length`` is longer than ``longest``; or there is a memory where none is read,
+            or none where one is.
+        """
+        self.input.check(max_length)
         valid = None if memory_segments is None else memory_segments > 0
         states = self._read(memory, valid)
-        return self.decoder.with_caches(states, batch, beams, max_length)
+        return self.decoder.with_caches(states, batch, beams, max_length + ahead)
 
     def advance(
         self,

@@ -52,6 +52,11 @@ class EncoderDecoder(StepByStep):
             else linear(size, wanted, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
         )
 
+    @property
+    def longest(self) -> tuple[int | None, int | None]:
+        """The most tokens of source and target that have positions; None is any number."""
+        return self.encoder.input.longest, self.decoder.input.longest
+
     def encode(
         self,
         source: Int[Array, "*B S"],
@@ -110,10 +115,12 @@ class EncoderDecoder(StepByStep):
         source_segments: Int[Array, "B S"] | None,
         beams: int,
         max_length: int,
+        ahead: int = 0,
     ) -> Any:
-        """Decoding states: the source read once, and empty caches [B, max_length * beams]."""
+        """Decoding states: the source read once, and empty caches; as ``Transformer.start``."""
         memory = self.encode(source, source_segments)
-        return self.decoder.start(source.shape[0], beams, max_length, memory, source_segments)
+        batch = source.shape[0]
+        return self.decoder.start(batch, beams, max_length, memory, source_segments, ahead)
 
     def advance(
         self,

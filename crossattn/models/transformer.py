@@ -125,6 +125,12 @@ class Transformer(StepByStep):
             else None
         )
 
+    @property
+    def longest(self) -> tuple[int | None, int | None]:
+        """The most tokens of source and target that have positions; None is any number."""
+        reader = self.target_input if self.source_input is None else self.source_input
+        return getattr(reader, "longest", None), self.target_input.longest
+
     def encode(
         self,
         source: Source,
@@ -225,12 +231,22 @@ class Transformer(StepByStep):
         source_segments: Int[Array, "B S"] | None,
         beams: int,
         max_length: int,
+        ahead: int = 0,
     ) -> Any:
-        """Decoding states: the source read once, and empty caches [B, max_length * beams]."""
+        """Decoding states: the source read once, and empty caches [B, (max_length + ahead) * beams].
+
+        Args:
+          max_length: the most tokens that are read, prefix and generated ones together.
+          ahead: further slots, for guesses beyond them that are not kept.
+
+        Raises:
+          ValueError: the source or ``max_length`` is longer than ``longest``.
+        """
+        self.target_input.check(max_length)
         encoded = self.encode(source, source_segments)
         valid = None if source_segments is None else source_segments > 0
         states = self.decoder.read(encoded, valid)
-        return self.decoder.with_caches(states, source.shape[0], beams, max_length)
+        return self.decoder.with_caches(states, source.shape[0], beams, max_length + ahead)
 
     def advance(
         self,

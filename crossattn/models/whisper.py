@@ -76,6 +76,11 @@ class FrameInput(nnx.Module):
         self.max_frames = config.max_frames
         self.dropout_rate = block.dropout_rate
 
+    @property
+    def longest(self) -> int:
+        """The most frames."""
+        return self.max_frames
+
     def __call__(
         self,
         frames: Float[Array, "*B F M"],

@@ -84,6 +84,20 @@ class TokenInput(nnx.Module):
         self.sinusoids = positions == "sinusoidal"
         self.dropout_rate = dropout_rate
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that there are positions for; None is any number."""
+        return None if self.learned is None else self.learned.count
+
+    def check(self, length: int) -> None:
+        """Whether there are positions for so many tokens.
+
+        Raises:
+          ValueError: they are more than the "learned" scheme has.
+        """
+        if self.learned is not None:
+            self.learned.check(length)
+
     def __call__(
         self,
         tokens: Int[Array, "*B T"],
@@ -93,9 +107,14 @@ class TokenInput(nnx.Module):
         types: Int[Array, "*#B T"] | None = None,
         embedding: Embedding | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on."""
+        """Vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on.
+
+        Raises:
+          ValueError: as ``check`` does, where no positions are given.
+        """
         x = (self.embedding or embedding)(tokens)
         if positions is None:
+            self.check(tokens.shape[-1])
             positions = jnp.arange(tokens.shape[-1])
         if self.sinusoids:
             x = x + sinusoidal(positions, x.shape[-1]).astype(x.dtype)

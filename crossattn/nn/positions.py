@@ -23,6 +23,23 @@ class LearnedPositions(nnx.Module):
         self.table = nnx.Param(table, axes=(None, "embed"))
         self.offset = offset
 
+    @property
+    def count(self) -> int:
+        """How many positions there are."""
+        return self.table.shape[0] - self.offset
+
+    def check(self, length: int) -> None:
+        """Whether a sequence that begins at position 0 fits.
+
+        Raises:
+          ValueError: it does not.
+        """
+        if length > self.count:
+            raise ValueError(
+                f"a sequence of {length} tokens was asked for, but this model has learned "
+                f"{self.count} positions: shorten the text or its prefix, or generate fewer tokens."
+            )
+
     def __call__(self, positions: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         """Vectors of the positions; those past the table are NaN rather than silently wrong."""
         rows = positions + self.offset
