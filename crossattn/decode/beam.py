@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import processors as steering
 from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured, room_for
 from crossattn.decode.hypotheses import Hypotheses
@@ -75,9 +74,15 @@ def beam_search(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Found:
-    """Hypotheses, live or finished. ``path`` [B C X]: the beam that read each input token."""
+    """Hypotheses, live or finished.
+
+    Attributes:
+      lengths: how many tokens were generated; of live ones, all that the loop has taken.
+      path: the beam that read each input token.
+    """
 
     scores: Float[Array, "B C"]
+    lengths: Int[Array, "B C"]
     tokens: Int[Array, "B C X"]
     path: Int[Array, "B C X"]
     covered: Float[Array, "B C S"] | None
@@ -133,10 +138,11 @@ class _BeamSearch:
         if self.coverage is not None:
             covered = jnp.zeros((B, J, source_valid(states).shape[-1]))
         scores = jnp.tile(jnp.where(first, 0.0, _NEVER), (B, 1))
+        lengths, path = jnp.zeros((B, J), jnp.int32), jnp.zeros_like(tokens)
         return _Beams(
             length=jnp.int32(target.start),
-            live=_Found(scores, tokens, jnp.zeros_like(tokens), covered),
-            done=_Found(jnp.full((B, J), _NEVER), tokens, jnp.zeros_like(tokens), None),
+            live=_Found(scores, lengths, tokens, path, covered),
+            done=_Found(jnp.full((B, J), _NEVER), lengths, tokens, path, None),
             open=jnp.broadcast_to(target.most()[:, None] > 0, (B, self.groups)),
             states=target.enter(self.step, states, J),
             weights=room_for(self.step, self.capture, states, J, target.max_length),
@@ -151,9 +157,7 @@ class _BeamSearch:
         live, logits, states, seen = self._read(loop)
         log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         if self.processors:
-            logits = steering.apply(
-                self.processors, logits - log_z, live.tokens, loop.length, self.target.start
-            )
+            logits = self.target.steer(self.processors, logits - log_z, live.tokens, loop.length)
             log_z = jnp.zeros_like(log_z)
         count, size = loop.length + 1 - self.target.start, self.beams // self.groups
         taken = jnp.zeros((logits.shape[0], 1, logits.shape[-1])) if self.groups > 1 else None
@@ -185,7 +189,7 @@ class _BeamSearch:
             path = done.path[:, :, start - 1 : -1, None, None, None]
             weights = jnp.take_along_axis(weights, path, axis=1)
         scores = jnp.where(_real(done.scores), done.scores, -jnp.inf)
-        return Hypotheses.of(done.tokens[..., start:], scores, self.target.pad_id, weights)
+        return Hypotheses.of(done.tokens[..., start:], scores, done.lengths, weights)
 
     def _read(self, loop: _Beams) -> tuple[_Found, Float[Array, "B J V"], Any, Any]:
         """Live prefixes that know where their last token was read; logits, states, attention."""
@@ -227,6 +231,7 @@ class _BeamSearch:
         return replace(
             children,
             scores=jnp.take_along_axis(scores, index, axis=1),
+            lengths=children.lengths + 1,
             tokens=_put(children.tokens, chosen.astype(jnp.int32), length),
         )
 

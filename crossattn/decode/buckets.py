@@ -3,34 +3,42 @@
 import bisect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
 from crossattn.decode.drafts import Draft
-from crossattn.decode.generate import translate
-from crossattn.decode.greedy import OneByOne, Run
+from crossattn.decode.generate import generate, translate
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.target import Target
+from crossattn.decode.stream import Piece, Stream
+from crossattn.decode.target import right_aligned
 from crossattn.types import AnyArray, Array, Int, Key, Params
+
+Limits = Int[AnyArray, "..."] | Sequence[int] | int | None
+"""The most tokens of each row, [B], or of all."""
+
+_OF_CALLS = ("max_length", "limits", "key")
 
 
 class Bucketed:
-    """``translate`` under ``jax.jit``, for sources of any number and length.
+    """``translate`` under ``jax.jit``, for sources of any number and length; ``generate``, for prompts.
 
-    Rows, source lengths and target lengths are filled up to the next size that was named; rows that
-    were added are done from the start, and no row gets longer than asked. Beyond the largest size, its
-    multiples are taken.
+    Rows, lengths of sources or prompts, and target lengths are filled up to the next size that was named,
+    or to what the model has positions for; rows that were added are done from the start, and no row gets
+    longer than asked. Beyond the largest size, its multiples are taken.
 
     Args:
       build: makes the model.
-      rows, sources, targets: sizes, ascending.
-      draft: makes what guesses for ``speculative``, of the sources and their segments in the bucket's
-        sizes and of the ``draft_params`` of the call: ``lambda source, *_: PromptLookup(source)``.
-      **options: of ``translate``, the same for every call. ``limits`` belongs to the call.
+      rows, sources, targets: sizes, ascending; prompts have those of sources.
+      draft: makes what guesses for ``speculative``, of the sources and their segments (or the prompts and
+        their lengths) in the bucket's sizes and of the ``draft_params`` of the call:
+        ``lambda source, *_: PromptLookup(source)``.
+      **options: of ``translate``, the same for every call.
+
+    Raises:
+      ValueError: an option is one that calls take: ``max_length``, ``limits``, ``key``.
     """
 
     def __init__(
@@ -43,18 +51,23 @@ class Bucketed:
         draft: Callable[[Array, Array, Any], Draft] | None = None,
         **options: Any,
     ):
+        if wrong := [name for name in _OF_CALLS if name in options]:
+            raise ValueError(f"{wrong[0]} is an option of Bucketed; give it to each call instead.")
         self.rows, self.sources, self.targets = tuple(rows), tuple(sources), tuple(targets)
+        self._build, self._candidates = build, options.get("candidates", 1)
+        self._prefix = options.get("prefix")
+        self._known: tuple[int | None, int | None] | None = None
 
         @partial(jax.jit, static_argnames="max_length")
-        def search(params, source, segments, limits, key, draft_params, max_length):
+        def search(params, inputs, limits, key, draft_params, max_length):
             model = functional.bind(build, params)
             call: dict[str, Any] = dict(max_length=max_length, limits=limits, key=key, **options)
             if draft is not None:
-                call["draft"] = draft(source, segments, draft_params)
-            return translate(model, source, segments, **call)
+                call["draft"] = draft(*inputs, draft_params)
+            return inputs.search(model, **call)
 
         self._search = search
-        self._stream = _Stream(build, options if draft is None else {**options, "draft": draft})
+        self._stream = Stream(build, options | {"draft": draft})
 
     def __call__(
         self,
@@ -63,19 +76,32 @@ class Bucketed:
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
         max_length: int,
+        limits: Limits = None,
         key: Key[Array, ""] | None = None,
         draft_params: Params | None = None,
     ) -> Hypotheses:
-        """What ``translate`` gives, [B J max_length], in arrays of numpy."""
-        arrays, size = self._fill(source, source_segments, max_length)
-        # Cut on the host, where another size is no other program.
-        found = jax.device_get(self._search(params, *arrays, key, draft_params, max_length=size))
-        B, S = source.shape
-        weights = found.weights
-        if weights is not None:
-            weights = weights[:B, ..., :max_length, :S]
-        tokens = found.tokens[:B, :, :max_length]
-        return Hypotheses(tokens, found.scores[:B], found.lengths[:B], weights)
+        """What ``translate`` gives, [B J max_length], in arrays of numpy.
+
+        Args:
+          limits: the most tokens of each row, where they are fewer than ``max_length``.
+          draft_params: for ``draft``.
+        """
+        call = self._sources(params, source, source_segments, max_length, limits)
+        return self._found(params, call, key, draft_params)
+
+    def generate(
+        self,
+        params: Params,
+        prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
+        *,
+        max_length: int,
+        limits: Limits = None,
+        key: Key[Array, ""] | None = None,
+        draft_params: Params | None = None,
+    ) -> Hypotheses:
+        """What ``generate`` gives after prompts of any lengths, each as if it were alone; as a call."""
+        call = self._prompts(params, prompts, max_length, limits)
+        return self._found(params, call, key, draft_params)
 
     def stream(
         self,
@@ -84,79 +110,145 @@ class Bucketed:
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
         max_length: int,
+        limits: Limits = None,
         key: Key[Array, ""] | None = None,
         every: int = 1,
-    ) -> Iterator[Int[np.ndarray, "B n"]]:
-        """The tokens as they come, ``every`` at a time, greedy or drawn; rows that ended give padding.
+    ) -> Iterator[Piece]:
+        """The tokens [B n] as they come, ``every`` at a time, greedy or drawn; rows that ended give padding.
+
+        With a ``capture``, pairs: tokens, and the weights [B M N n S] of the steps that predicted them.
 
         Raises:
           ValueError: the options ask for a search that does not go token by token.
         """
-        arrays, size = self._fill(source, source_segments, max_length)
-        for tokens in self._stream(params, *arrays, key, size, every):
-            yield tokens[: source.shape[0]]
+        call = self._sources(params, source, source_segments, max_length, limits)
+        return self._pieces(params, call, key, every)
+
+    def stream_generate(
+        self,
+        params: Params,
+        prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
+        *,
+        max_length: int,
+        limits: Limits = None,
+        key: Key[Array, ""] | None = None,
+        every: int = 1,
+    ) -> Iterator[Piece]:
+        """What ``generate`` gives as it comes, as in ``stream``."""
+        return self._pieces(params, self._prompts(params, prompts, max_length, limits), key, every)
 
     @property
     def compilations(self) -> int:
         """How many buckets were compiled, of whole searches."""
         return self._search._cache_size()
 
-    def _fill(self, source, segments, max_length: int):
-        B, S = source.shape
-        source, size = np.asarray(source), _size(max_length, self.targets)
+    def _found(self, params: Params, call: "_Call", key: Any, draft_params: Any) -> Hypotheses:
+        # Cut on the host, where another size is no other program.
+        found = jax.device_get(
+            self._search(params, call.inputs, call.limits, key, draft_params, max_length=call.size)
+        )
+        B, T, S = call.shape
+        weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
+        return Hypotheses(found.tokens[:B, :, :T], found.scores[:B], found.lengths[:B], weights)
+
+    def _pieces(self, params: Params, call: "_Call", key: Any, every: int) -> Iterator[Piece]:
+        B, _, S = call.shape
+        for tokens, weights in self._stream(
+            params, call.inputs, call.limits, key, call.size, every
+        ):
+            yield tokens[:B] if weights is None else (tokens[:B], weights[:B, ..., :S])
+
+    def _sources(self, params, source, segments, max_length: int, limits: Any) -> "_Call":
+        (B, S), (most, _) = source.shape, self._longest(params)
         segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments)
-        more = ((0, _size(B, self.rows) - B), (0, _size(S, self.sources) - S))
-        limits = np.pad(np.full(B, max_length, np.int32), more[0])
-        source, segments = (np.pad(x.astype(np.int32), more) for x in (source, segments))
+        more = (0, _size(B, self.rows) - B), (0, _size(S, self.sources, most) - S)
+        source, segments = (np.pad(np.asarray(x, np.int32), more) for x in (source, segments))
         # A source of nothing but padding would be read as NaN by some kernels of other libraries.
         segments[B:, 0] = 1
-        return (source, segments, limits), size
+        start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
+        return self._call(params, _Sources(source, segments), (B, max_length, S), start, limits)
 
-
-class _Stream:
-    """The loop of ``OneByOne`` in pieces, each a call of one compiled function."""
-
-    def __init__(self, build: functional.Build, options: dict[str, Any]):
-        self.options = options
-        steering = tuple(options.get("processors", ()))
-        ids = {n: v for n, v in options.items() if n not in ("processors", "capture")}
-
-        def loop(params, limits, key, max_length: int) -> tuple[Any, OneByOne]:
-            model = functional.bind(build, params)
-            target = Target(len(limits), max_length, limits, **ids)
-            return model, OneByOne(model.step, target, steering, key=key)
-
-        @partial(jax.jit, static_argnames="max_length")
-        def begin(params, source, segments, limits, key, max_length):
-            model, parts = loop(params, limits, key, max_length)
-            return parts.begin(model.start(source, segments, 1, parts.target.room))
-
-        @partial(jax.jit, static_argnames="max_length", donate_argnames="run")
-        def go_on(params, run: Run, limits, key, until, max_length):
-            _, parts = loop(params, limits, key, max_length)
-            run = jax.lax.while_loop(
-                lambda r: parts.unfinished(r) & (r.length < until), parts.advance, run
+    def _prompts(self, params, prompts, max_length: int, limits: Any) -> "_Call":
+        if self._prefix is not None:
+            raise ValueError(
+                "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
             )
-            return run, parts.unfinished(run)
+        rows = [np.asarray(row).tolist() for row in prompts]
+        B, (_, most) = len(rows), self._longest(params)
+        most = None if most is None else most - max_length + 1
+        width = _size(max(map(len, rows)), self.sources, most)
+        prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
+        return self._call(params, _Prompts(prefix, lengths), (B, max_length, None), width, limits)
 
-        self._begin, self._go_on = begin, go_on
+    def _call(self, params, inputs: Any, shape: Any, start: int, limits: Any) -> "_Call":
+        B, T, _ = shape
+        given = np.minimum(T if limits is None else np.asarray(limits), T)
+        if given.shape not in ((), (B,)):
+            raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
+        limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
+        _, most = self._longest(params)
+        most = None if most is None else most - start + 1
+        return _Call(inputs, limits, _size(T, self.targets, most), shape)
 
-    def __call__(self, params, source, segments, limits, key, max_length, every) -> Iterator:
-        if others := self.options.keys() & {"beams", "candidates", "draft"}:
-            raise ValueError(f"a stream has no {others.pop()}: it goes one token after the other.")
-        if every < 1:
-            raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
-        run = self._begin(params, source, segments, limits, key, max_length=max_length)
-        unfinished = bool(np.any(limits > 0))
-        while unfinished:
-            before = int(run.length)
-            until = jnp.int32(before + every)
-            run, more = self._go_on(params, run, limits, key, until, max_length=max_length)
-            unfinished = bool(more)
-            yield np.asarray(run.tokens)[:, 0, before : int(run.length)]
+    def _longest(self, params: Params) -> tuple[int | None, int | None]:
+        """The longest source, and the longest text that may be read, that the model has positions for."""
+        if self._known is None:
+            known: list[Any] = []  # nothing is computed for it
+
+            def ask(params):
+                model = functional.bind(self._build, params)
+                known.append(getattr(model, "longest", (None, None)))
+
+            jax.eval_shape(ask, params)
+            source, target = known[0]
+            read_last = self._candidates > 1
+            self._known = source, None if target is None else target - read_last
+        return self._known
 
 
-def _size(count: int, sizes: Sequence[int]) -> int:
-    """The next size, or multiple of the largest."""
+class _Sources(NamedTuple):
+    """What ``translate`` reads."""
+
+    source: Int[AnyArray, "B S"]
+    segments: Int[AnyArray, "B S"]
+
+    def search(self, model: Any, **call: Any) -> Hypotheses:
+        return translate(model, *self, **call)
+
+    def target(self) -> dict[str, Any]:
+        return {}
+
+    def start(self, model: Any, room: int) -> Any:
+        return model.start(*self, 1, room)
+
+
+class _Prompts(NamedTuple):
+    """What ``generate`` goes on with."""
+
+    prefix: Int[AnyArray, "B P"]
+    lengths: Int[AnyArray, " B"]
+
+    def search(self, model: Any, **call: Any) -> Hypotheses:
+        return generate(model, batch=len(self.prefix), **self.target(), **call)
+
+    def target(self) -> dict[str, Any]:
+        return {"prefix": self.prefix, "prefix_lengths": self.lengths}
+
+    def start(self, model: Any, room: int) -> Any:
+        return model.start(len(self.prefix), 1, room)
+
+
+class _Call(NamedTuple):
+    """One call, filled up. ``shape``: rows, target length and source length as they were asked for."""
+
+    inputs: _Sources | _Prompts
+    limits: Int[np.ndarray, " B"]
+    size: int
+    shape: tuple[int, int, int | None]
+
+
+def _size(count: int, sizes: Sequence[int], most: int | None = None) -> int:
+    """The next size, or multiple of the largest; no more than ``most``, unless there are more already."""
     place = bisect.bisect_left(sizes, count)
-    return sizes[place] if place < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
+    size = sizes[place] if place < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
+    return size if most is None else max(count, min(size, most))

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import processors as steering
 from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured
 from crossattn.decode.greedy import log_p_of
@@ -37,7 +36,8 @@ def contrastive_search(
 
     Args:
       model: with ``advance`` (``step`` before the output layer) and ``logits``.
-      states: what the model's ``start`` made for ``candidates`` beams and ``Target.room`` positions.
+      states: what the model's ``start`` made for ``candidates`` beams and ``Target.room + 1`` positions, for
+        the last token is read too, to be compared.
       candidates: the k most likely tokens are compared; 1 is greedy.
       alpha: 0 is greedy; larger repeats less.
       processors: what to forbid or reweigh.
@@ -58,7 +58,7 @@ def contrastive_search(
     search = _Contrast(model, Target(**target), candidates, alpha, tuple(processors), capture)
     end = jax.lax.while_loop(search.unfinished, search.advance, search.begin(states))
     tokens = end.tokens[..., search.target.start :]
-    return Hypotheses.of(tokens, end.scores[:, None], search.target.pad_id, end.weights)
+    return Hypotheses.of(tokens, end.scores[:, None], end.lengths[:, None], end.weights)
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +68,7 @@ class _Run:
 
     Attributes:
       path: [B X], which candidate each token was.
+      lengths: how many tokens of each row were generated, its end included.
       vectors: [B X D], of unit length.
       logits, seen: of the next token, and the attention that made them.
     """
@@ -78,6 +79,7 @@ class _Run:
     vectors: Float[Array, "B X D"]
     logits: Float[Array, "B V"]
     scores: Float[Array, " B"]
+    lengths: Int[Array, " B"]
     done: Bool[Array, " B"]
     states: Any
     seen: Float[Array, "B 1 1 M N S"] | None
@@ -110,6 +112,7 @@ class _Contrast:
             vectors=jnp.concatenate([_unit(hidden), room], axis=1),
             logits=self.model.logits(hidden[:, -1]).astype(jnp.float32),
             scores=jnp.zeros((B,), jnp.float32),
+            lengths=jnp.zeros((B,), jnp.int32),
             done=jnp.broadcast_to(target.most() < 1, (B,)),
             states=states,
             seen=seen,
@@ -123,9 +126,7 @@ class _Contrast:
     def advance(self, run: _Run) -> _Run:
         """Tries the likeliest tokens, and keeps one of each row."""
         target, k, put = self.target, self.candidates, jax.lax.dynamic_update_slice_in_dim
-        steered = steering.apply(
-            self.processors, run.logits[:, None], run.tokens, run.length, target.start
-        )[:, 0]
+        steered = target.steer(self.processors, run.logits[:, None], run.tokens, run.length)[:, 0]
         best, tokens = topk.top_k(steered, k)
         path = put(jnp.repeat(run.path[:, None], k, axis=1), _places(best), run.length, axis=2)
         hidden, states, [seen] = captured(
@@ -153,6 +154,7 @@ class _Contrast:
             vectors=put(run.vectors, _unit(kept(hidden)), run.length, axis=1),
             logits=self.model.logits(kept(hidden)[:, 0]).astype(jnp.float32),
             scores=jnp.where(run.done, run.scores, run.scores + log_p),
+            lengths=run.lengths + ~run.done,
             done=run.done | target.ended(token) | (count + 1 >= target.most()),
             states=states,
             seen=None if seen is None else kept(seen),

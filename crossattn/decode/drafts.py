@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import processors as steering
 from crossattn.decode import topk
 from crossattn.decode.greedy import most_likely
 from crossattn.decode.processors import Processor
@@ -17,11 +16,11 @@ from crossattn.types import AnyArray, Array, Float, Int
 
 
 class Known(NamedTuple):
-    """What a draft is given: sequences of unlike length, and how the target will choose."""
+    """What a draft is given: sequences of unlike length, and how their tokens will be chosen."""
 
     tokens: Int[Array, "B 1 X"]
     lengths: Int[Array, " B"]
-    start: int
+    target: Target
     processors: Sequence[Processor]
     key: Any
 
@@ -39,7 +38,7 @@ class Draft(Protocol):
     def guess(
         self, known: Known, carried: Any
     ) -> tuple[Int[Array, "B K"], Float[Array, "B K V"] | None, Any]:
-        """Tokens, the distributions that they were drawn from (None: they were sure), what it carries."""
+        """Tokens, the distributions that they are from (None: they were sure), what it carries."""
         ...
 
 
@@ -72,9 +71,7 @@ class ModelDraft:
             last = jnp.take_along_axis(tokens, lengths[:, None, None] - 1, axis=2)
             logits, states = step(last, states, lengths - 1)
             logits = logits[:, :, 0].astype(jnp.float32)
-            logits = steering.apply(
-                known.processors, logits, tokens, lengths[:, None], known.start
-            )[:, 0]
+            logits = known.target.steer(known.processors, logits, tokens, lengths[:, None])[:, 0]
             if known.key is None:
                 token = most_likely(logits)[0]
             else:
@@ -89,8 +86,7 @@ class ModelDraft:
             one, (known.tokens, states), jnp.arange(self.lookahead + 1)
         )
         tokens = jnp.moveaxis(tokens, 0, 1)[:, :-1]
-        drawn = None if known.key is None else jnp.moveaxis(drawn, 0, 1)[:, :-1]
-        return tokens, drawn, states
+        return tokens, jnp.moveaxis(drawn, 0, 1)[:, :-1], states
 
 
 @dataclass(frozen=True)

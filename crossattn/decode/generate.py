@@ -36,21 +36,43 @@ def translate(
         without; and what else those and ``Target`` take.
 
     Raises:
-      ValueError: two searches are asked for at once.
+      ValueError: two searches are asked for at once, or source or target do not fit the model.
     """
     places, search = _search(model, **options)
     target = dict(batch=source.shape[0], max_length=max_length)
     if source_segments is not None:
         source_segments = jnp.asarray(source_segments)
-    room = _room(target, options)
-    return search(model.start(jnp.asarray(source), source_segments, places, room), **target)
+    source, room = jnp.asarray(source), _room(target, options)
+    states = model.start(source, source_segments, places, room, **_ahead(options))
+    return search(states, **target)
 
 
-def generate(model: Any, *, batch: int, max_length: int, **options: Any) -> Hypotheses:
-    """Text of a decoder-only model, after ``prefix`` or a ``bos_id``; options as in ``translate``."""
+def generate(
+    model: Any,
+    *,
+    batch: int,
+    max_length: int,
+    memory: Float[AnyArray, "B S M"] | None = None,
+    memory_segments: Int[AnyArray, "B S"] | None = None,
+    **options: Any,
+) -> Hypotheses:
+    """Text of a decoder-only model, after ``prefix`` or a ``bos_id``; options as in ``translate``.
+
+    Args:
+      memory: the vectors that a ``Decoder`` with a ``memory_dim`` reads; padding has segment 0.
+
+    Raises:
+      ValueError: two searches are asked for at once, there is a memory where none is read or none where
+        one is, or the text does not fit the model.
+    """
     places, search = _search(model, **options)
     target = dict(batch=batch, max_length=max_length)
-    return search(model.start(batch, places, _room(target, options)), **target)
+    given = {"memory": memory, "memory_segments": memory_segments}
+    reads = {name: jnp.asarray(x) for name, x in given.items() if x is not None}
+    if memory is not None and len(memory) != batch:
+        raise ValueError(f"memory has {len(memory)} rows; expected as many as the batch, {batch}.")
+    states = model.start(batch, places, _room(target, options), **reads, **_ahead(options))
+    return search(states, **target)
 
 
 def _search(
@@ -86,9 +108,15 @@ def _search(
 
 
 def _room(target: dict[str, Any], options: dict[str, Any]) -> int:
-    """Positions of a cache; a draft's guesses stand there until they are verified."""
-    ahead = getattr(options.get("draft"), "lookahead", 0)
-    return Target(**target, prefix=options.get("prefix")).room + ahead
+    """Positions that are read; of candidates, the last token's too."""
+    room = Target(**target, prefix=options.get("prefix")).room
+    return room + (options.get("candidates", 1) > 1)
+
+
+def _ahead(options: dict[str, Any]) -> dict[str, int]:
+    """Room for guesses, which stand in a cache until they are verified; models need not know of it."""
+    draft = options.get("draft")
+    return {} if draft is None else {"ahead": draft.lookahead}
 
 
 def attention_of(
@@ -97,6 +125,7 @@ def attention_of(
     tokens: Int[AnyArray, "B T"],
     source_segments: Int[AnyArray, "B S"] | None = None,
     *,
+    lengths: Int[AnyArray, " B"] | None = None,
     bos_id: int = 1,
     pad_id: int = 0,
 ) -> Float[Array, "L B N T S"]:
@@ -107,16 +136,21 @@ def attention_of(
 
     Args:
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
+      lengths: how many tokens of each row there are, ``Hypotheses.lengths`` for one; None counts those
+        that are not ``pad_id``.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
     segments = jnp.ones_like(source) if source_segments is None else jnp.asarray(source_segments)
+    real = tokens != pad_id
+    if lengths is not None:
+        real = jnp.arange(tokens.shape[1]) < jnp.asarray(lengths)[:, None]
     bos = jnp.full((tokens.shape[0], 1), bos_id, tokens.dtype)
     target_in = jnp.concatenate([bos, tokens[:, :-1]], axis=1)
     _, weights = model.hidden(
         source,
         target_in,
         source_segments=segments,
-        target_segments=(tokens != pad_id).astype(jnp.int32),
+        target_segments=real.astype(jnp.int32),
         return_weights=True,
     )
     return weights

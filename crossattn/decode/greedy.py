@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import processors as steering
 from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured, room_for
 from crossattn.decode.hypotheses import Hypotheses
@@ -66,12 +65,14 @@ class Run:
       length: how many tokens there are, the prefix included.
       tokens: [B 1 X], prefix, generated tokens, padding.
       last: the newest token of each row.
+      lengths: how many tokens of each row were generated, its end included.
       weights: captured attention, or None.
     """
 
     length: Int[Array, ""]
     tokens: Int[Array, "B 1 X"]
     last: Int[Array, " B"]
+    lengths: Int[Array, " B"]
     scores: Float[Array, " B"]
     done: Bool[Array, " B"]
     states: Any
@@ -96,6 +97,7 @@ class OneByOne:
             length=jnp.int32(target.start),
             tokens=target.tokens(1),
             last=target.prefix[:, -1],
+            lengths=jnp.zeros((target.batch,), jnp.int32),
             scores=jnp.zeros((target.batch,), jnp.float32),
             done=jnp.broadcast_to(target.most() < 1, (target.batch,)),
             states=target.enter(self.step, states, 1),
@@ -124,6 +126,7 @@ class OneByOne:
                 run.tokens, best[:, None, None], run.length, axis=2
             ),
             last=best,
+            lengths=run.lengths + ~run.done,
             scores=jnp.where(run.done, run.scores, run.scores + log_p),
             done=done,
             states=states,
@@ -133,7 +136,7 @@ class OneByOne:
     def finish(self, run: Run) -> Hypotheses:
         """What was generated."""
         tokens = run.tokens[..., self.target.start :]
-        return Hypotheses.of(tokens, run.scores[:, None], self.target.pad_id, run.weights)
+        return Hypotheses.of(tokens, run.scores[:, None], run.lengths[:, None], run.weights)
 
     def _choose(
         self, logits: Float[Array, "B 1 V"], run: Run
@@ -141,7 +144,7 @@ class OneByOne:
         """The next token of each row, and its log-probability before any processing."""
         if self.key is None and not self.processors:
             return most_likely(logits[:, 0])
-        steered = steering.apply(self.processors, logits, run.tokens, run.length, self.target.start)
+        steered = self.target.steer(self.processors, logits, run.tokens, run.length)
         if self.key is None:
             chosen, _ = most_likely(steered[:, 0])
         else:

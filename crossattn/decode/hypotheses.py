@@ -16,7 +16,8 @@ class Hypotheses:
     Attributes:
       tokens: [B J T], end-of-sentence included where reached, then padding.
       scores: [B J], sums of log-probabilities, divided by the length penalty if one was asked for.
-      lengths: [B J], number of tokens before padding.
+      lengths: [B J], how many of the tokens were generated, the end included. What stands after them is
+        padding, whatever its number: it may be that of the end, or of a token of the text.
       weights: [B J M N T S], cross-attention of the layers and heads that ``Capture`` named; row t is the
         step that predicted token t, and 0 for padding. None if not asked for.
     """
@@ -31,15 +32,15 @@ class Hypotheses:
         cls,
         tokens: Int[Array, "B J T"],
         scores: Float[Array, "B J"],
-        pad_id: int,
+        lengths: Int[Array, "B J"],
         weights: Float[Array, "B J T M N S"] | None = None,
     ) -> "Hypotheses":
-        """Lengths counted from the tokens; weights as the loops keep them, padding cleared."""
-        real = tokens != pad_id
+        """From weights as the loops keep them; what they have of padding is cleared."""
         if weights is not None:
+            real = jnp.arange(tokens.shape[-1]) < lengths[..., None]
             weights = jnp.where(real[..., None, None, None], weights, 0)
             weights = jnp.moveaxis(weights, 2, 4)
-        return cls(tokens, scores, jnp.sum(real, axis=-1), weights)
+        return cls(tokens, scores, lengths, weights)
 
     def best(self, count: int = 1) -> "Hypotheses":
         """The first ``count`` of each row."""

@@ -20,15 +20,16 @@ class Context(NamedTuple):
     """What is known of a sequence.
 
     Attributes:
-      tokens: [X], the prefix, then what was generated; what stands after ``length`` means nothing.
+      tokens: [X], the row's own prefix without any padding, then what was generated; what stands after
+        ``length`` means nothing.
       length: how many tokens there are, prefix included.
-      start: how many of them are prefix.
+      start: how many of them are prefix; an array where prefixes are of unlike lengths.
       row: the row of the batch.
     """
 
     tokens: Int[Array, " X"]
     length: Int[Array, ""]
-    start: int
+    start: int | Int[Array, ""]
     row: Int[Array, ""]
 
     @property
@@ -46,14 +47,25 @@ def apply(
     tokens: Int[Array, "B J X"],
     length: Int[Array, "..."],
     start: int,
+    first: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B J V"]:
-    """Logits after all processors; ``length`` is one for all, or one a sequence [B J]."""
+    """Logits after all processors.
+
+    Args:
+      length: how many tokens there are, one number for all or one a sequence [B J].
+      start: how many of them are prefix.
+      first: how many of those are padding, on the left of each row; None is none.
+    """
     if not processors:
         return logits
 
     def one(logits, tokens, length, row):
+        own = Context(tokens, length, start, row)
+        if first is not None:
+            padding = first[row]
+            own = Context(jnp.roll(tokens, -padding), length - padding, start - padding, row)
         for processor in processors:
-            logits = processor(logits, Context(tokens, length, start, row))
+            logits = processor(logits, own)
         return logits
 
     each = None if length.ndim == 0 else 0  # a shared length stays a scalar, and comparisons cheap

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import processors as steering
 from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured, room_for
 from crossattn.decode.drafts import Draft, Known
@@ -52,7 +51,7 @@ def speculative(
     start, stop = loop.target.start, loop.target.start + loop.target.max_length
     weights = None if end.weights is None else end.weights[:, :, : stop - start]
     tokens = end.tokens[..., start:stop]
-    return Hypotheses.of(tokens, end.scores[:, None], loop.target.pad_id, weights)
+    return Hypotheses.of(tokens, end.scores[:, None], (end.lengths - start)[:, None], weights)
 
 
 @jax.tree_util.register_dataclass
@@ -104,7 +103,7 @@ class _Speculation:
         target, keys = self.target, [None, None]
         if self.key is not None:
             keys = jax.random.split(jax.random.fold_in(self.key, run.rounds))
-        known = Known(run.tokens, run.lengths, target.start, self.processors, keys[0])
+        known = Known(run.tokens, run.lengths, target, self.processors, keys[0])
         guessed, drawn, carried = self.draft.guess(known, run.carried)
         guessed = guessed.astype(jnp.int32)
         last = jnp.take_along_axis(run.tokens[:, 0], run.lengths[:, None] - 1, axis=1)
@@ -116,6 +115,11 @@ class _Speculation:
             run.lengths - 1,
         )
         logits = logits[:, 0].astype(jnp.float32)
+        if drawn is not None and drawn.shape[-1] != logits.shape[-1]:
+            raise ValueError(
+                f"the draft has {drawn.shape[-1]} tokens, the model {logits.shape[-1]}: a draft needs the "
+                "vocabulary of the model that verifies it."
+            )
         right, following = self._verify(self._steer(logits, guessed, run), guessed, drawn, keys[1])
         place = jnp.arange(guessed.shape[1] + 1)
         new = jnp.pad(guessed, ((0, 0), (0, 1)))
@@ -147,7 +151,7 @@ class _Speculation:
         tokens = _put(run.tokens[:, 0], guessed, run.lengths)
         tokens = jnp.repeat(tokens[:, None], logits.shape[1], axis=1)
         lengths = run.lengths[:, None] + jnp.arange(logits.shape[1])
-        return steering.apply(self.processors, logits, tokens, lengths, self.target.start)
+        return self.target.steer(self.processors, logits, tokens, lengths)
 
     def _verify(
         self,

@@ -129,7 +129,7 @@ def write(
     else:
         rules.append(sampling.temperature(temperature))
         found = sample(model.step, states, key=key, processors=rules, **options)
-    lengths = found.lengths[:, 0]
+    lengths = jnp.sum(found.tokens[:, 0] != tokens.end, axis=-1)
     return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.decode import processors as steering
+from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn, bare, beginning_at
-from crossattn.types import AnyArray, Array, Bool, Int
+from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Target:
         returned. All but the last enter the model in one step. Prompts of unlike lengths may be a list
         of lists; or an array with ``prefix_lengths``, each row's own tokens at its right end.
       prefix_lengths: how many tokens of each row of the prefix are its own, [B], 1 or more; what stands
-        to the left of them is not read. None: all of them. May be traced.
+        to the left of them is not read, by the model or by a processor. None: all of them. May be traced.
       bos_id: the first input token (the ``decoder_start_token_id`` of other libraries).
       eos_id: what ends a sequence: a token, or several.
       pad_id: what follows the end.
@@ -47,8 +49,8 @@ class Target:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
         prefix, lengths = self.bos_id if self.prefix is None else self.prefix, self.prefix_lengths
-        if lengths is None:
-            prefix, lengths = _right_aligned(prefix, self.pad_id)
+        if lengths is None and _ragged(prefix):
+            prefix, lengths = right_aligned(prefix, max(map(len, prefix)), self.pad_id)
         prefix = jnp.atleast_1d(jnp.asarray(prefix, jnp.int32))
         if (
             prefix.ndim > 2
@@ -71,8 +73,8 @@ class Target:
 
     @property
     def room(self) -> int:
-        """Positions that a cache needs."""
-        return self.start + self.max_length
+        """Positions that a cache needs: the last token that is generated is never read."""
+        return self.start + self.max_length - 1
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -100,6 +102,17 @@ class Target:
         lengths = self.start if self.prefix_lengths is None else self.prefix_lengths
         return jnp.broadcast_to(self.start - jnp.asarray(lengths, jnp.int32), (self.batch,))
 
+    def steer(
+        self,
+        processors: Sequence[Processor],
+        logits: Float[Array, "B J V"],
+        tokens: Int[Array, "B J X"],
+        length: Int[Array, "..."],
+    ) -> Float[Array, "B J V"]:
+        """Logits after all processors, which see of each row only what is its own."""
+        first = None if self.prefix_lengths is None else self.first
+        return steering.apply(processors, logits, tokens, length, self.start, first)
+
     def ready(self, states: Any) -> Any:
         """States that have read nothing yet, told where each row begins."""
         return states if self.prefix_lengths is None else beginning_at(states, self.first)
@@ -114,17 +127,26 @@ class Target:
         return bare(states)
 
 
-def _right_aligned(prefix: Any, pad_id: int) -> tuple[Any, Any]:
-    """Lists of unlike lengths as an array and their lengths; anything else as it is, and None."""
+def right_aligned(
+    rows: Sequence[Sequence[int]], width: int, pad_id: int = 0
+) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
+    """Rows of unlike lengths as an array, each at its right end, and their lengths.
+
+    Raises:
+      ValueError: a row is empty.
+    """
+    lengths = np.array([len(row) for row in rows], np.int32)
+    if not lengths.all():
+        raise ValueError(f"prefix {lengths.argmin()} is empty; expected 1 token or more.")
+    filled = [[pad_id] * (width - len(row)) + list(row) for row in rows]
+    return np.array(filled, np.int32), lengths
+
+
+def _ragged(prefix: Any) -> bool:
+    """Whether it is lists of unlike lengths."""
     if not isinstance(prefix, Sequence) or not all(isinstance(row, Sequence) for row in prefix):
-        return prefix, None
-    lengths = [len(row) for row in prefix]
-    if len(set(lengths)) <= 1:
-        return prefix, None
-    if not min(lengths):
-        raise ValueError(f"prefix {lengths.index(0)} is empty; expected 1 token or more.")
-    width = max(lengths)
-    return np.array([[pad_id] * (width - len(row)) + list(row) for row in prefix]), lengths
+        return False
+    return len({len(row) for row in prefix}) > 1
 
 
 def token_ids(ids: int | Sequence[int] | AnyArray) -> Int[Array, " n"]:

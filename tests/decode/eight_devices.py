@@ -7,11 +7,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import crossattn as xa
-from crossattn.decode import Capture, ModelDraft, sampling, speculative, translate
+from crossattn.decode import Capture, ModelDraft, generate, sampling, speculative, translate
 from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
-from tests.decode.translators import SOURCE, translator
+from tests.decode.translators import SOURCE, language_model, translator
 
 BATCH = np.concatenate([SOURCE, SOURCE[:, ::-1], SOURCE[:2] // 2 + 3])
+LENGTHS = np.array([6, 2, 3, 6, 1, 4, 5, 2])
 
 
 def drafted(model, source):
@@ -21,15 +22,23 @@ def drafted(model, source):
     return speculative(model.step, start(), draft=draft, batch=len(BATCH), max_length=7)
 
 
+def text(model, prompts):
+    """A decoder-only model goes on with prompts of unlike lengths."""
+    return generate(model, batch=len(BATCH), prefix=prompts, prefix_lengths=LENGTHS, max_length=7)
+
+
 SEARCHES = {
+    "greedy": {},
+    "contrastive": {"candidates": 3, "prefix": (1, 4)},
     "beams": {"beams": 3, "prefix": (1, 4), "capture": Capture((0,))},
     "sample": {"key": jax.random.key(0), "processors": [sampling.top_k(5), sampling.top_p(0.9)]},
     "speculative": drafted,
+    "text": text,
 }
 
 
 def compare(options):
-    build, params = translator(decoder_layers=1)
+    build, params = language_model() if options is text else translator(decoder_layers=1)
     mesh = make_mesh(MeshConfig(data=4, tensor=2))
 
     def call(params, source):

@@ -73,7 +73,12 @@ def penalised(score, length, alpha):
 
 
 def plain_beam_search(next_log_p, beams, length, alpha):
-    """Beam search over Python lists, without early stop: [(tokens, score)], best first.
+    """The J best hypotheses of ``plain_finished``."""
+    return plain_finished(next_log_p, beams, length, alpha)[:beams]
+
+
+def plain_finished(next_log_p, beams, length, alpha):
+    """Beam search over Python lists, without early stop: all [(tokens, score)], best first.
 
     ``next_log_p`` gives log-probabilities [V] of the token after a tuple of tokens. Of the 2 J best
     continuations those that end are kept aside and the J best others live on.
@@ -90,4 +95,4 @@ def plain_beam_search(next_log_p, beams, length, alpha):
         done += [child for child in children if child[0][-1] == EOS]
         live = [child for child in children if child[0][-1] != EOS][:beams]
     found = [(tokens, penalised(s, len(tokens), alpha)) for tokens, s in done + live]
-    return sorted(found, key=lambda pair: -pair[1])[:beams]
+    return sorted(found, key=lambda pair: -pair[1])

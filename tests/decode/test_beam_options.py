@@ -1,13 +1,15 @@
 """Beam search under other rules: of transformers, of groups, of coverage, of constraints and limits."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from crossattn.decode import beam_search, constraints, penalties, stopping
+from crossattn.decode import Capture, beam_search, constraints, penalties, stopping
+from crossattn.ops.memory import Memory
 
 from . import markov
 from .markov import BOS, EOS, Markov
@@ -160,8 +162,8 @@ def test_the_best_of_n_are_the_first():
     np.testing.assert_array_equal(first.tokens, found.tokens[:, :2])
 
 
-def plain_groups(model, groups, size, diversity, length):
-    """Diverse beam search over lists: [(tokens, score)] of all groups, best first; alpha 0."""
+def plain_groups(model, groups, size, diversity, length, alpha):
+    """Diverse beam search over lists: [(tokens, score)] of all groups, best first."""
     live = [[((), 0.0)] for _ in range(groups)]
     done = [[] for _ in range(groups)]
     for step in range(length):
@@ -176,6 +178,7 @@ def plain_groups(model, groups, size, diversity, length):
             children.sort(key=lambda child: -child[2])
             children = [child[:2] for child in children[: 2 * size]]
             ended = [c for c in children if c[0][-1] == EOS or step == length - 1]
+            ended = [(tokens, markov.penalised(s, len(tokens), alpha)) for tokens, s in ended]
             done[g] = sorted(done[g] + ended, key=lambda c: -c[1])[:size]
             going = [c for c in children if c[0][-1] != EOS]
             live[g] = sorted(going, key=lambda c: -c[1])[:size]
@@ -184,14 +187,62 @@ def plain_groups(model, groups, size, diversity, length):
     return sorted(sum(done, []), key=lambda c: -c[1])
 
 
-@pytest.mark.parametrize(("groups", "size"), [(2, 2), (3, 1)])
-def test_groups_find_what_plain_diverse_beam_search_finds(groups, size):
+@pytest.mark.parametrize(
+    ("groups", "size", "alpha"), [(2, 2, 0.0), (3, 1, 0.0), (2, 2, 1.0), (3, 1, 2.5)]
+)
+def test_groups_find_what_plain_diverse_beam_search_finds(groups, size, alpha):
     for seed in range(3):
         model = Markov(seed, vocab=8, length=5)
-        found = search(model, beams=groups * size, groups=groups, diversity=0.7, length_penalty=0.0)
-        expected = plain_groups(model, groups, size, 0.7, 5)
+        options = dict(groups=groups, diversity=0.7, length_penalty=alpha)
+        found = search(model, beams=groups * size, **options)
+        expected = plain_groups(model, groups, size, 0.7, 5, alpha)
         assert [t for t, _ in read(found)] == [t for t, _ in expected]
         np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+
+
+class Reader(Markov):
+    """A model that attends too: ``attention`` [T V S], at step t after token i."""
+
+    def __init__(self, seed, sources=4, **shape):
+        super().__init__(seed, **shape)
+        rng = np.random.default_rng(seed + 100)
+        self.attention = rng.dirichlet(np.full(sources, 0.4), (self.length, self.vocab))
+        self.valid = np.arange(sources) < sources - 1
+
+    def states(self, batch, beams):
+        shape = (batch, len(self.valid), 1, 1)
+        valid = jnp.broadcast_to(self.valid, shape[:2])
+        source = Memory(jnp.zeros(shape), jnp.zeros(shape), valid)
+        return tuple(replace(s, source=source) for s in super().states(batch, beams))
+
+    def table_step(self, tokens, states, index, return_weights=False):
+        logits, states = super().table_step(tokens, states, index)
+        times = jnp.minimum(index + jnp.arange(tokens.shape[-1]), self.length - 1)
+        seen = jnp.asarray(self.attention, jnp.float32)[times, tokens]  # [B J T S]
+        heads = jnp.stack([seen, 1 - seen], axis=2)
+        weights = heads if return_weights else None
+        return logits, tuple(replace(s, weights=weights) for s in states)
+
+    def cost(self, tokens, beta):
+        """Of a finished hypothesis, by the paper's equation 14."""
+        read = zip(range(len(tokens)), (BOS, *tokens[:-1]), strict=True)
+        covered = sum(self.attention[t, i] for t, i in read)
+        return beta * np.log(np.minimum(covered, 1.0))[self.valid].sum()
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(0.2, 0.0), (1.0, 0.6), (5.0, 1.0)])
+def test_coverage_finds_what_a_plain_search_with_its_cost_finds(beta, alpha):
+    coverage = penalties.Coverage(beta, Capture(layers=(0,), heads=(0,)))
+    moved = 0
+    for seed in range(3):
+        model = Reader(seed, vocab=8, length=5, eos_bonus=0.5)
+        found = search(model, beams=3, coverage=coverage, length_penalty=alpha)
+        next_log_p = functools.partial(table_row, model)
+        every = markov.plain_finished(next_log_p, 3, 5, alpha)
+        costly = [(tokens, score + model.cost(tokens, beta)) for tokens, score in every]
+        same(found, 0, sorted(costly, key=lambda pair: -pair[1])[:3])
+        moved += [tokens for tokens, _ in every[:3]] != [tokens for tokens, _ in read(found)]
+    assert moved, "coverage should matter"
 
 
 def test_more_diversity_says_more_different_things():

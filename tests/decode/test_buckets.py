@@ -13,14 +13,19 @@ from crossattn.decode import (
     ModelDraft,
     PromptLookup,
     constraints,
+    generate,
     sampling,
     translate,
 )
 
-from .translators import LENGTH, SEGMENTS, SOURCE, bound, translator
+from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
 
 BUILD, PARAMS = translator(decoder_layers=1)
 SIZES = dict(rows=(2, 4), sources=(8, 16), targets=(8,))
+PROMPTS = [[1, 5, 9, 4, 12], [1, 7], [1, 3, 8]]
+
+
+STEERING = [sampling.repetition_penalty(1.2)]
 
 
 @contextlib.contextmanager
@@ -43,16 +48,17 @@ def sources(rows, length, seed=0):
     return np.random.default_rng(seed).integers(3, 16, (rows, length)).astype(np.int32)
 
 
-def test_one_program_is_compiled_for_each_bucket_of_lengths():
-    run = Bucketed(BUILD, **SIZES)
-    shapes = [(3, 5, 7), (4, 8, 8), (3, 6, 2), (1, 7, 8), (2, 3, 5), (4, 9, 8), (3, 16, 3)]
-    buckets = {(2 if B <= 2 else 4, 8 if S <= 8 else 16) for B, S, _ in shapes}
+@pytest.mark.parametrize("options", [{}, {"beams": 2}], ids=["greedy", "beams"])
+def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
+    run = Bucketed(BUILD, **{**SIZES, "targets": (4, 8)}, **options)
+    shapes = [(3, 5, 7), (4, 8, 8), (3, 6, 5), (1, 7, 8), (2, 3, 5), (4, 9, 8), (3, 16, 6)]
+    shapes += [(3, 7, 4), (4, 4, 1), (4, 8, 3)]
     with compilations() as compiled:
         for B, S, T in shapes:
-            run(PARAMS, sources(B, S), max_length=T)
-    assert run.compilations == len(buckets) == 3
-    searches = len(compiled)
-    assert searches == 3
+            found = run(PARAMS, sources(B, S), max_length=T)
+            assert found.tokens.shape == (B, options.get("beams", 1), T)
+    # Those of (rows, sources, targets) 4 8 8, 2 8 8, 4 16 8 and 4 8 4.
+    assert run.compilations == len(compiled) == 4
     with compilations() as compiled:
         for seed, (B, S, T) in enumerate(shapes):
             run(PARAMS, sources(B, S, seed), max_length=T)
@@ -133,6 +139,78 @@ def test_a_stream_compiles_two_programs_and_no_more():
     with compilations() as compiled:
         list(run.stream(PARAMS, SOURCE[::-1], SEGMENTS[::-1], max_length=LENGTH - 1, every=2))
     assert compiled == []
+
+
+def test_a_call_may_limit_its_rows():
+    limits = np.array([2, 9, 0])
+    run = Bucketed(BUILD, **SIZES, eos_id=15)
+    found = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=limits)
+    free = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH)
+    assert found.lengths[:, 0].tolist() == [2, free.lengths[1, 0], 0]
+    for row, limit in enumerate(limits):
+        np.testing.assert_array_equal(found.tokens[row, 0, :limit], free.tokens[row, 0, :limit])
+        assert not found.tokens[row, 0, limit:].any()
+    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=limits))
+    streamed = np.concatenate(pieces, axis=1)
+    np.testing.assert_array_equal(streamed, found.tokens[:, 0, : streamed.shape[1]])
+    same = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=3)
+    np.testing.assert_array_equal(same.tokens[..., :3], free.tokens[..., :3])
+    assert same.lengths.max() == 3 and run.compilations == 1
+    with pytest.raises(
+        ValueError, match=r"limits has shape \(2,\); expected \[\] or \[B\] = \[3\]"
+    ):
+        run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=[1, 2])
+
+
+@pytest.mark.parametrize("name", ["limits", "max_length", "key"])
+def test_what_belongs_to_a_call_is_no_option(name):
+    with pytest.raises(ValueError, match=f"{name} is an option of Bucketed; give it to each call"):
+        Bucketed(BUILD, **{name: 3})
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_stream_brings_the_attention_of_its_tokens(every):
+    run = Bucketed(BUILD, **SIZES, capture=Capture((0,), (1,)), beams=1, eos_id=15, pad_id=15)
+    options = dict(max_length=LENGTH, limits=np.array([5, 2, 7]))
+    whole = run(PARAMS, SOURCE, SEGMENTS, **options)
+    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, every=every, **options))
+    tokens = np.concatenate([piece[0] for piece in pieces], axis=1)
+    weights = np.concatenate([piece[1] for piece in pieces], axis=3)
+    longest = int(whole.lengths.max())
+    assert weights.shape == (3, 1, 1, longest, 6) and whole.lengths.min() < longest
+    np.testing.assert_array_equal(tokens, whole.tokens[:, 0, :longest])
+    np.testing.assert_allclose(weights, whole.weights[:, 0, ..., :longest, :], atol=1e-6)
+
+
+def test_prompts_are_bucketed_too():
+    build, params = language_model(layers=1)
+    run = Bucketed(build, rows=(4,), sources=(4, 8), targets=(8,), processors=STEERING)
+    call = jax.jit(
+        lambda p: generate(
+            bound((build, p)), batch=3, prefix=PROMPTS, max_length=LENGTH, processors=STEERING
+        )
+    )
+    plain = jax.device_get(call(params))
+    with compilations() as compiled:
+        found = run.generate(params, PROMPTS, max_length=LENGTH)
+        again = run.generate(params, PROMPTS[::-1] + [[6] * 7], max_length=LENGTH - 1)
+    assert len(compiled) == run.compilations == 1
+    for name in ("tokens", "lengths"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
+    np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-3)
+    np.testing.assert_array_equal(again.tokens[:3], plain.tokens[::-1, :, :-1])
+    pieces = list(run.stream_generate(params, PROMPTS, max_length=LENGTH, every=2))
+    streamed = np.concatenate(pieces, axis=1)
+    np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
+    assert streamed.shape[1] == plain.lengths.max()
+
+
+def test_prompts_that_cannot_be_are_refused():
+    build, params = language_model(layers=1)
+    with pytest.raises(ValueError, match="prefix 1 is empty"):
+        Bucketed(build, **SIZES).generate(params, [[1, 2], []], max_length=3)
+    with pytest.raises(ValueError, match="prefix is an option of this Bucketed"):
+        Bucketed(build, prefix=(1, 2)).generate(params, [[1, 2]], max_length=3)
 
 
 def test_what_cannot_be_streamed_is_refused():

@@ -10,6 +10,7 @@ import pytest
 from crossattn.decode import (
     Capture,
     ModelDraft,
+    PromptLookup,
     attention_of,
     constraints,
     generate,
@@ -42,7 +43,8 @@ SEARCHES = {
     "sample": {"key": jax.random.key(0)},
     "beams": {"beams": 3, "prefix": (1, 4, 3), "processors": [constraints.ban(5)]},
     "groups": {"beams": 4, "groups": 2},
-    "contrastive": {"candidates": 3},
+    "contrastive": {"candidates": 3, "prefix": (1, 4, 3)},
+    "lookup": {"draft": PromptLookup(jnp.asarray(SOURCE), 3)},
     "speculative": drafted,
 }
 

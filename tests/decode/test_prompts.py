@@ -1,14 +1,24 @@
 """Prompts of unlike lengths in one batch: each row says what it says alone."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import ModelDraft, PromptLookup, generate, translate
+from crossattn.decode import (
+    ModelDraft,
+    PromptLookup,
+    constraints,
+    generate,
+    sampling,
+    translate,
+)
 from crossattn.decode.target import Target
 
-from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
+from .markov import EOS
+from .translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
 
 PROMPTS = [[1, 5, 9, 4, 12], [1, 7], [1, 3, 8]]
 SEARCHES = {"beams": dict(beams=3), "candidates": dict(candidates=3)}
@@ -28,7 +38,8 @@ def written(pair, prompts, **options):
 def check(pair, **options):
     together = written(pair, PROMPTS, **options)
     alone = written(pair, PROMPTS[1:2], **options)
-    np.testing.assert_array_equal(together.tokens[1], alone.tokens[0])
+    for name in ("tokens", "lengths"):
+        np.testing.assert_array_equal(getattr(together, name)[1], getattr(alone, name)[0])
     np.testing.assert_allclose(together.scores[1], alone.scores[0], rtol=1e-4)
     return together
 
@@ -44,6 +55,75 @@ def test_a_row_says_what_it_says_alone(positions):
 )
 def test_whatever_the_search(search, scan):
     check(language_model(scan=scan), **SEARCHES[search])
+
+
+def whole(logits, context):
+    """A processor of one's own, that reads everything it is given."""
+    own = jax.numpy.arange(len(context.tokens)) < context.length
+    told = jax.numpy.sum(jax.numpy.where(own, context.tokens, 0)) + 7 * context.start
+    return logits + jax.numpy.sin(told + context.length * jax.numpy.arange(len(logits)))
+
+
+TABLE = np.tri(4, V, 8, dtype=bool)
+PROCESSORS = {
+    "ban": constraints.ban([3, 4]),
+    "ban_first": constraints.ban_first([3, EOS]),
+    "allow": constraints.allow([3, 5, EOS]),
+    "allow_where": constraints.allow_where(TABLE),
+    "ban_ngrams": constraints.ban_ngrams([[EOS, 1, 7, 6], [EOS, EOS, 1, 7, 6, 3], [6, 7], [8]]),
+    "no_repeat_ngram 1": constraints.no_repeat_ngram(1),
+    "no_repeat_ngram 2": constraints.no_repeat_ngram(2),
+    "no_repeat_ngram 3": constraints.no_repeat_ngram(3),
+    "min_length": constraints.min_length(3, EOS),
+    "max_length": constraints.max_length(3, EOS),
+    "force": constraints.force({1: 8}),
+    "temperature": sampling.temperature(0.7),
+    "top_k": sampling.top_k(4),
+    "top_p": sampling.top_p(0.5),
+    "min_p": sampling.min_p(0.2),
+    "repetition_penalty": sampling.repetition_penalty(1.5),
+    "one's own": whole,
+}
+
+
+@functools.cache
+def steered(rows):
+    """What each processor makes of these rows' logits, of two beams after 0 and 2 words."""
+    logits = np.random.default_rng(0).normal(size=(3, 2, V)).astype(np.float32)[list(rows)]
+    target = Target(len(rows), LENGTH, prefix=[PROMPTS[row] for row in rows], pad_id=EOS)
+    said = np.array([[6, 3], [6, 8]])
+
+    @jax.jit
+    def call(logits):
+        tokens = target.tokens(2).at[:, :, target.start : target.start + 2].set(said)
+        lengths = [jax.numpy.int32(target.start + count) for count in (0, 2)]
+        return {
+            name: [target.steer([processor], logits, tokens, length) for length in lengths]
+            for name, processor in PROCESSORS.items()
+        }
+
+    return jax.device_get(call(logits))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_sees_of_each_row_what_it_sees_of_it_alone(name):
+    together = steered((0, 1, 2))[name]
+    for row in range(3):
+        for mine, own in zip(together, steered((row,))[name], strict=True):
+            np.testing.assert_allclose(mine[row], own[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": 3}], ids=["greedy", "beams"])
+def test_padding_is_nothing_that_was_said(options):
+    steering = [
+        lambda logits, context: logits.at[EOS].add(3.0 * context.generated),
+        sampling.repetition_penalty(1.3),
+        constraints.ban_ngrams([[EOS, 1, 7, token] for token in range(3, V)]),
+        constraints.no_repeat_ngram(1),
+    ]
+    # The end is what stands before short prompts: were it read, none of them could end.
+    found = check(language_model(layers=1), processors=steering, pad_id=EOS, **options)
+    assert found.lengths[1, 0] < LENGTH
 
 
 def test_drafts_change_nothing():

@@ -22,6 +22,8 @@ def on_eight_devices():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["beams", "sample", "speculative"])
+@pytest.mark.parametrize(
+    "name", ["greedy", "contrastive", "beams", "sample", "speculative", "text"]
+)
 def test_eight_devices_decode_what_one_decodes(on_eight_devices, name):
     assert on_eight_devices[name] == ""

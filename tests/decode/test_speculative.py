@@ -90,10 +90,29 @@ def test_drawn_sequences_have_the_models_distribution(processors):
     batch = 20_000
     key = jax.random.key(5)
     found = run(target, draft, batch=batch, lookahead=2, key=key, processors=processors)
+    held_to(target, found, steered=bool(processors))
+
+
+@pytest.mark.parametrize("processors", [(), STEERED], ids=["free", "steered"])
+def test_sequences_drawn_with_a_prompt_have_the_models_distribution(processors):
+    """Every row with a prompt of its own, from which nothing but guesses may come."""
+    target, batch = Markov(1, vocab=5, length=3), 20_000
+    prompt = jnp.asarray(np.random.default_rng(0).integers(1, 5, (batch, 6)))
+
+    def call(states):
+        options = dict(batch=batch, max_length=3, key=jax.random.key(6), processors=processors)
+        return speculative(target.table_step, states, draft=PromptLookup(prompt, 2), **options)
+
+    found = jax.device_get(jax.jit(call)(target.states(batch, 1)))
+    held_to(target, found, steered=bool(processors))
+
+
+def held_to(target, found, steered):
+    """Frequencies of sequences against their probabilities, and scores."""
+    batch = len(found.tokens)
     words = [tuple(t[0][:n]) for t, n in zip(found.tokens, found.lengths[:, 0], strict=True)]
     probabilities = {
-        tokens: np.exp(chance(target, tokens, bool(processors)))
-        for tokens, _ in target.all_hypotheses()
+        tokens: np.exp(chance(target, tokens, steered)) for tokens, _ in target.all_hypotheses()
     }
     expected = {tokens: p * batch for tokens, p in probabilities.items() if p > 0}
     np.testing.assert_allclose(sum(expected.values()), batch, rtol=1e-6)
@@ -182,6 +201,13 @@ def test_a_language_model_with_a_draft_says_what_it_says_alone():
     found, alone = (call(pair[1], drafted) for drafted in (True, False))
     np.testing.assert_array_equal(found.tokens, alone.tokens)
     np.testing.assert_allclose(found.scores, alone.scores, rtol=1e-3)
+
+
+@pytest.mark.parametrize("key", [None, jax.random.key(0)], ids=["greedy", "drawn"])
+def test_a_draft_of_another_vocabulary_is_refused(key):
+    said = "the draft has 7 tokens, the model 6: a draft needs the vocabulary of the model"
+    with pytest.raises(ValueError, match=said):
+        run(TARGET, Markov(0, vocab=7, length=6), key=key)
 
 
 def test_a_draft_goes_with_a_key_and_with_no_other_search():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import attention_of, generate, translate
+from crossattn.decode import PromptLookup, attention_of, generate, translate
 from crossattn.models import Decoder, Transformer, decoder, transformer
 from tests import numpy_model as oracle
 
@@ -207,3 +207,59 @@ def test_a_language_model_generates_what_a_naive_loop_generates():
         tokens = (*tokens, int(logits.argmax()))
     assert trimmed(found, 0) == trimmed(found, 1) == tokens
     assert len(set(tokens)) > 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"beams": BEAMS, "length_penalty": 0.6},
+        {"draft": PromptLookup(np.array([[4, 5]] * 3), 2)},
+    ],
+    ids=["greedy", "beams", "draft"],
+)
+def test_a_decoder_that_reads_writes_what_full_forwards_of_numpy_say(options):
+    config = decoder.tiny(vocab_size=V, tie_output=False, memory_dim=8)
+    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+    params = speaking(oracle.random_params(build, seed=2))
+    memory = np.random.default_rng(3).normal(size=(3, 6, 8)).astype(np.float32)
+    read = dict(memory=memory, memory_segments=SEGMENTS)
+    found = jax.jit(
+        lambda p: generate(
+            xa.functional.bind(build, p), batch=3, max_length=LENGTH, **read, **options
+        )
+    )(params)
+
+    @functools.cache
+    def next_log_p(row, tokens):
+        own = dict(memory=memory[[row]], source_allowed=SEGMENTS[[row], None] > 0)
+        logits = oracle.decoder(params, np.array([[1, *tokens]]), act="gelu", **own)[0, -1]
+        return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+
+    beams, said = options.get("beams", 1), set()
+    for row in range(3):
+        if beams == 1:
+            expected = [greedy_loop(next_log_p, row)]
+        else:
+            of_row = functools.partial(next_log_p, row)
+            expected = markov.plain_beam_search(of_row, beams, LENGTH, 0.6)
+        assert [trimmed(found, row, j) for j in range(beams)] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(found.scores[row], [s for _, s in expected], rtol=1e-3)
+        said.add(expected[0][0])
+    assert len(said) > 1, "what is read should matter"
+
+
+def test_a_memory_that_does_not_fit_is_refused():
+    def made(memory_dim):
+        config = decoder.tiny(vocab_size=V, memory_dim=memory_dim)
+        build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+        return xa.functional.bind(build, oracle.random_params(build))
+
+    alone, reader = made(None), made(8)
+    memory = np.zeros((3, 6, 8), np.float32)
+    with pytest.raises(ValueError, match="has no memory_dim, but was given one to read"):
+        generate(alone, batch=3, max_length=2, memory=memory)
+    with pytest.raises(ValueError, match="has a memory_dim, but was given none to read"):
+        generate(reader, batch=3, max_length=2)
+    with pytest.raises(ValueError, match="memory has 3 rows; expected as many as the batch, 2"):
+        generate(reader, batch=2, max_length=2, memory=memory)

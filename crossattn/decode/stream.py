@@ -1,0 +1,98 @@
+"""Tokens as they come: the loop of ``OneByOne`` in pieces, each a call of one compiled function."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn import functional
+from crossattn.decode.greedy import OneByOne, Run
+from crossattn.decode.target import Target
+from crossattn.types import Array, Float, Int, Key, Params
+
+Tokens = Int[np.ndarray, "B n"]
+Weights = Float[np.ndarray, "B M N n S"]
+Piece = Tokens | tuple[Tokens, Weights]
+"""New tokens; or, where attention is captured, they and their weights."""
+
+_ALONE = {"beams": 1, "candidates": 1, "draft": None}
+
+
+class Stream:
+    """Greedy decoding or sampling, a piece at a time.
+
+    Args:
+      build: makes the model.
+      options: of ``translate``, the same for every call.
+    """
+
+    def __init__(self, build: functional.Build, options: dict[str, Any]):
+        options = {name: x for name, x in options.items() if name != "length_penalty"}
+        self.others = [name for name, one in _ALONE.items() if options.pop(name, one) != one]
+        steering, capture = tuple(options.pop("processors", ())), options.pop("capture", None)
+
+        def loop(params, inputs, limits, key, max_length: int) -> tuple[Any, OneByOne]:
+            model = functional.bind(build, params)
+            target = Target(len(limits), max_length, limits, **options, **inputs.target())
+            return model, OneByOne(model.step, target, steering, capture, key)
+
+        @partial(jax.jit, static_argnames="max_length")
+        def begin(params, inputs, limits, key, max_length):
+            model, parts = loop(params, inputs, limits, key, max_length)
+            return parts.begin(inputs.start(model, parts.target.room))
+
+        @partial(jax.jit, static_argnames="max_length", donate_argnames="run")
+        def go_on(params, run: Run, inputs, limits, key, until, max_length):
+            _, parts = loop(params, inputs, limits, key, max_length)
+            run = jax.lax.while_loop(
+                lambda r: parts.unfinished(r) & (r.length < until), parts.advance, run
+            )
+            return run, parts.unfinished(run)
+
+        self._begin, self._go_on = begin, go_on
+
+    def __call__(
+        self,
+        params: Params,
+        inputs: Any,
+        limits: Int[np.ndarray, " B"],
+        key: Key[Array, ""] | None,
+        max_length: int,
+        every: int,
+    ) -> Iterator[tuple[Tokens, Weights | None]]:
+        """Tokens and captured attention, ``every`` tokens at a time.
+
+        Args:
+          inputs: arrays that say what they are by ``target()`` and ``start(model, room)``.
+
+        Raises:
+          ValueError: the options ask for a search that does not go token by token.
+        """
+        if self.others:
+            raise ValueError(
+                f"a stream has no {self.others[0]}: it goes one token after the other."
+            )
+        if every < 1:
+            raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
+        run = self._begin(params, inputs, limits, key, max_length=max_length)
+        start, unfinished = int(run.length), bool(np.any(limits > 0))
+        before = start
+        while unfinished:
+            until = jnp.int32(before + every)
+            run, more = self._go_on(params, run, inputs, limits, key, until, max_length=max_length)
+            unfinished, now = bool(more), int(run.length)
+            tokens = np.asarray(run.tokens)[:, 0, before:now]
+            yield tokens, _weights(run, before - start, now - start)
+            before = now
+
+
+def _weights(run: Run, begin: int, end: int) -> Weights | None:
+    """Captured attention of some of the generated tokens; 0 for padding."""
+    if run.weights is None:
+        return None
+    own = np.asarray(run.weights)[:, 0, begin:end]
+    real = np.arange(begin, end) < np.asarray(run.lengths)[:, None]
+    return np.moveaxis(np.where(real[..., None, None, None], own, 0), 1, 3)
