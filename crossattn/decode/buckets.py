@@ -63,7 +63,8 @@ class Bucketed:
             model = functional.bind(build, params)
             call: dict[str, Any] = dict(max_length=max_length, limits=limits, key=key, **options)
             if draft is not None:
-                call["draft"] = draft(*inputs, draft_params)
+                read, which = inputs
+                call["draft"] = draft(read, which, draft_params)
             return inputs.search(model, **call)
 
         self._search = search
@@ -207,10 +208,10 @@ class Bucketed:
 
 
 class _Sources(NamedTuple):
-    """What ``translate`` reads."""
+    """What ``translate`` reads, [B S] both; arrays of numpy, or traced ones."""
 
-    source: Int[AnyArray, "B S"]
-    segments: Int[AnyArray, "B S"]
+    source: Any
+    segments: Any
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
         return translate(model, *self, **call)
@@ -223,10 +224,10 @@ class _Sources(NamedTuple):
 
 
 class _Prompts(NamedTuple):
-    """What ``generate`` goes on with."""
+    """What ``generate`` goes on with: prompts [B P] at their right ends, and their lengths [B]."""
 
-    prefix: Int[AnyArray, "B P"]
-    lengths: Int[AnyArray, " B"]
+    prefix: Any
+    lengths: Any
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
         return generate(model, batch=len(self.prefix), **self.target(), **call)

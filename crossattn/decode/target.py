@@ -48,7 +48,8 @@ class Target:
         for name in ("batch", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
-        prefix, lengths = self.bos_id if self.prefix is None else self.prefix, self.prefix_lengths
+        prefix: Any = self.bos_id if self.prefix is None else self.prefix
+        lengths = self.prefix_lengths
         if lengths is None and _ragged(prefix):
             prefix, lengths = right_aligned(prefix, max(map(len, prefix)), self.pad_id)
         prefix = jnp.atleast_1d(jnp.asarray(prefix, jnp.int32))

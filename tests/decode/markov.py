@@ -84,7 +84,7 @@ def plain_finished(next_log_p, beams, length, alpha):
     continuations those that end are kept aside and the J best others live on.
     """
     live, done = [((), 0.0)], []
-    for _ in range(length):
+    for step in range(length):
         children = [
             ((*tokens, token), score + log_p)
             for tokens, score in live
@@ -93,6 +93,7 @@ def plain_finished(next_log_p, beams, length, alpha):
         children.sort(key=lambda child: -child[1])
         children = children[: 2 * beams]
         done += [child for child in children if child[0][-1] == EOS]
-        live = [child for child in children if child[0][-1] != EOS][:beams]
+        live = [child for child in children if child[0][-1] != EOS]
+        live = live if step == length - 1 else live[:beams]  # all that stand at the limit are done
     found = [(tokens, penalised(s, len(tokens), alpha)) for tokens, s in done + live]
     return sorted(found, key=lambda pair: -pair[1])

@@ -13,6 +13,7 @@ from crossattn.decode import (
     PromptLookup,
     attention_of,
     beam_search,
+    constraints,
     greedy,
     sample,
     speculative,
@@ -47,6 +48,7 @@ def test_a_length_is_that_of_the_text_through_its_end(name):
     search, beams = SEARCHES[name]
     prefix = np.array([[1, 3], [1, 4], [1, 5], [1, 3]])
     options = dict(batch=4, max_length=6, limits=jnp.array(LIMITS), prefix=prefix)
+    options["processors"] = [constraints.min_length(3, EOS)]
     found = {}
     for pad in (0, EOS, 4):  # of its own, that of the end, that of a word
         call = jax.jit(lambda s, pad=pad: search(MODEL.table_step, s, pad_id=pad, **options))
