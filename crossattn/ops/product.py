@@ -1,7 +1,8 @@
 """Products of a few rows with a matrix, as decoding makes them, by a kernel of our own on CPU.
 
 XLA's copies the whole matrix into another layout on each call, which for few rows takes longer than
-the product. Wherever the kernel does not serve, ``dot_general`` is ``jax.lax.dot_general``.
+the product. Here laying out is a call of its own, which XLA takes out of a loop of decoding steps.
+Wherever the kernel does not serve, ``dot_general`` is ``jax.lax.dot_general``.
 """
 
 from functools import partial
@@ -17,6 +18,8 @@ from crossattn.types import Array, Float
 _ROWS = range(12, 97)
 _SMALLEST = 1 << 14
 """Elements of a matrix below which XLA is as fast."""
+_PANEL = 64
+"""Columns that a panel of the kernel has, or a multiple of them."""
 
 
 def dot_general(
@@ -86,8 +89,11 @@ def _plain(transposed: bool):
 def _call(transposed: bool):
     @jax.custom_batching.custom_vmap
     def product(x, w):
-        out = jax.ShapeDtypeStruct((x.shape[0], w.shape[0 if transposed else 1]), jnp.float32)
-        return jax.ffi.ffi_call("CrossattnProduct", out)(x, w, transposed=transposed)
+        inner, columns = w.shape[::-1] if transposed else w.shape
+        panels = jax.ShapeDtypeStruct((-(-columns // _PANEL) * _PANEL, inner), jnp.float32)
+        out = jax.ShapeDtypeStruct((x.shape[0], columns), jnp.float32)
+        packed = jax.ffi.ffi_call("CrossattnPack", panels)(w, transposed=transposed)
+        return jax.ffi.ffi_call("CrossattnProduct", out)(x, packed)
 
     @product.def_vmap
     def batched(axis_size, in_batched, x, w):

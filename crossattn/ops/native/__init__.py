@@ -30,7 +30,7 @@ _FLAGS = (
     ),
     "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native",
 )
-_TARGETS = ("CrossattnForward", "CrossattnBackward", "CrossattnProduct")
+_TARGETS = ("CrossattnForward", "CrossattnBackward", "CrossattnPack", "CrossattnProduct")
 
 
 def load() -> None:

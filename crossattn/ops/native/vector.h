@@ -143,20 +143,15 @@ inline Vec Exp(Vec x) {
   return p * (Vec)((IntVec)shifted << 23);
 }
 
-struct Nothing {
-  void operator()(int64_t) const {}
-};
-
 // C[M, N] (+)= A[M, K] B[K, N]. A is read element by element with any strides; the rows of B and C
-// are contiguous, N a multiple of the vector width. `meanwhile` is called with every k.
-template <int R, int V, typename F>
+// are contiguous, N a multiple of the vector width.
+template <int R, int V>
 inline void Tile(const float* a, int64_t ai, int64_t ak, const float* b, int64_t ldb, float* c,
-                 int64_t ldc, int64_t K, bool add, F& meanwhile) {
+                 int64_t ldc, int64_t K, bool add) {
   Vec sums[R][V];
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < V; ++j) sums[i][j] = add ? Load(c + i * ldc + j * kWidth) : Vec{};
   for (int64_t k = 0; k < K; ++k) {
-    meanwhile(k);
     Vec row[V];
     for (int j = 0; j < V; ++j) row[j] = Load(b + k * ldb + j * kWidth);
     for (int i = 0; i < R; ++i) {
@@ -168,33 +163,35 @@ inline void Tile(const float* a, int64_t ai, int64_t ak, const float* b, int64_t
     for (int j = 0; j < V; ++j) Store(c + i * ldc + j * kWidth, sums[i][j]);
 }
 
-template <int V, typename F = Nothing>
+// Rows in tiles of nearly equal size: a small one at the end would wait for its own sums.
+template <int V>
 inline void Column(int64_t M, int64_t K, const float* a, int64_t ai, int64_t ak, const float* b,
-                   int64_t ldb, float* c, int64_t ldc, bool add, F meanwhile = {}) {
-  int64_t i = 0;
-  for (; i + kTileRows <= M; i += kTileRows)
-    Tile<kTileRows, V>(a + i * ai, ai, ak, b, ldb, c + i * ldc, ldc, K, add, meanwhile);
-  a += i * ai;
-  c += i * ldc;
-  switch (M - i) {
-    case 5: return Tile<5, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
-    case 4: return Tile<4, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
-    case 3: return Tile<3, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
-    case 2: return Tile<2, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
-    case 1: return Tile<1, V>(a, ai, ak, b, ldb, c, ldc, K, add, meanwhile);
+                   int64_t ldb, float* c, int64_t ldc, bool add) {
+  for (int64_t tiles = (M + kTileRows - 1) / kTileRows; tiles > 0; --tiles) {
+    const int64_t rows = (M + tiles - 1) / tiles;
+    switch (rows) {
+      case 6: Tile<6, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+      case 5: Tile<5, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+      case 4: Tile<4, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+      case 3: Tile<3, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+      case 2: Tile<2, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+      case 1: Tile<1, V>(a, ai, ak, b, ldb, c, ldc, K, add); break;
+    }
+    M -= rows;
+    a += rows * ai;
+    c += rows * ldc;
   }
 }
 
-template <typename F = Nothing>
 inline void Gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t ai, int64_t ak,
-                 const float* b, int64_t ldb, float* c, int64_t ldc, bool add, F meanwhile = {}) {
+                 const float* b, int64_t ldb, float* c, int64_t ldc, bool add) {
   int64_t j = 0;
   for (; j + kTileVectors * kWidth <= N; j += kTileVectors * kWidth)
-    Column<kTileVectors, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
+    Column<kTileVectors>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
   if constexpr (kTileVectors > 2)
     for (; j + 2 * kWidth <= N; j += 2 * kWidth)
-      Column<2, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
-  for (; j < N; j += kWidth) Column<1, F&>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add, meanwhile);
+      Column<2>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
+  for (; j < N; j += kWidth) Column<1>(M, K, a, ai, ak, b + j, ldb, c + j, ldc, add);
 }
 
 }  // namespace crossattn
