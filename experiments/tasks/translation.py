@@ -80,12 +80,14 @@ class TranslationTask:
         loss, sums = linear_cross_entropy(
             hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
-        if options.alignment != "none":
-            extra, extra_sums = alignment_loss(model, batch, weights, options)
-            loss, sums = loss + options.alignment_weight * extra, {**sums, **extra_sums}
-        if options.alignment_coverage > 0:
-            extra, extra_sums = coverage_loss(batch, weights, options)
-            loss, sums = loss + options.alignment_coverage * extra, {**sums, **extra_sums}
+        terms = []
+        if weights is not None and options.alignment != "none":
+            found = alignment_loss(model, batch, weights, options)
+            terms.append((options.alignment_weight, *found))
+        if weights is not None and options.alignment_coverage > 0:
+            terms.append((options.alignment_coverage, *coverage_loss(batch, weights, options)))
+        for weight, extra, extra_sums in terms:
+            loss, sums = loss + weight * extra, {**sums, **extra_sums}
         return loss, sums
 
     def train_iterator(self, shard_index: int, shard_count: int):
