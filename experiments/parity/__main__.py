@@ -1,9 +1,10 @@
 """The parity table: small random models of every family, here and in ``transformers``.
 
-    python -m experiments.parity [--only=WORD]
+    python -m experiments.parity [--only=WORD] [--draws=N] [--seed=N]
 
-Errors are the largest differences, relative to the largest value. Exits with 1 if a row differs. Needs torch
-and transformers: pip install 'crossattn[bench]'.
+Errors are the largest differences, relative to the largest value; of generated texts, the table says how many
+are the same, and how many end before the limit. Chosen models come first, then random ones of every family.
+Exits with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from experiments.parity import ours, reference
-from experiments.parity.cases import CASES, Case
+from experiments.parity.cases import CASES, SEARCHED, Case, ended
+from experiments.parity.draws import random_cases
 
+SEARCHES = ("greedy", "beams")
 TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 
@@ -36,7 +39,7 @@ def compare(
     for name, array in expected.items():
         if array.shape != found[name].shape:
             raise ValueError(f"{name} is {found[name].shape} here, {array.shape} there.")
-        if name in ("greedy", "beams"):
+        if name in SEARCHES:
             errors[name] = float(np.mean(np.any(found[name] != array, axis=-1)))
         else:
             errors[name] = relative_error(found[name], array)
@@ -45,7 +48,7 @@ def compare(
 
 def differences(errors: Mapping[str, float]) -> list[str]:
     """What is further off than rounding explains."""
-    limits = {"greedy": 0.0, "beams": 0.0}
+    limits = dict.fromkeys(SEARCHES, 0.0)
     return [
         f"{name}: {error:.2g}"
         for name, error in errors.items()
@@ -54,15 +57,14 @@ def differences(errors: Mapping[str, float]) -> list[str]:
     ]
 
 
-def run(case: Case, folder: Path) -> dict[str, float]:
-    """Both sides of a case, and what is between them."""
+def run(case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """What is between both sides of a case, and what ``transformers`` measured."""
     model = reference.build(case, folder)
     expected = reference.measure(case, model, folder)
-    names = [name.removeprefix("gradient of ") for name in expected if "gradient" in name]
-    return compare(ours.measure(case, folder, names), expected)
+    return compare(ours.measure(case, folder, ours.gradients_of(expected)), expected), expected
 
 
-def row(case: Case, errors: Mapping[str, float]) -> str:
+def row(case: Case, errors: Mapping[str, float], expected: Mapping[str, np.ndarray]) -> str:
     """One line of the table."""
 
     def shown(*names: str) -> str:
@@ -70,27 +72,32 @@ def row(case: Case, errors: Mapping[str, float]) -> str:
         return f"{max(values):.1e}" if values else "-"
 
     def equal(name: str) -> str:
-        return f"{1 - errors[name]:.0%}" if name in errors else "-"
+        if name not in errors:
+            return "-"
+        return f"{1 - errors[name]:.0%}, {ended(expected[name]).sum()} of {SEARCHED} end"
 
-    cells = [shown("logits"), shown("weights"), shown("loss"), shown("gradient")]
-    return f"| {case.name} | {' | '.join([*cells, equal('greedy'), equal('beams')])} |"
+    outputs = ("logits", "vectors", "pooled", "next sentence")
+    cells = [shown(*outputs), shown("weights"), shown("loss"), shown("gradient")]
+    return f"| {case.name} | {' | '.join([*cells, *map(equal, SEARCHES)])} |"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 1 if something differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
+    parser.add_argument("--draws", default=2, type=int, metavar="N", help="random models a family")
+    parser.add_argument("--seed", default=0, type=int, metavar="N", help="of the random models")
     options = parser.parse_args(arguments)
     print("| model, options | logits | weights | loss | gradients | greedy | beam 4 |")
     print("|---|---|---|---|---|---|---|")
     wrong = []
-    for case in CASES:
+    for case in (*CASES, *random_cases(options.seed, options.draws)):
         if options.only.lower() not in case.name.lower():
             continue
         with tempfile.TemporaryDirectory() as folder:
-            errors = run(case, Path(folder))
-        print(row(case, errors), flush=True)
-        wrong += [f"{case.name}: {text}" for text in differences(errors)]
+            errors, expected = run(case, Path(folder))
+        print(row(case, errors, expected), flush=True)
+        wrong += [f"{case.name}: {text} of {case.config}" for text in differences(errors)]
     print("\n".join(["", "different:", *wrong]) if wrong else "\ndifferent: none")
     return 1 if wrong else 0
 

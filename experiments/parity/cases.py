@@ -3,6 +3,7 @@
 Weights are not kept anywhere: a tensor's name says what is in it, here and in ``transformers``.
 """
 
+import re
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,8 @@ import numpy as np
 
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
-PAD, BOS, EOS = 1, 0, 2
+PAD, BOS, EOS, IGNORED = 1, 0, 2, -100
+EOS_FACTOR = 2.0
 
 Kind = Literal["pair", "speech", "encoder", "decoder"]
 
@@ -42,7 +44,8 @@ class Case:
 _IDS = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
 
 
-def _t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes: Any) -> Case:
+def t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes: Any) -> Case:
+    """A T5 with changes of its config; so are those below."""
     config = dict(
         vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
         num_heads=3, decoder_start_token_id=PAD, **_IDS,
@@ -51,7 +54,8 @@ def _t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes
     return Case(name, "T5ForConditionalGeneration", config | changes, search=search, untied=untied)
 
 
-def _bart(family: str, name: str, search: bool = False, model: str = "", **changes: Any) -> Case:
+def bart(family: str, name: str, search: bool = False, model: str = "", **changes: Any) -> Case:
+    """A BART or one of its kin, by the name of its class."""
     config = dict(
         vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20,
@@ -61,31 +65,40 @@ def _bart(family: str, name: str, search: bool = False, model: str = "", **chang
     return Case(f"{family}, {name}", model, config | changes, search=search)
 
 
-def _bert(name: str, model: str, kind: Kind = "encoder", **changes: Any) -> Case:
-    decoding = dict(
-        search=changes.pop("search", False), reads=changes.get("add_cross_attention", False)
-    )
-    return Case(f"BERT, {name}", model, _BERT | changes, kind, **decoding)
-
-
 _BERT = dict(
     vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=24, max_position_embeddings=32, **_IDS,
 )  # fmt: skip
 
 
-def _bert_pair(name: str, search: bool = False, **encoder: Any) -> Case:
-    decoder = _BERT | dict(model_type="bert", is_decoder=True, add_cross_attention=True)
+def bert(
+    name: str, model: str, kind: Kind = "encoder", search: bool = False, **changes: Any
+) -> Case:
+    """A BERT, of the class that has the wanted heads."""
+    reads = changes.get("add_cross_attention", False)
+    return Case(f"BERT, {name}", model, _BERT | changes, kind, reads, search)
+
+
+def bert_pair(
+    name: str,
+    search: bool = False,
+    encoder: dict[str, Any] | None = None,
+    decoder: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Case:
+    """A BERT that reads and one that writes, with changes of each one's config and of the pair's."""
+    half = _BERT | dict(model_type="bert")
     config = dict(
-        encoder=_BERT | dict(model_type="bert") | encoder,
-        decoder=decoder,
+        encoder=half | (encoder or {}),
+        decoder=half | dict(is_decoder=True, add_cross_attention=True) | (decoder or {}),
         decoder_start_token_id=BOS,
         **_IDS,
     )
-    return Case(f"BERT pair, {name}", "EncoderDecoderModel", config, search=search)
+    return Case(f"BERT pair, {name}", "EncoderDecoderModel", config | changes, search=search)
 
 
-def _whisper(name: str, search: bool = False, **changes: Any) -> Case:
+def whisper(name: str, search: bool = False, **changes: Any) -> Case:
+    """A Whisper."""
     config = dict(
         vocab_size=VOCAB, num_mel_bins=MELS, d_model=16, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=2, decoder_attention_heads=4, encoder_ffn_dim=24,
@@ -96,52 +109,64 @@ def _whisper(name: str, search: bool = False, **changes: Any) -> Case:
     return Case(f"Whisper, {name}", model, config | changes, "speech", search=search)
 
 
-def _gpt2(name: str, search: bool = False, **changes: Any) -> Case:
+def gpt2(name: str, search: bool = False, **changes: Any) -> Case:
+    """A GPT-2."""
     config = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS)
     reads = changes.get("add_cross_attention", False)
     return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
 
 
 CASES = (
-    _t5("tied, relu", search=True),
-    _t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
-        relative_attention_max_distance=10),
-    _t5("v1.1: untied, gated gelu", search=True, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False, untied=("lm_head.weight",)),
-    _t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
-        tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),
-    _bart("Bart", "gelu", search=True),
-    _bart("Bart", "scaled, gelu_new", scale_embedding=True, activation_function="gelu_new"),
-    _bart("Bart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
-    _bart("MBart", "scaled", search=True, scale_embedding=True),
-    _bart("MBart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
-    _bart("Marian", "scaled, swish", search=True, model="MarianMTModel", scale_embedding=True,
-          activation_function="swish"),
-    _bart("Marian", "two vocabularies", model="MarianMTModel", decoder_vocab_size=VOCAB - 4,
-          share_encoder_decoder_embeddings=False),
-    _bart("Marian", "two vocabularies, untied", model="MarianMTModel", tie_word_embeddings=False,
-          share_encoder_decoder_embeddings=False),
-    _bart("Pegasus", "scaled, relu", search=True, scale_embedding=True,
-          activation_function="relu"),
-    _bert("masked tokens", "BertForMaskedLM"),
-    _bert("masked tokens, untied, relu", "BertForMaskedLM", tie_word_embeddings=False,
-          hidden_act="relu"),
-    _bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=True),
-    _bert("decoder with cross-attention, gelu_new", "BertLMHeadModel", "decoder", is_decoder=True,
-          add_cross_attention=True, hidden_act="gelu_new"),
-    _bert_pair("of one size", search=True),
-    _bert_pair("of two sizes", hidden_size=24, num_attention_heads=3),
-    _whisper("gelu", search=True),
-    _whisper("unequal halves, relu", encoder_layers=1, decoder_layers=3, activation_function="relu"),
-    _gpt2("gelu_new", search=True),
-    _gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
-          activation_function="gelu", n_inner=20),
-    _gpt2("with cross-attention", add_cross_attention=True),
+    t5("tied, relu", search=True),
+    t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
+       relative_attention_max_distance=10),
+    t5("v1.1: untied, gated gelu", search=True, feed_forward_proj="gated-gelu",
+       tie_word_embeddings=False, untied=("lm_head.weight",)),
+    t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
+       tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),
+    bart("Bart", "gelu", search=True),
+    bart("Bart", "scaled, gelu_new", scale_embedding=True, activation_function="gelu_new"),
+    bart("Bart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
+    bart("MBart", "scaled", search=True, scale_embedding=True),
+    bart("MBart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
+    bart("Marian", "scaled, swish", search=True, model="MarianMTModel", scale_embedding=True,
+         activation_function="swish"),
+    bart("Marian", "two vocabularies", model="MarianMTModel", decoder_vocab_size=VOCAB - 4,
+         share_encoder_decoder_embeddings=False),
+    bart("Marian", "two vocabularies, untied", model="MarianMTModel", tie_word_embeddings=False,
+         share_encoder_decoder_embeddings=False),
+    bart("Pegasus", "scaled, relu", search=True, scale_embedding=True,
+         activation_function="relu"),
+    bert("masked tokens", "BertForMaskedLM"),
+    bert("masked tokens, untied, relu", "BertForMaskedLM", tie_word_embeddings=False,
+         hidden_act="relu"),
+    bert("masked tokens and next sentence", "BertForPreTraining"),
+    bert("no head, gelu_new", "BertModel", hidden_act="gelu_new"),
+    bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=True),
+    bert("decoder with cross-attention, gelu_new", "BertLMHeadModel", "decoder", is_decoder=True,
+         add_cross_attention=True, hidden_act="gelu_new"),
+    bert_pair("of one size", search=True),
+    bert_pair("of two sizes", encoder=dict(hidden_size=24, num_attention_heads=3)),
+    whisper("gelu", search=True),
+    whisper("unequal halves, relu", encoder_layers=1, decoder_layers=3, activation_function="relu"),
+    gpt2("gelu_new", search=True),
+    gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
+         activation_function="gelu", n_inner=20),
+    gpt2("with cross-attention", add_cross_attention=True),
 )  # fmt: skip
 
 
+_TABLE = re.compile(
+    r"(shared|embed_tokens|word_embeddings|wte|lm_head|proj_out|predictions\.decoder)\.weight$"
+)
+
+
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """What a tensor of that name holds: random numbers, of a size that keeps signals alive."""
+    """What a tensor of that name holds: random numbers, of a size that keeps signals alive.
+
+    In tables of tokens the row of ``EOS`` is longer than the others, so that its logit goes further up and
+    down than theirs, and generated texts end: some soon, some late.
+    """
     # RandomState's numbers are promised never to change.
     random = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) > 1 and shape[0] > 1:
@@ -150,6 +175,8 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
         random = 1 + 0.2 * random  # a norm
     else:
         random *= 0.3  # a bias
+    if _TABLE.search(name):
+        random[EOS] *= EOS_FACTOR
     return random.astype(np.float32)
 
 
@@ -161,7 +188,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     source = random.randint(EOS + 1, vocab, (SEARCHED, LENGTH))
     present = (np.arange(LENGTH) < random.randint(4, LENGTH + 1, (SEARCHED, 1))).astype(np.int32)
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
-    labels[0, -2:] = -100
+    labels[0, -2:] = IGNORED
     found: dict[str, np.ndarray] = {"labels": labels}
     if case.kind == "speech":
         found["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
@@ -169,11 +196,13 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         found |= {"source": np.where(present, source, PAD), "present": present}
     if case.kind == "encoder":
         found["types"] = random.randint(0, 2, (SEARCHED, LENGTH))
-        found["labels"] = np.where(present, source, -100)[:ROWS]
+        found["labels"] = np.where(present, source, IGNORED)[:ROWS]
+    if case.model == "BertForPreTraining":
+        found["follows"] = random.randint(0, 2, ROWS)
+    if case.model == "BertModel":
+        del found["labels"]
     if case.kind == "decoder":
-        prompts = random.randint(EOS + 1, vocab, (SEARCHED, 3))
-        prompts[:, -1] = BOS
-        found["prompts"] = prompts
+        found["prompts"] = random.randint(EOS + 1, vocab, (SEARCHED, 3))
     if case.reads:
         size = int(case.config.get("hidden_size") or case.config["n_embd"])
         found["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
@@ -181,16 +210,28 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
 
 
 def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Logits and weights of the positions that have a label.
+    """What was measured, and 0 at padding where a class of ``transformers`` masks padding by itself.
 
-    At the others (padding, above all) there is nothing to be right about: whether padding is masked
-    differs between the classes of ``transformers``, too.
+    There is nothing to be right about: what padding reads differs between those classes.
     """
-    counts = inputs(case)["labels"] >= 0
-    found = measured | {"logits": measured["logits"] * counts[..., None]}
-    if "weights" in measured:
-        found["weights"] = measured["weights"] * counts[:, None, :, None]
+    data = inputs(case)
+    if case.kind == "encoder":
+        tokens = data["present"][:ROWS]
+    elif case.model == "EncoderDecoderModel":
+        tokens = np.insert(data["labels"][:, :-1] != IGNORED, 0, True, axis=1)
+    else:
+        return measured
+    found = dict(measured)
+    for name in {"logits", "vectors"} & found.keys():
+        found[name] = found[name] * tokens[..., None]
+    if "weights" in found:
+        found["weights"] = found["weights"] * tokens[:, None, :, None]
     return found
+
+
+def ended(tokens: np.ndarray) -> np.ndarray:
+    """Which rows of generated tokens [B T] end before the limit."""
+    return (tokens == EOS).any(axis=1)
 
 
 def chosen_gradients(shapes: dict[str, tuple[int, ...]]) -> list[str]:

@@ -1,6 +1,6 @@
 """What this library computes of a case, from the checkpoint that ``transformers`` wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import crossattn as xa
 from crossattn import functional
 from crossattn.decode import penalties, stopping
 from crossattn.decode.target import Target
+from crossattn.train.losses import cross_entropy
+from crossattn.weights.labels import IGNORED
 from experiments.parity.cases import (
     BEAMS,
     NEW_TOKENS,
@@ -24,6 +26,13 @@ from experiments.parity.cases import (
     inputs,
 )
 
+_GRADIENT = "gradient of "
+
+
+def gradients_of(measured: Iterable[str]) -> list[str]:
+    """The tensors whose gradients are among these entries."""
+    return [name.removeprefix(_GRADIENT) for name in measured if name.startswith(_GRADIENT)]
+
 
 def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
     """The same entries that ``reference.measure`` gives.
@@ -35,56 +44,65 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
     data = {name: jnp.asarray(array) for name, array in inputs(case).items()}
     few = {name: array[:ROWS] for name, array in data.items()}
 
-    def loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array | None]]:
-        logits, weights, labels = _forward(case, model, params, few)
-        return _cross_entropy(logits, labels), (logits, weights)
+    def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        found = _forward(case, model, params, few)
+        return found["loss"], found
 
-    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, (logits, weights)), grads = run(params)
-    found: dict[str, Any] = {"logits": logits, "loss": value}
-    if weights is not None:
-        found["weights"] = weights
+    (_, found), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     by_name: Mapping[str, np.ndarray] = xa.weights.Tensors.of(model, grads)
     # A file may call a tensor otherwise than the family's rules do.
     known = {k: v for names in model.layout.files.values() for k, v in names.items()}
-    found |= {f"gradient of {name}": by_name[known[name]] for name in gradients}
+    found |= {_GRADIENT + name: by_name[known[name]] for name in gradients}
     if case.search:
         found["greedy"] = _generate(case, model, params, data, beams=1)
         found["beams"] = _generate(case, model, params, data, beams=BEAMS)
     return compared(case, {name: np.asarray(array) for name, array in found.items()})
 
 
-def _forward(case: Case, model: Any, params: Any, data: dict[str, jax.Array]) -> tuple:
-    """Logits, cross-attention weights, and the labels of the logits."""
-    labels = data["labels"]
+def _forward(
+    case: Case, model: Any, params: Any, data: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """All that one pass gives: logits, cross-attention weights where there are any, the loss."""
     if case.kind == "encoder":
-        logits = xa.apply(model, params, data["source"], data["present"], types=data["types"])
-        return logits, None, labels
+        return _encode(functional.bind(model, params), model.config, data)
+    labels, found = data["labels"], {}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
-        if not case.reads:
-            logits, weights = xa.apply(model, params, tokens), None
-        else:
+        if case.reads:
             reading = dict(memory=data["memory"], memory_segments=data["present"])
-            logits, weights = xa.apply(model, params, tokens, **reading, return_weights=True)
-        ignored = jnp.full_like(labels[:, :1], -100)
-        return logits, weights, jnp.concatenate([labels[:, 1:], ignored], axis=1)
+            out = xa.apply(model, params, tokens, **reading, return_weights=True)
+            found["logits"], found["weights"] = out
+        else:
+            found["logits"] = xa.apply(model, params, tokens)
+        return found | {"loss": _loss(found["logits"][:, :-1], labels[:, 1:])}
     source, present = _source(data)
     options = dict(source_segments=present, return_weights=True)
     logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)
-    return logits, weights, labels
+    return {"logits": logits, "weights": weights, "loss": _loss(logits, labels)}
+
+
+def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """What the heads of a BERT say; of one without heads, its vectors and the mean of what it pools."""
+    vectors = module.encode(data["source"], data["present"], types=data["types"])
+    if not config.masked_lm:
+        pooled = module.pooled(vectors)
+        return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
+    logits = module(data["source"], data["present"], types=data["types"])
+    found = {"logits": logits, "loss": _loss(logits, data["labels"])}
+    if config.next_sentence:
+        found["next sentence"] = module.follows(vectors)
+        found["loss"] += _loss(found["next sentence"], data["follows"])
+    return found
 
 
 def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
     return data["frames" if "frames" in data else "source"], data.get("present")
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean over the labels that count."""
-    counts = labels >= 0
-    log_p = jax.nn.log_softmax(logits)
-    picked = jnp.take_along_axis(log_p, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
-    return -jnp.sum(picked * counts) / jnp.sum(counts)
+def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean over the labels that count."""
+    total, sums = cross_entropy(logits, labels, labels != IGNORED)
+    return total / sums["tokens"]
 
 
 def _generate(
@@ -99,7 +117,8 @@ def _generate(
     def run(params: Any) -> jax.Array:
         module = functional.bind(model, params)
         if case.kind == "decoder":
-            states = module.start(SEARCHED, beams, room)
+            memory = [data["memory"], data["present"]] if case.reads else []
+            states = module.start(SEARCHED, beams, room, *memory)
         else:
             states = module.start(*_source(data), beams, room)
         if beams == 1:

@@ -20,6 +20,14 @@ from experiments.parity.cases import (
     weight,
 )
 
+_OUTPUTS = {
+    "logits": "logits",
+    "prediction_logits": "logits",
+    "seq_relationship_logits": "next sentence",
+    "last_hidden_state": "vectors",
+    "pooler_output": "pooled",
+}
+
 
 def build(case: Case, folder: Path) -> Any:
     """The model of a case, its weights those of ``cases.weight``, saved in the folder."""
@@ -70,9 +78,11 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
-    out.loss.backward()
-    found = {"logits": out.logits, "loss": out.loss}
-    if getattr(out, "cross_attentions", None):
+    found = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
+    # A model without heads has no loss; the mean of what it pools stands in for one.
+    found["loss"] = out.loss if "loss" in out else out.pooler_output.mean()
+    found["loss"].backward()
+    if out.get("cross_attentions"):
         found["weights"] = torch.stack(out.cross_attentions)
     parameters = dict(model.named_parameters())
     for name in chosen_gradients(saved_shapes(folder)):
@@ -85,14 +95,13 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
 
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     few = {name: tensor[:ROWS] for name, tensor in data.items()}
-    labels = few["labels"].long()
+    names = {"labels": "labels", "types": "token_type_ids", "follows": "next_sentence_label"}
+    call = {names[key]: tensor.long() for key, tensor in few.items() if key in names}
     if case.kind == "speech":
-        return {"input_features": few["frames"].transpose(1, 2), "labels": labels}
+        return call | {"input_features": few["frames"].transpose(1, 2)}
     if case.kind == "decoder":
-        given = {"input_ids": labels.clamp(min=PAD), "labels": labels}
-        return given | _memory(few)
-    call = {"input_ids": few["source"].long(), "attention_mask": few["present"], "labels": labels}
-    return call | ({"token_type_ids": few["types"].long()} if "types" in few else {})
+        return call | _memory(few) | {"input_ids": call["labels"].clamp(min=PAD)}
+    return call | {"input_ids": few["source"].long(), "attention_mask": few["present"]}
 
 
 def _memory(data: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +120,7 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
         "decoder": lambda: {
             "input_ids": data["prompts"].long(),
             "attention_mask": torch.ones_like(data["prompts"]),
+            **_memory(data),
         },
         "pair": lambda: {
             "input_ids": data["source"].long(),

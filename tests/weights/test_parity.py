@@ -1,24 +1,26 @@
-"""A loaded model computes what ``transformers`` computes: live where that is here, else as it once did."""
+"""A loaded model computes what ``transformers`` computes: by golden files, which are themselves compared with
+it where it is installed; random models are compared there, too."""
 
-import dataclasses
 import importlib.util
 
 import numpy as np
 import pytest
 
 from experiments.parity import golden, ours, reference
-from experiments.parity.__main__ import compare, differences
-from experiments.parity.cases import CASES
+from experiments.parity.__main__ import SEARCHES, compare, differences
+from experiments.parity.cases import CASES, EOS, SEARCHED, ended
+from experiments.parity.draws import random_cases
 from tests.weights.golden.make import PATH
 
-# Compiling a search takes most of the time: one of each kind here, all of them in `experiments.parity`.
-SEARCHED = ("T5, tied, relu", "Marian, scaled, swish", "GPT-2", "Whisper")
-LIVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 MOST_BYTES = 1_000_000
+live = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
+    reason="torch and transformers are not installed",
+)
 
 
-def named(cases):
-    return [pytest.param(case, id=case.name) for case in cases]
+def each(cases):
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases])
 
 
 @pytest.fixture(scope="module")
@@ -26,23 +28,33 @@ def kept():
     return golden.read(PATH)
 
 
-def measured(case, folder, expected):
-    names = [name.removeprefix("gradient of ") for name in expected if "gradient" in name]
-    return ours.measure(case, folder, names)
+def check(case, folder, expected):
+    found = ours.measure(case, folder, ours.gradients_of(expected))
+    assert differences(compare(found, expected)) == [], case.config
 
 
-@pytest.mark.parametrize("case", named(CASES))
+@each(CASES)
 def test_a_loaded_model_computes_what_transformers_computes(case, kept, tmp_path):
     """Logits, every layer's cross-attention, loss, three gradients; greedy and beam tokens."""
-    case = dataclasses.replace(case, search=case.search and case.name.startswith(SEARCHED))
-    if LIVE:
-        expected = reference.measure(case, reference.build(case, tmp_path), tmp_path)
-    else:
-        expected = golden.rebuild(kept[case.name], tmp_path)
-        skipped = () if case.search else ("greedy", "beams")
-        expected = {name: array for name, array in expected.items() if name not in skipped}
-    errors = compare(measured(case, tmp_path, expected), expected)
-    assert differences(errors) == []
+    check(case, tmp_path, golden.rebuild(kept[case.name], tmp_path))
+
+
+@live
+@each(random_cases(seed=1, count=1))
+def test_a_random_model_computes_what_transformers_computes(case, tmp_path):
+    model = reference.build(case, tmp_path)
+    check(case, tmp_path, reference.measure(case, model, tmp_path))
+
+
+@live
+@each(CASES)
+def test_golden_files_hold_what_transformers_computes(case, kept, tmp_path):
+    expected = reference.measure(case, reference.build(case, tmp_path / "live"), tmp_path / "live")
+    found = golden.rebuild(kept[case.name], tmp_path / "golden")
+    assert differences(compare(found, expected)) == []
+    for name in ("config.json", "model.safetensors"):
+        live_file, kept_file = (tmp_path / side / name for side in ("live", "golden"))
+        assert live_file.read_bytes() == kept_file.read_bytes()
 
 
 def test_golden_files_are_small_and_hold_every_case(kept):
@@ -50,15 +62,28 @@ def test_golden_files_are_small_and_hold_every_case(kept):
     assert kept.keys() == {case.name for case in CASES}
 
 
-@pytest.mark.skipif(not LIVE, reason="torch and transformers are not installed")
-@pytest.mark.parametrize("case", named(case for case in CASES if "MBart, untied" in case.name))
-def test_golden_files_hold_what_transformers_computes(case, kept, tmp_path):
-    expected = reference.measure(case, reference.build(case, tmp_path / "live"), tmp_path / "live")
-    found = golden.rebuild(kept[case.name], tmp_path / "golden")
-    assert differences(compare(found, expected)) == []
-    for name in ("config.json", "model.safetensors"):
-        live, kept_file = (tmp_path / side / name for side in ("live", "golden"))
-        assert live.read_bytes() == kept_file.read_bytes()
+@each(case for case in CASES if case.search)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_generated_texts_differ_and_end_at_different_lengths(case, search, kept):
+    """So that ends, penalties of length and padding after the end have a part in what is compared."""
+    tokens = kept[case.name][search]
+    lengths = np.argmax(tokens == EOS, axis=1)[ended(tokens)]
+    assert len(lengths) >= SEARCHED * 2 // 5
+    assert len(np.unique(lengths)) >= 3
+    assert len(np.unique(tokens, axis=0)) >= SEARCHED * 3 // 5
+
+
+def test_random_models_are_those_of_their_seed_and_reach_every_alternative():
+    few, many = random_cases(seed=0, count=1), random_cases(seed=0, count=2)
+    assert few == many[::2] and [case.config for case in few] == [c.config for c in many[::2]]
+    assert all(
+        one.config != other.config for one, other in zip(few, random_cases(1, 1), strict=True)
+    )
+    drawn = [case for case in random_cases(seed=0, count=40) if case.name.startswith("T5")]
+    assert {case.config["feed_forward_proj"] for case in drawn} == {
+        "relu", "gelu", "gelu_new", "silu", "gated-gelu", "gated-silu",
+    }  # fmt: skip
+    assert {case.untied for case in drawn} == {(), ("lm_head.weight",)}
 
 
 def test_a_difference_is_found():

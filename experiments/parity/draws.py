@@ -1,0 +1,126 @@
+"""Random small configs of every family, over every option that changes what is computed."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from experiments.parity import cases
+from experiments.parity.cases import BOS, EOS, PAD, VOCAB, Case
+
+# An option and its alternatives. Those that are dicts are options that only go together.
+Options = Mapping[str, tuple[Any, ...]]
+
+_DEPTHS, _HEADS = (1, 2, 3), (1, 2, 4)
+_ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
+_TIED = {"tie_word_embeddings": (True, False)}
+_START = {"decoder_start_token_id": (PAD, BOS, EOS)}
+_STACKS = {
+    "activation_function": _ACTIVATIONS,
+    "scale_embedding": (False, True),
+    "encoder_layers": _DEPTHS,
+    "decoder_layers": _DEPTHS,
+    "encoder_attention_heads": _HEADS,
+    "decoder_attention_heads": _HEADS,
+}
+_TABLES = {
+    "tables": (
+        dict(share_encoder_decoder_embeddings=True),
+        dict(share_encoder_decoder_embeddings=False),
+        dict(share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCAB - 4),
+    )
+}
+_T5 = {
+    "feed_forward_proj": (*_ACTIVATIONS, "gated-gelu", "gated-silu"),
+    "output": (
+        dict(),
+        dict(tie_word_embeddings=False),
+        dict(tie_word_embeddings=False, untied=("lm_head.weight",)),
+    ),
+    "relative_attention_num_buckets": (4, 8, 32),
+    "relative_attention_max_distance": (6, 10, 128),
+    "num_layers": _DEPTHS,
+    "num_decoder_layers": _DEPTHS,
+    "num_heads": _HEADS,
+    "layer_norm_epsilon": (1e-6, 1e-2),
+}
+_BERT_STACK = {
+    "hidden_act": _ACTIVATIONS,
+    "layer_norm_eps": (1e-12, 1e-2),
+    "type_vocab_size": (2, 3),
+    "num_hidden_layers": _DEPTHS,
+    "size": (
+        dict(num_attention_heads=1),
+        dict(num_attention_heads=4),
+        dict(hidden_size=24, num_attention_heads=3),
+    ),
+}
+_LEFT_TO_RIGHT = dict(model="BertLMHeadModel", kind="decoder", is_decoder=True)
+_BERT = {
+    "class": (
+        dict(model="BertModel"),
+        dict(model="BertForMaskedLM"),
+        dict(model="BertForPreTraining"),
+        _LEFT_TO_RIGHT,
+        _LEFT_TO_RIGHT | dict(add_cross_attention=True),
+    ),
+    **_TIED,
+    **_BERT_STACK,
+}
+_GPT2 = {
+    "activation_function": _ACTIVATIONS,
+    "scale_attn_weights": (True, False),
+    "add_cross_attention": (False, True),
+    "n_inner": (None, 20),
+    "n_layer": _DEPTHS,
+    "n_head": _HEADS,
+    "layer_norm_epsilon": (1e-5, 1e-2),
+    **_TIED,
+}
+
+
+def random_cases(seed: int, count: int) -> tuple[Case, ...]:
+    """``count`` models of every family; the same for the same seed, however many."""
+    return tuple(
+        draw(
+            f"random {seed}.{index}",
+            np.random.RandomState([seed, index, zlib.crc32(name.encode())]),
+        )
+        for name, draw in _FAMILIES.items()
+        for index in range(count)
+    )
+
+
+def _of(build: Callable[..., Case], options: Options) -> Callable[..., Case]:
+    return lambda name, random: build(name, **_pick(random, options))
+
+
+def _pair(name: str, random: np.random.RandomState) -> Case:
+    halves = {half: _pick(random, _BERT_STACK) for half in ("encoder", "decoder")}
+    return cases.bert_pair(name, **halves, **_pick(random, _START))
+
+
+def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:
+    """One alternative of every option."""
+    found: dict[str, Any] = {}
+    for key, alternatives in options.items():
+        value = alternatives[random.randint(len(alternatives))]
+        found |= value if isinstance(value, dict) else {key: value}
+    return found
+
+
+_FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
+    "T5": _of(cases.t5, _T5 | _START),
+    "Bart": _of(partial(cases.bart, "Bart"), _STACKS | _TIED | _START),
+    "MBart": _of(partial(cases.bart, "MBart"), _STACKS | _TIED),
+    "Marian": _of(
+        partial(cases.bart, "Marian", model="MarianMTModel"), _STACKS | _TIED | _TABLES | _START
+    ),
+    "Pegasus": _of(partial(cases.bart, "Pegasus"), _STACKS | _TIED | _START),
+    "BERT": _of(cases.bert, _BERT),
+    "BERT pair": _pair,
+    "Whisper": _of(cases.whisper, _STACKS | _START),
+    "GPT-2": _of(cases.gpt2, _GPT2),
+}
