@@ -1,19 +1,16 @@
-"""Small models of every family, over every option that changes what is computed; and what they are given.
+"""Small models of every family, over every option that changes what is computed; and what they are given."""
 
-Weights are not kept anywhere: a tensor's name says what is in it, here and in ``transformers``.
-"""
-
-import re
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from experiments.parity.weights import EOS
+
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
-PAD, BOS, EOS, IGNORED = 1, 0, 2, -100
-EOS_FACTOR = 2.0
+PAD, BOS, IGNORED = 1, 0, -100
 
 Kind = Literal["pair", "speech", "encoder", "decoder"]
 
@@ -28,7 +25,8 @@ class Case:
       config: arguments of its config.
       kind: what goes in: two texts, sound and text, one text.
       reads: a decoder that reads vectors from elsewhere.
-      search: generate, too.
+      search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
+        at different lengths; 0: do not.
       untied: names of tensors that the class ties, and this model does not.
     """
 
@@ -37,14 +35,14 @@ class Case:
     config: dict[str, Any] = field(repr=False)
     kind: Kind = "pair"
     reads: bool = False
-    search: bool = False
+    search: int = 0
     untied: tuple[str, ...] = ()
 
 
 _IDS = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
 
 
-def t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes: Any) -> Case:
+def t5(name: str, search: int = 0, untied: tuple[str, ...] = (), **changes: Any) -> Case:
     """A T5 with changes of its config; so are those below."""
     config = dict(
         vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
@@ -54,12 +52,13 @@ def t5(name: str, search: bool = False, untied: tuple[str, ...] = (), **changes:
     return Case(name, "T5ForConditionalGeneration", config | changes, search=search, untied=untied)
 
 
-def bart(family: str, name: str, search: bool = False, model: str = "", **changes: Any) -> Case:
-    """A BART or one of its kin, by the name of its class."""
+def bart(family: str, name: str, search: int = 0, model: str = "", **changes: Any) -> Case:
+    """A BART or one of its kin, by the name of its class; each begins its texts as its checkpoints do."""
+    start = {"Bart": EOS, "MBart": BOS, "Marian": PAD, "Pegasus": PAD}[family]
     config = dict(
         vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20,
-        max_position_embeddings=32, decoder_start_token_id=EOS, forced_eos_token_id=None, **_IDS,
+        max_position_embeddings=32, decoder_start_token_id=start, forced_eos_token_id=None, **_IDS,
     )  # fmt: skip
     model = model or f"{family}ForConditionalGeneration"
     return Case(f"{family}, {name}", model, config | changes, search=search)
@@ -71,9 +70,7 @@ _BERT = dict(
 )  # fmt: skip
 
 
-def bert(
-    name: str, model: str, kind: Kind = "encoder", search: bool = False, **changes: Any
-) -> Case:
+def bert(name: str, model: str, kind: Kind = "encoder", search: int = 0, **changes: Any) -> Case:
     """A BERT, of the class that has the wanted heads."""
     reads = changes.get("add_cross_attention", False)
     return Case(f"BERT, {name}", model, _BERT | changes, kind, reads, search)
@@ -81,7 +78,7 @@ def bert(
 
 def bert_pair(
     name: str,
-    search: bool = False,
+    search: int = 0,
     encoder: dict[str, Any] | None = None,
     decoder: dict[str, Any] | None = None,
     **changes: Any,
@@ -97,7 +94,7 @@ def bert_pair(
     return Case(f"BERT pair, {name}", "EncoderDecoderModel", config | changes, search=search)
 
 
-def whisper(name: str, search: bool = False, **changes: Any) -> Case:
+def whisper(name: str, search: int = 0, **changes: Any) -> Case:
     """A Whisper."""
     config = dict(
         vocab_size=VOCAB, num_mel_bins=MELS, d_model=16, encoder_layers=2, decoder_layers=2,
@@ -109,7 +106,7 @@ def whisper(name: str, search: bool = False, **changes: Any) -> Case:
     return Case(f"Whisper, {name}", model, config | changes, "speech", search=search)
 
 
-def gpt2(name: str, search: bool = False, **changes: Any) -> Case:
+def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
     """A GPT-2."""
     config = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS)
     reads = changes.get("add_cross_attention", False)
@@ -117,67 +114,43 @@ def gpt2(name: str, search: bool = False, **changes: Any) -> Case:
 
 
 CASES = (
-    t5("tied, relu", search=True),
+    t5("tied, relu", search=15),
     t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
        relative_attention_max_distance=10),
-    t5("v1.1: untied, gated gelu", search=True, feed_forward_proj="gated-gelu",
+    t5("v1.1: untied, gated gelu", search=15, feed_forward_proj="gated-gelu",
        tie_word_embeddings=False, untied=("lm_head.weight",)),
     t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
        tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),
-    bart("Bart", "gelu", search=True),
+    bart("Bart", "gelu", search=19),
     bart("Bart", "scaled, gelu_new", scale_embedding=True, activation_function="gelu_new"),
     bart("Bart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
-    bart("MBart", "scaled", search=True, scale_embedding=True),
+    bart("MBart", "scaled", search=16, scale_embedding=True),
     bart("MBart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
-    bart("Marian", "scaled, swish", search=True, model="MarianMTModel", scale_embedding=True,
+    bart("Marian", "scaled, swish", search=41, model="MarianMTModel", scale_embedding=True,
          activation_function="swish"),
     bart("Marian", "two vocabularies", model="MarianMTModel", decoder_vocab_size=VOCAB - 4,
          share_encoder_decoder_embeddings=False),
     bart("Marian", "two vocabularies, untied", model="MarianMTModel", tie_word_embeddings=False,
          share_encoder_decoder_embeddings=False),
-    bart("Pegasus", "scaled, relu", search=True, scale_embedding=True,
+    bart("Pegasus", "scaled, relu", search=17, scale_embedding=True,
          activation_function="relu"),
     bert("masked tokens", "BertForMaskedLM"),
     bert("masked tokens, untied, relu", "BertForMaskedLM", tie_word_embeddings=False,
          hidden_act="relu"),
     bert("masked tokens and next sentence", "BertForPreTraining"),
     bert("no head, gelu_new", "BertModel", hidden_act="gelu_new"),
-    bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=True),
+    bert("decoder alone", "BertLMHeadModel", "decoder", is_decoder=True, search=4),
     bert("decoder with cross-attention, gelu_new", "BertLMHeadModel", "decoder", is_decoder=True,
-         add_cross_attention=True, hidden_act="gelu_new"),
-    bert_pair("of one size", search=True),
+         add_cross_attention=True, hidden_act="gelu_new", search=9),
+    bert_pair("of one size", search=25),
     bert_pair("of two sizes", encoder=dict(hidden_size=24, num_attention_heads=3)),
-    whisper("gelu", search=True),
+    whisper("gelu", search=4),
     whisper("unequal halves, relu", encoder_layers=1, decoder_layers=3, activation_function="relu"),
-    gpt2("gelu_new", search=True),
+    gpt2("gelu_new", search=7),
     gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
          activation_function="gelu", n_inner=20),
-    gpt2("with cross-attention", add_cross_attention=True),
+    gpt2("with cross-attention", search=4, add_cross_attention=True),
 )  # fmt: skip
-
-
-_TABLE = re.compile(
-    r"(shared|embed_tokens|word_embeddings|wte|lm_head|proj_out|predictions\.decoder)\.weight$"
-)
-
-
-def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """What a tensor of that name holds: random numbers, of a size that keeps signals alive.
-
-    In tables of tokens the row of ``EOS`` is longer than the others, so that its logit goes further up and
-    down than theirs, and generated texts end: some soon, some late.
-    """
-    # RandomState's numbers are promised never to change.
-    random = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
-    if len(shape) > 1 and shape[0] > 1:
-        random *= 1.5 / np.sqrt(np.prod(shape[1:]))
-    elif name.endswith("weight"):
-        random = 1 + 0.2 * random  # a norm
-    else:
-        random *= 0.3  # a bias
-    if _TABLE.search(name):
-        random[EOS] *= EOS_FACTOR
-    return random.astype(np.float32)
 
 
 def inputs(case: Case) -> dict[str, np.ndarray]:

@@ -99,7 +99,8 @@ def _of(build: Callable[..., Case], options: Options) -> Callable[..., Case]:
 
 def _pair(name: str, random: np.random.RandomState) -> Case:
     halves = {half: _pick(random, _BERT_STACK) for half in ("encoder", "decoder")}
-    return cases.bert_pair(name, **halves, **_pick(random, _START))
+    # Not PAD: the loss of transformers masks all padding that the decoder is given, its start too.
+    return cases.bert_pair(name, **halves, **_pick(random, {"decoder_start_token_id": (BOS, EOS)}))
 
 
 def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:

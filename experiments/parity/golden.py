@@ -1,7 +1,7 @@
 """What ``transformers`` computed, in one small file: for machines that have no PyTorch.
 
-A case keeps its ``config.json``, the names and shapes of its tensors (``cases.weight`` knows what is in
-them), the tables that no name gives away, and what was measured.
+A case keeps its ``config.json``, the names and shapes of its tensors and the seed (``weights`` knows what is
+in them), the tables that no name gives away, and what was measured.
 """
 
 import json
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.parity import reference
-from experiments.parity.cases import Case, weight
+from experiments.parity.cases import Case
+from experiments.parity.weights import lively
 
 _FROZEN = "tensor "
 
@@ -23,7 +24,7 @@ def make(cases: tuple[Case, ...], path: Path, folder: Path) -> None:
         own = folder / str(index)
         measured = reference.measure(case, reference.build(case, own), own)
         entries |= {f"{case.name}/{name}": array for name, array in _small(measured).items()}
-        entries |= {f"{case.name}/{name}": array for name, array in _checkpoint(own).items()}
+        entries |= {f"{case.name}/{name}": array for name, array in _checkpoint(case, own).items()}
     np.savez_compressed(path, **entries)
 
 
@@ -44,11 +45,11 @@ def rebuild(entries: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.nda
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(str(entries["config"]), encoding="utf-8")
     tensors = {
-        name: entries.get(_FROZEN + name, weight(name, tuple(shape)))
+        name: entries.get(_FROZEN + name, lively(name, tuple(shape), int(entries["seed"])))
         for name, shape in json.loads(str(entries["shapes"])).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    described = {"config", "shapes"}
+    described = {"config", "shapes", "seed"}
     return {
         name: array
         for name, array in entries.items()
@@ -61,7 +62,7 @@ def _small(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: a.astype(np.uint8) if n in tokens else a for n, a in measured.items()}
 
 
-def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
+def _checkpoint(case: Case, folder: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -69,7 +70,8 @@ def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
     frozen = {
         _FROZEN + name: tensor
         for name, tensor in tensors.items()
-        if not np.array_equal(tensor, weight(name, tensor.shape))
+        if not np.array_equal(tensor, lively(name, tensor.shape, case.search))
     }
     config = (folder / "config.json").read_text(encoding="utf-8")
-    return {"config": np.array(config), "shapes": np.array(json.dumps(shapes)), **frozen}
+    described = {"config": config, "shapes": json.dumps(shapes), "seed": case.search}
+    return {name: np.array(value) for name, value in described.items()} | frozen

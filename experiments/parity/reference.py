@@ -17,8 +17,8 @@ from experiments.parity.cases import (
     chosen_gradients,
     compared,
     inputs,
-    weight,
 )
+from experiments.parity.weights import lively
 
 _OUTPUTS = {
     "logits": "logits",
@@ -30,7 +30,7 @@ _OUTPUTS = {
 
 
 def build(case: Case, folder: Path) -> Any:
-    """The model of a case, its weights those of ``cases.weight``, saved in the folder."""
+    """The model of a case, its weights ``lively``, saved in the folder."""
     import torch
     import transformers
 
@@ -57,7 +57,7 @@ def build(case: Case, folder: Path) -> Any:
     with torch.no_grad():
         for name, shape in saved_shapes(folder).items():
             if name not in frozen:
-                state[name].copy_(torch.from_numpy(weight(name, shape)))
+                state[name].copy_(torch.from_numpy(lively(name, shape, case.search)))
     model.save_pretrained(folder)
     return model
 
@@ -127,6 +127,10 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
             "attention_mask": data["present"],
         },
     }[case.kind]()
+    if case.reads:
+        given["use_cache"] = (
+            False  # transformers' cache of such a decoder has no place for what it reads
+        )
     start = data["prompts"].shape[1] if case.kind == "decoder" else 1
     # Whisper's own generate() is about long recordings; this is what it calls for each piece.
     tokens = GenerationMixin.generate(

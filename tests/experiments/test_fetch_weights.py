@@ -17,7 +17,7 @@ from crossattn.data import fetch
 from crossattn.weights.safetensors import CheckpointError
 from experiments import fetch_weights, launch
 from experiments.fetch_weights import annalog, torch_file, whisper
-from experiments.parity.cases import weight
+from experiments.parity.weights import weight
 from tests.experiments import torch_files
 from tests.weights import ctranslate2_files
 from tests.weights.golden import make_annalog

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.parity.cases import weight
+from experiments.parity.weights import weight
 
 PATH = Path(__file__).with_name("annalog.npz")
 VOCAB, DIM, LAYERS, HEADS, HIDDEN, LENGTH = 13, 16, 2, 4, 24, 12
