@@ -114,10 +114,10 @@ def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
 
 
 CASES = (
-    t5("tied, relu", search=15),
+    t5("tied, relu", search=23),
     t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
        relative_attention_max_distance=10),
-    t5("v1.1: untied, gated gelu", search=15, feed_forward_proj="gated-gelu",
+    t5("v1.1: untied, gated gelu", search=12, feed_forward_proj="gated-gelu",
        tie_word_embeddings=False, untied=("lm_head.weight",)),
     t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
        tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),

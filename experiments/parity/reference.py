@@ -128,9 +128,7 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
         },
     }[case.kind]()
     if case.reads:
-        given["use_cache"] = (
-            False  # transformers' cache of such a decoder has no place for what it reads
-        )
+        given["use_cache"] = False  # its cache would have no place for what it reads
     start = data["prompts"].shape[1] if case.kind == "decoder" else 1
     # Whisper's own generate() is about long recordings; this is what it calls for each piece.
     tokens = GenerationMixin.generate(

@@ -2,6 +2,7 @@
 it where it is installed; random models are compared there, too."""
 
 import importlib.util
+import json
 
 import numpy as np
 import pytest
@@ -28,6 +29,11 @@ def kept():
     return golden.read(PATH)
 
 
+def timeless(settings):
+    """Without the version that wrote them."""
+    return {key: value for key, value in settings.items() if key != "transformers_version"}
+
+
 def check(case, folder, expected):
     found = ours.measure(case, folder, ours.gradients_of(expected))
     assert differences(compare(found, expected)) == [], case.config
@@ -52,9 +58,13 @@ def test_golden_files_hold_what_transformers_computes(case, kept, tmp_path):
     expected = reference.measure(case, reference.build(case, tmp_path / "live"), tmp_path / "live")
     found = golden.rebuild(kept[case.name], tmp_path / "golden")
     assert differences(compare(found, expected)) == []
-    for name in ("config.json", "model.safetensors"):
-        live_file, kept_file = (tmp_path / side / name for side in ("live", "golden"))
-        assert live_file.read_bytes() == kept_file.read_bytes()
+    sides = tmp_path / "live", tmp_path / "golden"
+    configs = [
+        json.loads((side / "config.json").read_text(), object_hook=timeless) for side in sides
+    ]
+    assert configs[0] == configs[1]
+    weights = [(side / "model.safetensors").read_bytes() for side in sides]
+    assert weights[0] == weights[1]
 
 
 def test_golden_files_are_small_and_hold_every_case(kept):
@@ -75,7 +85,7 @@ def test_generated_texts_differ_and_end_at_different_lengths(case, search, kept)
 
 def test_random_models_are_those_of_their_seed_and_reach_every_alternative():
     few, many = random_cases(seed=0, count=1), random_cases(seed=0, count=2)
-    assert few == many[::2] and [case.config for case in few] == [c.config for c in many[::2]]
+    assert few == many[::2]
     assert all(
         one.config != other.config for one, other in zip(few, random_cases(1, 1), strict=True)
     )
