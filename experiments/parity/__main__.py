@@ -19,7 +19,7 @@ from experiments.parity import ours, reference
 from experiments.parity.cases import CASES, SEARCHED, Case, ended
 from experiments.parity.draws import random_cases
 
-SEARCHES = ("greedy", "beams")
+SEARCHES: tuple[str, ...] = ("greedy", "beams")
 TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 
