@@ -5,6 +5,7 @@ import shutil
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -183,13 +184,18 @@ def test_the_language_that_is_found_is_that_of_transformers(multilingual, wav, c
 
 
 def test_a_name_on_the_hub_is_fetched(folder, wav, capsys, refused, monkeypatch):
-    def snapshot_download(name, **_):
+    def list_repo_files(name):
         if name != "someone/whisper":
             raise OSError(f"no repository {name}")
+        return [path.name for path in folder.iterdir()]
+
+    def snapshot_download(name, local_files_only=False, **_):
+        if local_files_only:
+            raise FileNotFoundError("nothing was fetched before")
         return str(folder)
 
-    hub = types.ModuleType("huggingface_hub")
-    hub.snapshot_download = snapshot_download
+    hub: Any = types.ModuleType("huggingface_hub")
+    hub.list_repo_files, hub.snapshot_download = list_repo_files, snapshot_download
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert start("transcribe", wav, "--model=someone/whisper") == 0
     assert capsys.readouterr().out.strip()
