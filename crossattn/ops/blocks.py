@@ -17,8 +17,9 @@ from crossattn.types import Array, Bool, Int
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 # platform: queries and keys of a block, and the logits of all heads' and examples' blocks together.
-# On CPU what counts is that a block stays in the cache; on accelerators, few steps of the loops (those
-# sizes are estimates, not measured).
+# On CPU small blocks skip more of what a mask hides; without a mask larger ones were faster by the last
+# measurement (at 4096, 512 x 1024 by 1.7 times forward, no faster with backward). On accelerators few steps
+# of the loops count (those sizes are estimates, not measured).
 _SIZES = {"cpu": (64, 64, 1 << 21), "gpu": (512, 1024, 1 << 26), "tpu": (512, 1024, 1 << 26)}
 _LEAST, _MOST_BLOCKS = 64, 1024
 
