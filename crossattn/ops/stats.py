@@ -95,7 +95,7 @@ def attention_stats(
         return _of_nothing((*batch, N, T), S, top_k, spans is not None)
     given, setting, _ = scores.prepare(q, k, None, mask, bias, scale, softcap)
     given, setting, asked = blocks.alike((given, setting, asked))
-    plan = blocks.plan(T, S, math.prod((*batch, N)))
+    plan = blocks.plan(T, S, math.prod((*batch, N)), mask)
     return _arranged(summarise(plan, top_k, given, setting, asked), (*batch, N))
 
 

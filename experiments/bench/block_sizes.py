@@ -2,12 +2,15 @@
 
     python -m experiments.bench.block_sizes
 
-Forward, and forward with backward, for a long sequence, a batch of short ones, few queries of many keys
-and many queries of few, with heads of 64 and 128; then, from which size on it beats the reference. Run it on
-the platform that the table is for.
+Forward and backward apart, for long sequences, a batch of short ones, few queries of many keys and many of
+few, heads of 32 to 128, and masks that hide a part; the sizes that the table gives are in brackets. Then,
+from which size on it beats the reference. Run it on the platform that the table is for: 20 minutes on two
+CPU cores.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 from unittest import mock
 
 import jax
@@ -16,60 +19,123 @@ import numpy as np
 
 import crossattn as xa
 from crossattn.ops import blocks
+from crossattn.ops.masks import Mask
 from experiments.bench import contest
 
-SHAPES = [
-    (1, 4096, 4096, 64),
-    (1, 2048, 2048, 128),
-    (32, 256, 256, 64),
-    (1, 256, 8192, 64),
-    (1, 8192, 256, 64),
-]
-SIZES = [(32, 64), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 256), (512, 1024)]
+HEADS, ROUNDS = 8, 5
+SIZES = [(64, 64), (128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024)]
+MOST_LOGITS = 1 << 23  # of a block, all heads and examples together
 LENGTHS = (128, 256, 512, 1024)
-HEADS, ROUNDS = 8, 3
+
+
+class Case(NamedTuple):
+    """Operands [B, T, S, ``HEADS``, H], and what hides a part of the matrix."""
+
+    B: int
+    T: int
+    S: int
+    H: int
+    hidden: str = "nothing"
+
+    @property
+    def title(self) -> str:
+        hidden = "" if self.hidden == "nothing" else f", {self.hidden}"
+        return f"[{self.B}, {self.T}, {self.S}, {HEADS}, {self.H}]{hidden}"
+
+    @property
+    def mask(self) -> Mask | None:
+        lengths = np.random.default_rng(0).integers(self.S // 4, self.S + 1, self.B)
+        kinds = {
+            "causal": xa.masks.causal(),
+            "a window of 256": xa.masks.window(255, 0),
+            "padded": xa.masks.lengths(lengths),
+        }
+        return kinds.get(self.hidden)
+
+    def operands(self) -> list[jax.Array]:
+        """q, k and v in float32."""
+        random = np.random.default_rng(0)
+        shapes = [(self.B, length, HEADS, self.H) for length in (self.T, self.S, self.S)]
+        return [jnp.asarray(random.normal(size=shape).astype(np.float32)) for shape in shapes]
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """Sizes that fit this matrix, each once."""
+        fitting = dict.fromkeys((min(a, self.T), min(b, self.S)) for a, b in SIZES)
+        return (size for size in fitting if self.B * HEADS * size[0] * size[1] <= MOST_LOGITS)
+
+
+CASES = [
+    Case(1, 4096, 4096, 64),
+    Case(1, 4096, 4096, 64, "causal"),
+    Case(1, 4096, 4096, 64, "a window of 256"),
+    Case(1, 2048, 2048, 128),
+    Case(1, 2048, 2048, 32),
+    Case(1, 2048, 2048, 64, "causal"),
+    Case(1, 1024, 1024, 64),
+    Case(1, 1024, 1024, 64, "causal"),
+    Case(4, 1024, 1024, 64),
+    Case(32, 256, 256, 64),
+    Case(32, 256, 256, 64, "padded"),
+    Case(4, 256, 2048, 64, "padded"),
+    Case(1, 256, 8192, 64),
+    Case(1, 8192, 256, 64),
+]
 
 
 def main() -> None:
     """Measure and print."""
-    print(f"{contest.machine()}; jax {jax.__version__} on {jax.default_backend()}\n")
-    for batch, T, S, H in SHAPES:
-        arrays, logits = operands(batch, T, S, H), batch * HEADS * T * S
-        for title in ("forward", "forward and backward"):
-            calls = {f"{a} x {b}": call(title, "chunked", arrays, (a, b)) for a, b in SIZES}
-            seconds = contest.alternate(calls, ROUNDS)
-            contest.show(f"{title}, [{batch}, {T}, {S}, {HEADS}, {H}]", seconds, "logits", logits)
+    print(f"{contest.machine()}; jax {jax.__version__} on {jax.default_backend()}\n", flush=True)
+    for case in CASES:
+        for title, compiled in (("forward", forward), ("backward", backward)):
+            calls = {name(size, case): compiled(case, size) for size in case.sizes()}
+            seconds = contest.alternate(calls, ROUNDS, warmup=1)
+            logits = case.B * HEADS * case.T * case.S
+            contest.show(f"{title}, {case.title}", seconds, "logits", logits)
     for length in LENGTHS:
-        arrays, logits = operands(1, length, length, 64), HEADS * length**2
-        calls = {b: call("forward and backward", b, arrays) for b in ("reference", "chunked")}
+        case, logits = Case(1, length, length, 64), HEADS * length**2
+        calls = {b: whole(case, b) for b in ("reference", "chunked")}
         seconds = contest.alternate(calls, ROUNDS)
         contest.show(
             f"{length} queries and keys, 2^{np.log2(logits):.0f} logits", seconds, "logits", logits
         )
 
 
-def operands(batch: int, T: int, S: int, H: int):
-    """q, k and v in float32."""
-    random = np.random.default_rng(0)
-    shapes = [(batch, length, HEADS, H) for length in (T, S, S)]
-    return [jnp.asarray(random.normal(size=shape).astype(np.float32)) for shape in shapes]
+def name(size: tuple[int, int], case: Case) -> str:
+    """Sizes, in brackets if they are the table's."""
+    plan = blocks.plan(case.T, case.S, case.B * HEADS, case.mask)
+    text = f"{size[0]} x {size[1]}"
+    return f"[{text}]" if size == (plan.queries, plan.keys) else text
 
 
-def call(title: str, backend: str, arrays, sizes: tuple[int, int] | None = None):
+def forward(case: Case, size: tuple[int, int]) -> Callable[[], object]:
     """A compiled call, traced with these block sizes."""
-    attend = partial(xa.attend, backend=backend)
-    if title != "forward":
-        attend = jax.grad(
-            lambda *x: jnp.sum(xa.attend(*x, backend=backend) ** 2), argnums=(0, 1, 2)
-        )
+    operands = case.operands()
+    with cut(size):
+        attend = partial(xa.attend, mask=case.mask, backend="chunked")
+        compiled = jax.jit(attend).lower(*operands).compile()
+    return lambda: jax.block_until_ready(compiled(*operands))
 
-    def plan(T: int, S: int, rows: int) -> blocks.Plan:
-        queries, keys = sizes or (T, S)
-        return blocks.Plan(T, S, min(queries, T), min(keys, S))
 
-    with mock.patch.object(blocks, "plan", plan if sizes else blocks.plan):
-        compiled = jax.jit(attend).lower(*arrays).compile()
-    return lambda: jax.block_until_ready(compiled(*arrays))
+def backward(case: Case, size: tuple[int, int]) -> Callable[[], object]:
+    """A compiled backward pass alone, traced with these block sizes."""
+    attend = partial(xa.attend, mask=case.mask, backend="chunked")
+    with cut(size):
+        out, pull = jax.jit(lambda *x: jax.vjp(attend, *x))(*case.operands())
+        compiled = jax.jit(lambda pull, out: pull(out)).lower(pull, out).compile()
+    return lambda: jax.block_until_ready(compiled(pull, out))
+
+
+def whole(case: Case, backend: str) -> Callable[[], object]:
+    """A compiled forward and backward pass of a backend."""
+    operands = case.operands()
+    squares = jax.grad(lambda *x: jnp.sum(xa.attend(*x, backend=backend) ** 2), argnums=(0, 1, 2))
+    compiled = jax.jit(squares).lower(*operands).compile()
+    return lambda: jax.block_until_ready(compiled(*operands))
+
+
+def cut(size: tuple[int, int]):
+    """In this context matrices are cut into blocks of this size."""
+    return mock.patch.object(blocks, "plan", lambda T, S, *_: blocks.Plan(T, S, *size))
 
 
 if __name__ == "__main__":

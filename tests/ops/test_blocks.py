@@ -1,6 +1,7 @@
 """The matrix in blocks: which of them are visited, and how lengths are cut."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,15 +85,46 @@ def test_nothing_to_skip_needs_no_list():
     assert blocks.visits(M.explicit(np.ones((1, 1, 64, 64), bool)), PLAN) is None
 
 
+@pytest.mark.parametrize(
+    "mask", [None, M.causal(), M.window(7, 0)], ids=["none", "causal", "window"]
+)
 @pytest.mark.parametrize("length", [1, 63, 64, 511, 513, 5000, 1 << 20])
-def test_lengths_are_cut_evenly(length):
-    plan = blocks.plan(length, length, rows=8, platform="cpu")
+def test_lengths_are_cut_evenly(length, mask):
+    plan = blocks.plan(length, length, rows=8, mask=mask, platform="cpu")
     for size, count in zip((plan.queries, plan.keys), plan.shape, strict=True):
         assert 1 <= size <= length
         assert size * count - length < 16 * count
         assert count <= 1024
 
 
+def area(T, S, rows=8, mask=None, platform="cpu"):
+    plan = blocks.plan(T, S, rows, mask, platform)
+    return plan.queries * plan.keys
+
+
 def test_many_heads_and_examples_make_blocks_small():
-    few, many = (blocks.plan(4096, 4096, rows, "gpu") for rows in (1, 512))
-    assert many.queries * many.keys < few.queries * few.keys
+    for platform in ("cpu", "gpu"):
+        assert area(4096, 4096, 512, platform=platform) < area(4096, 4096, 1, platform=platform)
+    # However many rows there are, all their blocks together keep to a bound that does not grow with lengths.
+    assert area(1 << 16, 1 << 16, rows=256) == area(4096, 4096, rows=256)
+
+
+def test_blocks_are_small_where_small_ones_skip_more():
+    packed = M.segments(jnp.ones((2, 4096), jnp.int32))
+    for mask in (M.window(255, 0), packed, M.causal() & packed):
+        assert area(4096, 4096, mask=mask) < area(4096, 4096)
+    assert area(1024, 1024, mask=M.causal()) < area(1024, 1024)
+    assert area(8192, 8192, mask=M.causal()) == area(8192, 8192)
+
+
+def test_what_hides_the_same_keys_from_every_query_leaves_blocks_large():
+    for mask in (M.lengths(jnp.array([9, 5])), M.key_padding(jnp.ones((2, 1024), bool))):
+        assert area(1024, 1024, mask=mask) == area(1024, 1024)
+        traced = jax.jit(lambda mask: jnp.int32(area(1024, 1024, mask=mask)))(mask)
+        assert traced == area(1024, 1024)
+
+
+def test_a_side_of_less_than_a_block_leaves_room_for_more_of_the_other():
+    shapes = [(4096, 4096), (256, 8192), (8192, 256)]
+    assert len({area(T, S) for T, S in shapes}) == 1
+    assert area(64, 16384) == area(16384, 64) < area(4096, 4096)

@@ -34,7 +34,7 @@ DROPPED = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 4 queries by 3 keys, which divide neither of the lengths."""
-    monkeypatch.setattr(blocks, "plan", lambda T, S, rows: Plan(T, S, min(4, T), min(3, S)))
+    monkeypatch.setattr(blocks, "plan", lambda T, S, *_: Plan(T, S, min(4, T), min(3, S)))
 
 
 def total(backend, mask, options):

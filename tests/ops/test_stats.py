@@ -31,7 +31,7 @@ SMOOTH = ("lse", "entropy", "maximum", "expected", "mass", "top_weights", "span_
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 4 queries by 3 keys, which divide neither of the lengths."""
-    monkeypatch.setattr(blocks, "plan", lambda T, S, rows: Plan(T, S, min(4, T), min(3, S)))
+    monkeypatch.setattr(blocks, "plan", lambda T, S, *_: Plan(T, S, min(4, T), min(3, S)))
 
 
 def allowed(mask):

@@ -59,7 +59,8 @@ def attend(
     if return_weights:
         raise NotImplementedError("it never has the whole matrix of weights")
     given, setting, values = scores.prepare(q, k, v, mask, bias, scale, softcap, dropout_key)
-    plan = blocks.plan(q.shape[-3], k.shape[-3], math.prod((*q.shape[:-3], q.shape[-2])))
+    rows = math.prod((*q.shape[:-3], q.shape[-2]))
+    plan = blocks.plan(q.shape[-3], k.shape[-3], rows, mask)
     found: Any = _attend(plan, dropout_rate, given, values, setting)
     out, lse, _ = found
     out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
