@@ -87,7 +87,7 @@ def likely_languages(
 ) -> Float[Array, "B n"]:
     """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
     model = functional.bind(build, params)
-    logits = _after_start(model, encoded, tokens, _states(model, encoded, 1))
+    logits = _after_start(model, encoded, tokens, model.start_encoded(encoded, None, 1, 1))
     ids = jnp.array(list(tokens.languages.values()), jnp.int32)
     return jax.nn.softmax(logits[:, ids], axis=-1)
 
@@ -113,6 +113,9 @@ def write(
       temperature: of the draw.
       times: write times, by the rules of ``time_rules``; they go with the prefix.
       max_length: the most tokens written.
+
+    Raises:
+      ValueError: prefix and ``max_length`` together are more than the model has positions for.
     """
     model = functional.bind(build, params)
     B, P = prefix.shape
@@ -122,7 +125,7 @@ def write(
     options: dict[str, Any] = dict(
         batch=B, max_length=max_length, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
     )
-    states = _states(model, encoded, P + max_length - 1)
+    states = model.start_encoded(encoded, None, 1, P + max_length - 1)
     no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
     if key is None:
         found = greedy(model.step, states, processors=rules, **options)
@@ -141,9 +144,13 @@ def follow(
     text: Int[Array, "B T"],
     heads: tuple[tuple[int, int], ...],
 ) -> Followed:
-    """Read a known text, its prefix included, and keep the attention of ``heads`` (layer, head)."""
+    """Read a known text, its prefix included, and keep the attention of ``heads`` (layer, head).
+
+    Raises:
+      ValueError: the text is longer than the model has positions for.
+    """
     model = functional.bind(build, params)
-    states = _states(model, encoded, text.shape[1])
+    states = model.start_encoded(encoded, None, 1, text.shape[1])
     logits, states = model.step(
         text[:, None], states, jnp.zeros((), jnp.int32), return_weights=True
     )
@@ -193,8 +200,3 @@ def _after_start(
     start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
     logits, _ = model.step(start, states, jnp.zeros((), jnp.int32))
     return logits[:, 0, 0]
-
-
-def _states(model: Any, encoded: Float[Array, "B S D"], size: int) -> Any:
-    """Decoding states of one beam that reads what is encoded already."""
-    return model.decoder.with_caches(model.decoder.read(encoded), len(encoded), 1, size)

@@ -244,9 +244,21 @@ class Transformer(StepByStep):
         """
         self.target_input.check(max_length)
         encoded = self.encode(source, source_segments)
+        return self.start_encoded(encoded, source_segments, beams, max_length, ahead)
+
+    def start_encoded(
+        self,
+        encoded: Float[Array, "B S D"],
+        source_segments: Int[Array, "B S"] | None,
+        beams: int,
+        max_length: int,
+        ahead: int = 0,
+    ) -> Any:
+        """``start`` where the source is encoded already."""
+        self.target_input.check(max_length)
         valid = None if source_segments is None else source_segments > 0
         states = self.decoder.read(encoded, valid)
-        return self.decoder.with_caches(states, source.shape[0], beams, max_length + ahead)
+        return self.decoder.with_caches(states, encoded.shape[0], beams, max_length + ahead)
 
     def advance(
         self,
