@@ -245,6 +245,35 @@ def test_one_query_reads_what_the_mask_says(name):
 
 
 @needs_kernel
+@pytest.mark.parametrize("shared", [1, 5], ids=["one_slot_a_position", "most_slots"])
+def test_queries_that_share_slots_as_beams_do_read_what_the_mask_says(shared):
+    B, J, S, filled = 3, 6, 300, 197
+    q, k, v = operands(B, J, S, 4, 2, 24, 40)
+    beams = (np.arange(S) + RANDOM.integers(0, J, (B, 1, 1, S))) % J
+    allowed = (beams - np.arange(J)[:, None]) % J < shared
+    mask = xa.masks.lengths(filled) & xa.masks.explicit(allowed)
+    k, v = (x.at[:, filled:].set(np.nan) for x in (k, v))
+    same(*both(q, k, v, mask))
+
+
+@needs_kernel
+@pytest.mark.parametrize("t", [0, 3, 41, 149])
+def test_one_query_of_a_cache_reads_what_masks_of_all_kinds_say(t):
+    S = 150
+    q, k, v = operands(2, 1, S, 4, 2, 70, 36)
+    masks = {
+        "window": xa.masks.window(21, 0, offset=t),
+        "filled": xa.masks.causal(offset=t) & xa.masks.lengths(np.array([t + 1, 2])),
+        "padding": xa.masks.causal(offset=t) & xa.masks.key_padding(RANDOM.random((2, S)) < 0.5),
+        "segments": xa.masks.segments(np.array([[2], [0]]), RANDOM.integers(0, 3, (2, S))),
+    }
+    for mask in masks.values():
+        read = np.broadcast_to(mask.materialize(1, S), (2, 1, 1, S)).reshape(2, S, 1, 1)
+        poisoned = [jnp.where(read, x, np.nan) for x in (k, v)]
+        same(*both(q, *poisoned, mask))
+
+
+@needs_kernel
 def test_masks_that_can_be_said_in_little_reach_the_kernel_as_little():
     T = 4096
     q, k, v = (jax.ShapeDtypeStruct((1, T, 1, 8), jnp.float32) for _ in range(3))

@@ -12,6 +12,9 @@
 namespace crossattn {
 namespace {
 
+// Queries below which each looks at the keys by itself, and up to which it does under a sparse mask.
+constexpr int64_t kFew = 4, kMaybeSparse = 16;
+
 using Dims = ffi::Span<const int64_t>;
 using Floats = ffi::Buffer<ffi::F32>;
 using Integers = ffi::Buffer<ffi::S32>;
@@ -88,19 +91,19 @@ ffi::Error Forward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Integers 
   const Problem p = Decode(q, k, v, {interval, numbers, limits, bytes}, scale);
   float* o = out->typed_data();
   const Sums saved{peak->typed_data(), total->typed_data()};
-  const bool few = p.T < 4;
+  const bool few = p.T < kFew, may_be_sparse = p.T <= kMaybeSparse && p.mask.bytes;
   const int64_t chunk = few ? p.T : kQueryChunk, parts = (p.T + chunk - 1) / chunk;
   // Few queries are little work each: a task takes all heads of a batch entry, if there are several.
-  const int64_t heads = few && p.B > 1 ? p.N : 1;
+  const int64_t heads = (few || may_be_sparse) && p.B > 1 ? p.N : 1;
   Parallel(pool, p.B * p.N / heads * parts, [&](int64_t task) {
     const int64_t part = task % parts, first = task / parts * heads;
     const int64_t t0 = part * chunk, t1 = std::min(p.T, t0 + chunk);
     for (int64_t i = first; i < first + heads; ++i) {
-      if (!few) {
-        ForwardChunk(p, i / p.N, i % p.N, t0, t1, o, saved);
-        continue;
-      }
-      for (int64_t t = t0; t < t1; ++t) ForwardRow(p, i / p.N, i % p.N, t, o, saved);
+      const int64_t b = i / p.N, n = i % p.N;
+      if (few || (may_be_sparse && p.MaskOf(b, n).Sparse(p.T)))
+        for (int64_t t = t0; t < t1; ++t) ForwardRow(p, b, n, t, o, saved);
+      else
+        ForwardChunk(p, b, n, t0, t1, o, saved);
     }
   });
   return ffi::Error::Success();

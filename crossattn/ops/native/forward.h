@@ -90,68 +90,70 @@ inline void ForwardChunk(const Problem& p, int64_t b, int64_t n, int64_t t0, int
   }
 }
 
-// out [V vectors] = factor times the sum of weights[s] values[s], over the keys [from, to) that
-// may be read: their `readable` is not 0, or it is null. A weight of 0 does not hide a NaN.
+// Some keys: those from `first` on, or those of a list.
+struct Keys {
+  int64_t first, count;
+  const int32_t* list;
+  int64_t operator[](int64_t i) const { return list ? list[i] : first + i; }
+};
+
+// out [V vectors] = factor times the sum of weights times values, of these keys.
 template <int V>
-inline void Mix(const float* weights, const uint8_t* readable, Rows values, int64_t from,
-                int64_t to, int64_t at, float factor, float* out) {
+inline void Mix(const float* weights, const Keys& keys, Rows values, int64_t at, float factor,
+                float* out) {
   Vec sums[V] = {};
-  for (int64_t s = from; s < to; ++s) {
-    if (readable && !readable[s - from]) continue;
-    for (int j = 0; j < V; ++j)
-      sums[j] += Load(values[s] + at + j * kWidth) * weights[s - from];
+  for (int64_t i = 0; i < keys.count; ++i) {
+    const float* value = values[keys[i]] + at;
+    for (int j = 0; j < V; ++j) sums[j] += Load(value + j * kWidth) * weights[i];
   }
   for (int j = 0; j < V; ++j) Store(out + at + j * kWidth, sums[j] * factor);
 }
 
-// One query of one head, as in cached decoding: the memory is read once, where it lies, and only
-// as far as it may be read.
+// One query of one head, as in cached decoding: what it may read of the memory is read once, where it
+// lies, and nothing else is.
 inline void ForwardRow(const Problem& p, int64_t b, int64_t n, int64_t t, float* out, Sums saved) {
   const int64_t kv = n / (p.N / p.K);
   const float* query = p.Queries(p.q, b, n, p.H)[t];
-  const Rows keys = p.Keys(b, kv), values = p.Values(b, kv);
+  const Rows all = p.Keys(b, kv), values = p.Values(b, kv);
   const Mask mask = p.MaskOf(b, n);
   const Span span = mask.Read(t, t + 1, 0, p.S);
-  const int64_t from = span.from, some = span.to - from, width = RoundUp(some);
-  float* weights = Scratch(2 * width);
-  constexpr int64_t kAhead = 8, kTogether = 4;
-  int64_t dots = 0;
-  for (; dots + kTogether <= some; dots += kTogether) {
-    for (int64_t s = from + dots; s < from + dots + kTogether; ++s)
-      Fetch(keys[s + kAhead], p.H), Fetch(values[s], p.Hv);
-    Dots<kTogether>(query, keys[from + dots], keys.stride, p.H, weights + dots);
-  }
-  for (; dots < some; ++dots) Dots<1>(query, keys[from + dots], keys.stride, p.H, weights + dots);
-  for (int64_t s = 0; s < width; s += kWidth) {
-    const Vec logits = Load(weights + s) * p.scale;
-    Store(weights + s, logits + logits * 0.0f);  // Inf becomes NaN
-  }
-  std::fill(weights + some, weights + width, -kInf);
-  uint8_t* readable = nullptr;
+  const int64_t room = RoundUp(span.to - span.from);
+  float* weights = Scratch(2 * room);
+  Keys keys{span.from, span.to - span.from, nullptr};
   if (span.partial) {
-    mask.Hide(t, from, span.to, weights);
-    readable = reinterpret_cast<uint8_t*>(weights + width);
-    for (int64_t s = 0; s < some; ++s) readable[s] = weights[s] != -kInf;
+    int32_t* list = reinterpret_cast<int32_t*>(weights + room);
+    keys.count = mask.List(t, span.from, span.to, list);
+    keys.list = list;
   }
   Vec most = Splat(-kInf), sum{};
-  for (int64_t s = 0; s < width; s += kWidth) most = Larger(most, Load(weights + s));
+  for (int64_t i = 0; i < keys.count; i += kWidth) {
+    const int64_t last = keys.count - 1;
+    const float* rows[kWidth];
+    for (int64_t r = 0; r < kWidth; ++r) {
+      Fetch(all[keys[std::min(i + r + kWidth, last)]], p.H);
+      Fetch(values[keys[std::min(i + r, last)]], p.Hv);
+      rows[r] = all[keys[std::min(i + r, last)]];
+    }
+    Vec logits = Dots(query, rows, p.H) * p.scale;
+    logits += logits * 0.0f;  // Inf becomes NaN
+    for (int64_t r = keys.count - i; r < kWidth; ++r) logits[r] = -kInf;
+    Store(weights + i, logits);
+    most = Larger(most, logits);
+  }
   const float peak = Max(most), base = peak == -kInf ? 0.0f : peak;
-  for (int64_t s = 0; s < width; s += kWidth) {
-    const Vec e = Exp(Load(weights + s) - base);
-    Store(weights + s, e);
+  for (int64_t i = 0; i < keys.count; i += kWidth) {
+    const Vec e = Exp(Load(weights + i) - base);
+    Store(weights + i, e);
     sum += e;
   }
   const float total = Sum(sum), factor = total == 0.0f ? 0.0f : 1.0f / total;
   float* mine = out + ((b * p.T + t) * p.N + n) * p.Hv;
   int64_t h = 0;
-  for (; h + 4 * kWidth <= p.Hv; h += 4 * kWidth)
-    Mix<4>(weights, readable, values, from, span.to, h, factor, mine);
-  for (; h + kWidth <= p.Hv; h += kWidth)
-    Mix<1>(weights, readable, values, from, span.to, h, factor, mine);
+  for (; h + 8 * kWidth <= p.Hv; h += 8 * kWidth) Mix<8>(weights, keys, values, h, factor, mine);
+  for (; h + kWidth <= p.Hv; h += kWidth) Mix<1>(weights, keys, values, h, factor, mine);
   for (; h < p.Hv; ++h) {
     float mixed = 0;
-    for (int64_t s = 0; s < some; ++s)
-      if (!readable || readable[s]) mixed += weights[s] * values[from + s][h];
+    for (int64_t i = 0; i < keys.count; ++i) mixed += weights[i] * values[keys[i]][h];
     mine[h] = mixed * factor;
   }
   saved.peak[(b * p.N + n) * p.T + t] = peak;

@@ -9,6 +9,7 @@
 namespace crossattn {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int64_t kSparse = 3;
 
 // Some of the keys of a block: every key that some query of a block may read lies in [from, to).
 struct Span {
@@ -105,6 +106,37 @@ struct Mask {
     }
     span.from = first;
     span.to = last;
+  }
+
+  // The keys of [from, to) that query t may read, in order; returns how many they are.
+  int64_t List(int64_t t, int64_t from, int64_t to, int32_t* keys) const {
+    if (interval) {
+      from = std::max<int64_t>(from, Interval(t)[0]);
+      to = std::min<int64_t>(to, Interval(t)[1]);
+    }
+    const uint8_t* allowed = bytes ? bytes + t * bytes_row : nullptr;
+    int64_t count = 0;
+    for (int64_t s = from; s < to; ++s) {
+      bool readable = !allowed || allowed[s];
+      for (int64_t c = 0; c < conditions; ++c) {
+        const int32_t number = numbers[c * S + s], *own = Limits(c, t);
+        readable &= own[0] <= number && number <= own[1];
+      }
+      keys[count] = static_cast<int32_t>(s);
+      count += readable;
+    }
+    return count;
+  }
+
+  // Whether so few of the pairs of T queries and their keys may be read, by bytes, that each query had
+  // better look at its own: beams of a search, which share a cache, read one slot of each position.
+  bool Sparse(int64_t T) const {
+    if (!bytes || !bytes_row) return false;
+    const Span reach = Reach(0, T);
+    int64_t pairs = 0;
+    for (int64_t t = 0; t < T; ++t)
+      for (int64_t s = reach.from; s < reach.to; ++s) pairs += bytes[t * bytes_row + s] != 0;
+    return pairs * kSparse <= T * (reach.to - reach.from);
   }
 
   // Sets logits of query t to -inf for the keys of [from, to) that it may not read.

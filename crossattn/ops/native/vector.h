@@ -104,19 +104,29 @@ inline float Max(Vec x) {
   return Larger(x, Exchange<1>(x))[0];
 }
 
-// out [R] = a . rows of b, which are that many floats apart.
-template <int R>
-inline void Dots(const float* a, const float* b, int64_t b_row, int64_t size, float* out) {
-  Vec sums[R] = {};
+// The sum of each row of lanes.
+inline Vec SumEach(Vec rows[kWidth]) {
+  if constexpr (kWidth == 16) ExchangeOffDiagonal<8 % kWidth>(rows);
+  ExchangeOffDiagonal<4>(rows);
+  ExchangeOffDiagonal<2>(rows);
+  ExchangeOffDiagonal<1>(rows);
+  for (int step = kWidth / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) rows[i] += rows[i + step];
+  return rows[0];
+}
+
+// The products of a with each of b [kWidth][size].
+inline Vec Dots(const float* a, const float* const* b, int64_t size) {
+  Vec sums[kWidth] = {};
   int64_t i = 0;
   for (; i + kWidth <= size; i += kWidth) {
     const Vec x = Load(a + i);
-    for (int r = 0; r < R; ++r) sums[r] += x * Load(b + r * b_row + i);
+    for (int r = 0; r < kWidth; ++r) sums[r] += x * Load(b[r] + i);
   }
-  for (int r = 0; r < R; ++r) {
-    out[r] = Sum(sums[r]);
-    for (int64_t rest = i; rest < size; ++rest) out[r] += a[rest] * b[r * b_row + rest];
-  }
+  Vec found = SumEach(sums);
+  for (; i < size; ++i)
+    for (int r = 0; r < kWidth; ++r) found[r] += a[i] * b[r][i];
+  return found;
 }
 
 // Has n floats fetched that will be read soon.
