@@ -52,8 +52,14 @@ def beginning_at(states: Any, first: Int[Array, " B"]) -> Any:
 
     def begin(state: DecoderState) -> DecoderState:
         cache: Any = state.cache
-        rows = jnp.broadcast_to(first, cache.keys.shape[:-3])
-        return replace(state, cache=replace(cache, first=rows))
+        lead = cache.keys.shape[:-2]
+        cache = replace(
+            cache,
+            first=jnp.broadcast_to(first, lead[:-1]),
+            valid=jnp.zeros(lead, bool),
+            positions=jnp.zeros(lead, jnp.int32),
+        )
+        return replace(state, cache=cache)
 
     return map_layers(states, begin)
 

@@ -109,7 +109,8 @@ class MultiHeadAttention(nnx.Module):
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory:
         """An empty memory of ``size`` slots, for ``extend``."""
-        return Memory.empty(batch_shape, size, *self.kv_shape, dtype=self.dtype or jnp.float32)
+        dtype = self.dtype or jnp.float32
+        return Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
 
     def extend(self, cache: Memory, x: Float[Array, "*B X D"]) -> Memory:
         """The cache with the keys and values of ``x`` appended, at the positions that follow.

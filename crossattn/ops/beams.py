@@ -34,7 +34,9 @@ def grow(
         x = x.reshape(*x.shape[:shared], J, *x.shape[-3:])
         return jnp.moveaxis(x, shared, -3).reshape(*x.shape[:shared], X * J, *x.shape[-2:])
 
-    positions = cache.length // J + jnp.repeat(jnp.arange(X), J)
+    positions = None
+    if cache.positions is not None:
+        positions = cache.length // J + jnp.repeat(jnp.arange(X), J)
     return cache.append(in_order(keys), in_order(values), positions=positions)
 
 

@@ -22,11 +22,11 @@ class Memory:
     Attributes:
       keys: [*B S K H].
       values: [*B S K Hv].
-      valid: [*B S], True where a slot may be read; None means everywhere.
+      valid: [*B S], True where a slot may be read; None means everywhere, in a cache every filled slot.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
       length: how many slots a cache has filled, []; None for a memory that does not grow.
       first: [*B], of a cache, the position that each row begins at: what ``append`` writes before it is
-        padding, which may not be read. None is 0.
+        padding, which may not be read (``valid`` and ``positions`` say so). None is 0.
       ancestors: [*B J X] of a cache that J beams of a row grow together, X positions with J slots each:
         whose slot each beam reads. A beam that continues another one reads what that one wrote, so
         no cache is ever copied. None: each its own.
@@ -49,14 +49,19 @@ class Memory:
         head_dim: int,
         value_dim: int | None = None,
         dtype=jnp.float32,
+        bare: bool = False,
     ) -> "Memory":
-        """A cache of ``size`` free slots, for ``append``."""
+        """A cache of ``size`` free slots, for ``append``.
+
+        A ``bare`` one has no ``valid`` and no ``positions``, and so is cheaper to grow: every slot
+        that is filled may be read, and stands where it lies.
+        """
         lead = (*batch_shape, size)
         return cls(
             keys=jnp.zeros((*lead, num_kv_heads, head_dim), dtype),
             values=jnp.zeros((*lead, num_kv_heads, value_dim or head_dim), dtype),
-            valid=jnp.zeros(lead, bool),
-            positions=jnp.zeros(lead, jnp.int32),
+            valid=None if bare else jnp.zeros(lead, bool),
+            positions=None if bare else jnp.zeros(lead, jnp.int32),
             length=jnp.zeros((), jnp.int32),
         )
 
@@ -75,18 +80,31 @@ class Memory:
             lead = memory.keys.shape[:-2]
             own = jnp.broadcast_to(jnp.arange(start, start + memory.size), lead)
             positions.append(own if memory.positions is None else memory.positions)
-            valid.append(jnp.ones(lead, bool) if memory.valid is None else memory.valid)
+            valid.append(memory.readable)
             start += memory.size
         return cls(
             keys=jnp.concatenate([m.keys for m in memories], axis=-3),
             values=jnp.concatenate([m.values for m in memories], axis=-3),
-            valid=None if all(m.valid is None for m in memories) else jnp.concatenate(valid, -1),
+            valid=None if all(m.everywhere for m in memories) else jnp.concatenate(valid, -1),
             positions=(
                 None
                 if all(m.positions is None for m in memories)
                 else jnp.concatenate(positions, axis=-1)
             ),
         )
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether nothing says that a slot may not be read."""
+        return self.valid is None and self.length is None
+
+    @property
+    def readable(self) -> Bool[Array, "*B S"]:
+        """Which slots may be read."""
+        if self.valid is not None:
+            return jnp.asarray(self.valid)
+        filled = self.size if self.length is None else jnp.asarray(self.length)[..., None]
+        return jnp.broadcast_to(jnp.arange(self.size) < filled, self.keys.shape[:-2])
 
     @property
     def size(self) -> int:
@@ -105,13 +123,22 @@ class Memory:
         Their positions are their places in the memory where none are given.
 
         Raises:
-          ValueError: the memory is not a cache, or more slots are added than it has in all.
+          ValueError: the memory is not a cache, or keeps no ``valid`` or ``positions`` where they are
+            given, or more slots are added than it has in all.
         """
-        if self.length is None or self.valid is None or self.positions is None:
+        if self.length is None:
             raise ValueError(
                 "Memory.append: this memory has no length, so it does not grow; start from "
                 "Memory.empty, or use Memory.concat."
             )
+        for name, given, own in (
+            ("valid", valid, self.valid),
+            ("positions", positions, self.positions),
+        ):
+            if given is not None and own is None:
+                raise ValueError(
+                    f"Memory.append: this memory keeps no {name}; start from Memory.empty without bare."
+                )
         _check_alike("append", keys, values, self)
         added = keys.shape[-3]
         if added > self.size:
@@ -126,7 +153,9 @@ class Memory:
         if self.first is not None:
             new_valid = new_valid & (new_positions >= self.first[..., None])
 
-        def write(old: Array, new: Array, axis: int) -> Array:
+        def write(old: Array | None, new: Array, axis: int) -> Array | None:
+            if old is None:
+                return None
             # A scatter, because XLA would fuse a dynamic_update_slice into everything that reads the
             # result, keep the old buffer alive for it, and so copy the whole cache at every step.
             index = (Ellipsis, slots, *(slice(None),) * (-axis - 1))
@@ -158,7 +187,9 @@ class Memory:
 
     def mask(self) -> masks.Mask:
         """Which slots may be read; combine with ``&``."""
-        return masks.Mask(()) if self.valid is None else masks.key_padding(self.valid)
+        if self.valid is not None:
+            return masks.key_padding(self.valid)
+        return masks.Mask(()) if self.length is None else masks.lengths(self.length)
 
 
 def _check_alike(method: str, keys: Array, values: Array, memory: Memory) -> None:

@@ -117,6 +117,27 @@ def test_a_prompt_then_single_tokens_in_a_larger_cache_is_the_causal_whole(promp
     close(jnp.concatenate(found, axis=1), WHOLE)
 
 
+def test_a_bare_memory_is_read_like_a_full_one():
+    full, bare = (xa.Memory.empty((B,), SIZE + 2, K, H, HV, bare=bare) for bare in (False, True))
+    for start, stop in ((0, 2), (2, 3), (3, SIZE)):
+        full, bare = (append(x, KEYS[:, start:stop], VALUES[:, start:stop]) for x in (full, bare))
+        np.testing.assert_array_equal(bare.readable, full.readable)
+        np.testing.assert_array_equal(
+            np.broadcast_to(bare.mask().materialize(1, SIZE + 2), (B, 1, 1, SIZE + 2)),
+            full.mask().materialize(1, SIZE + 2),
+        )
+    assert bare.valid is None and bare.positions is None
+    joined = [xa.Memory.concat(memory, xa.Memory(KEYS, VALUES)) for memory in (full, bare)]
+    np.testing.assert_array_equal(*(memory.readable for memory in joined))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("valid", bool), ("positions", int)])
+def test_a_bare_memory_refuses_what_it_would_lose(name, dtype):
+    bare = xa.Memory.empty((B,), SIZE, K, H, HV, bare=True)
+    with pytest.raises(ValueError, match=f"keeps no {name}"):
+        bare.append(KEYS[:, :1], VALUES[:, :1], **{name: jnp.ones((B, 1), dtype)})
+
+
 def test_positions_follow_what_is_appended():
     memory = append(filled(2), KEYS[:, 2:5], VALUES[:, 2:5])
     positions = jnp.arange(SIZE) if memory.positions is None else memory.positions
