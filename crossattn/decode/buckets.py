@@ -14,7 +14,7 @@ from crossattn.decode.generate import generate, translate
 from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.stream import Piece, Stream
 from crossattn.decode.target import right_aligned
-from crossattn.types import AnyArray, Array, Int, Key, Params
+from crossattn.types import AnyArray, Array, Float, Int, Key, Params
 
 Limits = Int[AnyArray, "..."] | Sequence[int] | int | None
 """The most tokens of each row, [B], or of all."""
@@ -63,7 +63,7 @@ class Bucketed:
             model = functional.bind(build, params)
             call: dict[str, Any] = dict(max_length=max_length, limits=limits, key=key, **options)
             if draft is not None:
-                read, which = inputs
+                read, which, *_ = inputs
                 call["draft"] = draft(read, which, draft_params)
             return inputs.search(model, **call)
 
@@ -96,12 +96,17 @@ class Bucketed:
         prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
         *,
         max_length: int,
+        memory: Float[AnyArray, "B S M"] | None = None,
+        memory_segments: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         draft_params: Params | None = None,
     ) -> Hypotheses:
-        """What ``generate`` gives after prompts of any lengths, each as if it were alone; as a call."""
-        call = self._prompts(params, prompts, max_length, limits)
+        """What ``generate`` gives after prompts of any lengths, each as if it were alone; as a call.
+
+        The ``memory`` that a decoder reads is filled up like sources.
+        """
+        call = self._prompts(params, prompts, max_length, limits, memory, memory_segments)
         return self._found(params, call, key, draft_params)
 
     def stream(
@@ -131,12 +136,15 @@ class Bucketed:
         prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
         *,
         max_length: int,
+        memory: Float[AnyArray, "B S M"] | None = None,
+        memory_segments: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         every: int = 1,
     ) -> Iterator[Piece]:
         """What ``generate`` gives as it comes, as in ``stream``."""
-        return self._pieces(params, self._prompts(params, prompts, max_length, limits), key, every)
+        call = self._prompts(params, prompts, max_length, limits, memory, memory_segments)
+        return self._pieces(params, call, key, every)
 
     @property
     def compilations(self) -> int:
@@ -169,7 +177,9 @@ class Bucketed:
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
         return self._call(params, _Sources(source, segments), (B, max_length, S), start, limits)
 
-    def _prompts(self, params, prompts, max_length: int, limits: Any) -> "_Call":
+    def _prompts(
+        self, params, prompts, max_length: int, limits: Any, memory: Any, segments: Any
+    ) -> "_Call":
         if self._prefix is not None:
             raise ValueError(
                 "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
@@ -179,7 +189,21 @@ class Bucketed:
         most = None if most is None else most - max_length + 1
         width = _size(max(map(len, rows)), self.sources, most)
         prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
-        return self._call(params, _Prompts(prefix, lengths), (B, max_length, None), width, limits)
+        inputs, S = _Prompts(prefix, lengths), None
+        if memory is not None:
+            if len(memory) != B:
+                raise ValueError(
+                    f"memory has {len(memory)} rows; expected as many as there are prompts, {B}."
+                )
+            S = memory.shape[1]
+            more = (0, len(prefix) - B), (0, _size(S, self.sources) - S)
+            segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments)
+            segments = np.pad(segments.astype(np.int32), more)
+            segments[B:, 0] = 1  # as of sources
+            inputs = _Prompts(
+                prefix, lengths, np.pad(np.asarray(memory), (*more, (0, 0))), segments
+            )
+        return self._call(params, inputs, (B, max_length, S), width, limits)
 
     def _call(self, params, inputs: Any, shape: Any, start: int, limits: Any) -> "_Call":
         B, T, _ = shape
@@ -224,19 +248,29 @@ class _Sources(NamedTuple):
 
 
 class _Prompts(NamedTuple):
-    """What ``generate`` goes on with: prompts [B P] at their right ends, and their lengths [B]."""
+    """What ``generate`` goes on with: prompts [B P] at their right ends, and their lengths [B].
+
+    With it goes the memory that the model reads, [B S M], and its segments [B S], if it reads one.
+    """
 
     prefix: Any
     lengths: Any
+    memory: Any = None
+    segments: Any = None
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
-        return generate(model, batch=len(self.prefix), **self.target(), **call)
+        return generate(model, batch=len(self.prefix), **self.reads(), **self.target(), **call)
 
     def target(self) -> dict[str, Any]:
         return {"prefix": self.prefix, "prefix_lengths": self.lengths}
 
+    def reads(self) -> dict[str, Any]:
+        if self.memory is None:
+            return {}
+        return {"memory": self.memory, "memory_segments": self.segments}
+
     def start(self, model: Any, room: int) -> Any:
-        return model.start(len(self.prefix), 1, room)
+        return model.start(len(self.prefix), 1, room, **self.reads())
 
 
 class _Call(NamedTuple):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import crossattn as xa
 from crossattn.decode import (
     Bucketed,
     Capture,
@@ -17,6 +18,7 @@ from crossattn.decode import (
     sampling,
     translate,
 )
+from crossattn.models import Decoder, decoder
 
 from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
 
@@ -203,6 +205,34 @@ def test_prompts_are_bucketed_too():
     streamed = np.concatenate(pieces, axis=1)
     np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
     assert streamed.shape[1] == plain.lengths.max()
+
+
+def test_a_memory_that_prompts_read_is_bucketed_with_them():
+    config = decoder.tiny(layers=1, vocab_size=16, memory_dim=8)
+    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
+    params = xa.init(build, jax.random.key(3))
+    memory = 3 * np.random.default_rng(3).normal(size=(3, 6, 8)).astype(np.float32)
+    read, options = {"memory": memory, "memory_segments": SEGMENTS}, {"capture": Capture((0,))}
+    call = jax.jit(
+        lambda p: generate(
+            bound((build, p)), batch=3, prefix=PROMPTS, max_length=LENGTH, **read, **options
+        )
+    )
+    plain = jax.device_get(call(params))
+    run = Bucketed(build, rows=(4,), sources=(8,), targets=(8,), **options)
+    found = run.generate(params, PROMPTS, max_length=LENGTH, **read)
+    for name in ("tokens", "lengths"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
+    assert found.weights.shape == plain.weights.shape
+    np.testing.assert_allclose(found.weights, plain.weights, atol=1e-5)
+    cut = run.generate(params, PROMPTS, max_length=LENGTH, memory=memory[:, :5])
+    assert run.compilations == 1
+    assert not np.array_equal(cut.weights, found.weights[..., :5])
+    pieces = run.stream_generate(params, PROMPTS, max_length=LENGTH, **read)
+    streamed = np.concatenate([tokens for tokens, _ in pieces], axis=1)
+    np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
+    with pytest.raises(ValueError, match="memory has 2 rows; expected as many .* prompts, 3"):
+        run.generate(params, PROMPTS, max_length=LENGTH, memory=memory[:2])
 
 
 def test_prompts_that_cannot_be_are_refused():

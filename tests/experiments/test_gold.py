@@ -37,7 +37,7 @@ def few_phrases(monkeypatch):
 
 def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     config = tiny()
-    config.train.update(steps=80, log_every=10)
+    config.train.update(steps=40, log_every=10)
     config.optim.learning_rate = 1e-2
     assert train.run(config, tmp_path).status == "finished"
     guided = logged(tmp_path, "guided")

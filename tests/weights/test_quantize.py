@@ -1,5 +1,6 @@
 """int8 weights: what is rounded and by how much, and that models run on them unchanged."""
 
+import gc
 import sys
 
 import jax
@@ -163,6 +164,7 @@ def test_at_most_one_matrix_is_float_at_a_time(tmp_path):
     device, most = jax.sharding.SingleDeviceSharding(jax.devices()[0]), []
 
     def place(axes, shape):
+        gc.collect()
         alive = [x for x in jax.live_arrays() if x.shape in ((dim, inner), (inner, dim))]
         most.append(sum(x.dtype == jnp.float32 for x in alive))
         return device
