@@ -4,8 +4,8 @@
 
 Forward and backward apart, for long sequences, a batch of short ones, few queries of many keys and many of
 few, heads of 32 to 128, and masks that hide a part; the sizes that the table gives are in brackets. Then,
-from which size on it beats the reference. Run it on the platform that the table is for: 20 minutes on two
-CPU cores.
+from which size on it beats the reference. Run it on the platform that the table is for: a quarter of an hour
+on two CPU cores.
 """
 
 from collections.abc import Callable, Iterator

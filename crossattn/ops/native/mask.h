@@ -9,6 +9,7 @@
 namespace crossattn {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+// A mask is sparse if at most one pair of so many may be read.
 constexpr int64_t kSparse = 3;
 
 // Some of the keys of a block: every key that some query of a block may read lies in [from, to).
