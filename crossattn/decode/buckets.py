@@ -169,16 +169,13 @@ class Bucketed:
 
     def _sources(self, params, source, segments, max_length: int, limits: Any) -> "_Call":
         (B, S), (most, _) = source.shape, self._longest(params)
-        segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments)
-        more = (0, _size(B, self.rows) - B), (0, _size(S, self.sources, most) - S)
-        source, segments = (np.pad(np.asarray(x, np.int32), more) for x in (source, segments))
-        # A source of nothing but padding would be read as NaN by some kernels of other libraries.
-        segments[B:, 0] = 1
+        source = np.asarray(source, np.int32)
+        source, segments = self._filled(source, segments, _size(S, self.sources, most))
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
         return self._call(params, _Sources(source, segments), (B, max_length, S), start, limits)
 
     def _prompts(
-        self, params, prompts, max_length: int, limits: Any, memory: Any, segments: Any
+        self, params, prompts, max_length: int, limits: Any, memory: Any, memory_segments: Any
     ) -> "_Call":
         if self._prefix is not None:
             raise ValueError(
@@ -196,14 +193,19 @@ class Bucketed:
                     f"memory has {len(memory)} rows; expected as many as there are prompts, {B}."
                 )
             S = memory.shape[1]
-            more = (0, len(prefix) - B), (0, _size(S, self.sources) - S)
-            segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments)
-            segments = np.pad(segments.astype(np.int32), more)
-            segments[B:, 0] = 1  # as of sources
-            inputs = _Prompts(
-                prefix, lengths, np.pad(np.asarray(memory), (*more, (0, 0))), segments
-            )
+            read = self._filled(np.asarray(memory), memory_segments, _size(S, self.sources))
+            inputs = _Prompts(prefix, lengths, *read)
         return self._call(params, inputs, (B, max_length, S), width, limits)
+
+    def _filled(self, x: Any, segments: Any, size: int) -> tuple[Any, Any]:
+        """What is read, [B S ...], and its segments [B S], with rows and length filled up."""
+        B, S = x.shape[:2]
+        segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments, np.int32)
+        more = (0, _size(B, self.rows) - B), (0, size - S)
+        x, segments = np.pad(x, (*more, *((0, 0),) * (x.ndim - 2))), np.pad(segments, more)
+        # Nothing but padding would be read as NaN by some kernels of other libraries.
+        segments[B:, 0] = 1
+        return x, segments
 
     def _call(self, params, inputs: Any, shape: Any, start: int, limits: Any) -> "_Call":
         B, T, _ = shape

@@ -242,7 +242,6 @@ class Transformer(StepByStep):
         Raises:
           ValueError: the source or ``max_length`` is longer than ``longest``.
         """
-        self.target_input.check(max_length)
         encoded = self.encode(source, source_segments)
         return self.start_encoded(encoded, source_segments, beams, max_length, ahead)
 
@@ -254,7 +253,7 @@ class Transformer(StepByStep):
         max_length: int,
         ahead: int = 0,
     ) -> Any:
-        """``start`` where the source is encoded already."""
+        """``start`` where the source is encoded already, [B S D]."""
         self.target_input.check(max_length)
         valid = None if source_segments is None else source_segments > 0
         states = self.decoder.read(encoded, valid)

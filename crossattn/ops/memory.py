@@ -85,18 +85,17 @@ class Memory:
         return cls(
             keys=jnp.concatenate([m.keys for m in memories], axis=-3),
             values=jnp.concatenate([m.values for m in memories], axis=-3),
-            valid=None if all(m.everywhere for m in memories) else jnp.concatenate(valid, -1),
+            valid=(
+                None
+                if all(m.valid is None and m.length is None for m in memories)
+                else jnp.concatenate(valid, -1)
+            ),
             positions=(
                 None
                 if all(m.positions is None for m in memories)
                 else jnp.concatenate(positions, axis=-1)
             ),
         )
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether nothing says that a slot may not be read."""
-        return self.valid is None and self.length is None
 
     @property
     def readable(self) -> Bool[Array, "*B S"]:
