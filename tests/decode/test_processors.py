@@ -8,6 +8,7 @@ from scipy import stats
 
 from crossattn.decode import Context, constraints, sampling, topk
 from crossattn.decode.processors import apply
+from tests.closeness import close
 
 V, X, EOS = 300, 9, 2
 RNG = np.random.default_rng(0)
@@ -62,9 +63,7 @@ def test_processors_do_what_those_of_transformers_do(ours, name, arguments):
     for length in (1, 2, 5, X):
         # On sequences one by one, for they have all tokens or none.
         tokens = TOKENS[:, :length]
-        np.testing.assert_allclose(
-            run(ours, length=length), theirs(name, *arguments, tokens=tokens), rtol=1e-6
-        )
+        close(run(ours, length=length), theirs(name, *arguments, tokens=tokens))
 
 
 @pytest.mark.parametrize("length", [1, 4, 5, 6])
@@ -118,7 +117,7 @@ def test_processors_apply_in_order_and_a_function_is_one():
         return 2 * logits * (context.length == X) + context.row
 
     found = run(sampling.temperature(4.0), doubled)
-    np.testing.assert_allclose(found, LOGITS / 2 + np.arange(4)[:, None], rtol=1e-6)
+    close(found, LOGITS / 2 + np.arange(4)[:, None])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from crossattn.nn import (
     norm,
 )
 from tests import numpy_model as oracle
+from tests.closeness import close
 
 X = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
 TOKENS = np.array([[3, 1, 4], [1, 5, 9]])
@@ -106,7 +107,7 @@ def test_given_positions_move_the_position_vectors(scheme):
     tokens = jnp.asarray(TOKENS)
     long = xa.apply(build, params, jnp.pad(tokens, [(0, 0), (4, 0)]))
     shifted = xa.apply(build, params, tokens, 4 + jnp.arange(3))
-    np.testing.assert_allclose(shifted, long[:, 4:], atol=1e-6)
+    close(shifted, long[:, 4:])
 
 
 def test_an_unknown_position_scheme_is_refused_with_the_known_ones(in_production):

@@ -11,6 +11,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.testing.case import H, K, N, S, T, array
+from tests.closeness import close
 from tests.conftest import with_devices
 
 
@@ -28,11 +29,6 @@ def energy(q, k, v, mask=None, **options):
 
 attend = jax.jit(xa.attend)
 gradients = jax.jit(jax.grad(energy, argnums=(0, 1, 2)))
-
-
-def close(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_survive_asking_for_weights(qkv):
@@ -94,7 +90,7 @@ def test_dropped_weights_are_zero_and_the_others_grow(qkv):
     found = dropped_weights(q, k, 0.25, KEY_1)
     gone = found == 0
     assert 0.15 < gone.mean() < 0.35
-    np.testing.assert_allclose(found, np.where(gone, 0, kept / 0.75), rtol=1e-5)
+    close(found, np.where(gone, 0, kept / 0.75))
 
 
 def test_dropout_differs_between_examples_heads_and_queries(qkv):

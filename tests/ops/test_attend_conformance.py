@@ -11,6 +11,7 @@ import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends
 from crossattn.testing import case as shared
+from tests.closeness import close
 
 CASES = testing.cases()
 ITEMS = {f"{item.promise}-{item.case}": item for item in testing.items()}
@@ -89,7 +90,7 @@ def test_masks_as_arrays_terms_and_additive_biases_agree():
     by_array = xa.attend(case.q, case.k, case.v, mask)
     by_bias = xa.attend(case.q, case.k, case.v, bias=additive)
     np.testing.assert_array_equal(by_term, by_array)
-    np.testing.assert_allclose(by_term, by_bias, atol=1e-6)
+    close(by_term, by_bias)
 
 
 @pytest.mark.parametrize("j", [0, 3, 4])
@@ -106,7 +107,7 @@ def test_a_change_at_a_position_moves_no_output_before_it(j):
 def test_weights_sum_to_one_or_to_exactly_zero():
     case = CASES["some_rows_read_nothing"]
     _, weights = xa.attend(case.q, case.k, case.v, case.mask, return_weights=True)
-    np.testing.assert_allclose(weights.sum(-1), case.readable.any(-1), atol=1e-6)
+    close(weights.sum(-1), case.readable.any(-1))
 
 
 def test_weights_and_log_sum_exp_come_together():
@@ -114,7 +115,7 @@ def test_weights_and_log_sum_exp_come_together():
     options = {"return_weights": True, "return_lse": True}
     found = xa.attend(case.q, case.k, case.v, case.mask, **options)
     for x, expected in zip(found, case.expected, strict=True):
-        np.testing.assert_allclose(x, expected, atol=1e-5)
+        close(x, expected)
 
 
 def test_an_unnamed_scale_is_one_over_the_root_of_the_head_size():

@@ -9,6 +9,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.testing.case import array
+from tests.closeness import close
 
 B, SIZE, K, H, HV, N = 2, 6, 2, 4, 3, 4
 QUERIES = jnp.asarray(array("q", B, SIZE, N, H))
@@ -35,10 +36,6 @@ def may_read(memory):
 
 def read(memory, queries=QUERIES):
     return attend(queries, memory.keys, memory.values, memory.mask())
-
-
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_memory_of_keys_and_values_is_all_readable():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from crossattn.ops import native, product
+from tests.closeness import close
 
 try:
     native.load()
@@ -50,7 +51,7 @@ def test_it_is_the_product(name):
     assert uses_kernel(x, w, dimensions)
     expected = np.tensordot(np.float64(x), np.float64(w), dimensions[0])
     for call in (product.dot_general, jax.jit(product.dot_general, static_argnums=2)):
-        np.testing.assert_allclose(call(x, w, dimensions), expected, rtol=2e-5, atol=2e-4)
+        close(call(x, w, dimensions), expected, ulps=100)
 
 
 @needs_kernel
@@ -65,8 +66,7 @@ def test_its_derivatives_are_those_of_lax(name):
             lambda x, w: jax.lax.dot_general(x, w, dimensions),
         )
     )
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+    close(found, expected, ulps=100)
 
 
 @needs_kernel
@@ -76,9 +76,7 @@ def test_it_goes_under_vmap_and_its_gradients_too():
     def loss(x):
         return jnp.sum(jnp.tanh(product.dot_general(x, w, dimensions)))
 
-    np.testing.assert_allclose(
-        jax.vmap(jax.grad(loss))(x), jnp.stack([jax.grad(loss)(each) for each in x]), atol=1e-4
-    )
+    close(jax.vmap(jax.grad(loss))(x), jnp.stack([jax.grad(loss)(each) for each in x]))
 
 
 @needs_kernel

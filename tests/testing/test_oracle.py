@@ -32,7 +32,7 @@ def test_the_oracles_gradients_are_finite_differences(name, lse):
 def test_the_oracle_of_equal_logits_is_the_mean_and_the_log_of_the_number_of_keys():
     q, v = np.zeros((1, 2, 1, 4)), array("v", 1, 8, 1, 3)
     out, weights, lse = oracle.attention(q, array("k", 1, 8, 1, 4), v)
-    np.testing.assert_allclose(out[0, :, 0], np.stack([v[0, :, 0].mean(0)] * 2))
+    np.testing.assert_allclose(out[0, :, 0], np.stack([np.float64(v)[0, :, 0].mean(0)] * 2))
     np.testing.assert_allclose(weights, 1 / 8)
     np.testing.assert_allclose(lse, np.log(8))
 

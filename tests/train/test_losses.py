@@ -5,6 +5,7 @@ import pytest
 from jax.test_util import check_grads
 
 from crossattn.train.losses import cross_entropy
+from tests.closeness import close
 
 SHAPE = (2, 5, 11)
 
@@ -40,10 +41,10 @@ def test_loss_and_gradient_are_those_of_the_definition(example, smoothing, z_los
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(logits))
     expected, expected_gradient = oracle(*example, smoothing, z_loss)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
+    close(value, expected)
+    close(gradient, expected_gradient)
     nll, _ = oracle(*example, 0.0, 0.0)
-    np.testing.assert_allclose(sums["nll"], nll, rtol=1e-6)
+    close(sums["nll"], nll)
     assert float(sums["tokens"]) == weights.sum()
     hits = (logits.argmax(-1) == labels) * weights
     assert float(sums["correct"]) == hits.sum()
@@ -56,12 +57,12 @@ def test_label_smoothing_spreads_its_share_over_the_whole_vocabulary(example):
     target = 0.9 * np.eye(SHAPE[-1])[labels] + 0.1 / SHAPE[-1]  # the label keeps its own share too
     expected = (-(target * log_p).sum(-1) * weights).sum()
     loss, _ = cross_entropy(*map(jnp.asarray, example), label_smoothing=0.1)
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    close(loss, expected)
 
 
 def test_a_uniform_prediction_costs_the_log_of_the_vocabulary():
     loss, sums = cross_entropy(jnp.zeros((4, 50)), jnp.arange(4), jnp.ones(4))
-    np.testing.assert_allclose(loss / sums["tokens"], np.log(50), rtol=1e-6)
+    close(loss / sums["tokens"], np.log(50))
 
 
 def test_what_padding_holds_never_reaches_loss_or_gradient(example):
@@ -98,7 +99,7 @@ def test_bfloat16_logits_are_computed_on_in_float32(example):
     loss, gradient = jax.value_and_grad(lambda x: cross_entropy(x, labels, weights)[0])(rounded)
     expected, _ = oracle(np.asarray(rounded, np.float32), labels, weights, 0.0, 0.0)
     assert loss.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
-    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    close(loss, expected)
 
 
 def test_gradients_reach_logits_and_weights_and_pass_through_transformations(example):

@@ -9,6 +9,7 @@ from toy_task import AXES, ToyBatches, ToyTask
 from crossattn.train.optim import OptimConfig, make_optimizer
 from crossattn.train.state import init_state
 from crossattn.train.step import make_train_step
+from tests.closeness import close
 
 CONFIG = OptimConfig(learning_rate=0.01, schedule="constant", weight_decay=0.1)
 
@@ -120,7 +121,7 @@ def test_the_average_follows_the_parameters_by_its_formula():
         state, _ = step(state, next(batches))
         keep = min(decay, (1 + done) / (10 + done))
         expected = keep * expected + (1 - keep) * np.asarray(state.params["hidden"]["kernel"])
-    np.testing.assert_allclose(state.ema["hidden"]["kernel"], expected, rtol=1e-5)
+    close(state.ema["hidden"]["kernel"], expected)
     assert state.eval_params is state.ema
 
 

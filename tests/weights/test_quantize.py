@@ -14,6 +14,7 @@ from crossattn.models import Transformer, transformer
 from crossattn.nn.stack import stack_layers
 from crossattn.weights import CheckpointError, quantize
 from tests import numpy_model as oracle
+from tests.closeness import close
 from tests.weights import checkpoints
 
 pytest.importorskip("qwix")
@@ -78,7 +79,7 @@ def test_no_weight_moves_by_more_than_half_a_step_of_its_output(pair):
             assert held[path] is array
             continue
         assert held[path].qvalue.dtype == jnp.int8 and held[path].scale.dtype == jnp.float32
-        np.testing.assert_allclose(held[path].scale, step(path, array), rtol=1e-6)
+        close(held[path].scale, step(path, array))
         moved = np.abs(multiplied(held[path]) - array)
         assert np.all(moved <= 0.5001 * step(path, array)) and moved.any()
 
@@ -147,7 +148,7 @@ def test_arrays_of_qwix_itself_are_multiplied_out_as_qwix_does(method):
     params = oracle.random_params(build)
     held = qwix.quantize(jnp.asarray(params["up"]["kernel"]), jnp.int8, calibration_method=method)
     module = xa.functional.bind(build, params | {"up": params["up"] | {"kernel": held}})
-    np.testing.assert_allclose(module.up.kernel[...], qwix.dequantize(held), rtol=1e-6)
+    close(module.up.kernel[...], qwix.dequantize(held))
 
 
 def test_a_checkpoint_is_rounded_as_it_is_loaded_and_twice_is_once(tmp_path):
