@@ -1,4 +1,7 @@
-"""``python -m crossattn doctor``: what is here, and which backend takes which call on this machine."""
+"""``python -m crossattn doctor``: what is here, and which backend takes which call on this machine.
+
+``python -m crossattn build`` compiles the CPU kernel before anything needs it.
+"""
 
 import importlib.metadata
 import os
@@ -13,19 +16,34 @@ import crossattn
 from crossattn.ops import backends, masks
 from crossattn.ops.explain import Explanation, explain
 
-USAGE = """usage: python -m crossattn doctor
+USAGE = """usage: python -m crossattn doctor | build
 
-doctor   versions, devices, the compiled kernel, and which backend takes which call here, and why"""
+doctor   versions, devices, the compiled kernel, and which backend takes which call here, and why
+build    compiles the CPU kernel, which the first call of attend would do, and says where it is"""
 B, T, N, H = 8, 1024, 8, 64
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was asked for; the exit code is 2 where nothing known was."""
+    """Print what was asked for; the exit code is 2 where nothing known was, 1 where nothing was built."""
+    if arguments == ["build"]:
+        return build()
     if arguments != ["doctor"]:
         print(USAGE, file=sys.stdout if arguments in (["-h"], ["--help"]) else sys.stderr)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     for line in doctor():
         print(line)
+    return 0
+
+
+def build() -> int:
+    """Compile the kernel for this processor, whatever the devices are; nothing is loaded."""
+    from crossattn.ops.native import build as native
+
+    try:
+        print(native.library())
+    except native.Unavailable as reason:
+        print(f"there is no compiled kernel here: {reason}", file=sys.stderr)
+        return 1
     return 0
 
 
