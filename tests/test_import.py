@@ -78,3 +78,10 @@ def test_the_facade_lists_what_it_has_and_names_what_it_lacks():
             assert getattr(xa, name) is not None
     with pytest.raises(AttributeError, match="module 'crossattn' has no attribute 'atend'"):
         _ = xa.atend
+
+
+def test_the_facade_of_data_lists_every_file_of_it():
+    import pkgutil
+
+    found = {module.name for module in pkgutil.iter_modules(xa.data.__path__)}
+    assert set(xa.data.__all__) == found

@@ -8,12 +8,14 @@ import importlib
 from types import ModuleType
 
 _SUBMODULES = (
+    "archives",
     "audio",
     "builders",
     "encoded",
     "errors",
     "evaluation",
     "fetch",
+    "links",
     "mel",
     "packing",
     "phrases",

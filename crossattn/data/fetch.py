@@ -5,18 +5,16 @@ goes to a temporary folder first and is renamed when complete, so a half-fetched
 """
 
 import hashlib
-import io
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from crossattn.data import archives
 from crossattn.data.errors import DataUnavailable
 
 _LOG = logging.getLogger(__name__)
@@ -92,15 +90,12 @@ def read_deb(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, b
     """Yields (path below `prefix`, content) of files of a Debian package; writes nothing.
 
     Raises:
-        DataUnavailable: the file is not a readable Debian package.
+        DataUnavailable: the file is not a whole Debian package, or unpacks to more than is read.
     """
     try:
-        with tarfile.open(fileobj=_data_tar(path), mode="r|*") as tar:
-            for member in tar:
-                name = member.name.removeprefix("./")
-                if member.isreg() and name.startswith(prefix) and name.endswith(suffix):
-                    yield name.removeprefix(prefix), tar.extractfile(member).read()  # type: ignore[union-attr]
-    except (tarfile.TarError, EOFError, ValueError) as error:
+        for name, content in archives.deb_files(path, prefix, suffix):
+            yield name.removeprefix(prefix), content
+    except (archives.Damaged, OSError) as error:
         reason = f"{path.name} is not a readable Debian package ({error})"
         raise _absent([path.name.split("_")[0] + "_*.deb"], path.parent, reason) from error
 
@@ -109,12 +104,21 @@ def read_zip(path: Path, names: list[str]) -> list[bytes]:
     """Contents of the named members of a zip file or wheel; writes nothing.
 
     Raises:
-        DataUnavailable: the file is no zip file, or lacks a member.
+        DataUnavailable: the file is no zip file, lacks a member, or has it encrypted, damaged or
+            larger than what is held in memory.
+    """
+    return [b"".join(zip_pieces(path, name, archives.IN_MEMORY)) for name in names]
+
+
+def zip_pieces(path: Path, name: str, limit: int = archives.LARGEST) -> Iterator[bytes]:
+    """Yields the content of a member of a zip file or wheel, piece by piece.
+
+    Raises:
+        DataUnavailable: as `read_zip`; also after pieces, where their checksum does not hold.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            return [archive.read(name) for name in names]
-    except (zipfile.BadZipFile, KeyError) as error:
+        yield from archives.zip_member(path, name, limit)
+    except (archives.Damaged, OSError) as error:
         raise _absent([path.name], path.parent, f"{path.name} cannot be read ({error})") from error
 
 
@@ -177,32 +181,3 @@ def _absent(filenames: list[str], folder: Path, reason: str) -> DataUnavailable:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _data_tar(path: Path) -> io.BufferedIOBase:
-    """The data.tar.* member of a Debian package, which is an `ar` archive (see `man 5 ar`)."""
-    raw = path.read_bytes()
-    if not raw.startswith(b"!<arch>\n"):
-        raise ValueError("it does not begin like one")
-    at = 8
-    while at + 60 <= len(raw):
-        name, size = (
-            raw[at : at + 16].decode("ascii").strip().rstrip("/"),
-            int(raw[at + 48 : at + 58]),
-        )
-        body = raw[at + 60 : at + 60 + size]
-        if name.startswith("data.tar"):
-            if len(body) < size:
-                raise ValueError("it is cut short")
-            return io.BytesIO(_decompressed_by_dpkg(path) if name.endswith(".zst") else body)
-        at += 60 + size + size % 2
-    raise ValueError("it has no data.tar")
-
-
-def _decompressed_by_dpkg(path: Path) -> bytes:
-    # The standard library reads no zstd before Python 3.14; machines whose packages use it have
-    # dpkg-deb.
-    done = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(path)], capture_output=True)
-    if done.returncode:
-        raise ValueError(done.stderr.decode("utf-8", "replace").strip())
-    return done.stdout

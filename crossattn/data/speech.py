@@ -3,16 +3,16 @@
 An example is {"id", "audio", "text"}: audio float32 at 16 kHz, text as its publisher wrote it.
 """
 
-import gzip
 import io
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from crossattn.data import fetch
+from crossattn.data import archives, fetch
 from crossattn.data.audio import read_audio
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, DataUnavailable
 
 Example = dict[str, Any]
 
@@ -44,7 +44,7 @@ def open_speech(
 def _librivox(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     (package,) = fetch.debian_packages(["pocketsphinx-testdata"], data_dir)
     files = dict(fetch.read_deb(package, "usr/share/pocketsphinx/test/data/librivox/"))
-    lines = files["transcription"].decode("utf-8").splitlines()
+    lines = _text(package, files.get("transcription")).splitlines()
     marked = [re.fullmatch(r"<s> (.*) </s> \((.*)\)", line.strip()) for line in lines]
     texts = {match[2]: match[1] for match in marked if match}
     return texts, _sounds(files)
@@ -54,13 +54,30 @@ def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     names = ["asterisk-core-sounds-en", "asterisk-core-sounds-en-wav"]
     listed, package = fetch.debian_packages(names, data_dir)
     prefix = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
-    ((_, raw),) = fetch.read_deb(listed, prefix)
-    lines = gzip.decompress(raw).decode("utf-8").splitlines()
+    packed = dict(fetch.read_deb(listed, prefix)).get("", b"")
+    try:
+        raw = b"".join(archives.inflated(io.BytesIO(packed), "gz", archives.IN_MEMORY))
+    except archives.Damaged:
+        raw = None
+    lines = _text(listed, raw).splitlines()
     pairs = (line.split(": ", 1) for line in lines if ": " in line and not line.startswith(";"))
     # Brackets describe a sound that is no speech.
     texts = {id.strip(): text.strip() for id, text in pairs if "[" not in text}
     folder = "usr/share/asterisk/sounds/en_US_f_Allison/"
     return texts, _sounds(dict(fetch.read_deb(package, folder, ".wav")))
+
+
+def _text(package: Path, raw: bytes | None) -> str:
+    """The transcripts in a package, as text."""
+    try:
+        if raw:
+            return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    raise DataUnavailable(
+        f"put the package of this name as Debian has it in {package.parent} ({package.name} has no "
+        "transcripts that can be read)"
+    )
 
 
 def _sounds(files: dict[str, bytes]) -> dict[str, bytes]:

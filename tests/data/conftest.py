@@ -12,26 +12,41 @@ import pytest
 PAGE = '<html><body><div class="x"><p id="bm_system">menu</p></div><div id="DisplayArea">{}</div>'
 
 
-def write_deb(path: Path, files: dict[str, str]) -> None:
-    """A Debian package: an `ar` archive with a data.tar.xz."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
-        for name, text in files.items():
-            raw = text.encode()
-            member = tarfile.TarInfo(f"./{name}")
-            member.size = len(raw)
-            tar.addfile(member, io.BytesIO(raw))
+def write_deb(path: Path, files: dict[str, str], kind: str = "xz", sums: bool = True) -> None:
+    """A Debian package: an `ar` archive with a tar of files and one of what is said about them."""
+    contents = {f"./{name}": text.encode() for name, text in files.items()}
+    listed = "".join(
+        f"{hashlib.md5(raw).hexdigest()}  {name[2:]}\n" for name, raw in contents.items()
+    )
+    control = {"./control": b"Package: x\n"} | ({"./md5sums": listed.encode()} if sums else {})
+    end = f".{kind}" if kind else ""
     members = [
         ("debian-binary", b"2.0\n"),
-        ("control.tar.xz", b"odd"),
-        ("data.tar.xz", buffer.getvalue()),
+        (f"control.tar{end}", tar_of(control, kind)),
+        (f"data.tar{end}", tar_of(contents, kind)),
     ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(ar_of(members))
+
+
+def tar_of(files: dict[str, bytes], kind: str) -> bytes:
+    """A tar archive as dpkg writes it; `kind` is gz, xz, bz2 or nothing."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=f"w:{kind}", format=tarfile.GNU_FORMAT) as tar:
+        for name, raw in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(raw)
+            tar.addfile(member, io.BytesIO(raw))
+    return buffer.getvalue()
+
+
+def ar_of(members: list[tuple[str, bytes]]) -> bytes:
+    """An `ar` archive."""
     out = b"!<arch>\n"
     for name, body in members:
         head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(body):<10}`\n"
         out += head.encode() + body + b"\n" * (len(body) % 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(out)
+    return out
 
 
 def help_pages(language: str, pages: dict[str, str]) -> dict[str, str]:
