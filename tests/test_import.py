@@ -83,5 +83,7 @@ def test_the_facade_lists_what_it_has_and_names_what_it_lacks():
 def test_the_facade_of_data_lists_every_file_of_it():
     import pkgutil
 
+    import crossattn as xa
+
     found = {module.name for module in pkgutil.iter_modules(xa.data.__path__)}
     assert set(xa.data.__all__) == found
