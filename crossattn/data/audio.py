@@ -15,8 +15,15 @@ from jaxtyping import Float
 from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 
-_BLOCK_SECONDS = 30
-_LONGEST_SECONDS = 4 * 3600  # of the array that is made before anything is read; it may grow
+LONGEST = 12 * 3600
+"""Seconds of sound that are read: 2.6 GiB at 16 kHz."""
+
+RATES = (1_000, 768_000)
+"""The least and the most samples a second of a file; a header may say anything."""
+
+_CHANNELS = 256
+_BLOCK = 2**18  # numbers that are read at a time
+_AT_FIRST = 4 * 3600  # seconds of the array that is made before anything is read; it may grow
 
 
 def read_audio(
@@ -29,7 +36,8 @@ def read_audio(
       rate: of the result.
 
     Raises:
-      DataError: the file is missing, empty, cut short, not sound, or holds NaN; names the file.
+      DataError: the file is missing, empty, cut short, not sound, longer than `LONGEST`, of a rate
+        outside `RATES`, or holds NaN; names the file.
       ModuleNotFoundError: the packages that read sound are not installed.
     """
     soundfile, soxr = _libraries()
@@ -38,15 +46,18 @@ def read_audio(
         _check_whole(Path(file))
     try:
         with soundfile.SoundFile(file) as sound:
+            _check_claims(name, sound)
             announced = sound.frames / sound.samplerate
             # A second more than announced; a damaged header may announce anything.
-            expected = rate * (1 + int(min(announced, _LONGEST_SECONDS)))
-            audio = _joined(_resampled(sound, rate, soxr), expected)
+            expected = rate * (1 + int(min(announced, _AT_FIRST)))
+            audio = _joined(_resampled(sound, rate, soxr), expected, rate * LONGEST)
     except soundfile.LibsndfileError as error:
         raise DataError(
             f"{name} cannot be read as sound ({error.error_string.rstrip('.')}); expected WAV, FLAC, "
             "OGG or MP3."
         ) from None
+    if audio is None:
+        raise DataError(f"{name} lasts {_TOO_LONG}")
     if not len(audio):
         raise DataError(f"{name} holds no sound: it has a header and no samples.")
     if len(audio) / rate < announced - 0.1:
@@ -59,19 +70,40 @@ def read_audio(
     return audio
 
 
+_TOO_LONG = f"more than {LONGEST // 3600} hours, the longest that is read; cut it into parts."
+
+
+def _check_claims(name: Any, sound: Any) -> None:
+    """Nothing is made in a size that a header asks for without a limit."""
+    if not RATES[0] <= sound.samplerate <= RATES[1]:
+        raise DataError(
+            f"{name} has {sound.samplerate} samples a second; expected {RATES[0]} to {RATES[1]}; "
+            "resample it, or mend its header."
+        )
+    if not 1 <= sound.channels <= _CHANNELS:
+        raise DataError(
+            f"{name} has {sound.channels} channels; expected 1 to {_CHANNELS}; mix it down, or mend "
+            "its header."
+        )
+
+
 def _resampled(sound: Any, rate: int, soxr: Any) -> Iterator[np.ndarray]:
     """The channels' mean at another rate, a block at a time."""
     resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
-    size = _BLOCK_SECONDS * sound.samplerate
-    for block in sound.blocks(size, dtype="float32", always_2d=True):
+    for block in sound.blocks(_BLOCK // sound.channels, dtype="float32", always_2d=True):
         yield resampler.resample_chunk(block.mean(axis=1))
     yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
-def _joined(pieces: Iterable[np.ndarray], expected: int) -> np.ndarray:
-    """The pieces in one array, made in the size expected; it grows where that is too small."""
+def _joined(pieces: Iterable[np.ndarray], expected: int, limit: int) -> np.ndarray | None:
+    """The pieces in one array, made in the size expected; it grows where that is too small.
+
+    None where they are more than the limit.
+    """
     found, size = np.empty(expected, np.float32), 0
     for piece in pieces:
+        if size + len(piece) > limit:
+            return None
         if size + len(piece) > len(found):
             found = np.concatenate(
                 [found[:size], np.empty(len(found) // 2 + len(piece), np.float32)]

@@ -82,7 +82,7 @@ def test_memory_is_that_of_the_sound(tmp_path):
 
 
 def test_a_file_longer_than_it_announces_is_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(audio, "_LONGEST_SECONDS", 2)
+    monkeypatch.setattr(audio, "_AT_FIRST", 2)
     write_wav(tmp_path / "a.wav", tone(8_000, seconds=95)[:, None], 8_000)
     found = read_audio(tmp_path / "a.wav")
     assert len(found) == 95 * 16_000
@@ -125,3 +125,33 @@ def test_nan_in_a_file_of_floats_is_refused(tmp_path):
     soundfile.write(tmp_path / "a.wav", sound, 16_000, subtype="FLOAT")
     with pytest.raises(DataError, match=r"a\.wav holds samples that are NaN"):
         read_audio(tmp_path / "a.wav")
+
+
+@pytest.mark.parametrize("rate", [1, 7, 999, 768_001, 2**31 - 1])
+def test_a_rate_that_no_sound_has_is_refused(tmp_path, rate):
+    write_wav(tmp_path / "a.wav", np.zeros((200_000, 1)), 8_000)
+    raw = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(raw[:24] + rate.to_bytes(4, "little") + raw[28:])
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"{rate} samples a second; expected 1000 to 768000"):
+        read_audio(tmp_path / "a.wav")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_more_channels_than_any_sound_has_are_refused(tmp_path):
+    write_wav(tmp_path / "a.wav", np.zeros((10, 300)), 8_000)
+    with pytest.raises(DataError, match=r"a\.wav has 300 channels; expected 1 to 256"):
+        read_audio(tmp_path / "a.wav")
+
+
+def test_a_sound_that_is_too_long_is_refused_in_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(audio, "LONGEST", 30)
+    soundfile.write(tmp_path / "a.flac", np.zeros(1_000_000, np.float32), 1_000)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"a\.flac lasts more than 12 hours, .*; cut it into parts"):
+        read_audio(tmp_path / "a.flac")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**28
