@@ -53,21 +53,43 @@ def token_links(
     Tokens of a target word without links get one with the source's end, a word of its own whose
     place is that of EOS. The lengths cut as they cut the tokens: the source keeps its EOS, the
     decoder reads BOS first.
+
+    Raises:
+        DataError: a link is of a word that there is not.
     """
     words = []
-    for side, own in (("target", target_tokenizer), ("source", tokenizer)):
+    for side, own, length in (
+        ("target", target_tokenizer, target_len),
+        ("source", tokenizer, source_len),
+    ):
         _, spans = own.encode_with_spans(example[side])
-        words.append(words_of_tokens(spans, example[f"{side}_spans"]))
-    target, source = words[0][: target_len - 1], words[1][: source_len - 1]
-    # The last row and column, which a token outside every word (-1) takes, stay empty.
-    shape = (len(example["target_spans"]) + 1, len(example["source_spans"]) + 1)
+        words.append(words_of_tokens(spans[: length - 1], example[f"{side}_spans"]))
+    target, source = words
+    links = _checked(example)
+    to_end = (target >= 0) & ~np.isin(target, links[:, 1])
+    # Of the words that are left. The last row and column, which a token outside every word (-1) takes,
+    # stay empty.
+    shape = target.max(initial=-1) + 2, source.max(initial=-1) + 2
     linked = np.zeros(shape, bool)
-    linked[example["links"][:, 1], example["links"][:, 0]] = True
-    to_end = (target >= 0) & (linked[target].sum(axis=1) == 0)
+    kept = links[(links[:, 1] < shape[0] - 1) & (links[:, 0] < shape[1] - 1)]
+    linked[kept[:, 1], kept[:, 0]] = True
     matrix = np.concatenate([linked[target][:, source], to_end[:, None]], axis=1)
     target_token, source_token = np.nonzero(matrix)
     word = np.append(source, len(example["source_spans"]))[source_token]
     return np.stack([target_token, source_token, word], axis=1).astype(np.int32)
+
+
+def _checked(example: dict[str, Any]) -> Int[np.ndarray, "links 2"]:
+    """Its links, all of which are between words that it has."""
+    links = np.asarray(example["links"]).reshape(-1, 2)
+    for side, column in (("source", links[:, 0]), ("target", links[:, 1])):
+        count = len(example[f"{side}_spans"])
+        if len(wrong := column[(column < 0) | (column >= count)]):
+            raise DataError(
+                f"example {example.get('id')} links word {wrong[0]} of its {side}, which has {count}; "
+                "words are counted from 0"
+            )
+    return links
 
 
 def encode_links(

@@ -5,11 +5,14 @@ Every complaint names the file and the line, because the file is the user's to m
 
 import codecs
 import json
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from crossattn.data.errors import DataError
 
+_HALF = re.compile("[\ud800-\udfff]")  # JSON can spell it, and nothing can write it
 _EVERY = 20  # without a file a split, line i is a test line when i % 20 == 0, validation when 1
 
 
@@ -28,11 +31,11 @@ def read_pairs(
 
     Raises:
         DataError: a file is missing, empty, not UTF-8 or misaligned, or a line has an empty or
-            missing column.
+            missing column, or holds half a character.
     """
     if split not in ("train", "validation", "test"):
         raise DataError(f"files have no split {split!r}; they have train, validation, test")
-    files = [Path(path.strip().format(split=split)) for path in paths.split(",")]
+    files = [Path(path.strip().replace("{split}", split)) for path in paths.split(",")]
     if len(files) == 2:
         pairs = _two_texts(*files)
     elif len(files) == 1 and files[0].suffix in (".jsonl", ".ndjson"):
@@ -48,6 +51,11 @@ def read_pairs(
         for text, side, file in ((source, "source", files[0]), (target, "target", files[-1])):
             if not text.strip():
                 raise DataError(f"{file}, line {number}: the {side} text is empty")
+            if not text.isascii() and (half := _HALF.search(text)):
+                raise DataError(
+                    f"{file}, line {number}: the {side} text has \\u{ord(half[0]):04x}, half a "
+                    "character; write both halves of its surrogate pair, or the character"
+                )
         examples.append({"id": f"{files[0].name}:{number}", "source": source, "target": target})
     if "{split}" not in paths:
         wanted = {"test": {0}, "validation": {1}, "train": set(range(2, _EVERY))}[split]
@@ -59,6 +67,8 @@ def read_pairs(
 
 def _lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file; only a line feed ends one, whatever Unicode calls a separator."""
+    if path.exists() and not path.is_file():  # a device may have no end
+        raise DataError(f"{path} is no file; expected a file of text")
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -124,6 +134,13 @@ def _jsonl(path: Path, source: int | str, target: int | str) -> Iterator[tuple[i
             record = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        except RecursionError:
+            raise DataError(f"{path}, line {number}: nested too deeply to be read") from None
+        except ValueError:
+            most = sys.get_int_max_str_digits()
+            raise DataError(
+                f"{path}, line {number}: a number of more than {most} digits; make it text"
+            ) from None
         for key in (source, target):
             if not isinstance(record, dict) or not isinstance(record.get(key), str):
                 raise DataError(f"{path}, line {number}: no text under the key {key!r}")

@@ -210,3 +210,34 @@ def test_a_share_out_of_range_is_refused(pairs, tokenizer, share):
 def test_a_language_model_has_no_links(pairs, tokenizer):
     with pytest.raises(DataError, match="links join a source and a target; side is 'target'"):
         train(pairs, tokenizer, side="target")
+
+
+@pytest.mark.parametrize("link", [(-1, 0), (0, -1), (3, 0), (0, 3)])
+def test_a_link_of_a_word_that_is_not_there_is_refused(tokenizer, link):
+    spans = np.array([(0, 1), (2, 3), (4, 5)])
+    example = {"id": "x7", "source": "a b c", "target": "d e f", "links": np.array([(0, 0), link])}
+    example |= {"source_spans": spans, "target_spans": spans}
+    with pytest.raises(DataError, match=r"example x7 links word -?\d of its .*, which has 3"):
+        links.token_links(example, tokenizer, tokenizer, 9, 9)
+
+
+def test_links_of_a_long_text_take_the_memory_of_what_is_kept_of_it(tokenizer):
+    import tracemalloc
+
+    words = 20_000
+    spans = np.arange(words)[:, None] * 2 + (0, 1)
+    text = " ".join("abcdefgh"[i % 8] for i in range(words))
+    example = {
+        "id": "x",
+        "source": text,
+        "target": text,
+        "links": np.arange(words)[:, None] + (0, 0),
+    }
+    example |= {"source_spans": spans, "target_spans": spans}
+    tracemalloc.start()
+    found = links.token_links(example, tokenizer, tokenizer, 9, 9)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found)
+    assert (found[:, 0] == found[:, 1]).all()
+    assert peak < 2**26

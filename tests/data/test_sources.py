@@ -113,12 +113,40 @@ def test_tables_may_name_their_columns(tmp_path):
         ("x.tsv", b"a\tb\nc\t\xe9t\xe9\n", "x.tsv, line 2: not UTF-8 .byte 0xE9 at offset 6"),
         ("x.jsonl", b'{"source": "a", "target": "b"}\n{"source": 1}', "x.jsonl, line 2: no text"),
         ("x.jsonl", b"{", "x.jsonl, line 1: not JSON"),
+        ("x.jsonl", b"[" * 200_000, "x.jsonl, line 1: nested too deeply"),
+        ("x.jsonl", b'{"source": "a", "n": ' + b"[" * 200_000, "line 1: nested too deeply"),
+        (
+            "x.jsonl",
+            b'{"n": ' + b"1" * 9999 + b"}",
+            "x.jsonl, line 1: a number of more than 4300 digits",
+        ),
+        (
+            "x.jsonl",
+            b'{"source": "a", "target": "\\ud83d!"}',
+            r"line 1: the target text has .ud83d, half a",
+        ),
+        ("x.jsonl", b'["a", "b"]', "x.jsonl, line 1: no text under the key 'source'"),
+        ("x.jsonl", b'{"source": ["a"], "target": "b"}', "line 1: no text under the key 'source'"),
+        ("x.jsonl", b'{"source": null, "target": "b"}', "line 1: no text under the key 'source'"),
+        ("x.jsonl", b"1e999", "line 1: no text under the key 'source'"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, complaint):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=complaint):
         sources.open_source(f"files:{tmp_path}/{name}")
+
+
+def test_what_is_no_file_is_not_read_for_ever(tmp_path):
+    (tmp_path / "test.tsv").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"test\.tsv is no file; expected a file of text"):
+        sources.open_source(f"files:{tmp_path}/{{split}}.tsv", "test")
+
+
+def test_surrogate_pairs_and_braces_in_names_are_read(tmp_path):
+    (tmp_path / "{x}test.jsonl").write_text('{"source": "\\ud83d\\ude00", "target": "b"}')
+    (example,) = sources.open_source(f"files:{tmp_path}/{{x}}{{split}}.jsonl", "test")
+    assert example["source"] == "\U0001f600"
 
 
 def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
