@@ -25,17 +25,27 @@ class Context(NamedTuple):
       length: how many tokens there are, prefix included.
       start: how many of them are prefix; an array where prefixes are of unlike lengths.
       row: the row of the batch.
+      padding: how many tokens of padding stood before the prefix; none of the above counts them.
     """
 
     tokens: Int[Array, " X"]
     length: Int[Array, ""]
     start: int | Int[Array, ""]
     row: Int[Array, ""]
+    padding: int | Int[Array, ""] = 0
 
     @property
     def generated(self) -> Int[Array, ""]:
         """How many tokens were generated."""
         return self.length - self.start
+
+    @property
+    def padded(self) -> "Context":
+        """The same with its padding, counted as a part of the prefix."""
+        if isinstance(self.padding, int) and not self.padding:
+            return self
+        length, start = self.length + self.padding, self.start + self.padding
+        return Context(jnp.roll(self.tokens, self.padding), length, start, self.row)
 
 
 Processor = Callable[[Float[Array, " V"], Context], Float[Array, " V"]]
@@ -63,7 +73,8 @@ def apply(
         own = Context(tokens, length, start, row)
         if first is not None:
             padding = first[row]
-            own = Context(jnp.roll(tokens, -padding), length - padding, start - padding, row)
+            known = length - padding, start - padding
+            own = Context(jnp.roll(tokens, -padding), *known, row, padding)
         for processor in processors:
             logits = processor(logits, own)
         return logits

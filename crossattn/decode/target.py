@@ -27,7 +27,7 @@ class Target:
       prefix_lengths: how many tokens of each row of the prefix are its own, [B], 1 or more; what stands
         to the left of them is not read, by the model or by a processor. None: all of them. May be traced.
       bos_id: the first input token (the ``decoder_start_token_id`` of other libraries).
-      eos_id: what ends a sequence: a token, or several.
+      eos_id: what ends a sequence: a token, or several; () is nothing but ``max_length``.
       pad_id: what follows the end.
 
     Raises:
@@ -84,7 +84,10 @@ class Target:
 
     def ended(self, tokens: Int[Array, "..."]) -> Bool[Array, "..."]:
         """Where a token ends its sequence."""
-        return jnp.any(jnp.stack([tokens == end for end in self.ends]), axis=0)
+        ended = jnp.zeros(tokens.shape, bool)
+        for end in self.ends:
+            ended |= tokens == end
+        return ended
 
     def most(self) -> Int[Array, "#B"]:
         """The most tokens of each row."""

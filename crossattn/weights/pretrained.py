@@ -11,7 +11,7 @@ from flax import nnx
 
 from crossattn.types import AnyArray, Array, Int, Params
 from crossattn.weights import safetensors
-from crossattn.weights.generation import arguments
+from crossattn.weights.generation import arguments, special_ids, stored
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
 from crossattn.weights.quantize import quantizer
@@ -48,7 +48,7 @@ class Pretrained:
       config: its configuration.
       text: ``config.json``.
       rules: where each parameter is in a checkpoint.
-      generation_text: ``generation_config.json``, "{}" without one.
+      generation_text: ``generation_config.json``, None without one.
       layout: what the checkpoint's files were; None for a model that was not loaded.
     """
 
@@ -56,7 +56,7 @@ class Pretrained:
     config: Any
     text: str
     rules: Rules = field(compare=False, repr=False)
-    generation_text: str = field(default="{}", compare=False, repr=False)
+    generation_text: str | None = field(default=None, compare=False, repr=False)
     layout: Layout | None = field(default=None, compare=False, repr=False)
 
     def __call__(self, rngs: nnx.Rngs) -> Any:
@@ -67,57 +67,76 @@ class Pretrained:
 
         Args:
           labels: tokens, end-of-sentence included; -100 where nothing is to be predicted.
+
+        Raises:
+          CheckpointError: ``config.json``, whose ids these are, does not say what a text begins with.
         """
-        ids = self.ids
-        if self.settings["model_type"] == "mbart":
-            return last_first(labels, ids["pad_id"])
-        return shift_right(labels, ids["bos_id"], ids["pad_id"])
+        config = Settings(json.loads(self.text))
+        kind, nested = config["model_type"], config.get("decoder") or {}
+
+        def own(name: str) -> int:
+            for found in (config.get(name), nested.get(name)):
+                if found is not None:
+                    return found
+            raise CheckpointError(
+                f"config.json lacks {name}; shift the labels by "
+                "weights.shift_right(labels, start_id, pad_id)."
+            )
+
+        if kind == "mbart":
+            return last_first(labels, own("pad_token_id"))
+        start = own("bos_token_id" if kind == "annalog" else "decoder_start_token_id")
+        return shift_right(labels, start, own("pad_token_id"))
 
     @property
     def settings(self) -> Settings:
         """``config.json``, and over it ``generation_config.json``."""
-        over = {k: v for k, v in json.loads(self.generation_text).items() if v is not None}
+        over = {k: v for k, v in json.loads(self.generation_text or "{}").items() if v is not None}
         return Settings(json.loads(self.text) | over)
 
     @property
     def ids(self) -> dict[str, Any]:
-        """``bos_id``, ``eos_id`` (a tuple of several), ``pad_id``: what ``crossattn.decode`` asks for."""
-        settings = self.settings
-        nested = settings.get("decoder") or {}  # of an encoder-decoder pair
+        """What ``crossattn.decode`` asks for: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
 
-        def those(*keys: str) -> list[int]:
-            found = [s[key] for key in keys for s in (settings, nested) if s.get(key) is not None]
-            if not found:
-                raise CheckpointError(f"config.json lacks {keys[0]}; give the ids yourself.")
-            return found[0] if isinstance(found[0], list) else [found[0]]
-
-        ends = those("eos_token_id")
-        return {
-            "bos_id": those("decoder_start_token_id", "bos_token_id")[0],
-            "eos_id": tuple(ends) if len(ends) > 1 else ends[0],
-            "pad_id": those("pad_token_id", "eos_token_id")[0],
-        }
+        As in transformers they are those of ``generation_config.json``, where there is one: what it leaves
+        open is not asked of ``config.json``. Padding is then an end, and without an end texts run on.
+        """
+        return special_ids(self._stored, self._starts)
 
     def generation(self, *, max_length: int, **changes: Any) -> dict[str, Any]:
         """Arguments by which ``decode.translate`` and ``decode.generate`` write what transformers does.
 
         They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
-        beams, n-grams and words that must not come, tokens that must, lengths.
+        beams, n-grams and words that must not come, tokens that must, lengths. As there, ``min_length``
+        counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper it is what the
+        model writes behind a ``prefix`` of language and task; ``decode.transcribe`` is for recordings.
 
         Args:
           max_length: the most tokens generated, the ``max_new_tokens`` of transformers.
           **changes: settings to be otherwise, by their names there: ``num_beams=1`` for greedy decoding,
-            ``forced_bos_token_id`` for the language of mBART-50.
+            ``forced_bos_token_id`` for the language of mBART-50, ``eos_token_id`` for what the checkpoint
+            leaves open.
 
         Raises:
-          CheckpointError: the checkpoint asks for what is not done here.
+          CheckpointError: the checkpoint asks for what is not done here or cannot be, or does not say what
+            a text begins with.
           ValueError: a change is of no known setting.
         """
         config = json.loads(self.text)
-        stored = json.loads(self.generation_text)
-        for source in () if stored else (config, config.get("decoder") or {}):
-            stored = {k: v for k, v in source.items() if v is not None} | stored
-        return arguments(stored, self.ids, max_length, changes)
+        decoder = config.get("decoder") or config
+        vocab_size = decoder.get("decoder_vocab_size") or Settings(decoder)["vocab_size"]
+        return arguments(self._stored, self._starts, vocab_size, max_length, changes)
+
+    @property
+    def _stored(self) -> dict[str, Any]:
+        own = None if self.generation_text is None else json.loads(self.generation_text)
+        return stored(json.loads(self.text), own)
+
+    @property
+    def _starts(self) -> tuple[str, ...]:
+        """The settings that say what a text begins with."""
+        alone = self.settings["model_type"] in ("bert", "gpt2")
+        return ("bos_token_id",) if alone else ("decoder_start_token_id", "bos_token_id")
 
 
 def load(
@@ -156,7 +175,7 @@ def load(
         config,
         text,
         rules,
-        read_settings(generation)[0] if generation.is_file() else "{}",
+        read_settings(generation)[0] if generation.is_file() else None,
     )
     names = rules.standing_in(names)
     options = {"finish": quantizer(model)} if int8 else {}
@@ -194,7 +213,7 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     if layout.index is not None:
         (folder / safetensors.INDEX).write_text(layout.index, encoding="utf-8")
     (folder / "config.json").write_text(model.text, encoding="utf-8")
-    if model.generation_text != "{}":
+    if model.generation_text is not None:
         (folder / "generation_config.json").write_text(model.generation_text, encoding="utf-8")
     return folder
 

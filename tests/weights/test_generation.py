@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.weights import CheckpointError
+from crossattn.decode import Context
+from crossattn.weights import CheckpointError, generation
 from tests.weights import checkpoints
 
 ROWS, NEW = 12, 9
@@ -47,18 +48,25 @@ def saved(tmp_path, name, settings, in_config=False):
     return getattr(transformers, cls).from_pretrained(tmp_path).eval()
 
 
-def theirs(model, source, **options):
+def theirs(model, source, prompts=None, **options):
     import torch
 
-    tokens = model.generate(torch.tensor(source), max_new_tokens=NEW, **options)[:, 1:]
+    start = 1
+    if prompts is not None:
+        options["decoder_input_ids"], start = torch.tensor(prompts), prompts.shape[1]
+    return generated(model, torch.tensor(source), start, **options)
+
+
+def generated(model, inputs, start, **options):
+    tokens = model.generate(inputs, max_new_tokens=NEW, **options)[:, start:]
     found = np.full((ROWS, NEW), SIZES["pad_token_id"])
     found[:, : tokens.shape[1]] = tokens
     return found
 
 
-def ours(folder, source, **changes):
+def ours(folder, source, prompts=None, **changes):
     model, params, _ = xa.load(folder)
-    options = model.generation(max_length=NEW, **changes)
+    options = model.generation(max_length=NEW, **changes) | {"prefix": prompts}
     run = jax.jit(lambda p: xa.decode.translate(xa.functional.bind(model, p), source, **options))
     return np.asarray(run(params).tokens[:, 0])
 
@@ -99,6 +107,85 @@ def test_changes_are_those_of_generate(tmp_path, source):
     )
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("beams", [1, 3])
+def test_first_tokens_are_suppressed_behind_a_prompt_of_several(tmp_path, source, beams):
+    """Where nothing is forced: a token is forced behind a start of one token only."""
+    settings = dict(begin_suppress_tokens=list(range(3, 14)), forced_bos_token_id=14)
+    model = saved(tmp_path, "bart", settings)
+    rest = np.random.default_rng(1).integers(3, VOCAB, (ROWS, 2))
+    prompts = np.concatenate([np.full((ROWS, 1), IDS["decoder_start_token_id"]), rest], axis=1)
+    expected = theirs(model, source, prompts, num_beams=beams)
+    assert (
+        len(np.unique(expected, axis=0)) > ROWS / 2
+        and not np.isin(expected[:, 0], [2, *range(3, 14)]).any()
+    )
+    np.testing.assert_array_equal(ours(tmp_path, source, prompts, num_beams=beams), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("beams", [1, 3])
+def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2, n_positions=24)
+    ids = dict(bos_token_id=0, eos_token_id=list(range(2, 8)), pad_token_id=1)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_(std=0.5)
+    settings = dict(min_length=8, forced_bos_token_id=9, begin_suppress_tokens=list(range(10, 17)))
+    model.generation_config = transformers.GenerationConfig(
+        **ids, **settings, no_repeat_ngram_size=1
+    )
+    model.save_pretrained(tmp_path)
+    random = np.random.default_rng(1)
+    lengths, prompts = random.integers(1, 6, ROWS), random.integers(8, VOCAB, (ROWS, 5))
+    present = np.arange(5) >= 5 - lengths[:, None]
+    prompts = np.where(present, prompts, ids["pad_token_id"])
+    given = dict(attention_mask=torch.tensor(present.astype(int)), num_beams=beams)
+    expected = generated(model, torch.tensor(prompts), 5, **given)
+    assert len(set((expected != 1).sum(1))) >= 3
+
+    loaded, params, _ = xa.load(tmp_path)
+    options = loaded.generation(max_length=NEW, num_beams=beams)
+    options |= dict(batch=ROWS, prefix=prompts, prefix_lengths=lengths)
+    run = jax.jit(lambda p: xa.decode.generate(xa.functional.bind(loaded, p), **options))
+    np.testing.assert_array_equal(run(params).tokens[:, 0], expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ids_that_the_settings_leave_open_are_open_in_transformers_too(tmp_path, source):
+    """Without an end texts run on; without padding, the first end pads; config.json is not asked."""
+    saved(tmp_path, "bart", {})
+    from transformers import BartForConditionalGeneration
+
+    for left in ({"bos_token_id": 5}, {"decoder_start_token_id": 2, "eos_token_id": [4, 11]}):
+        (tmp_path / "generation_config.json").write_text(json.dumps(left))
+        expected = theirs(BartForConditionalGeneration.from_pretrained(tmp_path), source)
+        np.testing.assert_array_equal(ours(tmp_path, source), expected)
+
+
+# What cannot change a text, or changes draws only, and do_sample is refused.
+HARMLESS = set(
+    "max_length max_new_tokens use_cache cache_config max_cache_len temperature top_k top_p min_p top_h "
+    "typical_p epsilon_cutoff eta_cutoff output_attentions output_hidden_states output_scores output_logits "
+    "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule "
+    "assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind target_lookbehind "
+    "compile_config disable_compile continuous_batching_config diversity_penalty prefill_chunk_size "
+    "transformers_version".split()
+)
+
+
+def test_every_setting_of_transformers_is_followed_refused_or_harmless():
+    transformers = pytest.importorskip("transformers")
+    names = {name for name in vars(transformers.GenerationConfig()) if not name.startswith("_")}
+    known = {*generation._SUPPORTED, *generation._IDS, *generation._UNSUPPORTED}
+    assert names - known - HARMLESS == set()
+    assert known & HARMLESS == set()
+
+
 def described(**settings):
     return xa.weights.describe(checkpoints.BART | settings)
 
@@ -108,11 +195,72 @@ def test_ids_have_all_the_ends():
     assert described(eos_token_id=[2]).ids["eos_id"] == 2
 
 
-def test_what_the_settings_of_generation_leave_open_is_the_configs():
-    model = dataclasses.replace(
-        described(), generation_text='{"pad_token_id": null, "eos_token_id": 5}'
-    )
-    assert model.ids == {"bos_id": 2, "eos_id": 5, "pad_id": 1}
+def with_settings(**settings):
+    return dataclasses.replace(described(), generation_text=json.dumps(settings))
+
+
+def test_what_the_settings_of_generation_leave_open_stays_open():
+    model = with_settings(pad_token_id=None, eos_token_id=5, bos_token_id=4)
+    assert model.ids == {"bos_id": 4, "eos_id": 5, "pad_id": 5}
+    assert with_settings(bos_token_id=4).ids == {"bos_id": 4, "eos_id": (), "pad_id": 0}
+    with pytest.raises(CheckpointError, match="lacks decoder_start_token_id and bos_token_id"):
+        _ = with_settings().ids
+
+
+def test_ids_that_the_caller_gives_are_not_asked_for():
+    given = dict(decoder_start_token_id=3, eos_token_id=[4, 5], pad_token_id=6)
+    found = with_settings().generation(max_length=5, **given)
+    assert found == {
+        "bos_id": 3, "eos_id": (4, 5), "pad_id": 6, "max_length": 5, "processors": (),
+    }  # fmt: skip
+    found = xa.weights.describe(checkpoints.GPT2).generation(max_length=5, bos_token_id=7)
+    assert found["bos_id"] == 7
+
+
+def test_labels_are_shifted_by_the_ids_of_the_config():
+    model = with_settings(decoder_start_token_id=7, pad_token_id=8, eos_token_id=2)
+    labels = np.array([[5, 6, -100, -100]])
+    assert model.target_in(labels).tolist() == [[2, 5, 6, 1]]
+    config = {key: x for key, x in checkpoints.BART.items() if key != "decoder_start_token_id"}
+    with pytest.raises(CheckpointError, match="lacks decoder_start_token_id; shift the labels by"):
+        xa.weights.describe(config).target_in(labels)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (dict(num_beams=0), "num_beams is 0; expected 1"),
+        (dict(early_stopping="soon"), "early_stopping is 'soon'; expected True"),
+        (dict(bad_words_ids=[[3], [4, 20]]), "bad_words_ids has the token 20; expected 0 to 19"),
+        (dict(bad_words_ids=[[-1, 4]]), "bad_words_ids has the token -1"),
+        (dict(forced_bos_token_id=20), "forced_bos_token_id has the token 20"),
+        (dict(forced_eos_token_id=[2, 31]), "forced_eos_token_id has the token 31"),
+        (dict(decoder_start_token_id=20), "decoder_start_token_id has the token 20"),
+        (dict(decoder_start_token_id=[2, 3]), "expected one token. .* prefix="),
+        (dict(forced_bos_token_id=5, suppress_tokens=[4, 5]), "which suppress_tokens forbids"),
+        (dict(num_beams=2, forced_eos_token_id=[2, 3]), "worth the same"),
+    ],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(settings, words):
+    for model, changes in ((described(**settings), {}), (described(), settings)):
+        with pytest.raises(CheckpointError, match=words):
+            model.generation(max_length=5, **changes)
+
+
+def test_one_of_several_forced_ends_is_the_lowest():
+    """To greedy decoding all are worth the same; the first of the best is taken, as in transformers."""
+    [force] = described(forced_eos_token_id=[9, 4]).generation(max_length=3)["processors"]
+    context = Context(jnp.zeros(4, jnp.int32), jnp.int32(3), 1, jnp.int32(0))
+    assert int(force(jnp.zeros(8), context).argmax()) == 4
+
+
+def test_the_least_length_counts_the_padding_before_a_prompt():
+    model = described(min_length=5)
+    [ban] = model.generation(max_length=5)["processors"]
+    tokens = jnp.zeros(9, jnp.int32)
+    for padding, banned in ((1, True), (2, False)):
+        context = Context(tokens, jnp.int32(3), 2, jnp.int32(0), padding)
+        assert np.isinf(ban(jnp.zeros(8), context)[2]) == banned
 
 
 def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
@@ -127,6 +275,17 @@ def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
         (dict(do_sample=True), "do_sample=False"),
         (dict(repetition_penalty=1.2), "repetition_penalty=1.0"),
         (dict(encoder_no_repeat_ngram_size=3), "encoder_no_repeat_ngram_size=0"),
+        (dict(watermarking_config={"bias": 2.5}), "watermarking_config=None"),
+        (dict(max_time=3.0), "max_time=None"),
+        (dict(force_words_ids=[[3]]), "force_words_ids=None"),
+        (dict(constraints=[3]), "constraints=None"),
+        (dict(dola_layers="low"), "dola_layers=None"),
+        (dict(stop_strings=["."]), "stop_strings=None"),
+        (dict(token_healing=True), "token_healing=False"),
+        (dict(num_return_sequences=2), "num_return_sequences=1"),
+        (dict(cache_implementation="quantized"), "cache_implementation=None"),
+        (dict(prompt_lookup_num_tokens=3), "prompt_lookup_num_tokens=None"),
+        (dict(forced_decoder_ids=[[1, 4]]), "forced_decoder_ids=None"),
     ],
 )
 def test_what_is_not_done_is_refused_with_the_way_round_it(settings, neutral):
@@ -135,7 +294,8 @@ def test_what_is_not_done_is_refused_with_the_way_round_it(settings, neutral):
         model.generation(max_length=5)
     assert neutral in str(raised.value)
     name, _, value = neutral.partition("=")
-    assert model.generation(max_length=5, **{name: json.loads(value.lower())})["processors"] == ()
+    neutral = json.loads(value.lower().replace("none", "null"))
+    assert model.generation(max_length=5, **{name: neutral})["processors"] == ()
 
 
 def test_an_unknown_change_is_refused():
@@ -153,4 +313,5 @@ def test_the_pair_asks_for_what_its_decoder_does():
         | dict(suppress_tokens=[5]),
     )
     [ban] = xa.weights.describe(pair).generation(max_length=5)["processors"]
-    assert np.isinf(ban(jnp.zeros(8), None)).tolist() == [False] * 5 + [True] + [False] * 2
+    context = Context(jnp.zeros(4, jnp.int32), jnp.int32(1), 1, jnp.int32(0))
+    assert np.isinf(ban(jnp.zeros(8), context)).tolist() == [False] * 5 + [True] + [False] * 2
