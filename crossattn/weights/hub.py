@@ -9,7 +9,7 @@ from crossattn.weights.safetensors import WEIGHTS, CheckpointError
 from crossattn.weights.settings import read_settings
 
 # Configs, tokenizers: what lies beside the weights. Never pickles, nor another framework's weights.
-_BESIDE = ("*.json", "*.txt", "*.model", "*.spm")
+_BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja")
 
 
 def find_folder(source: str | Path) -> Path:

@@ -19,7 +19,7 @@ from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, read_settings
 from crossattn.weights.tensors import Layout, Place, Tensors, read
-from crossattn.weights.tokenizer import read_tokenizer, tokenizer_files
+from crossattn.weights.tokenizer import files_beside, read_tokenizer
 
 # model_type of config.json -> the file of this package that knows it.
 _FAMILIES = {
@@ -180,7 +180,8 @@ def load(
     names = rules.standing_in(names)
     options = {"finish": quantizer(model)} if int8 else {}
     params, layout = read(model, rules, files, names, place, **options)
-    layout = replace(layout, beside={p.name: p.read_bytes() for p in tokenizer_files(folder)})
+    beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
+    layout = replace(layout, beside=beside)
     return replace(model, layout=layout), params, read_tokenizer(folder, settings["model_type"])
 
 
@@ -196,25 +197,31 @@ def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
 def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
 
-    What was loaded is written as it was: the same files, names, dtypes and metadata, to the bit where
-    the parameters are the same; its tokenizer and preprocessor too.
+    What was loaded is written as it was: the same files, names, dtypes, metadata and order, to the bit where
+    the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
+    Float64 is computed in float32, unless ``jax_enable_x64`` is set: what has changed since it was loaded is
+    written as float64 with float32's digits. Other files of the folder stay behind.
     """
     folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
-    layout = model.layout or Layout(
-        {safetensors.WEIGHTS: {name: name for name in tensors}},
-        {safetensors.WEIGHTS: {"format": "pt"}},
-    )
+    layout = model.layout or Layout({safetensors.WEIGHTS: {name: name for name in tensors}})
     for file, names in layout.files.items():
-        chosen = {name: tensors.saved(known, layout) for name, known in names.items()}
-        safetensors.write(folder / file, chosen, layout.metadata[file])
-    for file, content in layout.beside.items():
-        (folder / file).write_bytes(content)
+        chosen = {
+            name: layout.restored(name, tensors.saved(known, layout))
+            for name, known in names.items()
+        }
+        if file in layout.headers:
+            safetensors.rewrite(folder / file, chosen, layout.headers[file])
+        else:
+            safetensors.write(folder / file, chosen, {"format": "pt"})
+    contents = {**layout.beside, "config.json": model.text.encode()}
     if layout.index is not None:
-        (folder / safetensors.INDEX).write_text(layout.index, encoding="utf-8")
-    (folder / "config.json").write_text(model.text, encoding="utf-8")
+        contents[safetensors.INDEX] = layout.index
     if model.generation_text is not None:
-        (folder / "generation_config.json").write_text(model.generation_text, encoding="utf-8")
+        contents["generation_config.json"] = model.generation_text.encode()
+    for file, content in contents.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(content)
     return folder
 
 

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+_DTYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
+    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 
 
 class CheckpointError(ValueError):
@@ -22,11 +30,17 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its name, what it says about itself, and the shape of each tensor in it."""
+    """One file: its name, its header as it stands there, and the shape of each tensor in it."""
 
     file: str
-    metadata: Mapping[str, str] | None
+    header: bytes
     shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The type of each tensor, by the names of safetensors: "F32", "BF16"."""
+        entries = json.loads(self.header)
+        return {name: entries[name]["dtype"] for name in self.shapes}
 
 
 @dataclass(frozen=True)
@@ -36,12 +50,12 @@ class TensorFiles:
     Attributes:
       folder: where the files are.
       shards: the files.
-      index: the text of the index, where there are several files.
+      index: the index as it stands there, where there are several files.
     """
 
     folder: Path
     shards: tuple[Shard, ...]
-    index: str | None = None
+    index: bytes | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -66,7 +80,7 @@ def open_folder(folder: Path) -> TensorFiles:
     if (folder / WEIGHTS).is_file():
         return TensorFiles(folder, (_shard(folder, WEIGHTS),))
     if (folder / INDEX).is_file():
-        text = (folder / INDEX).read_text(encoding="utf-8")
+        text = (folder / INDEX).read_bytes()
         wanted = _weight_map(folder / INDEX, text)
         shards = tuple(_shard(folder, name) for name in sorted(set(wanted.values())))
         found = {name: shard.file for shard in shards for name in shard.shapes}
@@ -87,6 +101,34 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
     # The serialiser takes addresses: what it gets must be contiguous.
     solid = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
     save_file(solid, partial, metadata=None if metadata is None else dict(metadata))
+    os.replace(partial, path)
+
+
+def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
+    """A file with another one's header, whole or not at all: its metadata, and its tensors in its order.
+
+    Where types and shapes are the same it is that header to the bit; else what differs is put right in it.
+    """
+    entries = json.loads(header)
+    names = [name for name in entries if name != "__metadata__"]
+    names.sort(key=lambda name: entries[name]["data_offsets"])
+    end, changed = 0, False
+    for name in names:
+        tensor = tensors[name]
+        found = {"dtype": _NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
+        if found["dtype"] is None:
+            raise CheckpointError(f"{name} is {tensor.dtype}, which no safetensors file holds.")
+        found["data_offsets"] = [end, end := end + tensor.nbytes]
+        changed |= found != entries[name]
+        entries[name] = found
+    if changed:
+        header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+        header += b" " * (-len(header) % 8)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    with open(partial, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            file.write(np.asarray(tensors[name], order="C").reshape(-1).view(np.uint8).data)
     os.replace(partial, path)
 
 
@@ -112,10 +154,12 @@ def _open(path: Path) -> Any:
 def _shard(folder: Path, name: str) -> Shard:
     with _open(folder / name) as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
-        return Shard(name, file.metadata(), shapes)
+    with open(folder / name, "rb") as file:  # it has been read as one, so this much is there
+        header = file.read(int.from_bytes(file.read(8), "little"))
+    return Shard(name, header, shapes)
 
 
-def _weight_map(path: Path, text: str) -> dict[str, str]:
+def _weight_map(path: Path, text: bytes) -> dict[str, str]:
     try:
         wanted = dict(json.loads(text)["weight_map"])
     except (ValueError, KeyError, TypeError):

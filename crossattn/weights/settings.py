@@ -61,7 +61,7 @@ def read_settings(path: Path) -> tuple[str, Settings]:
       CheckpointError: there is no such file, or it is no JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # line ends as they are
         found = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}.") from None

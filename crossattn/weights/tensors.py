@@ -23,20 +23,32 @@ class Layout:
 
     Attributes:
       files: file -> its tensors' names -> those names in the family's rules.
-      metadata: file -> what it says about itself.
-      index: text of the index, where there are several files.
+      headers: file -> its header, with its metadata and the order of its tensors.
+      index: the index, where there are several files.
       kept: tensors that nothing computes with, and those that differ in the last bits from what the
         model computes itself.
       constants: shape and dtype of the tensors that are what it computes, to the bit.
+      originals: tensors that JAX holds with fewer bits (float64, unless ``jax_enable_x64``) or that repeat
+        others in other bits (another type, another zero); and the type that their parameters have.
       beside: other files of the folder, a tokenizer's above all.
     """
 
     files: Mapping[str, Mapping[str, str]]
-    metadata: Mapping[str, Mapping[str, str] | None]
-    index: str | None = None
+    headers: Mapping[str, bytes] = field(default_factory=dict)
+    index: bytes | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
     constants: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
+    originals: Mapping[str, tuple[np.ndarray, np.dtype]] = field(default_factory=dict)
     beside: Mapping[str, bytes] = field(default_factory=dict)
+
+    def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """A file's tensor as it was there, but for what has changed since."""
+        was, dtype = self.originals.get(name, (tensor, None))
+        if was.shape != tensor.shape or tensor.dtype != dtype:
+            return tensor
+        loaded = was.astype(dtype)
+        same = (loaded == tensor) | ((loaded != loaded) & (tensor != tensor))
+        return np.where(same, was, tensor.astype(was.dtype))
 
 
 def read(
@@ -45,7 +57,7 @@ def read(
     files: TensorFiles,
     names: dict[str, str],
     place: Place | None,
-    finish: Callable[[str, jax.Array], Any] = lambda path, param: param,
+    finish: Callable[[str, jax.Array], Any] | None = None,
 ) -> tuple[Params, Layout]:
     """Every tensor, read once and put where its parameters live.
 
@@ -55,7 +67,7 @@ def read(
       files: the checkpoint.
       names: the files' names -> the rules'.
       place: see ``load``.
-      finish: what becomes of each parameter once it is placed.
+      finish: what becomes of each parameter once it is placed; it is not saved again.
 
     Raises:
       CheckpointError: tensors are missing, unexpected, misshaped, or not what they must be.
@@ -68,7 +80,7 @@ def read(
         owners.setdefault(part.module, []).append((path, part))
     _check_names(rules, files, names, tensor_shapes(rules, shapes, axes))
 
-    _check_repeated(rules, files, names, set(owners))
+    originals = _check_repeated(rules, files, names, set(owners))
     constants, kept = _check_computed(rules, files, names, set(owners))
 
     flat: dict[str, Any] = {}
@@ -77,16 +89,20 @@ def read(
         for path, part in owners.get(known, ()):
             piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)
-            flat[path] = finish(path, jax.device_put(np.asarray(piece, order="C"), where))
+            param = jax.device_put(np.asarray(piece, order="C"), where)
+            flat[path] = param if finish is None else finish(path, param)
+            if finish is None and param.dtype != tensor.dtype:
+                originals[name] = tensor, np.dtype(param.dtype)
         if rules.is_unused(known) and known not in owners:
             kept[known] = tensor
     params = functional.nest({path: flat[path] for path in shapes})
     layout = Layout(
         {shard.file: {name: names[name] for name in shard.shapes} for shard in files.shards},
-        {shard.file: shard.metadata for shard in files.shards},
+        {shard.file: shard.header for shard in files.shards},
         files.index,
         kept,
         constants,
+        originals,
     )
     return params, layout
 
@@ -117,8 +133,12 @@ def _check_names(
 
 def _check_repeated(
     rules: Rules, files: TensorFiles, names: dict[str, str], owned: set[str]
-) -> None:
-    """Tensors that repeat others must say the same. Both are read here, before anything is placed."""
+) -> dict[str, tuple[np.ndarray, np.dtype]]:
+    """Tensors that repeat others must say the same. Both are read here, before anything is placed.
+
+    Returns those that say it in other bits, see ``Layout.originals``.
+    """
+    differ = {}
     file_names = {known: name for name, known in names.items()}
     repeated = {n for n, known in names.items() if known in rules.aliases and known not in owned}
     for name, tensor in files.read(repeated):
@@ -128,6 +148,9 @@ def _check_repeated(
             raise CheckpointError(
                 f"{name} in {files.folder} is not the same as {original}, as it must be."
             )
+        if tensor.dtype != wanted.dtype or tensor.tobytes() != wanted.tobytes():
+            differ[name] = tensor, np.dtype(jax.dtypes.canonicalize_dtype(wanted.dtype))
+    return differ
 
 
 def _check_computed(

@@ -18,14 +18,21 @@ _BESIDE = (
     "special_tokens_map.json",
     "added_tokens.json",
     "normalizer.json",
+    "target_vocab.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "processor_config.json",
+    "chat_template.json",
+    "*.jinja",
 )
+_TEMPLATES = "additional_chat_templates"
 
 
-def tokenizer_files(folder: Path) -> list[Path]:
+def files_beside(folder: Path) -> list[Path]:
     """The files of a folder that say how text and sound go in."""
-    return _matching(folder, _VOCABULARIES + _BESIDE)
+    found = _matching(folder, _VOCABULARIES + _BESIDE)
+    more = folder / _TEMPLATES
+    return found + (_matching(more, ("*.jinja",)) if more.is_dir() else [])
 
 
 def read_tokenizer(folder: Path, model_type: str = "") -> Any:

@@ -1,22 +1,29 @@
 """What is loaded and saved again is the same files, to the bit."""
 
 import filecmp
+import json
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import crossattn as xa
 from tests.weights import checkpoints
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def same_files(folder, tmp_path):
     """Loads, saves elsewhere, and compares every file that the checkpoint has."""
     model, params, _ = xa.load(folder)
     again = xa.save(tmp_path / "again", model, params)
-    names = sorted(path.name for path in folder.iterdir())
-    assert sorted(path.name for path in again.iterdir()) == names
+    names = files(folder)
+    assert files(again) == names
     _, different, unreadable = filecmp.cmpfiles(folder, again, names, shallow=False)
     assert different == unreadable == []
     return model, params
@@ -156,3 +163,90 @@ def test_each_tensor_is_placed_once_and_as_it_is_read(tmp_path, monkeypatch):
     model, params, _ = xa.load(folder, place=place)
     assert len(put) == len(xa.functional.flatten(params))
     assert ("embed", "heads", "head_dim") in asked
+
+
+def header_of(path):
+    """The header of a safetensors file and what follows it."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def with_header(path, header, data):
+    text = json.dumps(header, indent=1).encode()  # as no writer of safetensors does it
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_several_keys_of_metadata_and_the_order_of_the_writer_stay(tmp_path):
+    """And the tensors stand in the file in an order that is not that of their names, nor of the header."""
+    folder = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
+    header, data = header_of(folder / "model.safetensors")
+    metadata = {"z": "1", "format": "pt", "a": "\u00fc", "b": ""}
+    names = [name for name in header if name != "__metadata__"][::-1]
+    moved, parts, end = {}, [], 0
+    for name in names:
+        begin, stop = header[name]["data_offsets"]
+        parts.append(data[begin:stop])
+        moved[name] = header[name] | {"data_offsets": [end, end := end + stop - begin]}
+    shuffled = {name: moved[name] for name in sorted(names, key=lambda name: name[::-1])}
+    with_header(
+        folder / "model.safetensors", {**shuffled, "__metadata__": metadata}, b"".join(parts)
+    )
+    model, params = same_files(folder, tmp_path)
+
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    again = xa.save(tmp_path / "half", model, half)
+    found, _ = header_of(again / "model.safetensors")
+    assert list(found) == [*shuffled, "__metadata__"] and found["__metadata__"] == metadata
+    assert {entry["dtype"] for name, entry in found.items() if name in moved} == {"BF16"}
+    _, read, _ = xa.load(again)
+    for name, array in xa.functional.flatten(half).items():
+        np.testing.assert_array_equal(array, xa.functional.flatten(read)[name])
+
+
+@pytest.mark.parametrize("kind", ["bart", "gpt2"])
+def test_float64_stays_float64_but_for_what_has_changed(kind, tmp_path):
+    """GPT-2's tensors are of several parameters."""
+
+    def widen(tensors):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.astype(np.float64) * (1 + 1e-12)
+
+    path = tmp_path / kind
+    folder = checkpoints.rewrite(checkpoints.fresh(checkpoints.ALL[kind], path), widen)
+    model, params = same_files(folder, tmp_path)
+    assert {x.dtype for x in xa.functional.flatten(params).values()} == {jnp.dtype("float32")}
+
+    flat = xa.functional.flatten(params)
+    [name] = [n for n in flat if n.endswith("layers.0.attention.query.kernel") and "enc" not in n]
+    flat[name] = flat[name].at[0, 0, 0].add(1.0)
+    again = xa.save(tmp_path / "trained", model, xa.functional.nest(flat))
+    before, after = (load_file(f / "model.safetensors") for f in (folder, again))
+    changed = {name: (before[name] != after[name]).sum() for name in before}
+    assert sum(changed.values()) == 1
+    assert {tensor.dtype for tensor in after.values()} == {np.dtype(np.float64)}
+
+
+def test_a_repetition_in_another_type_or_with_other_zeros_stays(tmp_path):
+    def repeat(tensors):
+        shared = tensors["model.shared.weight"]
+        shared[3] = 0.0
+        tensors["model.shared.weight"] = shared = shared.astype(np.float16)
+        tensors["lm_head.weight"] = shared.astype(np.float32)
+        tensors["model.encoder.embed_tokens.weight"] = np.where(shared == 0, -shared, shared)
+
+    folder = checkpoints.fresh(checkpoints.BART, tmp_path / "bart")
+    same_files(checkpoints.rewrite(folder, repeat), tmp_path)
+
+
+def test_line_ends_empty_settings_and_chat_templates_stay(tmp_path):
+    folder = checkpoints.shard(checkpoints.fresh(checkpoints.BART, tmp_path / "bart"))
+    for name in ("config.json", "model.safetensors.index.json"):
+        path = folder / name
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_bytes(b"{\r\n}")
+    (folder / "chat_template.jinja").write_bytes(b"{{ messages }}\r\n")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    same_files(folder, tmp_path)
