@@ -36,7 +36,10 @@ def translation_results(
             [example["target"] for example in examples],
             tokenize=task.config.evaluate.bleu_tokenize,
         ),
-        **{f"test_{k}" if k == "loss" else k: v for k, v in task.split_loss(params, split).items()},
+        **{
+            f"{split}_loss" if name == "loss" else name: value
+            for name, value in task.split_loss(params, split).items()
+        },
         **alignment_results(task, translator, split, limit),
         "decoding_seconds": seconds,
         "decoded_sentences_per_second": len(examples) / seconds,

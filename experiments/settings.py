@@ -1,26 +1,30 @@
 """From a config at the edge to the frozen dataclasses that the library takes.
 
-Configs hold values only; here they meet the types. An unknown key or a wrong value becomes one
-sentence that names it.
+Configs hold values only; here they meet the table of keys and the types. An unknown key or a wrong value
+becomes one sentence that names it, before anything is computed.
 """
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+from crossattn.data import evaluation
+from crossattn.data.packing import length_buckets
 from crossattn.models import DecoderConfig, TransformerConfig
 from crossattn.nn import BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
+from crossattn.train.errors import MissingPackage
+from crossattn.train.evaluate import translation_scores
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
+from crossattn.train.workdir import read_settings
+from experiments.keys import KEYS, TASKS, suggestion
 
 T = TypeVar("T")
-ALIGNMENTS = ("none", "diagonal", "latent", "gold")
 _BLOCK_FIELDS = {field.name for field in dataclasses.fields(BlockConfig)}
 
 
@@ -43,12 +47,11 @@ def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: 
 
 def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     """What the loop needs, from the sections train, optim, mesh and checkpoint."""
-    train = config.train.to_dict()
-    _check_loss(config)
+    check(config)
     return build(
         TrainConfig,
         "train",
-        train,
+        config.train.to_dict(),
         seed=config.seed,
         optim=build(OptimConfig, "optim", config.optim.to_dict()),
         mesh=build(MeshConfig, "mesh", config.mesh.to_dict()),
@@ -58,50 +61,123 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     )
 
 
-def _check_loss(config: ConfigDict) -> None:
-    smoothing, chunks, length = (
-        config.loss.label_smoothing,
-        config.loss.chunks,
-        config.data.target_len,
-    )
-    if not 0.0 <= smoothing < 1.0:
-        raise SettingsError(f"config.loss.label_smoothing is {smoothing}; expected 0 to below 1.")
-    if chunks < 1 or (config.data.mode == "pack" and length % chunks):
-        raise SettingsError(
-            f"config.loss.chunks is {chunks}; expected a divisor of data.target_len, {length}."
-        )
-    if "alignment" in config.loss.to_dict():
-        _check_alignment(config.loss, config.model.decoder_layers)
-        _check_recipe(config.evaluate.alignment, config.model)
+def check(config: ConfigDict) -> None:
+    """Hold a config to the table of keys, and values that concern each other to one another.
+
+    Raises:
+      SettingsError: names the key, its value and what was expected.
+    """
+    values = dict(leaves(config.to_dict()))
+    task = values.get("task")
+    if task not in TASKS:
+        raise SettingsError(f"config.task is {task!r}; expected one of {', '.join(TASKS)}.")
+    own = {name: key for name, key in KEYS.items() if key.only in (None, task)}
+    for name, value in values.items():
+        if name not in own:
+            raise SettingsError(
+                f"the config has {name}, which is no key of a {task}{suggestion(name, own)}."
+            )
+        if not own[name].takes(value) or not _is_unicode(value):
+            raise SettingsError(
+                f"config.{name} is {_clipped(value)}; expected {own[name].expected}."
+            )
+    missing = [name for name, key in own.items() if key.needed and name not in values]
+    if missing:
+        raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
+    _check_chunks(config)
+    _check_metric(config)
+    if task == "translation":
+        _check_layers(config)
+        _check_decoding(config)
 
 
-def _check_alignment(loss: Any, layers: int) -> None:
-    kind, share = loss.alignment, loss.alignment_share
-    if kind not in ALIGNMENTS:
+def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested settings."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether a text can be written as UTF-8: bytes of another encoding, or half a character, cannot."""
+    return not isinstance(value, str) or not any("\ud800" <= x <= "\udfff" for x in value)
+
+
+def _clipped(value: Any) -> str:
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_chunks(config: ConfigDict) -> None:
+    """The loss cuts every length that training and evaluation come in, which are few."""
+    data, chunks = config.data, config.loss.chunks
+    source = data.source_len if config.task == "translation" else 0
+    sizes = (data.rows, source, data.target_len)
+    buckets = length_buckets(*sizes, fractions=evaluation.FRACTIONS)
+    if data.mode == "bucket":
+        buckets = [*buckets, *length_buckets(*sizes)]
+    lengths = sorted({data.target_len, *(bucket.target_len for bucket in buckets)})
+    if any(length % chunks for length in lengths):
+        listed = ", ".join(map(str, lengths))
         raise SettingsError(
-            f"config.loss.alignment is {kind!r}; expected one of {', '.join(ALIGNMENTS)}."
-        )
-    layer = loss.alignment_layer
-    if layer is not None and not -layers <= layer < layers:
-        raise SettingsError(
-            f"config.loss.alignment_layer is {layer}; the decoder has {layers} layers, from 0."
-        )
-    for name in ("alignment_weight", "alignment_coverage"):
-        if not 0.0 <= loss[name] < float("inf"):
-            raise SettingsError(f"config.loss.{name} is {loss[name]}; expected 0 or more.")
-    if not 0.0 < share <= 1.0:
-        raise SettingsError(
-            f"config.loss.alignment_share is {share}; expected above 0 and at most 1."
+            f"config.loss.chunks is {chunks}; expected a divisor of every length that data.target_len "
+            f"makes in training and evaluation: {listed}."
         )
 
 
-def _check_recipe(recipe: Any, model: Any) -> None:
-    for name, size in (("layer", model.decoder_layers), ("head", model.num_heads)):
-        given = recipe[name]
+def _check_metric(config: ConfigDict) -> None:
+    metric = config.checkpoint.best_metric
+    if metric not in ("bleu", "chrf"):
+        return
+    if config.task != "translation" or not config.evaluate.examples:
+        raise SettingsError(
+            f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
+            "evaluate.examples of 1 or more measures; take 'loss'."
+        )
+
+
+def _check_layers(config: ConfigDict) -> None:
+    recipe, model = config.evaluate.alignment, config.model
+    for name, given, size, what in (
+        ("loss.alignment_layer", config.loss.alignment_layer, model.decoder_layers, "layers"),
+        ("evaluate.alignment.layer", recipe.layer, model.decoder_layers, "layers"),
+        ("evaluate.alignment.head", recipe.head, model.num_heads, "heads"),
+    ):
         if given is not None and not -size <= given < size:
             raise SettingsError(
-                f"config.evaluate.alignment.{name} is {given}; the decoder has {size} {name}s, from 0."
+                f"config.{name} is {given}; the decoder has {size} {what}, from 0."
             )
+
+
+def _check_decoding(config: ConfigDict) -> None:
+    data, asked = config.data, config.evaluate.decoding.max_length
+    longest = max(data.source_len, data.target_len)
+    if asked is not None and asked > longest and config.model.positions == "learned":
+        raise SettingsError(
+            f"config.evaluate.decoding.max_length is {asked}; the table of learned positions has "
+            f"{longest}, of data.source_len and data.target_len."
+        )
+
+
+def check_scores(config: ConfigDict) -> None:
+    """Score one sentence, so that a package or tokenizer that is missing shows before hours of work.
+
+    Raises:
+      SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
+      MissingPackage: sacreBLEU is not installed.
+    """
+    tokenize = config.evaluate.bleu_tokenize
+    try:
+        translation_scores(["a"], ["a"], tokenize=tokenize)
+    except Exception as error:
+        if isinstance(error, MissingPackage):
+            raise
+        raise SettingsError(
+            f"config.evaluate.bleu_tokenize is {tokenize!r}, which sacreBLEU does not take here: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
 
 
 def transformer_config(
@@ -141,20 +217,27 @@ def saved_config(workdir: Path) -> ConfigDict:
     """The config that a run was started with.
 
     Raises:
-      SettingsError: there is no run in ``workdir``.
+      SettingsError: there is no run in ``workdir``, or its config.json is damaged.
     """
     path = workdir / "config.json"
     try:
-        flat = json.loads(path.read_text(encoding="utf-8"))
+        flat = read_settings(path)
     except FileNotFoundError:
         raise SettingsError(f"there is no run in {workdir}: {path} does not exist.") from None
-    except ValueError as error:
-        raise SettingsError(f"{path} is damaged ({error}); restore it or train anew.") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} cannot be read ({error}); restore it or train anew.") from None
     config: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
         section = config
         for parent in parents:
-            section = section.setdefault(parent, {})
+            section = section.setdefault(parent, {}) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or not all(name.split(".")):
+            raise SettingsError(f"{path} is damaged (at {name!r}); restore it or train anew.")
         section[last] = value
-    return ConfigDict(config)
+    found = ConfigDict(config)
+    try:
+        check(found)
+    except SettingsError as error:
+        raise SettingsError(f"{path} does not fit: {error}") from None
+    return found

@@ -13,7 +13,8 @@ from crossattn.data.packing import Batch, fill, length_buckets, plan_buckets
 from crossattn.data.tokenizers import Tokenizer
 
 # A model is compiled for each shape, which in an evaluation costs more than padding does.
-_FRACTIONS = (1.0, 0.5, 0.25)
+FRACTIONS = (1.0, 0.5, 0.25)
+"""Of the lengths, those that batches come in."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def eval_batches(
         source_len if side == "both" else 0,
         target_len,
         multiple=multiple,
-        fractions=_FRACTIONS,
+        fractions=FRACTIONS,
     )
     lengths = (encoded.source_lengths[order], encoded.target_lengths[order])
     batches = []

@@ -66,7 +66,10 @@ def read_pairs(
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file; only a line feed ends one, whatever Unicode calls a separator."""
+    """The lines of a UTF-8 file; only a line feed ends one, whatever Unicode calls a separator.
+
+    Blank lines at the end, which editors leave, are none.
+    """
     if path.exists() and not path.is_file():  # a device may have no end
         raise DataError(f"{path} is no file; expected a file of text")
     try:
@@ -85,6 +88,8 @@ def _lines(path: Path) -> list[str]:
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not text.strip():
         raise DataError(f"{path}, line 1: the file is empty")
+    while not lines[-1].strip():
+        lines.pop()
     return lines
 
 

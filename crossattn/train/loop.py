@@ -4,7 +4,8 @@ The one thing to know: killed at any moment and started again with the same conf
 directory, a run ends with the parameters, bit for bit, of the run that was never killed.
 
 How a run begins, in this order:
-  1. the work directory is claimed: another config's is refused; resume "never" puts it aside;
+  1. the work directory is claimed: another config's is refused, but for one of fewer steps; resume
+     "never" puts it aside;
   2. mesh, optimiser and step are made; nothing is computed yet, only shapes and places are known;
   3. the newest checkpoint that can be read gives state, data position and log position; one that
      cannot is put aside with a note, and the one before is taken; resume "must" wants one;
@@ -27,12 +28,12 @@ from crossattn.train.checkpoint_files import is_full_disk
 from crossattn.train.config import Task, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.metrics import Meter
-from crossattn.train.optim import make_optimizer
+from crossattn.train.optim import make_optimizer, of_more_steps
 from crossattn.train.sharding import data_shard, make_mesh, put_batch, state_sharding
 from crossattn.train.signals import StopRequest
 from crossattn.train.state import TrainState, init_state
 from crossattn.train.step import make_train_step
-from crossattn.train.workdir import claim
+from crossattn.train.workdir import claim, local_folder
 from crossattn.train.writers import Several, Writer, default_writers
 
 
@@ -60,14 +61,15 @@ def train(
 
     Args:
         settings: what to remember the run by, default the config; a run with other ones is
-            refused in this workdir (but for workdir.MAY_CHANGE).
+            refused in this workdir (but for workdir.MAY_CHANGE, and for more steps, which go on under
+            the schedule of their new number).
         writers: default JSONL, TensorBoard and console.
 
     Raises:
         TrainError: see errors.py; checkpoints on disk are good in every case.
     """
-    workdir = Path(workdir).absolute()
-    with claim(workdir, settings or asdict(config), config.checkpoint.resume):
+    workdir = local_folder(workdir).absolute()
+    with claim(workdir, settings or asdict(config), config.checkpoint.resume) as steps_before:
         if writers is None:
             writers = default_writers(workdir, config.steps)
         log = Several(writers)
@@ -79,7 +81,7 @@ def train(
             note=log.note,
         )
         try:
-            result = _Run(task, config, workdir, log, checkpoints).result()
+            result = _Run(task, config, workdir, log, checkpoints).result(steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
             if isinstance(error, OSError) and is_full_disk(error):
@@ -136,9 +138,12 @@ class _Run:
         params = self.task.init(key)
         return init_state(params, self.optimizer, ema=self.config.ema_decay is not None)
 
-    def result(self) -> TrainResult:
+    def result(self, steps_before: int | None = None) -> TrainResult:
+        """Trains; ``steps_before`` is how many steps the run had before it was given more."""
         with self.meter.paused():
             state, data, step = self._begin()
+        if steps_before is not None and step > 0:
+            self.log.note(of_more_steps(self.config.optim, steps_before, self.config.steps, step))
         if step >= self.config.steps:
             self.log.note(f"the run in {self.workdir} is finished: all {step} steps are made")
             return self._ended("already finished", step, state)

@@ -107,6 +107,22 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     return schedule
 
 
+def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
+    """One line on what it means that a run of ``before`` steps, ``made`` of them done, gets ``now``."""
+    old, new = make_schedule(config, before), make_schedule(config, now)
+    steps = jnp.arange(made)
+    text = f"the run has {now} steps now, {before} before: "
+    if bool(jnp.all(old(steps) == new(steps))):
+        return text + (
+            f"under the schedule {config.schedule!r} those made are the first of {now} steps too"
+        )
+    return text + (
+        f"the schedule {config.schedule!r} is that of {now} steps from here on, so the learning rate goes"
+        f" from {float(old(made - 1)):.3g} to {float(new(made)):.3g}; a run of {now} steps from the start"
+        " learns otherwise"
+    )
+
+
 def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
     """From a gradient to the direction of the step, before decay and learning rate."""
     b1, b2, eps = config.b1, config.b2, config.eps

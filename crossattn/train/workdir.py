@@ -1,19 +1,21 @@
 """The work directory: whose it is, and what is in it.
 
 The one thing to know: `config.json` in it says which settings made it, and a run with other
-settings is refused key by key rather than mixed in. Nothing is ever deleted.
+settings is refused key by key rather than mixed in, but for the number of steps, which may grow.
+Nothing is ever deleted.
 """
 
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from crossattn.train import processes
-from crossattn.train.errors import WorkdirBusy, WorkdirMismatch
+from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
 
 # What a run writes, and what `resume="never"` puts aside.
 OWNED = ("config.json", "metrics.jsonl", "checkpoints", "tensorboard", "assets", "unreadable")
@@ -22,21 +24,59 @@ OWNED = ("config.json", "metrics.jsonl", "checkpoints", "tensorboard", "assets",
 # where it is computed, not what is learnt. Matched against every part of a dotted key.
 MAY_CHANGE = frozenset({"log_every", "eval_every", "checkpoint", "mesh", "resume", "writers"})
 
+# The last step, as the launchers and as `train` itself call it. More of them go on from where the run
+# ended; fewer would be another run.
+MAY_GROW = ("train.steps", "steps")
+
+_GLOB = re.compile(r"[\[\]*?\\\x00-\x1f]")
+_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def local_folder(path: str | Path) -> Path:
+    """The path of a work directory, if it is one that can be written and read again.
+
+    Raises:
+        TrainError: it lies in a bucket, or its name has characters that Orbax reads as a pattern.
+    """
+    text = str(path)
+    if _ELSEWHERE.match(text):
+        raise TrainError(
+            f"the work directory is {text}; runs are kept in folders of this machine only: train into one"
+            " and copy it there"
+        )
+    if wrong := _GLOB.search(text):
+        raise TrainError(
+            f"the work directory {text!r} has {wrong.group()!r} in its name, which checkpoints cannot be"
+            " read from; use a name without [, ], *, ? and backslashes"
+        )
+    return Path(path)
+
 
 @contextmanager
-def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[None]:
-    """Holds the work directory for one run with these settings.
+def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[int | None]:
+    """Holds the work directory for one run with these settings; gives the number of steps before, if
+    it has grown.
 
     Raises:
         WorkdirMismatch: other settings made it.
         WorkdirBusy: another process is training in it.
+        TrainError: it is no folder that can be written.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
-    if not processes.is_main():
+    local_folder(workdir)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w") if processes.is_main() else None
+    except OSError as error:
+        dangling = workdir.is_symlink() and not workdir.exists()
+        reason = "it is a link to nothing" if dangling else error.strerror
+        raise TrainError(
+            f"the work directory {workdir} cannot be written: {reason}; name another with --workdir"
+        ) from None
+    if lock is None:
         processes.barrier("work directory claimed")
-        yield
+        yield None
         return
-    with (workdir / ".lock").open("w") as lock:
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -45,9 +85,9 @@ def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[N
             ) from None
         if resume == "never":
             _put_aside(workdir)
-        _settle_config(workdir, flatten(settings))
+        grown = _settle_config(workdir, flatten(settings))
         processes.barrier("work directory claimed")
-        yield
+        yield grown
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -62,6 +102,22 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(sorted(flat.items()))
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """What ``config.json`` holds: dotted keys and their values.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no JSON object, or one that cannot be read.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__} where an object belongs")
+    return found
+
+
 def write_atomically(path: Path, text: str) -> None:
     """The whole text or the file as it was before."""
     unfinished = path.with_name(path.name + ".tmp")
@@ -69,12 +125,14 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(unfinished, path)
 
 
-def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> None:
+def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> int | None:
+    """Writes the settings down; gives the number of steps that the run had before it grew."""
     path = workdir / "config.json"
+    grown = None
     if path.exists():
         try:
-            old = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+            old = read_settings(path)
+        except (OSError, ValueError) as error:
             raise WorkdirMismatch(
                 f"{path} is damaged ({error}); use another workdir, or resume 'never', which puts"
                 " the old run aside"
@@ -86,6 +144,10 @@ def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> None:
             if old.get(key, missing) != settings.get(key, missing)
             and MAY_CHANGE.isdisjoint(key.split("."))
         ]
+        longer = [key for key in changed if key in MAY_GROW and _is_more(old, settings, key)]
+        if longer:
+            changed.remove(longer[0])
+            grown = old[longer[0]]
         if changed:
             differences = "; ".join(
                 f"{key} was {_show(old, key)}, is {_show(settings, key)}" for key in changed
@@ -95,6 +157,12 @@ def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> None:
                 " another workdir, or resume 'never', which puts the old run aside"
             )
     write_atomically(path, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+    return grown
+
+
+def _is_more(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool:
+    before, now = old.get(key), new.get(key)
+    return isinstance(before, int) and isinstance(now, int) and before < now
 
 
 def _show(settings: Mapping[str, Any], key: str) -> str:

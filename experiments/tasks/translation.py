@@ -65,7 +65,8 @@ class TranslationTask:
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
         """Label-smoothed cross-entropy of the targets; no key means no dropout.
 
-        ``config.loss.alignment`` adds an ``alignment_loss``, ``alignment_coverage`` a ``coverage_loss``.
+        ``config.loss.alignment`` adds an ``alignment_loss``, ``alignment_coverage`` a ``coverage_loss``;
+        the sum "loss" has both, "cross_entropy" neither.
         """
         model, options = self.bind(params), self.config.loss
         hidden, weights = model.hidden(
@@ -86,9 +87,11 @@ class TranslationTask:
             terms.append((options.alignment_weight, *found))
         if weights is not None and options.alignment_coverage > 0:
             terms.append((options.alignment_coverage, *coverage_loss(batch, weights, options)))
+        if terms:
+            sums = {**sums, "cross_entropy": sums["loss"]}
         for weight, extra, extra_sums in terms:
             loss, sums = loss + weight * extra, {**sums, **extra_sums}
-        return loss, sums
+        return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
     def train_iterator(self, shard_index: int, shard_count: int):
         data, loss = self.config.data, self.config.loss
