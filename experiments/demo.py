@@ -14,17 +14,19 @@ from typing import Any
 from configs import greek_english, libreoffice
 from crossattn.data.errors import DataUnavailable
 from crossattn.data.sources import open_source
+from crossattn.train.workdir import local_folder
 from experiments import launch, report, train, translate
 from experiments.runs import parameters
 from experiments.settings import saved_config
 from experiments.tasks import make_task
 
 _PICTURED = 4
+FLAGS = (launch.WORKDIR,)
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    workdir = Path(launch.WORKDIR.value or "runs/demo")
+    workdir = local_folder(launch.WORKDIR.value or "runs/demo")
     finished = workdir / "results-test.json"
     if finished.exists():
         print(f"The run in {workdir} is finished; its results:")

@@ -4,31 +4,39 @@ python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 
 from experiments import launch, report
-from experiments.runs import BEAMS, open_run
+from experiments.runs import BEAMS, STEP, open_run
+from experiments.settings import check_scores
 
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
+FLAGS = (
+    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, BEAMS, _LIMIT, launch.DISTRIBUTED,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
-    workdir, task, params = open_run()
+    path = Path(launch.required_workdir()) / f"results-{_SPLIT.value}.json"
+    _, task, params = open_run()
+    launch.writable(path)
     if task.config.task == "translation":
+        check_scores(task.config)
         results = report.translation_results(
             task, params, _SPLIT.value, beams=BEAMS.value, limit=_LIMIT.value
         )
     else:
         results = task.split_loss(params, _SPLIT.value)
         print(task.sample(params, task.config.data.target_len)[0])
-    report.save(results, workdir / f"results-{_SPLIT.value}.json")
+    report.save(results, path)
     report.show(results)
     return 0
 

@@ -21,7 +21,13 @@ _SYMMETRISED = ("none", "union", "intersection", "grow-diag")
 _OPTIMIZERS = ("adamw", "adafactor", "lion", "muon", "sgd")
 _SCHEDULES = ("constant", "cosine", "linear", "rsqrt", "wsd")
 _PRNGS = ("threefry2x32", "rbg", "unsafe_rbg")
-_TEXTS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_TEXTS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    object: "a name, or a number from 0",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Key:
     """What one key of a config holds.
 
     Attributes:
-      kind: bool, int, float or str; a whole number will do for a float.
+      kind: bool, int, float or str; a whole number will do for a float; object is the name or the number
+        of a column.
       meaning: one line.
       within: the range of a number.
       choices: the texts that there are; () is any.
@@ -50,6 +57,8 @@ class Key:
         """Whether a value is one of those."""
         if value is None:
             return self.none
+        if self.kind is object:
+            return isinstance(value, str) or (type(value) is int and value >= 0)
         if self.kind is str:
             return isinstance(value, str) and (value in self.choices or not self.choices)
         if self.kind is bool or isinstance(value, bool):
@@ -113,8 +122,8 @@ KEYS: dict[str, Key] = {
     "tokenizer.vocab_size": Key(int, "The most tokens; bytes and specials take 261.", "[261, inf)"),
     "tokenizer.joint": Key(bool, "One tokenizer for both sides."),
     **_keys("data.options", _EXTRA, {
-        "source_column": Key(str, "files: the column of the source, a name or a number from 0."),
-        "target_column": Key(str, "files: the column of the target, a name or a number from 0."),
+        "source_column": Key(object, "files: the column of the source in a table."),
+        "target_column": Key(object, "files: the column of the target in a table."),
         "size": Key(int, "copy: training examples.", "[1, inf)"),
         "num_words": Key(int, "copy: kinds of words.", "[1, 4900]"),
         "min_length": Key(int, "copy: the fewest words.", "[1, inf)"),
@@ -233,7 +242,7 @@ def is_key(name: str) -> bool:
 
 
 def suggestion(name: str, known: Iterable[str] = KEYS) -> str:
-    """``; did you mean ...?`` with the known name that comes nearest, or nothing."""
+    """``; did you mean ...?`` with the known name that comes nearest, or a semicolon."""
     known = list(known)
     last = name.rpartition(".")[2]
     # A key under its own name but in another section comes before one that only looks alike.
@@ -242,4 +251,4 @@ def suggestion(name: str, known: Iterable[str] = KEYS) -> str:
     near += [
         key for key in known if get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.75)
     ]
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {near[0]}?" if near else ";"

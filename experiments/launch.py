@@ -1,13 +1,16 @@
-"""How every launcher starts: flags, devices, and errors as one line with exit code 2."""
+"""How every launcher starts: flags, help, devices, and errors as one line with exit code 2."""
 
 import ctypes
+import errno
 import importlib.util
-import logging
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import jax
 from absl import flags
@@ -16,9 +19,11 @@ from ml_collections import config_flags
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.train.errors import TrainError
+from crossattn.train.workdir import local_folder
 from crossattn.viz.writing import FORMATS
 from crossattn.weights.safetensors import CheckpointError
-from experiments.settings import SettingsError
+from experiments import begun, help, logs, overrides
+from experiments.settings import SettingsError, saved_config
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
@@ -30,6 +35,7 @@ DISTRIBUTED = flags.DEFINE_bool(
     "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
 )
 
+_DEFAULT = "configs/libreoffice.py"
 _WORTH_KEEPING = 0.1  # seconds that a program took to compile
 _PROCESSES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _EXPECTED = (
@@ -50,30 +56,68 @@ class Refused(Exception):
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
     """Parse flags, set the process up, call ``main`` with what is left of the command line.
 
-    Exit code 0, or what ``main`` returns; 2 for anything the user can put right, told in one line;
-    130 after Ctrl-C.
+    ``FLAGS`` of its module are those that it takes. Exit code 0, or what ``main`` returns; 2 for anything
+    the user can put right, told in one line; 130 after Ctrl-C.
     """
+    own_process = begun()
     keep_heap()
-    logging.basicConfig(level=logging.WARNING, format="note: %(message)s", force=True)
+    logs.begin(None, own_process)
     try:
-        arguments = _parse(sys.argv)
-        if DISTRIBUTED.value:
-            _join()
-        code = main(arguments[1:])
+        code = _started(main, own_process)
     except (*_EXPECTED, Refused) as error:
+        logs.keep(error)
         complain(error)
         code = 2
+    except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
     except KeyboardInterrupt:
+        if own_process:  # which ends now; a second Ctrl-C would only print where
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
         code = 130
     sys.exit(code or 0)
+
+
+def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> int | None:
+    """What ``main`` returns, or 0 after help."""
+    module = sys.modules[main.__module__]
+    taken = getattr(module, "FLAGS", None)
+    about = help.asked(sys.argv[1:])
+    if about is not None:
+        _help(about, module, taken or ())
+        return 0
+    arguments = _parse(sys.argv, taken)
+    logs.begin(WORKDIR.value, own_process)
+    if DISTRIBUTED.value:
+        _join()
+    return main(arguments[1:])
+
+
+def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
+    """Print the text for ``--help``, or for ``--help=config`` the keys of the config that is named."""
+    if not about:
+        print(help.of_launcher(module, taken))
+        return
+    if about != "config" or CONFIG not in taken:
+        known = " or --help=config" if CONFIG in taken else ""
+        raise Refused(f"there is no --help={about}; expected --help{known}.")
+    _parse([word for word in sys.argv if word.partition("=")[0] not in help.ASKS], taken)
+    if CONFIG.value is None and WORKDIR.value:
+        config, title = saved_config(Path(WORKDIR.value)), f"the config of {WORKDIR.value}"
+    elif CONFIG.value is None:
+        _read([sys.argv[0], f"--config={_DEFAULT}"])
+        config, title = CONFIG.value, f"the config of --config={_DEFAULT}"
+    else:
+        config, title = CONFIG.value, f"the config of --config={_config_path(sys.argv)}"
+    print(help.of_config(config.to_dict(), title))
 
 
 def required_workdir() -> str:
     """--workdir, which this launcher cannot do without."""
     if not WORKDIR.value:
         raise Refused("--workdir is missing; name the folder of the run, --workdir=runs/NAME.")
-    return WORKDIR.value
+    return str(local_folder(WORKDIR.value))
 
 
 def required_config():
@@ -91,7 +135,21 @@ def picture() -> Path | None:
     if path.suffix.lower() not in FORMATS:
         raise Refused(f"--plot names {path}; expected one of {', '.join(FORMATS)}.")
     need("matplotlib", install="crossattn[viz]")
+    writable(path)
     return path
+
+
+def writable(path: Path) -> None:
+    """Refuse a file that results could not be written to, before they are computed."""
+    trial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with trial.open("x"):
+            pass
+        trial.unlink()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def need(*modules: str, install: str) -> None:
@@ -135,26 +193,63 @@ def keep_heap() -> None:
     libc.mallopt(arena_max, 1)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
     """Flags read; what goes wrong in a config file becomes one sentence."""
     path = _config_path(argv)
     if path and not os.path.isfile(path):
         raise Refused(f"--config names {path}, which is no file; see configs/ for what there is.")
+    if taken is not None:
+        _refuse_foreign(argv, taken)
+    argv, extra = overrides.taken_out(argv)
     try:
-        return flags.FLAGS(list(argv))
+        arguments = _read(argv)
+    except flags.UnrecognizedFlagError as error:
+        if error.flagname.startswith("config."):
+            raise Refused(f"--{error.flagname} changes a config; name one with --config.") from None
+        raise Refused(help.unknown(error.flagname, taken or ())) from None
     except flags.Error as error:
         # What get_config raised comes as the text of a traceback; its last line says what is wrong.
         if "Traceback" in str(error):
             last = str(error).strip().splitlines()[-1].partition(": ")[2]
             raise Refused(f"--config={path}: {last}") from None
         raise
-    except AttributeError as error:
-        if "get_config" in str(error):
-            raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
-        key = _one_line(error).strip("\"'")
-        raise Refused(f"the config has no key {key}; {path} says what it has.") from None
     except Exception as error:
+        if unknown := overrides.unknown_key(argv, path):
+            raise Refused(unknown) from None
+        if isinstance(error, AttributeError) and "get_config" in str(error):
+            raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
         raise Refused(f"--config={path} could not be read: {_one_line(error)}") from error
+    if extra:
+        overrides.put(CONFIG.value, extra)
+    return arguments
+
+
+def _read(argv: Sequence[str]) -> list[str]:
+    """Flags read by absl, and overrides by ml_collections, which looks for them in ``sys.argv``."""
+    before, sys.argv = sys.argv, list(argv)
+    try:
+        return flags.FLAGS(sys.argv)
+    finally:
+        sys.argv = before
+
+
+def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
+    """Refuse flags that another launcher has and this one would not look at."""
+    known = {holder.name for holder in taken}
+    by_module = flags.FLAGS.flags_by_module_dict()
+    ours = {flag.name for name, own in by_module.items() if _is_ours(name) for flag in own}
+    for word in argv[1:]:
+        if word == "--":
+            return
+        name = word.lstrip("-").partition("=")[0]
+        bare = name.removeprefix("no") if name not in ours else name
+        if word.startswith("-") and bare in ours - known:
+            raise Refused(help.unknown(name, taken))
+
+
+def _is_ours(module: str) -> bool:
+    """Whether a module that defines flags is one of the launchers, by its name or its path."""
+    return module.startswith("experiments.") or Path(module) == Path(sys.argv[0])
 
 
 def _config_path(argv: Sequence[str]) -> str:

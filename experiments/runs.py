@@ -8,7 +8,7 @@ from absl import flags
 
 from crossattn.train.checkpoint import load_params
 from experiments import launch
-from experiments.settings import saved_config
+from experiments.settings import check, saved_config
 from experiments.tasks import make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
@@ -24,6 +24,7 @@ def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:
     """
     workdir = Path(launch.required_workdir())
     config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
+    check(config)
     if task_name is not None and config.task != task_name:
         raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {task_name}.")
     task = make_task(config, workdir / "assets")

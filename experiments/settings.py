@@ -75,7 +75,8 @@ def check(config: ConfigDict) -> None:
     for name, value in values.items():
         if name not in own:
             raise SettingsError(
-                f"the config has {name}, which is no key of a {task}{suggestion(name, own)}."
+                f"the config has {name}, which is no key of a {task}{suggestion(name, own)} "
+                "--help=config lists all."
             )
         if not own[name].takes(value) or not _is_unicode(value):
             raise SettingsError(

@@ -13,14 +13,16 @@ from typing import Any
 from absl import flags
 
 from crossattn.data.errors import DataError
+from crossattn.data.packing import length_buckets
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import make_mesh
+from crossattn.train.workdir import local_folder
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
-from experiments.settings import SettingsError, train_config
+from experiments.settings import SettingsError, check_scores, train_config
 from experiments.tasks import make_task
 
 _RESUME = flags.DEFINE_enum(
@@ -32,6 +34,7 @@ _RESUME = flags.DEFINE_enum(
 
 
 _WANDB = flags.DEFINE_string("wandb", None, "Also log to this Weights & Biases project.")
+FLAGS = (launch.CONFIG, launch.WORKDIR, _RESUME, _WANDB, launch.DISTRIBUTED)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,6 +50,7 @@ def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = No
     """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
     settings = config.to_dict()
     values = train_config(config, resume)
+    local_folder(workdir)
     task = make_task(config, None if resume == "never" else workdir / "assets")
     _refuse_wrong_values(task, values)
     writers = None
@@ -63,14 +67,35 @@ def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = No
 
 
 def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
-    """Values that only show to be wrong when parts are made, before a work directory is claimed."""
+    """What only shows to be wrong when parts are made, or after training, before a folder is claimed."""
+    config = task.config
+    if config.task == "translation" and config.evaluate.examples:
+        check_scores(config)
+    task.corpus.split("validation")
     try:
-        make_mesh(values.mesh)
+        mesh = make_mesh(values.mesh)
+        _refuse_rows(config, values, mesh)
         make_optimizer(values.optim, values.steps, task.logical_axes())
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise SettingsError(f"the config has a value that does not fit: {error}") from error
+
+
+def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
+    """Rows of a batch go to devices, and those of each to the parts that it is computed in."""
+    data, sizes = config.data, [config.data.rows]
+    if data.mode == "bucket":
+        source = data.source_len if config.task == "translation" else 0
+        sizes = [bucket.rows for bucket in length_buckets(data.rows, source, data.target_len)]
+    devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    for what, count in (("mesh.data x mesh.fsdp", devices), ("train.accumulate", values.accumulate)):
+        if any(size % count for size in sizes):
+            made = ", ".join(map(str, sorted(set(sizes))))
+            raise SettingsError(
+                f"config.data.rows is {data.rows}, which makes batches of {made} rows; expected multiples "
+                f"of {what}, {count}."
+            )
 
 
 if __name__ == "__main__":

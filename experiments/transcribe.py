@@ -36,6 +36,7 @@ _TASK = flags.DEFINE_enum(
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
 INT8 = flags.DEFINE_bool("int8", False, "Hold the weights as int8 (needs qwix).")
+FLAGS = (_MODEL, _LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
 _COLUMNS = 90  # of a picture
 
 

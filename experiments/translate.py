@@ -20,7 +20,7 @@ from crossattn import viz
 from crossattn.decode import constraints, sampling
 from crossattn.train.alignment import Recipe
 from experiments import launch, report
-from experiments.runs import BEAMS, open_run
+from experiments.runs import BEAMS, STEP, open_run
 
 _LENGTH_PENALTY = flags.DEFINE_float(
     "length_penalty", None, "Larger favours longer texts; default: the config's.", lower_bound=0.0
@@ -40,6 +40,10 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
     (_TOP_K, sampling.top_k),
     (_TOP_P, sampling.top_p),
 )
+FLAGS = (
+    launch.CONFIG, launch.WORKDIR, STEP, BEAMS, _LENGTH_PENALTY, _NBEST, _NO_REPEAT_NGRAM,
+    _TEMPERATURE, _TOP_K, _TOP_P, _SEED, launch.PLOT, launch.DISTRIBUTED,
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ SETS = {"librivox": 1, "asterisk": 4}
 
 _SETS = flags.DEFINE_list("sets", list(SETS), f"Of {' and '.join(SETS)}.")
 _TEXTS = flags.DEFINE_string("texts", None, "Write every text into this JSON file.")
+FLAGS = (_SETS, INT8, _TEXTS)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     launch.need("jiwer", "whisper_normalizer", install="jiwer whisper-normalizer")
     launch.need("soundfile", "soxr", install="crossattn[speech]")
     launch.keep_compiled()
+    if _TEXTS.value:
+        launch.writable(Path(_TEXTS.value))
     kept = []
     with_peer = importlib.util.find_spec("faster_whisper") is not None
     for model in arguments or ("tiny.en", "base"):

@@ -5,7 +5,9 @@ it, so that a run that was interrupted reads as one run.
 """
 
 import json
+import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from crossattn.train import processes
 from crossattn.train.errors import MissingPackage
-from crossattn.train.workdir import write_atomically
+
+_LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -91,10 +94,15 @@ class Jsonl(Silent):
 
     def start(self, step: int) -> None:
         if self._path.exists():
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line) <= step]
+            lines = self._path.read_bytes().splitlines(keepends=True)
+            steps = [_step_of(line) for line in lines]
+            kept = [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step]
+            if lost := steps[:-1].count(None):  # the last was being written when the run was killed
+                _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
             if kept != lines:
-                write_atomically(self._path, "".join(kept))
+                unfinished = self._path.with_name(self._path.name + ".tmp")
+                unfinished.write_bytes(b"".join(kept))
+                os.replace(unfinished, self._path)
         self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
@@ -107,12 +115,13 @@ class Jsonl(Silent):
             self._file.close()
 
 
-def _step_of(line: str) -> int | float:
-    """The step of a line; a line that was cut off while being written belongs to none."""
+def _step_of(line: bytes) -> int | None:
+    """The step of a line; one that was cut off while being written, or is damaged, has none."""
     try:
-        return json.loads(line)["step"] if line.endswith("\n") else math.inf
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+        found = json.loads(line)["step"] if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 class TensorBoard(Silent):

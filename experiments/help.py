@@ -1,0 +1,88 @@
+"""What ``--help`` and ``--help=config`` print, and what a misspelt flag is told.
+
+The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its docstring is the rest of its help.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from types import ModuleType
+from typing import Any
+
+from absl import flags
+
+from experiments.keys import KEYS
+from experiments.settings import leaves
+
+ASKS = ("-h", "--help", "-help", "--h")
+_VALUES = {"string": "TEXT", "int": "N", "float": "X", "comma separated list of strings": "A,B,.."}
+
+
+def asked(arguments: Iterable[str]) -> str | None:
+    """None where no help is asked for; "" or what ``--help=`` names."""
+    for argument in arguments:
+        if argument == "--":
+            return None
+        name, _, value = argument.partition("=")
+        if name in ASKS:
+            return value
+    return None
+
+
+def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
+    """Its docstring, and a line for each flag."""
+    rows = [_row(flags.FLAGS[holder.name]) for holder in taken]
+    if any(holder.name == "config" for holder in taken):
+        rows.insert(1, ("--config.KEY=VALUE", "Change one key of the config."))
+        rows.append(("--help=config", "The config's keys, with their values and meanings."))
+    rows.append(("--help, -h", "This text."))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows]
+    return "\n".join([(module.__doc__ or "").strip(), "", "flags:", *lines])
+
+
+def of_config(values: Mapping[str, Any], title: str) -> str:
+    """A line for each key that such a config may hold: value, meaning, what it takes."""
+    found = dict(leaves(values))
+    rows = [
+        (name, _shown(found[name]) if name in found else "-", key)
+        for name, key in KEYS.items()
+        if key.only in (None, found.get("task"))
+    ]
+    names, shown = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [
+        f"  {name:<{names}}  {value:<{shown}}  {key.meaning} ({key.expected})"
+        for name, value, key in rows
+    ]
+    head = f"{title}; a key is changed by --config.KEY=VALUE, and one with - is left out."
+    return "\n".join([head, "", *lines])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) else f"{value}"
+
+
+def _row(flag: Any) -> tuple[str, str]:
+    if flag.boolean:
+        name = f"--[no]{flag.name}"
+    elif choices := getattr(flag.parser, "enum_values", None):
+        name = f"--{flag.name}={'|'.join(choices)}"
+    elif flag.name == "config":
+        name = "--config=FILE[:ARGUMENT]"
+    else:
+        name = f"--{flag.name}={_VALUES[flag.flag_type()]}"
+    text = re.sub(r"^<[^>]*>: ", "", " ".join(flag.help.split()))
+    if flag.default is not None and not flag.boolean:
+        default = flag.default
+        text += f" [{','.join(default) if isinstance(default, list) else default}]"
+    return name, text
+
+
+def unknown(name: str, taken: Sequence[Any]) -> str:
+    """What a flag that is none is told."""
+    head, dot, key = name.partition(".")
+    near = get_close_matches(head, [holder.name for holder in taken] + ["help"], n=1)
+    meant = f"; did you mean --{near[0]}{dot}{key}?" if near else ";"
+    return f"there is no flag --{name}{meant} --help lists all."

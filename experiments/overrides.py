@@ -1,0 +1,99 @@
+"""Keys of a config on the command line, beyond those that its file writes down.
+
+``ml_collections`` changes what a config file has. Keys that a config may leave out, such as the columns of
+``files:``, are taken from the command line here and put in afterwards.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from experiments.keys import KEYS, Key, is_key, suggestion
+from experiments.settings import SettingsError
+
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """(the command line without them, those keys and their texts).
+
+    Raises:
+      SettingsError: one has no value.
+    """
+    rest, found, words = [], {}, iter(argv)
+    for word in words:
+        if word == "--":
+            return [*rest, word, *words], found
+        name, equals, value = _override(word)
+        if name in KEYS and not KEYS[name].needed:
+            if not equals:
+                value = next(words, None)
+            if value is None:
+                raise SettingsError(f"--config.{name} has no value.")
+            found[name] = value
+        else:
+            rest.append(word)
+    return rest, found
+
+
+def put(config: Any, texts: dict[str, str]) -> None:
+    """Set keys of a config.
+
+    Raises:
+      SettingsError: there is no config, or a value is not what the key takes.
+    """
+    if config is None:
+        raise SettingsError(f"--config.{next(iter(texts))} changes a config; name one with --config.")
+    with config.unlocked():
+        for name, text in texts.items():
+            *parents, last = name.split(".")
+            section = config
+            for parent in parents:
+                if parent not in section:
+                    section[parent] = type(config)()
+                section = section[parent]
+            section[last] = _value(name, KEYS[name], text)
+
+
+def unknown_key(argv: Sequence[str], path: str) -> str:
+    """A sentence on the first override of a key that there is not, or nothing."""
+    for name in _overridden(argv):
+        if not is_key(name):
+            return f"the config has no key {name}{suggestion(name)} --help=config lists all."
+    return ""
+
+
+def _overridden(argv: Sequence[str]) -> Iterator[str]:
+    for word in argv:
+        if word == "--":
+            return
+        name, _, _ = _override(word)
+        if name:
+            yield name
+
+
+def _override(word: str) -> tuple[str, str, str | None]:
+    """(key, "=" or "", value) of ``--config.KEY=VALUE`` or ``--config.KEY``; "" for another word."""
+    flag, equals, value = word.partition("=")
+    name = flag.lstrip("-")
+    if not flag.startswith("-") or not name.startswith("config."):
+        return "", "", None
+    return name.removeprefix("config."), equals, value if equals else None
+
+
+def _value(name: str, key: Key, text: str) -> Any:
+    """What a text says for a key."""
+    found: Any = text
+    try:
+        if key.none and text.lower() == "none":
+            return None
+        if key.kind is bool:
+            found = _BOOLS[text.lower()]
+        elif key.kind in (int, float):
+            found = key.kind(text)
+        elif key.kind is object:
+            found = int(text) if text.isdecimal() else text
+    except (KeyError, ValueError):
+        found = text
+    if not key.takes(found):
+        raise SettingsError(f"--config.{name} is {text!r}; expected {key.expected}.")
+    return found
