@@ -248,7 +248,5 @@ def suggestion(name: str, known: Iterable[str] = KEYS) -> str:
     # A key under its own name but in another section comes before one that only looks alike.
     near = [key for key in known if key.rpartition(".")[2] == last]
     near += get_close_matches(name, known, n=1, cutoff=0.75)
-    near += [
-        key for key in known if get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.75)
-    ]
+    near += [key for key in known if get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.75)]
     return f"; did you mean {near[0]}?" if near else ";"

@@ -79,7 +79,9 @@ class _File(logging.Handler):
             return
         record.is_kept = True
         try:
-            with (self._folder / FILE).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with (self._folder / FILE).open(
+                "a", encoding="utf-8", errors="backslashreplace"
+            ) as file:
                 file.write(self.format(record) + "\n")
         except OSError:
             return

@@ -42,7 +42,9 @@ def put(config: Any, texts: dict[str, str]) -> None:
       SettingsError: there is no config, or a value is not what the key takes.
     """
     if config is None:
-        raise SettingsError(f"--config.{next(iter(texts))} changes a config; name one with --config.")
+        raise SettingsError(
+            f"--config.{next(iter(texts))} changes a config; name one with --config."
+        )
     with config.unlocked():
         for name, text in texts.items():
             *parents, last = name.split(".")

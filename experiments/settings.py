@@ -147,9 +147,7 @@ def _check_layers(config: ConfigDict) -> None:
         ("evaluate.alignment.head", recipe.head, model.num_heads, "heads"),
     ):
         if given is not None and not -size <= given < size:
-            raise SettingsError(
-                f"config.{name} is {given}; the decoder has {size} {what}, from 0."
-            )
+            raise SettingsError(f"config.{name} is {given}; the decoder has {size} {what}, from 0.")
 
 
 def _check_decoding(config: ConfigDict) -> None:

@@ -89,7 +89,10 @@ def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
         source = data.source_len if config.task == "translation" else 0
         sizes = [bucket.rows for bucket in length_buckets(data.rows, source, data.target_len)]
     devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    for what, count in (("mesh.data x mesh.fsdp", devices), ("train.accumulate", values.accumulate)):
+    for what, count in (
+        ("mesh.data x mesh.fsdp", devices),
+        ("train.accumulate", values.accumulate),
+    ):
         if any(size % count for size in sizes):
             made = ", ".join(map(str, sorted(set(sizes))))
             raise SettingsError(

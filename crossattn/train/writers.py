@@ -96,7 +96,9 @@ class Jsonl(Silent):
         if self._path.exists():
             lines = self._path.read_bytes().splitlines(keepends=True)
             steps = [_step_of(line) for line in lines]
-            kept = [line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step]
+            kept = [
+                line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
+            ]
             if lost := steps[:-1].count(None):  # the last was being written when the run was killed
                 _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
             if kept != lines:

@@ -120,7 +120,9 @@ def _refuse_another(path: Path) -> None:
         sums = json.loads(record.read_bytes())
         recorded = sums.get(path.name)
     except FileNotFoundError:
-        _LOG.warning("%s is missing, so nothing says whether %s is the run's own", record, path.name)
+        _LOG.warning(
+            "%s is missing, so nothing says whether %s is the run's own", record, path.name
+        )
         return
     except (OSError, ValueError, RecursionError, AttributeError):
         raise DataError(

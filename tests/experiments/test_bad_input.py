@@ -64,21 +64,21 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("--config.stepz=1", "stepz"),
-        ("--config.train.stepz=1", 'Did you mean "steps"'),
+        ("--config.stepz=1", "the config has no key stepz; did you mean train.steps?"),
+        ("--config.train.stepz=1", "no key train.stepz; did you mean train.steps? --help=config"),
         ("--config.train.steps=many", "--config.train.steps=many"),
         ("--config.train.steps=1.5", "--config.train.steps=1.5"),
         ("--config.train.steps.more=1", "steps.more"),
-        ("--config.train.steps=0", "config.train: steps (0)"),
+        ("--config.train.steps=0", "config.train.steps is 0; expected a whole number, 1 or more"),
         ("--config.optim.learning_rate=fast", "--config.optim.learning_rate=fast"),
-        ("--config.optim.name=magic", "optimizer 'magic' is not one of adamw"),
+        ("--config.optim.name=magic", "optim.name is 'magic'; expected one of adamw"),
         ("--config.mesh.tensor=64", "tensor 64 x seq 1 does not fit"),
         ("--config.model.num_heads=5", "num_heads is 5"),
         ("--config.model.activation=magic", "activation is 'magic'"),
         ("--config.model.dtype=magic", "config.model.dtype"),
         ("--config.task=magic", "config.task is 'magic'; expected one of translation"),
         ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
-        ("--config.loss.chunks=3", "chunks is 3; expected a divisor of data.target_len, 32"),
+        ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
         ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),
         ("--config.evaluate.alignment.layer=4", "layer is 4; the decoder has 1 layers"),
         ("--config.evaluate.alignment.head=9", "head is 9; the decoder has 2 heads"),
@@ -86,13 +86,41 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
             "--config.loss.alignment=1.0",
             "alignment is '1.0'; expected one of none, diagonal, latent, gold",
         ),
-        ("--config.loss.alignment_weight=-1.0", "alignment_weight is -1.0; expected 0 or more"),
-        ("--config.loss.alignment_coverage=-1.0", "alignment_coverage is -1.0; expected 0 or more"),
-        ("--config.loss.alignment_share=0.0", "alignment_share is 0.0; expected above 0"),
+        (
+            "--config.loss.alignment_weight=-1.0",
+            "alignment_weight is -1.0; expected a number, 0 or",
+        ),
+        ("--config.loss.alignment_coverage=-1.0", "alignment_coverage is -1.0; expected a number"),
+        ("--config.loss.alignment_share=0.0", "alignment_share is 0.0; expected a number, above 0"),
         ("--config.data.name=magic", "no data source 'magic'"),
         ("--config.data.mode=magic", "mode is 'magic'"),
         ("--resume=maybe", "<auto|must|never>"),
-        ("--magic=1", "'magic'"),
+        ("--magic=1", "there is no flag --magic"),
+        ("--wrokdir=x", "did you mean --workdir?"),
+        ("--beams=3", "there is no flag --beams"),  # there is, for evaluate
+        ("--confg.train.steps=3", "did you mean --config.train.steps?"),
+        ("--config.optim.learning_rate=-1", "learning_rate is -1.0; expected a number, 0 or more"),
+        ("--config.optim.learning_rate=nan", "learning_rate is nan"),
+        ("--config.optim.learning_rate=inf", "learning_rate is inf"),
+        ("--config.optim.b2=1.0", "optim.b2 is 1.0; expected a number, 0 or more and below 1"),
+        ("--config.seed=-1", "seed is -1; expected a whole number, 0 or more and at most"),
+        ("--config.train.accumulate=3", "data.rows is 8, which makes batches of 8 rows"),
+        ("--config.model.qk_norm=maybe", "qk_norm is 'maybe'; expected true or false"),
+        # Those that only showed to be wrong after training:
+        ("--config.evaluate.decoding.beams=0", "decoding.beams is 0; expected a whole number, 1"),
+        ("--config.evaluate.decoding.max_length=1", "max_length is 1; expected a whole number, 2"),
+        ("--config.evaluate.decoding.length_penalty=-1", "length_penalty is -1.0"),
+        ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
+        ("--config.evaluate.alignment.row=magic", "row is 'magic'; expected one of output"),
+        ("--config.evaluate.examples=-1", "examples is -1"),
+        (
+            "--config.loss.chunks=32",
+            "divisor of every length that data.target_len makes in training and evaluation: 8, 16, 32",
+        ),
+        ("--config.checkpoint.best_metric=magic", "best_metric is 'magic'; expected one of loss"),
+        ("--config.checkpoint.keep=0", "keep is 0"),
+        ("--config.data.options.size=9", "phrases takes no options; size was given"),
+        ("--config.data.options.sise=9", "did you mean data.options.size?"),
         ("extra", "got extra; expected only flags"),
     ],
 )
@@ -172,7 +200,11 @@ def test_no_checkpoint_left_is_refused_and_nothing_is_begun_anew(refused, copied
         (b"", b"un chat\n" * 30, "a.en, line 1: the file is empty"),
         (b"a cat\n" * 30, b"un chat\n" * 29, "a.en, line 30: no partner"),
         (b"a cat\n" * 30, b"un chat\n" * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
-        (b"a cat\n" * 9 + b" \n", b"un chat\n" * 10, "a.en, line 10: the source text is empty"),
+        (
+            b"a cat\n" * 8 + b" \na cat\n",
+            b"un chat\n" * 10,
+            "a.en, line 9: the source text is empty",
+        ),
         (b"a cat\n", None, "a.fr cannot be read"),
     ],
 )
@@ -204,6 +236,6 @@ def test_a_package_index_out_of_reach_says_which_file_goes_where(refused, monkey
 
 
 def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
-    given = (TINY, "--config.optim.learning_rate=inf", f"--workdir={tmp_path}")
+    given = (TINY, "--config.optim.learning_rate=1e30", f"--workdir={tmp_path}")
     line = refused("train", *given)
     assert "step 2: the loss is nan" in line and "Try a lower learning rate" in line
