@@ -25,11 +25,14 @@ B, T, N, H = 8, 1024, 8, 64
 
 def main(arguments: list[str]) -> int:
     """Print what was asked for; the exit code is 2 where nothing known was, 1 where nothing was built."""
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
     if arguments == ["build"]:
         return build()
     if arguments != ["doctor"]:
-        print(USAGE, file=sys.stdout if arguments in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if arguments in (["-h"], ["--help"]) else 2
+        print(USAGE, file=sys.stderr)
+        return 2
     for line in doctor():
         print(line)
     return 0

@@ -1,6 +1,6 @@
 """What ``--help`` and ``--help=config`` print, and what a misspelt flag is told.
 
-The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its docstring is the rest of its help.
+The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
 """
 
 import re

@@ -7,7 +7,6 @@ bfloat16 on a GPU. Backward passes are timed with the forward pass that they nee
 is measured in further processes, for forward and backward together.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,6 +28,7 @@ from experiments.bench.attention_peers import (
     missing,
     quadratic,
 )
+from experiments.options import Options
 
 CPU_SHAPES = {
     "self 64, padded": Shape(32, 64, 64, 8, 64, "padded"),
@@ -63,7 +63,7 @@ MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
 
 def main() -> None:
     """Measure, print, and write what was asked for."""
-    parser = argparse.ArgumentParser(description="Time attention side by side.")
+    parser = Options(__doc__)
     parser.add_argument("--only", default="", help="shapes whose name has this in it")
     parser.add_argument("--quick", action="store_true", help="the small shapes, three rounds")
     parser.add_argument("--json", type=Path, help="write every figure to this file")

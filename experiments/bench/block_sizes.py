@@ -21,6 +21,7 @@ import crossattn as xa
 from crossattn.ops import blocks
 from crossattn.ops.masks import Mask
 from experiments.bench import contest
+from experiments.options import Options
 
 HEADS, ROUNDS = 8, 5
 SIZES = [(64, 64), (128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024)]
@@ -84,6 +85,8 @@ CASES = [
 
 def main() -> None:
     """Measure and print."""
+    parser = Options(__doc__)
+    parser.parse_args()
     print(f"{contest.machine()}; jax {jax.__version__} on {jax.default_backend()}\n", flush=True)
     for case in CASES:
         for title, compiled in (("forward", forward), ("backward", backward)):

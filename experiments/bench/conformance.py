@@ -6,7 +6,6 @@ Exits with 1 if one of ours breaks a promise. The suite is ``crossattn.testing``
 called is in ``contestants.py``.
 """
 
-import argparse
 import collections
 import importlib.metadata
 import json
@@ -22,6 +21,7 @@ import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends
 from experiments.bench import contest, contestants
+from experiments.options import Options
 
 REFUSALS = (Exception,)  # whatever another library raises, it gave no wrong answer
 NOT_ASKED = {"errors"}  # what a bad call is, each library says for itself
@@ -34,7 +34,7 @@ Findings = dict[str, list[testing.Finding]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each kind")
     parser.add_argument("--only", default="", metavar="NAME,..", help="some of the columns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there")

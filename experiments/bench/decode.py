@@ -19,6 +19,7 @@ import numpy as np
 from crossattn import decode, functional
 from experiments.bench import contest, models
 from experiments.launch import keep_heap
+from experiments.options import Options
 
 NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 9
 WORK = ((32, 1, 4.0), (1, 1, 4.0), (8, 4, 6.0))
@@ -27,6 +28,9 @@ WORK = ((32, 1, 4.0), (1, 1, 4.0), (8, 4, 6.0))
 
 def main() -> None:
     """Measure and print."""
+    parser = Options(__doc__)
+    parser.parse_args()
+    parser.needs("torch", "transformers", install="crossattn[bench]")
     print(f"{contest.machine()}; jax {jax.__version__}\n")
     with tempfile.TemporaryDirectory() as folder:
         for batch, beams, bar in WORK:

@@ -7,13 +7,13 @@ arrays, then with the same sentences packed by us, of like length and as they co
 the input pipeline costs beside a step.
 """
 
+import importlib.metadata
 import time
 from dataclasses import replace
 
 import jax
 import numpy as np
 import optax
-import torch
 
 from crossattn import functional
 from crossattn.data.encoded import EncodedPairs, Ragged
@@ -27,14 +27,19 @@ from crossattn.train.state import init_state
 from crossattn.train.step import make_train_step
 from experiments.bench import contest, models
 from experiments.launch import keep_heap
+from experiments.options import Options
 
 SMOOTHING, LEARNING_RATE, CLIP, ROUNDS = 0.1, 1e-3, 1.0, 15
 
 
 def main() -> None:
     """Measure and print."""
+    parser = Options(__doc__)
+    parser.parse_args()
+    parser.needs("torch", "transformers", install="crossattn[bench]")
     keep_heap()
-    print(f"{contest.machine()}; jax {jax.__version__}, torch {torch.__version__}\n")
+    versions = f"jax {jax.__version__}, torch {importlib.metadata.version('torch')}"
+    print(f"{contest.machine()}; {versions}\n")
     corpus = open_pairs()
     like, mixed = iterator(corpus, "bucket"), iterator(corpus, "pack")
     alike = sentences(next(b for b in like if 48 <= b["target_in"].shape[1] <= 64))
@@ -162,6 +167,8 @@ def our_step(batch):
 
 def torch_step(batch):
     """The usual PyTorch loop body."""
+    import torch
+
     model = models.marian().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in batch.items()}

@@ -7,7 +7,6 @@ The five LibriVox sentences, float32, greedy, no times; one after the other, the
 a process of its own; those that are not installed are left out.
 """
 
-import argparse
 import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from experiments import fetch_weights
 from experiments.bench import contest, whisper_peers
 from experiments.bench.whisper_peers import Call
 from experiments.launch import keep_heap
+from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
 
 MODEL = "tiny.en"
@@ -35,8 +35,8 @@ PEERS = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="Time Whisper side by side.")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = Options(__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="calls of each that count; 7")
     parser.add_argument("--only", default="", help="what has this in its title")
     options = parser.parse_args()
     keep_heap()

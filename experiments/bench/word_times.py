@@ -9,7 +9,6 @@ is given our text. What ``transcribe`` there adds shortens long words at pauses 
 and end of their segment. ``transformers`` gives tokens the time of the row after theirs.
 """
 
-import argparse
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from crossattn.data.speech import open_speech
 from crossattn.decode.transcript import FRAME, Word, join_punctuation
 from experiments import fetch_weights
 from experiments.bench.whisper_peers import openai_model
+from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
 
 _WITHIN = 0.02 + 1e-6  # seconds: one vector of the encoder
@@ -41,9 +41,17 @@ Aligner = Callable[[Heard], list[Word]]
 
 def main() -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description="Compare the times of words.")
-    parser.add_argument("model", nargs="?", default="tiny.en", choices=["tiny.en", "base"])
-    parser.add_argument("set", nargs="?", default="librivox", choices=["librivox", "asterisk"])
+    parser = Options(__doc__)
+    parser.add_argument(
+        "model", nargs="?", default="tiny.en", choices=["tiny.en", "base"], help="Whisper; tiny.en"
+    )
+    parser.add_argument(
+        "set",
+        nargs="?",
+        default="librivox",
+        choices=["librivox", "asterisk"],
+        help="recordings; librivox",
+    )
     options = parser.parse_args()
     transcriber = open_whisper(options.model, words=True)
     sounds = [example["audio"] for example in open_speech(options.set, least_words=4)]

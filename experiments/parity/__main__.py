@@ -7,7 +7,6 @@ are the same, and how many end before the limit. Chosen models come first, then 
 Exits with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.options import Options
 from experiments.parity import ours, reference
 from experiments.parity.cases import CASES, SEARCHED, Case, ended
 from experiments.parity.draws import random_cases
@@ -83,11 +83,12 @@ def row(case: Case, errors: Mapping[str, float], expected: Mapping[str, np.ndarr
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 1 if something differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
     parser.add_argument("--draws", default=2, type=int, metavar="N", help="random models a family")
     parser.add_argument("--seed", default=0, type=int, metavar="N", help="of the random models")
     options = parser.parse_args(arguments)
+    parser.needs("torch", "transformers", install="crossattn[bench]")
     print("| model, options | logits | weights | loss | gradients | greedy | beam 4 |")
     print("|---|---|---|---|---|---|---|")
     wrong = []
