@@ -277,4 +277,6 @@ def _join() -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """The error without line breaks, and without halves of characters, which no terminal takes."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -19,7 +19,7 @@ from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import make_mesh
-from crossattn.train.workdir import local_folder
+from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
 from experiments.settings import SettingsError, check_scores, train_config
@@ -50,7 +50,7 @@ def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = No
     """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
     settings = config.to_dict()
     values = train_config(config, resume)
-    local_folder(workdir)
+    refuse_unwritable(workdir)
     task = make_task(config, None if resume == "never" else workdir / "assets")
     _refuse_wrong_values(task, values)
     writers = None

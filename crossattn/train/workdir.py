@@ -52,6 +52,32 @@ def local_folder(path: str | Path) -> Path:
     return Path(path)
 
 
+def refuse_unwritable(workdir: str | Path) -> None:
+    """What can be known, before anything is made, of a work directory that cannot be written.
+
+    Raises:
+        TrainError: it is none, or the file system takes nothing there.
+    """
+    path = local_folder(workdir).absolute()
+    try:
+        while not path.exists() and not path.is_symlink():
+            path = path.parent
+        if not path.exists():
+            raise _unwritable(workdir, f"{path} is a link to nothing")
+        if not path.is_dir():
+            raise _unwritable(workdir, f"{path} is a file")
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise _unwritable(workdir, f"nothing may be written in {path}")
+    except OSError as error:
+        raise _unwritable(workdir, error.strerror) from None
+
+
+def _unwritable(workdir: str | Path, reason: str | None) -> TrainError:
+    return TrainError(
+        f"the work directory {workdir} cannot be written: {reason}; name another with --workdir"
+    )
+
+
 @contextmanager
 def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[int | None]:
     """Holds the work directory for one run with these settings; gives the number of steps before, if
@@ -62,16 +88,12 @@ def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[i
         WorkdirBusy: another process is training in it.
         TrainError: it is no folder that can be written.
     """
-    local_folder(workdir)
+    refuse_unwritable(workdir)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / ".lock").open("w") if processes.is_main() else None
     except OSError as error:
-        dangling = workdir.is_symlink() and not workdir.exists()
-        reason = "it is a link to nothing" if dangling else error.strerror
-        raise TrainError(
-            f"the work directory {workdir} cannot be written: {reason}; name another with --workdir"
-        ) from None
+        raise _unwritable(workdir, error.strerror) from None
     if lock is None:
         processes.barrier("work directory claimed")
         yield None

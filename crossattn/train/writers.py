@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from crossattn.train import processes
-from crossattn.train.errors import MissingPackage
+from crossattn.train.errors import MissingPackage, TrainError
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,19 +93,25 @@ class Jsonl(Silent):
         self._file: Any = None
 
     def start(self, step: int) -> None:
-        if self._path.exists():
-            lines = self._path.read_bytes().splitlines(keepends=True)
-            steps = [_step_of(line) for line in lines]
-            kept = [
-                line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
-            ]
-            if lost := steps[:-1].count(None):  # the last was being written when the run was killed
-                _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
-            if kept != lines:
-                unfinished = self._path.with_name(self._path.name + ".tmp")
-                unfinished.write_bytes(b"".join(kept))
-                os.replace(unfinished, self._path)
-        self._file = self._path.open("a", encoding="utf-8")
+        try:
+            if self._path.exists():
+                self._forget_after(step)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise TrainError(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def _forget_after(self, step: int) -> None:
+        lines = self._path.read_bytes().splitlines(keepends=True)
+        steps = [_step_of(line) for line in lines]
+        kept = [
+            line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
+        ]
+        if lost := steps[:-1].count(None):  # the last was being written when the run was killed
+            _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
+        if kept != lines:
+            unfinished = self._path.with_name(self._path.name + ".tmp")
+            unfinished.write_bytes(b"".join(kept))
+            os.replace(unfinished, self._path)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         numbers = {k: v if math.isfinite(v) else None for k, v in values.items()}

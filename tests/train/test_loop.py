@@ -100,6 +100,29 @@ def test_the_log_says_where_the_time_went(whole):
     assert result.totals["tokens"] == tokens
 
 
+def test_more_steps_give_the_run_of_that_many_from_the_start(tmp_path):
+    options = {"optim": OptimConfig(learning_rate=0.05, warmup_steps=3, schedule="constant")}
+    straight = run(tmp_path / "straight", steps=9, **options)
+    run(tmp_path / "more", steps=6, **options)
+    log = Log()
+    more = run(tmp_path / "more", log, steps=9, **options)
+    assert_same_bits(more.state, straight.state)
+    assert "the schedule 'constant' those made are the first of 9 steps too" in log.notes[-1]
+
+
+def test_more_steps_go_on_under_the_schedule_of_their_number(tmp_path):
+    optim = OptimConfig(learning_rate=0.05, warmup_steps=3, schedule="linear")
+    run(tmp_path, steps=6, optim=optim)
+    log = Log()
+    assert run(tmp_path, log, steps=12, optim=optim).step == 12
+    # By hand: the last of 6 steps has a third of the peak, the seventh of 12 two thirds.
+    assert "6 before: the schedule 'linear' is that of 12 steps from here on" in log.notes[-1]
+    assert "the learning rate goes from 0.0167 to 0.0333; a run of 12 steps" in log.notes[-1]
+    assert json.loads((tmp_path / "config.json").read_text())["steps"] == 12
+    with pytest.raises(WorkdirMismatch, match="steps was 12, is 6"):
+        run(tmp_path, steps=6, optim=optim)
+
+
 @pytest.mark.parametrize("stop_after", [1, 5, 7])
 def test_stopped_and_gone_on_with_is_the_run_never_stopped(whole, tmp_path, stop_after):
     log = Log(stop_after)

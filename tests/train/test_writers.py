@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from crossattn.train import processes
-from crossattn.train.errors import MissingPackage
+from crossattn.train.errors import MissingPackage, TrainError
 from crossattn.train.writers import (
     Console,
     Jsonl,
@@ -42,6 +42,44 @@ def test_lines_past_the_step_gone_on_from_are_dropped(tmp_path):
     writer.write(3, "train", {})
     writer.close()
     assert [line["step"] for line in lines(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b'{"step": 3, "kind": "tr',
+        b"\xff\xfe\x00",
+        b'{"step": ' + b"9" * 5000 + b"}\n",
+        b"[" * 100_000 + b"\n",
+        b'{"step": "4"}\n',
+        b'{"step": true}\n',
+        b'{"step": [1]}\n',
+        b"7\n",
+    ],
+)
+def test_a_damaged_end_belongs_to_no_step(tmp_path, tail, caplog):
+    path = tmp_path / "m.jsonl"
+    good = b'{"step": 1}\n{"step": 2, "note": "\\ud800"}\n'
+    path.write_bytes(good + tail)
+    writer = Jsonl(path)
+    writer.start(2)
+    writer.close()
+    assert path.read_bytes() == good and not caplog.records
+
+
+def test_damaged_lines_before_the_end_are_counted(tmp_path, caplog):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"st\n{"step": 1}\n\n{"step": 2}\n')
+    writer = Jsonl(path)
+    writer.start(2)
+    writer.close()
+    assert [line["step"] for line in lines(path)] == [1, 2]
+    assert caplog.messages == [f"{path}: 2 damaged lines are left out"]
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(TrainError, match="cannot be written: Is a directory"):
+        Jsonl(tmp_path).start(0)
 
 
 def test_tensorboard_reads_what_was_written_and_not_what_was_undone(tmp_path):

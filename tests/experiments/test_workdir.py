@@ -1,0 +1,172 @@
+"""Folders that no run can be kept in are refused at the start; what is damaged in one is named in a line."""
+
+import json
+import logging
+
+import pytest
+
+from configs import lm_small
+from crossattn.train.errors import TrainError
+from crossattn.train.workdir import claim, flatten
+from tests.experiments.conftest import STEPS, TINY, start
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("runs/[a]", "'[' in its name"),
+        ("runs/a]", "']' in its name"),
+        ("runs/*", "'*' in its name"),
+        ("runs/a\\b", "'\\\\' in its name"),
+        ("gs://bucket/run", "gs://bucket/run; runs are kept in folders of this machine only"),
+        ("s3://bucket/run", "folders of this machine only"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["train", "evaluate", "demo"])
+def test_a_name_that_could_not_be_read_again(refused, launcher, name, said, tmp_path, monkeypatch):
+    given = [TINY] if launcher == "train" else []
+    assert said in refused(launcher, *given, f"--workdir={name}")
+
+
+def test_the_loop_itself_refuses_such_a_name(tmp_path):
+    with pytest.raises(TrainError, match="checkpoints cannot be read from"):
+        with claim(tmp_path / "a[b]", {}, "auto"):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_one(refused, tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("mine")
+    link.symlink_to(tmp_path / "nothing")
+    for name, said in (
+        (file, "file is a file"),
+        (file / "run", "file is a file"),
+        (link, "link is a link to nothing"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        ("/proc/run", "cannot be written"),  # a file system that takes no folders
+    ):
+        line = refused("train", TINY, f"--workdir={name}")
+        assert said in line and "name another with --workdir" in line
+        assert "error: " in refused("evaluate", f"--workdir={name}")
+    assert file.read_text() == "mine"
+
+
+def test_evaluation_that_could_not_be_written_is_not_begun(refused, copied_run, monkeypatch):
+    (copied_run / "results-test.json").mkdir()
+    monkeypatch.setattr("experiments.report.translation_results", pytest.fail)
+    assert "results-test.json cannot be written" in refused("evaluate", f"--workdir={copied_run}")
+    line = refused("evaluate", f"--workdir={copied_run}", "--split=a/b")
+    assert "results-a/b.json cannot be written" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]", "it holds a list where an object belongs"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"seed": ' + "9" * 5000 + "}", "integer string conversion"),
+        ('{"seed": ', "Expecting value"),
+        ("\xff", "can't decode"),
+        ('{"task": "translation", "task.name": 1}', "damaged (at 'task.name')"),
+        ('{"task": "translation"}', "the config lacks seed, data.name"),
+        ('{"task": ["translation"]}', "config.task is ['translation']"),
+    ],
+)
+def test_a_config_that_is_damaged(refused, tmp_path, text, said):
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    line = refused("evaluate", f"--workdir={tmp_path}")
+    assert said in line and "config.json" in line
+
+
+def test_training_over_a_damaged_config(refused, tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    line = refused("train", TINY, f"--workdir={tmp_path}")
+    assert "is damaged (it is nested too deeply)" in line and "resume" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("seed", 10**400, "config.seed is 1000"),
+        ("data.name", "\ud800", r"config.data.name is '\ud800'"),
+        ("data.rows", "8", "config.data.rows is '8'; expected a whole number"),
+        ("data.rows", True, "config.data.rows is True"),
+        ("optim.learning_rate", float("nan"), "learning_rate is nan"),
+        ("model.dim", {"a": 1}, "the config has model.dim.a, which is no key"),
+        ("model.\ud800", 1, "which is no key"),
+    ],
+)
+def test_a_value_of_a_saved_config_that_does_not_fit(refused, tmp_path, key, value, said):
+    settings = flatten(lm_small.get_config("tiny").to_dict()) | {key: value}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    line = refused("evaluate", f"--workdir={tmp_path}")
+    assert said in line and len(line) < 700
+
+
+def test_a_log_that_is_damaged_at_its_end_does_not_stop_a_resume(launched, copied_run):
+    path = copied_run / "metrics.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"step": 3, "kind\xff\xfe')
+    code, out, err = launched("train", TINY, *STEPS, f"--workdir={copied_run}")
+    assert code == 0 and "is finished" in out and not err
+    assert path.read_bytes() == before
+
+
+def test_another_tokenizer_than_the_runs_own_is_refused(refused, copied_run):
+    path = copied_run / "assets" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    one, other = list(vocabulary)[300:302]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    path.write_text(json.dumps(content))
+    for launcher, given in (("evaluate", []), ("translate", ["a cat"]), ("train", [TINY, *STEPS])):
+        line = refused(launcher, f"--workdir={copied_run}", *given)
+        assert "is not the tokenizer that this run was trained with" in line
+
+
+def test_a_lost_tokenizer_is_not_trained_anew(refused, copied_run):
+    (copied_run / "assets" / "tokenizer.json").unlink()
+    for launcher, given in (("evaluate", []), ("train", [TINY, *STEPS])):
+        line = refused(launcher, f"--workdir={copied_run}", *given)
+        assert "tokenizer.json is missing, but" in line and "restore the file" in line
+    assert not (copied_run / "assets" / "tokenizer.json").exists()
+
+
+def test_a_tokenizer_without_a_checksum_is_taken_with_a_note(launched, copied_run):
+    (copied_run / "assets" / "sha256.json").unlink()
+    code, _, err = launched("translate", f"--workdir={copied_run}", "a cat")
+    assert code == 0 and err.startswith("note: ") and "sha256.json is missing" in err
+
+
+def test_stacks_of_other_libraries_are_in_a_file_and_not_on_the_screen(
+    refused, copied_run, monkeypatch
+):
+    def main(_):
+        try:
+            {}["deep inside"]
+        except KeyError as error:
+            logging.getLogger("other").exception("it failed here")
+            raise TrainError("one sentence") from error
+
+    monkeypatch.setattr("experiments.evaluate.main", main)
+    assert refused("evaluate", f"--workdir={copied_run}") == "error: one sentence\n"
+    text = (copied_run / "log.txt").read_text()
+    assert text.count("Traceback") >= 2 and "deep inside" in text and "it failed here" in text
+
+
+def test_data_that_only_evaluation_would_miss_is_missed_at_the_start(refused, tmp_path):
+    (tmp_path / "train.tsv").write_text("a cat\tun chat\n" * 30)
+    name = f"--config.data.name=files:{tmp_path}/{{split}}.tsv"
+    line = refused("train", TINY, name, f"--workdir={tmp_path / 'run'}")
+    assert "validation.tsv cannot be read" in line and not (tmp_path / "run").exists()
+
+
+def test_columns_of_a_table_are_named_on_the_command_line(refused, tmp_path):
+    (tmp_path / "x.tsv").write_text("en\tfr\n" + "a cat\tun chat\n" * 30)
+    name = f"--config.data.name=files:{tmp_path / 'x.tsv'}"
+    given = ("train", TINY, name, f"--workdir={tmp_path / 'run'}")
+    line = refused(*given, "--config.data.options.source_column=de")
+    assert "no column 'de'; the columns are en, fr" in line
+    assert "2 column(s), expected 6" in refused(*given, "--config.data.options.source_column", "5")
+    assert start(*given, "--config.data.options.source_column=en", "--help=config") == 0
