@@ -123,6 +123,40 @@ class MultiHeadAttention(nnx.Module):
         new = self.memory(x, positions=positions)
         return beams.grow(cache, new.keys, new.values)
 
+    def before(self, x: Float[Array, "*B T D"], cache: Memory | None) -> Int[Array, "..."] | None:
+        """How many positions a cache holds before those of ``x``, the last that it got; None is 0.
+
+        Raises:
+          ValueError: the cache has no room for ``x``, which therefore is not in it.
+        """
+        if cache is None or cache.length is None:
+            return None
+        count, room = x.shape[-2], cache.size // _beams(x, cache)
+        if count > room:
+            raise ValueError(
+                f"x has {count} positions, but the cache that it reads has room for {room}; expected a "
+                "cache that x was appended to, by extend."
+            )
+        return cache.length // _beams(x, cache) - count
+
+    def _standing(self, x: Array, memory: Memory) -> Array:
+        """The positions of queries that came without any, [T] or [*B T]."""
+        before = self.before(x, memory)
+        if before is None:
+            if memory.positions is None:
+                return jnp.arange(x.shape[-2])
+            raise ValueError(
+                "memory has positions of its own, which rotary queries cannot be told from; give those "
+                "of x as positions=."
+            )
+        places = before[..., None] + jnp.arange(x.shape[-2])
+        if memory.positions is not None:
+            lead, beams = memory.positions.shape[:-1], _beams(x, memory)
+            slots = jnp.broadcast_to(places * beams, (*lead, x.shape[-2]))
+            places = jnp.take_along_axis(memory.positions, slots, axis=-1, mode="clip")
+        extra = x.ndim - 1 - (memory.keys.ndim - 2)
+        return places if places.ndim == 1 else jnp.expand_dims(places, range(-1 - extra, -1))
+
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -142,7 +176,8 @@ class MultiHeadAttention(nnx.Module):
             queries of the same memory: beams share their source without a copy of it.
           memory: a ``Memory``; an array to make one from; None for self-attention.
           mask: which query may read which key, on top of the memory's own validity.
-          positions: of the queries (and of a self-attention memory), for rotary positions.
+          positions: of the queries (and of a self-attention memory), for rotary positions. None: the
+            last that a cache holds, as ``extend`` has just appended them; otherwise ``arange``.
           bias: added to the logits, [*#B #N #T #S] or without batch axes.
           dropout_key: turns dropout on.
           backend: see ``attend``.
@@ -150,6 +185,9 @@ class MultiHeadAttention(nnx.Module):
 
         Returns:
           [*B T D], or a pair with the weights.
+
+        Raises:
+          ValueError: attention is rotary and where the queries stand cannot be told from the memory.
         """
         if memory is None:
             memory = self.memory(x, positions=positions)
@@ -164,7 +202,8 @@ class MultiHeadAttention(nnx.Module):
         if self.query_norm is not None:
             query = self.query_norm(query)
         if self.rope_base is not None:
-            query = rotary.rotate(query, _positions(positions, x), self.rope_base)
+            positions = self._standing(x, memory) if positions is None else positions
+            query = rotary.rotate(query, positions, self.rope_base)
         lead = query.shape[:-2]
         shared = memory.keys.ndim - 3
         query = query.reshape(*lead[:shared], -1, *query.shape[-2:])

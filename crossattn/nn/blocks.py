@@ -14,10 +14,11 @@ from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
+from crossattn.ops import masks
 from crossattn.ops.dropout import dropout
 from crossattn.ops.masks import Mask
 from crossattn.ops.memory import Memory
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Bool, Float, Int, Key
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ class DecoderState:
 class DecoderBlock(nnx.Module):
     """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
 
+    Self-attention is causal unless a call names another mask.
+
     Source: Vaswani et al. 2017, figure 1.
     """
 
@@ -213,18 +216,36 @@ class DecoderBlock(nnx.Module):
         state: DecoderState,
         key: Key[Array, ""] | None = None,
         *,
-        mask: Mask | None = None,
-        source_mask: Mask | None = None,
+        mask: Mask | Bool[Array, "..."] | None = None,
+        source_mask: Mask | Bool[Array, "..."] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         bias: Float[Array, "..."] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], DecoderState]:
-        """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in."""
+        """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in.
+
+        Args:
+          x: [*B T D].
+          state: what cross-attention reads, and a cache where sequences come piece by piece.
+          key: turns dropout on.
+          mask: of self-attention, the whole of it: ``causal() & segments(s)``, ``causal() | prefix(n)``,
+            ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal.
+          source_mask: of cross-attention, on top of the validity of what it reads.
+          positions: of the tokens, for rotary positions; None is where the cache stands, or ``arange``.
+          bias: added to the logits of self-attention.
+          return_weights: keep the weights of cross-attention in the state.
+
+        Raises:
+          ValueError: the block has cross-attention and the state no source, or the other way round; or
+            the mask leaves open whether later positions may be read.
+        """
+        self._check(state, source_mask, return_weights)
         keys = split(key, 6)
         cache, weights = state.cache, None
         inner = self.attention_residual.enter(x)
         if cache is not None:
             cache = self.attention.extend(cache, inner)
+        mask = _ordered(mask, self.attention.before(x, cache), x.shape[-2])
         update = self.attention(
             inner, cache, mask, positions=positions, bias=bias, dropout_key=keys[0]
         )
@@ -243,3 +264,49 @@ class DecoderBlock(nnx.Module):
         update = self.feedforward(self.feedforward_residual.enter(x), keys[4])
         x = self.feedforward_residual.leave(x, update, keys[5])
         return x, DecoderState(source=state.source, cache=cache, weights=weights)
+
+    def _check(self, state: DecoderState, source_mask: Any, return_weights: bool) -> None:
+        """Cross-attention has something to read; without it there is nothing to read, mask or return."""
+        if self.cross is not None:
+            if state.source is None:
+                raise ValueError(
+                    "this DecoderBlock has cross-attention, but its state has no source; give "
+                    "DecoderState(source=block.cross.memory(vectors)), or build it with memory_dim=None."
+                )
+            return
+        given = {
+            "a source in its state": state.source is not None,
+            "a source_mask": source_mask is not None,
+            "return_weights": return_weights,
+        }
+        if named := [name for name, there in given.items() if there]:
+            raise ValueError(
+                f"this DecoderBlock has no cross-attention, but was given {named[0]}; leave it out, "
+                "or build the block with a memory_dim."
+            )
+
+
+def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:
+    """The mask of self-attention; causal where none is named, after ``before`` earlier positions."""
+    if mask is None:
+        return masks.causal(offset=before)
+    mask = masks.as_mask(mask)
+    if _leaves_order_open(mask, queries):
+        raise ValueError(
+            "mask of a DecoderBlock does not say whether later positions may be read; expected "
+            "masks.causal() & mask, or masks.window(None, None) & mask where they may."
+        )
+    return mask
+
+
+def _leaves_order_open(mask: Mask, queries: int) -> bool:
+    """Whether nothing in it but padding and packing tells queries apart."""
+
+    def is_open(term: Any) -> bool:
+        if isinstance(term, masks.AnyOf):
+            return all(_leaves_order_open(part, queries) for part in term.masks)
+        if isinstance(term, masks.Explicit):
+            return term.allowed.shape[-2] == 1 < queries
+        return isinstance(term, masks.KeyPadding | masks.Lengths | masks.Segments)
+
+    return all(is_open(term) for term in mask.terms)

@@ -77,6 +77,76 @@ def test_a_decoder_block_without_a_source_has_no_cross_attention():
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
+def decoder_block(memory_dim=None, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    build = lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+    return xa.functional.bind(build, params), params
+
+
+def test_a_decoder_block_is_causal_unless_another_mask_is_named():
+    block, params = decoder_block()
+    call = jax.jit(lambda x, mask: block(x, DecoderState(), mask=mask)[0])
+    everything, causal = xa.masks.window(None, None), np.tri(5, dtype=bool)
+    for mask, allowed in [
+        (None, causal),
+        (xa.masks.causal() | xa.masks.prefix(3), causal | (np.arange(5) < 3)),
+        (xa.masks.causal() & xa.masks.window(1), causal & ~np.tri(5, k=-2, dtype=bool)),
+        (everything, np.ones((5, 5), bool)),
+        (everything & xa.masks.lengths(jnp.array([5, 3])), (np.arange(5) < [[5], [3]])[:, None]),
+        (jnp.asarray(causal.T[None, None]), causal.T),
+    ]:
+        expected = oracle.block(params, X, allowed=allowed)
+        np.testing.assert_allclose(call(X, mask), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        xa.masks.key_padding(np.ones((2, 5), bool)),
+        xa.masks.lengths(4) | xa.masks.segments(np.ones((2, 5), int)),
+        jnp.ones((2, 1, 1, 5), bool),
+        xa.masks.Mask(()),
+    ],
+    ids=["padding", "packing", "array", "nothing"],
+)
+def test_a_mask_that_leaves_causality_open_is_refused(mask):
+    block, _ = decoder_block()
+    with pytest.raises(ValueError, match=r"masks\.causal\(\) & mask, or masks\.window"):
+        block(jnp.asarray(X), DecoderState(), mask=mask)
+
+
+@pytest.mark.parametrize("rope", [None, 100.0], ids=["no rope", "rope"])
+@pytest.mark.parametrize("chunks", [[1] * 5, [2, 3]], ids=["one by one", "in chunks"])
+def test_a_decoder_block_step_by_step_equals_all_at_once(chunks, rope):
+    block, _ = decoder_block(rope_base=rope)
+    step = jax.jit(lambda x, state: block(x, state))
+    whole, _ = block(jnp.asarray(X), DecoderState())
+    state, pieces, start = DecoderState(cache=block.attention.cache((2,), 6)), [], 0
+    for size in chunks:
+        piece, state = step(X[:, start : start + size], state)
+        pieces.append(piece)
+        start += size
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=2e-5, atol=2e-5)
+
+
+def test_cross_attention_and_its_source_come_together():
+    block, _ = decoder_block(10)
+    x = jnp.asarray(X)
+    with pytest.raises(ValueError, match="its state has no source"):
+        block(x, DecoderState())
+    source = DecoderState(source=block.cross.memory(jnp.asarray(SOURCE)))
+    alone, _ = decoder_block()
+    padding = xa.masks.key_padding(VALID)
+    for state, options in [
+        (source, {}),
+        (DecoderState(), {"source_mask": padding}),
+        (DecoderState(), {"return_weights": True}),
+    ]:
+        with pytest.raises(ValueError, match="has no cross-attention, but was given"):
+            alone(x, state, **options)
+
+
 def test_post_norm_output_is_normalised_and_pre_norm_output_is_not():
     for norm_first in (False, True):
         config = dataclasses.replace(CONFIG, norm_first=norm_first)
