@@ -1,8 +1,10 @@
 """Position biases: numbers added to the scaled logits, one for each (query, key) pair and head."""
 
+import functools
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.types import AnyArray, Float, Int
 
@@ -17,31 +19,72 @@ def relative_buckets(
     """The bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
 
     Bidirectional halves the buckets between keys before and keys after; otherwise keys after the
-    query share bucket 0. Distances from ``max_distance`` on share the last bucket.
+    query share bucket 0. Distances from ``max_distance`` on share the last bucket. (A ``max_distance``
+    among the exact ones counts down from there; what that leaves no bucket gets ``num_buckets``, which
+    is none of the table's.)
 
+    Raises:
+      ValueError: there are too few buckets for exact ones, or ``max_distance`` is below 1.
     Source: Raffel et al. 2020, "T5", section 2.1.
     """
-    distance = k_positions[..., None, :] - q_positions[..., :, None]
-    first = jnp.zeros_like(distance)
+    distance = jnp.asarray(k_positions)[..., None, :] - jnp.asarray(q_positions)[..., :, None]
+    own, first = num_buckets, jnp.zeros_like(distance)
     if bidirectional:
-        num_buckets //= 2
-        first = jnp.where(distance > 0, num_buckets, 0)
+        own = num_buckets // 2
+        first = jnp.where(distance > 0, own, 0).astype(distance.dtype)
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
-    exact = num_buckets // 2
-    ratio = jnp.maximum(distance, 1).astype(jnp.float32) / exact
-    far = exact + (jnp.log(ratio) / math.log(max_distance / exact) * (num_buckets - exact)).astype(
-        distance.dtype
+    exact = own // 2
+    if exact < 1 or max_distance < 1:
+        least = 4 if bidirectional else 2
+        raise ValueError(
+            f"relative_buckets: num_buckets is {num_buckets} and max_distance {max_distance}; expected "
+            f"at least {least} and 1."
+        )
+    rising = max_distance > exact
+    starts = _starts(exact, own, max_distance, own - 1 - exact if rising else exact + num_buckets)
+    starts = jnp.asarray(np.reshape(starts, (1,) * distance.ndim + (-1,)), distance.dtype)
+    passed = jnp.sum(distance[..., None] >= starts, axis=-1, dtype=distance.dtype)
+    bucket = first + jnp.where(
+        distance < exact, distance, exact + passed if rising else exact - passed
     )
-    return first + jnp.where(distance < exact, distance, jnp.minimum(far, num_buckets - 1))
+    return bucket if rising else jnp.where(bucket < 0, num_buckets, bucket)
+
+
+@functools.lru_cache
+def _starts(exact: int, buckets: int, max_distance: int, count: int) -> tuple[int, ...]:
+    """The distances at which the first, second, ... bucket after the exact ones begins.
+
+    A boundary between buckets falls on a whole distance where a power of it is one of ``max_distance``,
+    and there rounding decides. Trained models were rounded in float32, so that is done here, once, with
+    numpy: what a compiler makes of a logarithm, and with which operations it fuses it, is its own affair.
+    """
+    steps, most = np.arange(1, count + 1), np.iinfo(np.int32).max
+
+    def taken(distance: np.ndarray) -> np.ndarray:
+        if max_distance == exact:
+            return np.full(distance.shape, np.inf)
+        ratio = distance.astype(np.float32) / np.float32(exact)
+        # A float64 logarithm rounds to the right float32 one on every machine.
+        share = np.log(ratio.astype(np.float64)).astype(np.float32)
+        share = share / np.float32(math.log(max_distance / exact))
+        return np.abs(np.trunc(share * np.float32(buckets - exact)))
+
+    low, high = np.full(count, exact), np.full(count, most)
+    while np.any(low < high):
+        middle = (low + high) // 2
+        reached = taken(middle) >= steps
+        low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
+    return tuple(int(start) for start in low if start < most)
 
 
 def relative_bias(
     table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
 ) -> Float[AnyArray, "*B N T S"]:
-    """Look each bucket up in a learnt table, one column a head."""
-    return jnp.moveaxis(table[buckets], -1, -3)
+    """Look each bucket up in a learnt table, one column a head; NaN for one that the table lacks."""
+    found = jnp.asarray(table).at[buckets].get(mode="fill", fill_value=jnp.nan)
+    return jnp.moveaxis(found, -1, -3)
 
 
 def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:

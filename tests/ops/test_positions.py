@@ -124,6 +124,152 @@ def test_relative_buckets_by_default_are_32_in_both_directions_up_to_128():
     assert set(np.asarray(found[0]).tolist()) == set(range(32)) - {16}
 
 
+# Where the buckets after the exact ones begin in transformers 5.23 on torch 2.15. In the first four, one
+# boundary is a whole distance (12 and 18; 42; 36 and 54; 45), and float32 rounds it up to the next.
+STARTS = {
+    (17, 27, False): [10, 11, 13, 14, 16, 19, 21, 24],
+    (19, 196, False): [13, 17, 23, 31, 43, 58, 78, 106, 145],
+    (48, 81, False): [
+        26,
+        27,
+        28,
+        30,
+        31,
+        33,
+        35,
+        37,
+        38,
+        40,
+        42,
+        45,
+        47,
+        49,
+        52,
+        55,
+        57,
+        60,
+        63,
+        67,
+    ]
+    + [70, 74, 77],
+    (110, 75, True): [
+        29,
+        30,
+        31,
+        32,
+        33,
+        34,
+        35,
+        37,
+        38,
+        39,
+        41,
+        42,
+        44,
+        46,
+        47,
+        49,
+        51,
+        53,
+        55,
+        57,
+    ]
+    + [59, 61, 63, 65, 68, 70, 73],
+    (128, 100, True): [
+        34,
+        35,
+        36,
+        37,
+        39,
+        40,
+        42,
+        43,
+        45,
+        46,
+        48,
+        50,
+        51,
+        53,
+        55,
+        57,
+        59,
+        61,
+        63,
+        66,
+    ]
+    + [68, 71, 73, 76, 78, 81, 84, 87, 90, 94, 97],
+    (32, 800, True): [15, 26, 45, 80, 143, 253, 450],
+    (100, 128, True): [
+        27,
+        29,
+        31,
+        33,
+        35,
+        37,
+        40,
+        43,
+        46,
+        49,
+        52,
+        55,
+        59,
+        63,
+        67,
+        72,
+        76,
+        82,
+        87,
+        93,
+    ]
+    + [99, 106, 113, 120],
+    (32, 128, False): [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113],
+}
+
+
+@pytest.mark.parametrize(("buckets", "max_distance", "bidirectional"), STARTS)
+def test_relative_buckets_begin_where_transformers_rounds_them_to(
+    buckets, max_distance, bidirectional
+):
+    starts = STARTS[buckets, max_distance, bidirectional]
+    distances = np.arange(900)
+    own = buckets // 2 if bidirectional else buckets
+    near = np.minimum(distances, own // 2)
+    expected = near + np.searchsorted(starts, distances, side="right")
+
+    def find(q, k):
+        return xa.bias.relative_buckets(q, k, buckets, max_distance, bidirectional)[..., 0]
+
+    before, zero = distances, np.zeros(1, int)
+    for call in (find, jax.jit(find)):
+        np.testing.assert_array_equal(call(before, zero), expected)
+        after = expected + own if bidirectional else 0 * expected
+        np.testing.assert_array_equal(call(-before, zero)[1:], after[1:])
+
+
+@pytest.mark.parametrize(
+    ("max_distance", "expected"),
+    [
+        (6, [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24, 21, 18, 16, 13]),
+        (8, [32, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 32, 32, 32, 32, 32]),
+    ],
+)
+def test_a_greatest_distance_among_the_exact_ones_counts_down_as_in_transformers(
+    max_distance, expected
+):
+    """Where transformers looks beside its table and stops, the bias is NaN."""
+    distances = np.arange(-8, 13)
+    found = xa.bias.relative_buckets(np.zeros(1, int), distances, 32, max_distance)
+    np.testing.assert_array_equal(found[0], expected)
+    bias = xa.bias.relative_bias(array("table", 32, 1), found)
+    np.testing.assert_array_equal(np.isnan(bias[0, 0]), np.equal(expected, 32))
+
+
+@pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 0, True)])
+def test_too_few_buckets_or_distances_are_refused(setting):
+    with pytest.raises(ValueError, match="relative_buckets: num_buckets is .* and max_distance"):
+        xa.bias.relative_buckets(np.arange(3), np.arange(3), *setting)
+
+
 def test_a_relative_bias_looks_its_bucket_up_for_each_head():
     table, buckets = array("table", 6, 3), np.random.default_rng(0).integers(0, 6, (2, 4, 5))
     found = xa.bias.relative_bias(table, buckets)
