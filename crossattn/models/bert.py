@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
-from crossattn.nn.inputs import InputConfig, TokenInput
+from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack
@@ -29,6 +29,8 @@ class BertConfig:
       block: shape of every block.
       layers: depth, L.
       max_length: the longest text, a hard limit.
+      pad_id: what texts are filled up with; nothing reads it, unless segments say otherwise. None: all
+        that stands in a text is read where no segments are given.
       input: embeddings; BERT has token types and a norm.
       masked_lm: add the head that predicts masked tokens.
       tie_output: that head's table is the embedding's.
@@ -41,6 +43,7 @@ class BertConfig:
     block: BlockConfig
     layers: int
     max_length: int = 512
+    pad_id: int | None = None
     input: InputConfig = InputConfig(scale=1.0, token_types=2, norm_epsilon=1e-12)
     masked_lm: bool = True
     tie_output: bool = True
@@ -61,6 +64,7 @@ class Bert(nnx.Module):
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         block = config.block
+        self.pad_id = config.pad_id
         self.input = TokenInput(
             config.vocab_size,
             block.dim,
@@ -102,6 +106,7 @@ class Bert(nnx.Module):
         types: Int[Array, "*B S"] | None = None,
     ) -> Float[Array, "*B S D"]:
         """Vectors of the tokens. ``segments`` 0 is padding; ``types`` tells text A (0) from B (1)."""
+        segments = without_padding(tokens, segments, self.pad_id)
         keys = split(key, 2)
         x, _ = self.encoder(
             self.input(tokens, positions, keys[0], types=types),

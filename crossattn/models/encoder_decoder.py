@@ -13,6 +13,7 @@ from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
 from crossattn.nn.decoding import StepByStep
+from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.types import Array, Float, Int, Key
 
@@ -57,6 +58,11 @@ class EncoderDecoder(StepByStep):
         """The most tokens of source and target that have positions; None is any number."""
         return self.encoder.input.longest, self.decoder.input.longest
 
+    @property
+    def pad_id(self) -> int | None:
+        """What sources are filled up with, if the encoder's config names it."""
+        return self.encoder.pad_id
+
     def encode(
         self,
         source: Int[Array, "*B S"],
@@ -79,6 +85,7 @@ class EncoderDecoder(StepByStep):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
         """The decoder's last vectors, before the output table; and all cross-attention weights."""
+        source_segments = without_padding(source, source_segments, self.pad_id)
         keys = split(key, 2)
         found = self.decoder.hidden(
             target_in,
@@ -118,6 +125,7 @@ class EncoderDecoder(StepByStep):
         ahead: int = 0,
     ) -> Any:
         """Decoding states: the source read once, and empty caches; as ``Transformer.start``."""
+        source_segments = without_padding(source, source_segments, self.pad_id)
         memory = self.encode(source, source_segments)
         batch = source.shape[0]
         return self.decoder.start(batch, beams, max_length, memory, source_segments, ahead)

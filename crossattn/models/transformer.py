@@ -12,7 +12,7 @@ from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import DecoderStack, StepByStep
-from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
+from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
@@ -36,6 +36,8 @@ class TransformerConfig:
       separate_inputs: source and target have positions and norms of their own even so.
       positions: position scheme of self-attention.
       max_length: the longest source and target; a hard limit for the "learned" scheme only.
+      pad_id: what sources are filled up with; nothing reads it, unless segments say otherwise. None: all
+        that stands in a source is read where no segments are given.
       input: embeddings of source and target.
       tie_output: the output layer is the target's embedding table.
       output: what stands around the output layer's table.
@@ -53,6 +55,7 @@ class TransformerConfig:
     separate_inputs: bool = False
     positions: PositionScheme = "sinusoidal"
     max_length: int = 512
+    pad_id: int | None = None
     input: InputConfig = InputConfig()
     tie_output: bool = True
     output: OutputConfig = OutputConfig()
@@ -75,6 +78,9 @@ class Transformer(StepByStep):
       config: the shape.
       source_input: what makes vectors of the source when it is not tokens: called like a
         ``TokenInput``, with vectors of the encoder's size as the result.
+
+    Raises:
+      ValueError: there is a ``source_input``, and the config asks for tokens as source.
     """
 
     def __init__(
@@ -84,6 +90,9 @@ class Transformer(StepByStep):
         source_input: nnx.Module | None = None,
         rngs: nnx.Rngs,
     ):
+        if source_input is not None:
+            _check_free(config)
+        self.pad_id = config.pad_id
         block = with_positions(config.block, config.positions)
         source_block = with_positions(config.encoder_block or config.block, config.positions)
         inputs: dict[str, Any] = dict(
@@ -139,6 +148,7 @@ class Transformer(StepByStep):
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*B S D"]:
         """The source's vectors. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
+        segments = without_padding(source, segments, self.pad_id)
         keys = split(key, 2)
         x = self._embed_source(source, positions, keys[0])
         positions = jnp.arange(x.shape[-2]) if positions is None else positions
@@ -164,6 +174,7 @@ class Transformer(StepByStep):
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
         """The decoder's last vectors, before the output layer; and all cross-attention weights."""
+        source_segments = without_padding(source, source_segments, self.pad_id)
         keys = split(key, 3)
         encoded = self.encode(source, source_segments, source_positions, keys[0])
         states = self.decoder.read(encoded)
@@ -242,6 +253,7 @@ class Transformer(StepByStep):
         Raises:
           ValueError: the source or ``max_length`` is longer than ``longest``.
         """
+        source_segments = without_padding(source, source_segments, self.pad_id)
         encoded = self.encode(source, source_segments)
         return self.start_encoded(encoded, source_segments, beams, max_length, ahead)
 
@@ -271,6 +283,20 @@ class Transformer(StepByStep):
         x = self.target_input(tokens, self.places(tokens, states, index))
         x, states = self.decoder.step(x, states, index, return_weights=return_weights)
         return self.output.enter(x), states
+
+
+def _check_free(config: TransformerConfig) -> None:
+    """The config leaves the source to a ``source_input``."""
+    asked = {
+        "source_vocab_size": config.source_vocab_size is not None,
+        "separate_inputs": config.separate_inputs,
+        "pad_id": config.pad_id is not None,
+    }
+    if named := [name for name, there in asked.items() if there]:
+        raise ValueError(
+            f"got a source_input, and a config with {named[0]}, which is of a source of tokens; expected "
+            "one of them."
+        )
 
 
 def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:

@@ -11,7 +11,7 @@ from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops import bias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions import sinusoidal
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Float, Int, Key, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]
 _SCHEMES = ("sinusoidal", "learned", "rope", "relative", "alibi", "none")
@@ -32,6 +32,15 @@ class InputConfig:
     token_types: int = 0
     position_offset: int = 0
     norm_epsilon: float | None = None
+
+
+def without_padding(
+    tokens: Shaped[Array, "..."], segments: Int[Array, "*B S"] | None, pad_id: int | None
+) -> Int[Array, "*B S"] | None:
+    """The segments that came with tokens; where none did, 0 for ``pad_id`` if a model names it."""
+    if segments is not None or pad_id is None:
+        return segments
+    return (tokens != pad_id).astype(jnp.int32)
 
 
 class TokenInput(nnx.Module):

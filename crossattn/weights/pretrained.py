@@ -144,6 +144,9 @@ def load(
 ) -> tuple[Pretrained, Params, Any]:
     """A pretrained model: (model, params, tokenizer).
 
+    Its config names no ``pad_id``: like those of ``transformers``, it reads padding unless segments hide it,
+    ``(source != model.ids["pad_id"]).astype(int)``.
+
     Args:
       source: a folder with ``config.json`` and safetensors as ``transformers`` writes them, or a name
         on the Hugging Face hub (needs ``huggingface_hub`` and a network).
