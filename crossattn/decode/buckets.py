@@ -10,7 +10,7 @@ import numpy as np
 
 from crossattn import functional
 from crossattn.decode.drafts import Draft
-from crossattn.decode.generate import generate, translate
+from crossattn.decode.generate import Source, check_source, generate, translate
 from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.stream import Piece, Stream
 from crossattn.decode.target import right_aligned
@@ -27,7 +27,10 @@ class Bucketed:
 
     Rows, lengths of sources or prompts, and target lengths are filled up to the next size that was named,
     or to what the model has positions for; rows that were added are done from the start, and no row gets
-    longer than asked. Beyond the largest size, its multiples are taken.
+    longer than asked. Beyond the largest size, its multiples are taken. Frames, to which silence would be
+    something to hear, keep their number: only rows are added to them.
+
+        found = Bucketed(build)(params, source, (source != pad_id).astype(int), max_length=60)
 
     Args:
       build: makes the model.
@@ -56,7 +59,7 @@ class Bucketed:
         self.rows, self.sources, self.targets = tuple(rows), tuple(sources), tuple(targets)
         self._build, self._candidates = build, options.get("candidates", 1)
         self._prefix = options.get("prefix")
-        self._known: tuple[int | None, int | None] | None = None
+        self._known: _Known | None = None
 
         @partial(jax.jit, static_argnames="max_length")
         def search(params, inputs, limits, key, draft_params, max_length):
@@ -73,7 +76,7 @@ class Bucketed:
     def __call__(
         self,
         params: Params,
-        source: Int[AnyArray, "B S"],
+        source: Source,
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
         max_length: int,
@@ -112,7 +115,7 @@ class Bucketed:
     def stream(
         self,
         params: Params,
-        source: Int[AnyArray, "B S"],
+        source: Source,
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
         max_length: int,
@@ -168,11 +171,27 @@ class Bucketed:
             yield tokens[:B] if weights is None else (tokens[:B], weights[:B, ..., :S])
 
     def _sources(self, params, source, segments, max_length: int, limits: Any) -> "_Call":
-        (B, S), (most, _) = source.shape, self._longest(params)
-        source = np.asarray(source, np.int32)
-        source, segments = self._filled(source, segments, _size(S, self.sources, most))
+        source, known = np.asarray(source), self._ask(params)
+        segments = None if segments is None else np.asarray(segments)
+        check_source(source, segments)
+        B, S = source.shape[:2]
+        if np.issubdtype(source.dtype, np.integer):
+            source = source.astype(np.int32)
+            if segments is None and known.pad_id is not None:
+                segments = source != known.pad_id
+            source, segments = self._filled(source, segments, _size(S, self.sources, known.source))
+        else:
+            source, segments, S = *self._more_rows(source, segments), None
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
         return self._call(params, _Sources(source, segments), (B, max_length, S), start, limits)
+
+    def _more_rows(self, frames: Any, segments: Any) -> tuple[Any, Any]:
+        """Frames [B F M], with rows filled up, and their segments if there are any."""
+        more = (0, _size(len(frames), self.rows) - len(frames))
+        frames = np.pad(frames, (more, *((0, 0),) * (frames.ndim - 1)))
+        if segments is not None:
+            segments = np.pad(np.asarray(segments, np.int32), (more, (0, 0)), constant_values=1)
+        return frames, segments
 
     def _prompts(
         self, params, prompts, max_length: int, limits: Any, memory: Any, memory_segments: Any
@@ -182,7 +201,7 @@ class Bucketed:
                 "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
             )
         rows = [np.asarray(row).tolist() for row in prompts]
-        B, (_, most) = len(rows), self._longest(params)
+        B, most = len(rows), self._ask(params).target
         most = None if most is None else most - max_length + 1
         width = _size(max(map(len, rows)), self.sources, most)
         prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
@@ -213,28 +232,37 @@ class Bucketed:
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
         limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
-        _, most = self._longest(params)
+        most = self._ask(params).target
         most = None if most is None else most - start + 1
         return _Call(inputs, limits, _size(T, self.targets, most), shape)
 
-    def _longest(self, params: Params) -> tuple[int | None, int | None]:
-        """The longest source, and the longest text that may be read, that the model has positions for."""
+    def _ask(self, params: Params) -> "_Known":
         if self._known is None:
-            known: list[Any] = []  # nothing is computed for it
+            asked: list[Any] = []  # nothing is computed for it
 
             def ask(params):
                 model = functional.bind(self._build, params)
-                known.append(getattr(model, "longest", (None, None)))
+                longest = getattr(model, "longest", (None, None))
+                asked.append((*longest, getattr(model, "pad_id", None)))
 
             jax.eval_shape(ask, params)
-            source, target = known[0]
+            source, target, pad_id = asked[0]
             read_last = self._candidates > 1
-            self._known = source, None if target is None else target - read_last
+            self._known = _Known(source, None if target is None else target - read_last, pad_id)
         return self._known
 
 
+class _Known(NamedTuple):
+    """Of a model: the longest source, and the longest text that may be read, that it has positions for;
+    and what its sources are filled up with."""
+
+    source: int | None
+    target: int | None
+    pad_id: int | None
+
+
 class _Sources(NamedTuple):
-    """What ``translate`` reads, [B S] both; arrays of numpy, or traced ones."""
+    """What ``translate`` reads, [B S] both, or frames; arrays of numpy, or traced ones."""
 
     source: Any
     segments: Any

@@ -16,10 +16,13 @@ from crossattn.decode.speculative import speculative
 from crossattn.decode.target import Target
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
+Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"]
+"""Tokens; or, of a model that reads frames, their features."""
+
 
 def translate(
     model: Any,
-    source: Int[AnyArray, "B S"],
+    source: Source,
     source_segments: Int[AnyArray, "B S"] | None = None,
     *,
     max_length: int,
@@ -27,22 +30,29 @@ def translate(
 ) -> Hypotheses:
     """Target sequences of an encoder-decoder; greedy unless the options ask for another search.
 
+        found = translate(model, source, (source != pad_id).astype(int), max_length=60)
+
     Args:
       model: a ``Transformer`` (``functional.bind(build, params)`` under ``jax.jit``).
-      source: source tokens; padding has segment 0.
+      source: source tokens, or the frames of a model that reads these.
+      source_segments: 0 where the source is padding, which is not read. None: that of the model's
+        ``pad_id``, if its config names one; otherwise everything is read, padding too.
       max_length: the most tokens generated. Static, like ``beams``.
       **options: ``beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
         ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
         without; and what else those and ``Target`` take.
 
     Raises:
-      ValueError: two searches are asked for at once, or source or target do not fit the model.
+      ValueError: two searches are asked for at once, the source has no batch axis, or source or target
+        do not fit the model.
     """
-    places, search = _search(model, **options)
-    target = dict(batch=source.shape[0], max_length=max_length)
+    source = jnp.asarray(source)
     if source_segments is not None:
         source_segments = jnp.asarray(source_segments)
-    source, room = jnp.asarray(source), _room(target, options)
+    check_source(source, source_segments)
+    places, search = _search(model, **options)
+    target = dict(batch=source.shape[0], max_length=max_length)
+    room = _room(target, options)
     states = model.start(source, source_segments, places, room, **_ahead(options))
     return search(states, **target)
 
@@ -73,6 +83,34 @@ def generate(
         raise ValueError(f"memory has {len(memory)} rows; expected as many as the batch, {batch}.")
     states = model.start(batch, places, _room(target, options), **reads, **_ahead(options))
     return search(states, **target)
+
+
+def check_source(source: AnyArray, segments: AnyArray | None = None) -> None:
+    """Whether these are rows of tokens, or of frames, and segments of theirs.
+
+    Raises:
+      ValueError: they are not.
+    """
+    tokens = jnp.issubdtype(source.dtype, jnp.integer)
+    if not tokens and not jnp.issubdtype(source.dtype, jnp.floating):
+        raise ValueError(f"source has dtype {source.dtype}; expected tokens, which are integers.")
+    if source.ndim != 2 if tokens else source.ndim < 3:
+        expected = "tokens [B S]" if tokens else "frames [B F M]; tokens are integers"
+        raise ValueError(
+            f"source has shape {source.shape} and dtype {source.dtype}; expected {expected}. A single "
+            "source is a batch of one: source[None]."
+        )
+    if segments is None:
+        return
+    if segments.ndim != 2 or segments.shape[0] != source.shape[0]:
+        raise ValueError(
+            f"source_segments has shape {segments.shape}; expected [B S], rows as many as the source "
+            f"has, {source.shape[0]}."
+        )
+    if tokens and segments.shape != source.shape:
+        raise ValueError(
+            f"source_segments has shape {segments.shape}; expected that of source, {source.shape}."
+        )
 
 
 def _search(
@@ -121,7 +159,7 @@ def _ahead(options: dict[str, Any]) -> dict[str, int]:
 
 def attention_of(
     model: Any,
-    source: Int[AnyArray, "B S"],
+    source: Source,
     tokens: Int[AnyArray, "B T"],
     source_segments: Int[AnyArray, "B S"] | None = None,
     *,
@@ -135,12 +173,14 @@ def attention_of(
     search while it runs, give it a ``Capture``. Rows of padding are 0.
 
     Args:
+      source, source_segments: as in ``translate``.
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
       lengths: how many tokens of each row there are, ``Hypotheses.lengths`` for one; None counts those
         that are not ``pad_id``.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
-    segments = jnp.ones_like(source) if source_segments is None else jnp.asarray(source_segments)
+    segments = None if source_segments is None else jnp.asarray(source_segments)
+    check_source(source, segments)
     real = tokens != pad_id
     if lengths is not None:
         real = jnp.arange(tokens.shape[1]) < jnp.asarray(lengths)[:, None]
@@ -153,4 +193,4 @@ def attention_of(
         target_segments=real.astype(jnp.int32),
         return_weights=True,
     )
-    return weights
+    return jnp.where(real[:, None, :, None], weights, 0)
