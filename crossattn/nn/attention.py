@@ -173,9 +173,11 @@ class MultiHeadAttention(nnx.Module):
 
         Args:
           x: [*B T D]. With more batch axes than the memory, the extra ones (next to T) are further
-            queries of the same memory: beams share their source without a copy of it.
+            queries of the same memory: beams share their source without a copy of it. Without any,
+            [T D], it is the same for every example of the memory, as Perceiver's latents are.
           memory: a ``Memory``; an array to make one from; None for self-attention.
-          mask: which query may read which key, on top of the memory's own validity.
+          mask: which query may read which key, on top of the memory's own validity; an array as
+            ``attend`` takes it, or [T S].
           positions: of the queries (and of a self-attention memory), for rotary positions. None: the
             last that a cache holds, as ``extend`` has just appended them; otherwise ``arange``.
           bias: added to the logits, [*#B #N #T #S] or without batch axes.
@@ -187,13 +189,14 @@ class MultiHeadAttention(nnx.Module):
           [*B T D], or a pair with the weights.
 
         Raises:
-          ValueError: attention is rotary and where the queries stand cannot be told from the memory.
+          ValueError: ``x`` has other batch axes than the memory; or attention is rotary and where the
+            queries stand cannot be told from the memory; or as ``attend`` does.
         """
         if memory is None:
             memory = self.memory(x, positions=positions)
         elif not isinstance(memory, Memory):
             memory = self.memory(memory)
-        mask = Mask(()) if mask is None else as_mask(mask)
+        mask = Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)
         if memory.length is not None and _beams(x, memory) > 1:
             mask, bias = beams.across(memory, mask, bias, _beams(x, memory), x.shape[-2])
         mask = mask & memory.mask()
@@ -201,6 +204,7 @@ class MultiHeadAttention(nnx.Module):
         query = self.query(x)
         if self.query_norm is not None:
             query = self.query_norm(query)
+        query = _for_each_example(query, memory)
         if self.rope_base is not None:
             positions = self._standing(x, memory) if positions is None else positions
             query = rotary.rotate(query, positions, self.rope_base)
@@ -227,6 +231,19 @@ class MultiHeadAttention(nnx.Module):
         if weights is None:
             return out
         return out, _unfold(weights, lead, shared)
+
+
+def _for_each_example(query: Array, memory: Memory) -> Array:
+    """Queries [T N H] of no example, repeated for each of the memory; others as they are."""
+    batch, own = memory.keys.shape[:-3], query.shape[:-3]
+    if not own:
+        return jnp.broadcast_to(query, (*batch, *query.shape))
+    if own[: len(batch)] != batch:
+        raise ValueError(
+            f"x has batch axes {own}, and the memory {batch}; expected the memory's, with axes more at the "
+            "end for queries that share an example's memory, or none."
+        )
+    return query
 
 
 def _positions(positions: Array | None, x: Array) -> Array:

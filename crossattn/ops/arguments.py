@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops.masks import Mask
+from crossattn.ops.masks import AnyOf, Explicit, Mask, Not, Term
 from crossattn.types import AnyArray
 
 
@@ -51,9 +51,10 @@ def check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None
             "mask is boolean, True = may be read; bias is added to the logits."
         )
     if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
+        either = f": three could mean [B T S], {name}[:, None], or [N T S], {name}[None]"
         raise ValueError(
             f"{name} has shape {x.shape}; expected {len(full)} axes [*B N T S] = {full}, each of that "
-            "size or 1."
+            f"size or 1{either if (x.ndim, len(full)) == (3, 4) else ''}."
         )
 
 
@@ -90,9 +91,14 @@ def check_dropout(rate: float, key: Any) -> None:
         raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
 
 
-def check_mask(mask: Mask, full: tuple[int, ...]) -> None:
-    """The terms' arrays must fit this call; found out from shapes alone, nothing is computed."""
+def check_mask(mask: Mask, full: tuple[int, ...]) -> Mask:
+    """The terms' arrays must fit this call; found out from shapes alone, nothing is computed.
+
+    Returns:
+      The mask, its matrices without the leading axes of size 1 that this call does not have.
+    """
     T, S = full[-2:]
+    mask = Mask(tuple(_of_rank(term, full) for term in mask.terms))
     mask.check(T, S)
     try:
         shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), mask).shape
@@ -103,3 +109,22 @@ def check_mask(mask: Mask, full: tuple[int, ...]) -> None:
         raise ValueError(
             f"mask has shape {shape}; expected one that broadcasts to [*B N T S] = {full}."
         )
+    return mask
+
+
+def _of_rank(term: Term, full: tuple[int, ...]) -> Term:
+    if isinstance(term, (AnyOf, Not)):
+        masks = term.masks if isinstance(term, AnyOf) else (term.mask,)
+        parts = [Mask(tuple(_of_rank(one, full) for one in mask.terms)) for mask in masks]
+        return AnyOf(tuple(parts)) if isinstance(term, AnyOf) else Not(parts[0])
+    if not isinstance(term, Explicit):
+        return term
+    allowed = term.allowed
+    if 4 <= allowed.ndim < len(full) and any(n != 1 for n in allowed.shape[:-2]):
+        raise ValueError(
+            f"mask has shape {allowed.shape}; expected all {len(full)} axes [*B N T S] = {full}, of size 1 "
+            f"where shared: with {allowed.ndim} it is unclear which are missing."
+        )
+    while allowed.ndim > len(full) and allowed.shape[0] == 1:
+        allowed = allowed[0]
+    return Explicit(allowed)

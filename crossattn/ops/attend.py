@@ -127,10 +127,8 @@ def run(
     if mask is not None:
         if not isinstance(mask, Mask):
             arguments.check_broadcast("mask", mask, full, bool)
-        mask = as_mask(mask)
-        mask = mask if mask.terms else None
-    if mask is not None:
-        arguments.check_mask(mask, full)
+        mask = as_mask(mask, len(full))
+        mask = arguments.check_mask(mask, full) if mask.terms else None
     if bias is not None:
         arguments.check_broadcast("bias", bias, full, jnp.floating)
         bias = jnp.asarray(bias)

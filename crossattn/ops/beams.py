@@ -62,7 +62,7 @@ def across(
     allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-4], J, T, X, J))
     # What is not filled yet is not even looked at.
     filled = Mask(()) if cache.length is None else masks.lengths(cache.length)
-    whole = filled & masks.explicit(_flat(allowed))
+    whole = filled & Mask((masks.Explicit(_flat(allowed)),))
     if bias is not None:
         bias = _flat(jnp.broadcast_to(bias[..., None, :, :, None], (*bias.shape[:-2], J, T, X, J)))
     return whole, bias

@@ -10,7 +10,7 @@ import jax
 
 from crossattn.ops import attend as attending
 from crossattn.ops import backends
-from crossattn.ops.masks import AnyOf, Mask
+from crossattn.ops.masks import AnyOf, Mask, Not
 
 _NAMES = ("bias", "scale", "softcap", "dropout_rate", "dropout_key", "return_weights", "return_lse")
 
@@ -110,7 +110,10 @@ def _name(mask) -> str:
         return f"{mask.dtype}{list(mask.shape)}"
     names = []
     for term in mask.terms:
-        either = isinstance(term, AnyOf)
-        parts = [_name(one) for one in term.masks] if either else []
-        names.append(f"({' | '.join(parts)})" if either else type(term).__name__)
+        if isinstance(term, AnyOf):
+            names.append(f"({' | '.join(_name(one) for one in term.masks)})")
+        elif isinstance(term, Not):
+            names.append(f"~({_name(term.mask)})")
+        else:
+            names.append(type(term).__name__)
     return " & ".join(names) or "of everything"

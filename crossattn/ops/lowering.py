@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.ops.masks import Band, Lengths, Mask, explicit
+from crossattn.ops.masks import Band, Explicit, Lengths, Mask
 from crossattn.ops.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int
 
@@ -101,7 +101,8 @@ def prepare(q: Array, k: Array, v: Array, bias: Array | None, mask: Mask | None,
     if bias is not None:
         readable = bias != -jnp.inf
         bias = jnp.where(readable, bias, 0)
-        mask, rest = mask & explicit(readable), rest & explicit(readable)
+        finite = Mask((Explicit(readable),))
+        mask, rest = mask & finite, rest & finite
     reads_nothing, reads_poison = _read(mask, poison, T, S)
     reads_poison = reads_poison | _poisoned(q) & ~reads_nothing
     allowed = None

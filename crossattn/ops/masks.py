@@ -2,7 +2,7 @@
 
 A ``Mask`` is a conjunction of small terms that say *what the mask means* (a band around the diagonal,
 a length, equal segments) rather than a matrix of booleans. A kernel can look at the terms and skip
-work; ``materialize`` turns any mask into the matrix. Combine masks with ``&`` and ``|``.
+work; ``materialize`` turns any mask into the matrix. Combine masks with ``&``, ``|`` and ``~``.
 
 Array arguments may have leading batch axes ``*B`` and never a heads axis (``explicit`` is the exception).
 """
@@ -163,7 +163,20 @@ class AnyOf:
         }
 
 
-Term = Band | Lengths | KeyPadding | Segments | Explicit | AnyOf
+@_pytree
+class Not:
+    """What a mask does not allow."""
+
+    mask: "Mask"
+
+    def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
+        return ~self.mask.block(queries, keys)
+
+    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        return AnyOf((self.mask,)).sizes()
+
+
+Term = Band | Lengths | KeyPadding | Segments | Explicit | AnyOf | Not
 
 
 @_pytree
@@ -172,11 +185,24 @@ class Mask:
 
     terms: tuple[Term, ...]
 
-    def __and__(self, other: "Mask") -> "Mask":
+    # Else ``array & mask`` of a numpy array would ask each of its elements, one by one.
+    __array_ufunc__ = None
+
+    def __and__(self, other: "Mask | Bool[AnyArray, '...']") -> "Mask":
         return Mask(self.terms + as_mask(other).terms)
 
-    def __or__(self, other: "Mask") -> "Mask":
+    def __rand__(self, other: "Mask | Bool[AnyArray, '...']") -> "Mask":
+        return as_mask(other) & self
+
+    def __or__(self, other: "Mask | Bool[AnyArray, '...']") -> "Mask":
         return Mask((AnyOf((self, as_mask(other))),))
+
+    def __ror__(self, other: "Mask | Bool[AnyArray, '...']") -> "Mask":
+        return as_mask(other) | self
+
+    def __invert__(self) -> "Mask":
+        """What this mask hides may be read and nothing else, the padding that it hides too."""
+        return Mask((Not(self),))
 
     def block(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Bool[Array, "..."]:
         """The part of the matrix at these query and key indices, broadcastable to [*B N T S]."""
@@ -211,9 +237,17 @@ class Mask:
         return jnp.where(self.materialize(T, S), 0.0, -jnp.inf).astype(dtype)
 
 
-def as_mask(mask: Mask | AnyArray) -> Mask:
-    """A Mask as it is; a boolean matrix wrapped by ``explicit``."""
-    return mask if isinstance(mask, Mask) else explicit(mask)
+def as_mask(mask: Mask | AnyArray, ndim: int | None = None) -> Mask:
+    """A Mask as it is; a boolean matrix wrapped by ``explicit``.
+
+    ``ndim`` is the number of axes of [*B N T S] where it is known: an array of so many has all of them.
+    """
+    if isinstance(mask, Mask):
+        return mask
+    if ndim is not None and jnp.ndim(mask) == ndim:
+        _expect_bool("explicit", "allowed", mask)
+        return Mask((Explicit(jnp.asarray(mask)),))
+    return explicit(mask)
 
 
 def causal(
@@ -286,8 +320,11 @@ def segments(
 def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
     """A boolean matrix, True where the query may read the key; axes of size 1 broadcast.
 
+    It has the axes [T S], or all of them; before [1 N T S] there may be no batch.
+
     Raises:
-      ValueError: ``allowed`` is not boolean, or has fewer than two axes.
+      ValueError: ``allowed`` is not boolean, or has fewer than two axes, or three, which could mean
+        [B T S] or [N T S].
     """
     _expect_bool("explicit", "allowed", allowed)
     allowed = jnp.asarray(allowed)
@@ -296,14 +333,20 @@ def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
             f"mask has shape {allowed.shape}; expected at least two axes, [*B N T S] with axes of "
             "size 1 where it is shared."
         )
+    if allowed.ndim == 3:
+        raise ValueError(
+            f"mask has shape {allowed.shape}, three axes, which could mean [B T S] or [N T S]; write "
+            "mask[:, None] for [B 1 T S], or mask[None] for [1 N T S]."
+        )
     return Mask((Explicit(allowed),))
 
 
 def _expect_bool(name: str, argument: str, value) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.bool_):
+        said = f"is a {type(value).__name__}" if dtype is None else f"has dtype {dtype}"
         raise ValueError(
-            f"masks.{name}: {argument} has dtype {dtype}; expected bool, True = may be read. "
+            f"masks.{name}: {argument} {said}; expected an array of bool, True = may be read. "
             "An additive mask of 0 and -inf goes into bias=."
         )
 

@@ -78,8 +78,9 @@ class Memory:
         start, positions, valid = 0, [], []
         for memory in memories:
             lead = memory.keys.shape[:-2]
-            own = jnp.broadcast_to(jnp.arange(start, start + memory.size), lead)
-            positions.append(own if memory.positions is None else memory.positions)
+            own = jnp.arange(start, start + memory.size)
+            own = own if memory.positions is None else memory.positions
+            positions.append(jnp.broadcast_to(own, lead))
             valid.append(memory.readable)
             start += memory.size
         return cls(
@@ -101,7 +102,7 @@ class Memory:
     def readable(self) -> Bool[Array, "*B S"]:
         """Which slots may be read."""
         if self.valid is not None:
-            return jnp.asarray(self.valid)
+            return jnp.broadcast_to(self.valid, self.keys.shape[:-2])
         filled = self.size if self.length is None else jnp.asarray(self.length)[..., None]
         return jnp.broadcast_to(jnp.arange(self.size) < filled, self.keys.shape[:-2])
 
@@ -170,18 +171,31 @@ class Memory:
         )
 
     def take(self, indices: Int[AnyArray, "..."]) -> "Memory":
-        """The memories at ``indices`` of the first batch axis: reordered beams, retrieved entries."""
+        """The memories at ``indices`` of the first batch axis: reordered beams, retrieved entries.
 
-        def pick(x: Array | None) -> Array | None:
+        Raises:
+          ValueError: the memory has no batch axis.
+        """
+        batch, slots = self.keys.shape[:-3], self.keys.shape[:-2]
+        if not batch:
+            raise ValueError(
+                f"Memory.take: keys have shape {self.keys.shape}, no batch axis to take from; expected "
+                "[*B S K H]."
+            )
+
+        def pick(x: Array | None, lead: tuple[int, ...]) -> Array | None:
+            # What is shared by all examples has fewer axes, and its first is another one.
+            if x is not None and jnp.ndim(x) < len(lead):
+                x = jnp.broadcast_to(x, lead)
             return None if x is None else jnp.take(x, indices, axis=0)
 
         return replace(
             self,
-            keys=pick(self.keys),
-            values=pick(self.values),
-            valid=pick(self.valid),
-            positions=pick(self.positions),
-            first=pick(self.first),
+            keys=pick(self.keys, ()),
+            values=pick(self.values, ()),
+            valid=pick(self.valid, slots),
+            positions=pick(self.positions, slots),
+            first=pick(self.first, batch),
         )
 
     def mask(self) -> masks.Mask:

@@ -113,7 +113,7 @@ def attend_sharded(
     static = {name: x for name, x in numbers.items() if x is None or isinstance(x, (int, float))}
     setting = ring.Setting(axis, mesh.shape[axis], backend, tuple(static.items()))
     traced = {name: x for name, x in numbers.items() if name not in static}
-    mask = Mask(()) if mask is None else as_mask(mask)
+    mask = Mask(()) if mask is None else as_mask(mask, q.ndim)
     out, lse = _over_devices(q, k, v, bias, traced, mask, setting, mesh, strategy)
     return (out, lse) if return_lse else out
 

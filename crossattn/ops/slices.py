@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.masks import AnyOf, Band, Explicit, KeyPadding, Lengths, Mask, Segments, Term
+from crossattn.ops.masks import AnyOf, Band, Explicit, KeyPadding, Lengths, Mask, Not, Segments, Term
 from crossattn.types import Array, Int
 
 Start = int | Int[Array, ""]
@@ -73,6 +73,8 @@ def _shift(term: Term, first_query: Start, first_key: Start) -> Term:
         return replace(term, offset=offset + move_q - move_k)
     if isinstance(term, AnyOf):
         return AnyOf(tuple(shift(mask, first_query, first_key) for mask in term.masks))
+    if isinstance(term, Not):
+        return Not(shift(term.mask, first_query, first_key))
     return term
 
 
@@ -95,4 +97,6 @@ def _map(term: Term, change: Callable[[Any, int | None, int | None], Any]) -> Te
         return Segments(over(term.q_segments, q_axis=-1), over(term.k_segments, k_axis=-1))
     if isinstance(term, Explicit):
         return Explicit(over(term.allowed, *matrix_axes(term.allowed)))
+    if isinstance(term, Not):
+        return Not(map_arrays(term.mask, change))
     return AnyOf(tuple(map_arrays(mask, change) for mask in term.masks))

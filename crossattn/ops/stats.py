@@ -80,8 +80,7 @@ def attention_stats(
     if mask is not None:
         if not isinstance(mask, Mask):
             check_broadcast("mask", mask, (*batch, N, T, S), bool)
-        mask = as_mask(mask)
-        check_mask(mask, (*batch, N, T, S))
+        mask = check_mask(as_mask(mask, len(batch) + 3), (*batch, N, T, S))
     if bias is not None:
         check_broadcast("bias", bias, (*batch, N, T, S), jnp.floating)
         bias = jnp.asarray(bias)

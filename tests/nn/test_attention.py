@@ -259,3 +259,47 @@ def test_heads_that_do_not_divide_are_refused_by_name(arguments, message):
     dim, heads, kv_heads = (*arguments, None)[:3]
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(dim, heads, num_kv_heads=kv_heads, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.usefixtures("in_production")
+def test_a_mask_of_three_axes_is_refused():
+    build, params = layer(num_heads=2)
+    x, mask = normal(2, T, D), np.random.default_rng(3).random((2, T, T)) < 0.7
+    for given in (mask, jnp.asarray(mask)):
+        with pytest.raises(ValueError, match=r"\[B T S\] or \[N T S\]; write mask\[:, None\]"):
+            xa.apply(build, params, x, mask=given)
+    by_example, expected = mask[:, None], oracle.attention(params, x, allowed=mask)
+    close(xa.apply(build, params, x, mask=by_example), expected[0])
+    # One example has no batch axis, so that three are all.
+    by_head = xa.apply(build, params, x[:1], mask=mask[None])
+    close(xa.apply(build, params, x[0], mask=mask), by_head[0])
+    shared = oracle.attention(params, x, allowed=mask[0])
+    close(xa.apply(build, params, x, mask=mask[0]), shared[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"rope_base": 1e4}, {"qk_norm": True}])
+def test_latents_without_batch_axes_read_each_memory(options):
+    build, params = layer(num_heads=2, **options)
+    latents, source = jnp.asarray(normal(B, D)), jnp.asarray(normal(B, S, D, seed=1))  # T = B
+    valid = jnp.arange(S) < jnp.array([[S], [4]])
+
+    def call(latents, mask=None, positions=None):
+        attention = xa.functional.bind(build, params)
+        memory = attention.memory(source, valid=valid)
+        return attention(latents, memory, mask, positions=positions, return_weights=True)
+
+    repeated = jnp.broadcast_to(latents, (B, B, D))
+    for mask in (None, xa.masks.causal()):
+        for found, expected in zip(call(latents, mask), call(repeated, mask), strict=True):
+            assert found.shape == expected.shape
+            close(found, expected)
+    places = jnp.array([5, 2])
+    close(call(latents, positions=places)[0], call(repeated, positions=places)[0])
+
+
+def test_examples_that_the_memory_does_not_have_are_refused():
+    build, params = layer(num_heads=2)
+    source = jnp.asarray(normal(2, 3, S, D))
+    for lead in [(2,), (3,), (3, 2), (1, 2, 3)]:
+        with pytest.raises(ValueError, match=r"x has batch axes .* the memory \(2, 3\)"):
+            xa.apply(build, params, jnp.asarray(normal(*lead, T, D)), source)

@@ -134,6 +134,88 @@ def test_and_and_or_nest():
     np.testing.assert_array_equal(materialized((a & b) | (c & d)), (in_a & in_b) | (in_c & in_d))
 
 
+def test_not_is_numpys():
+    for name in PAIRED:
+        mask, allowed = ALONE[name]
+        np.testing.assert_array_equal(materialized(~mask), ~allowed)
+        np.testing.assert_array_equal(materialized(~~mask), allowed)
+    (a, in_a), (b, in_b) = ALONE["causal"], ALONE["key_padding"]
+    np.testing.assert_array_equal(materialized(~(a & b)), ~(in_a & in_b))
+    np.testing.assert_array_equal(materialized(~a & (b | ~a)), ~in_a & (in_b | ~in_a))
+    assert not materialized(~masks.Mask(())).any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "cpu", "jax_nn", None])
+def test_every_kernel_takes_a_negated_mask(backend):
+    q, k = (np.random.default_rng(n).normal(size=(2, n, 3, 8)).astype(np.float32) for n in (T, S))
+    mask, allowed = ~ALONE["key_padding"][0] & masks.causal(2), ~ALONE["key_padding"][1]
+    expected = xa.attend(q, k, k, allowed & np.tri(T, S, 2, bool), backend="reference")
+    try:
+        found = xa.attend(q, k, k, mask, backend=backend)
+    except NotImplementedError as refusal:  # no compiler here
+        assert backend == "cpu" and "compile" in str(refusal) or "several devices" in str(refusal)
+        return
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert "~(KeyPadding) & Band" in xa.explain(q, k, k, mask).call
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+def test_arrays_combine_from_either_side(array):
+    mask, allowed = ALONE["causal_positions"]
+    dense, flat = array(DENSE), array(DENSE[0, 0])
+    for combined, expected in [
+        (dense & mask, DENSE & allowed),
+        (mask & dense, DENSE & allowed),
+        (dense | mask, DENSE | allowed),
+        (mask | dense, DENSE | allowed),
+        (flat & mask, DENSE[0, 0] & allowed),
+        (mask & flat, DENSE[0, 0] & allowed),
+    ]:
+        assert isinstance(combined, xa.Mask)
+        np.testing.assert_array_equal(materialized(combined), expected)
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize("array", [np.ones, jnp.ones], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: masks.explicit(x),
+        lambda x: masks.causal() & x,
+        lambda x: x & masks.causal(),
+        lambda x: masks.causal() | x,
+        lambda x: x | masks.causal(),
+        lambda x: xa.attend(*[np.ones((3, 4, 3, 8), np.float32)] * 3, x),
+        lambda x: xa.attention_stats(*[np.ones((3, 4, 3, 8), np.float32)] * 2, x),
+    ],
+    ids=["explicit", "and", "rand", "or", "ror", "attend", "attention_stats"],
+)
+def test_an_array_of_three_axes_is_refused(array, call):
+    # Three examples and three heads, so that either meaning would fit.
+    with pytest.raises(ValueError, match=r"\(3, 4, 4\).*\[B T S\].*\[N T S\]") as refusal:
+        call(array((3, 4, 4), bool))
+    assert all(way in str(refusal.value) for way in ("mask[:, None]", "mask[None]"))
+
+
+def test_without_batch_axes_three_are_all():
+    q, k = (np.random.default_rng(n).normal(size=(n, 3, 8)).astype(np.float32) for n in (T, S))
+    dense = DENSE[0]
+    expected = xa.attend(q[None], k[None], k[None], dense[None], backend="reference")[0]
+    whole = masks.explicit(dense[None])
+    for mask in (dense, whole, whole & (masks.lengths(S) | whole), ~~whole):
+        for backend in ("reference", "chunked"):
+            found = xa.attend(q, k, k, mask, backend=backend)
+            np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+@pytest.mark.usefixtures("in_production")
+def test_four_axes_are_refused_where_there_are_five():
+    q = np.ones((2, 2, 4, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=r"\(2, 2, 4, 4\).*all 5 axes"):
+        xa.attend(q, q, q, masks.explicit(np.ones((2, 2, 4, 4), bool)) & masks.causal())
+
+
 def test_segments_of_one_sequence_serve_queries_and_keys():
     rule = looped(lambda b, q, k: k < T and Q_SEGMENTS[b, q] == Q_SEGMENTS[b, k] > 0)
     found = materialized(masks.segments(Q_SEGMENTS), T, T)

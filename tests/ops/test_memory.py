@@ -269,3 +269,17 @@ def test_the_width_of_what_is_appended_must_match():
         empty().append(KEYS[..., :2], VALUES)
     with pytest.raises(ValueError, match="values"):
         empty().append(KEYS, VALUES[:, :2])
+
+
+def test_nothing_is_taken_from_a_memory_without_examples():
+    with pytest.raises(ValueError, match=r"\(4, 2, 3\), no batch axis"):
+        xa.Memory(np.zeros((4, 2, 3)), np.zeros((4, 2, 3))).take(jnp.array([0, 1]))
+
+
+@pytest.mark.usefixtures("in_production")
+def test_what_all_examples_share_is_taken_and_joined_for_each():
+    keys, valid = np.zeros((3, 4, 2, 3), np.float32), np.array([True, False, True, True])
+    shared = xa.Memory(keys, keys, valid=valid, positions=np.array([3, 1, 0, 2]))
+    each = xa.Memory(keys, keys, valid=np.tile(valid, (3, 1)), positions=np.tile([3, 1, 0, 2], (3, 1)))
+    for change in (lambda m: m.take(jnp.array([2, 0])), lambda m: xa.Memory.concat(m, each)):
+        jax.tree.map(np.testing.assert_array_equal, change(shared), change(each))

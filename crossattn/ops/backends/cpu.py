@@ -15,7 +15,7 @@ import numpy as np
 
 from crossattn.ops import blocks, native
 from crossattn.ops.backends import Attended, reference
-from crossattn.ops.masks import Mask, explicit
+from crossattn.ops.masks import Explicit, Mask
 from crossattn.ops.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int, Key
 
@@ -186,7 +186,7 @@ def _again(allowed: _Mask, T: int, S: int) -> Mask:
         matrix = matrix & ((low <= numbers) & (numbers <= high)).all(-3)[..., None, :, :]
     if allowed.bytes.size:
         matrix = matrix & allowed.bytes
-    return explicit(matrix)
+    return Mask((Explicit(matrix),))
 
 
 _forward.defvjp(_forward_forward, _forward_backward)
