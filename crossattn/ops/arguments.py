@@ -101,7 +101,9 @@ def check_mask(mask: Mask, full: tuple[int, ...]) -> Mask:
     mask = Mask(tuple(_of_rank(term, full) for term in mask.terms))
     mask.check(T, S)
     try:
-        shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), mask).shape
+        # Where they lie has no part in it.
+        bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), mask)
+        shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), bare).shape
         fits = jnp.broadcast_shapes(shape, full) == full
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error

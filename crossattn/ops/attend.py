@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import arguments, backends
+from crossattn.ops import arguments, backends, placement, spread
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
@@ -150,7 +150,21 @@ def run(
         dropout_key=dropout_key if dropout_rate > 0 else None,
         **returned,
     )
-    return _first_that_fits(backend, q, k, v, mask, options)
+    if placement.mesh_of((q, k, v, mask, bias)) is None:
+        return _first_that_fits(backend, q, k, v, mask, options)
+    attended, tried = spread.attend(_part_by(backend), q, k, v, mask, options)
+    return Ran(attended, tried.backend, tried.skipped)
+
+
+@functools.cache
+def _part_by(backend: str | None) -> Any:
+    """One function for each backend, so that what was compiled for it is found again."""
+
+    def run_part(*call: Any) -> tuple[backends.Attended, spread.Tried]:
+        ran = _first_that_fits(backend, *call)
+        return ran.attended, spread.Tried(ran.backend, ran.skipped)
+
+    return run_part
 
 
 def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: dict) -> Ran:

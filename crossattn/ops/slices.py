@@ -43,7 +43,19 @@ def shift(mask: Mask, first_query: Start = 0, first_key: Start = 0) -> Mask:
 
 def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any]) -> Mask:
     """``change(x, axis of queries, axis of keys)`` for each array of each term; None: it has none."""
-    return Mask(tuple(_map(term, change) for term in mask.terms))
+
+    def over(x: Any, *inner: str) -> Any:
+        rows, columns = matrix_axes(x) if len(inner) == 3 else (-1, -1)
+        return change(x, rows if "T" in inner else None, columns if "S" in inner else None)
+
+    return _map(mask, over)
+
+
+def axes_of(mask: Mask) -> list[tuple[str, ...]]:
+    """For each array of the mask, in the order of its leaves, what its axes after those of the batch are."""
+    found = []
+    _map(mask, lambda x, *inner: found.append(inner) or x)
+    return found
 
 
 def cut_axis(x: Any, axis: int | None, part: tuple[Start, int] | None) -> Any:
@@ -78,25 +90,31 @@ def _shift(term: Term, first_query: Start, first_key: Start) -> Term:
     return term
 
 
-def _map(term: Term, change: Callable[[Any, int | None, int | None], Any]) -> Term:
-    def over(x: Any, q_axis: int | None = None, k_axis: int | None = None) -> Any:
-        return None if x is None else change(x, q_axis, k_axis)
+def _map(mask: Mask, change: Callable[..., Any]) -> Mask:
+    return Mask(tuple(_map_term(term, change) for term in mask.terms))
+
+
+def _map_term(term: Term, change: Callable[..., Any]) -> Term:
+    """``change(x, *inner)`` for each array, ``inner`` the names of its axes after those of the batch."""
+
+    def over(x: Any, *inner: str) -> Any:
+        return None if x is None else change(x, *inner)
 
     if isinstance(term, Band):
         return replace(
             term,
-            q_positions=over(term.q_positions, q_axis=-1),
-            k_positions=over(term.k_positions, k_axis=-1),
+            q_positions=over(term.q_positions, "T"),
+            k_positions=over(term.k_positions, "S"),
             offset=over(term.offset),
         )
     if isinstance(term, Lengths):
         return Lengths(over(term.k_lengths), over(term.q_lengths))
     if isinstance(term, KeyPadding):
-        return KeyPadding(over(term.valid, k_axis=-1))
+        return KeyPadding(over(term.valid, "S"))
     if isinstance(term, Segments):
-        return Segments(over(term.q_segments, q_axis=-1), over(term.k_segments, k_axis=-1))
+        return Segments(over(term.q_segments, "T"), over(term.k_segments, "S"))
     if isinstance(term, Explicit):
-        return Explicit(over(term.allowed, *matrix_axes(term.allowed)))
+        return Explicit(over(term.allowed, "N", "T", "S"))
     if isinstance(term, Not):
-        return Not(map_arrays(term.mask, change))
-    return AnyOf(tuple(map_arrays(mask, change) for mask in term.masks))
+        return Not(_map(term.mask, change))
+    return AnyOf(tuple(_map(one, change) for one in term.masks))

@@ -1,0 +1,164 @@
+"""Where operands lie: each device computes its own part, wherever JAX's types say which part that is.
+
+On a mesh with ``AxisType.Explicit`` axes, the type of an array says which of its axes are split over which
+of the mesh's. ``Split`` reads that off the operands and runs a computation inside ``jax.shard_map``, where
+a kernel sees one device's batch, heads and queries, and nothing that is split by them is gathered.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+Names = tuple[Any, ...]
+"""What each axis of an array is: a batch axis by its number, 1 the innermost; "T", "S", "N", "K"; None."""
+
+
+def named(x: Any, *inner: Any) -> Names:
+    """The names of an array's axes, given the last ones; those before them are batch axes."""
+    return (*range(jnp.ndim(x) - len(inner), 0, -1), *inner)
+
+
+def mesh_of(tree: Any) -> AbstractMesh | None:
+    """The mesh with Explicit axes that some array of a tree lies on, if there is one."""
+    for x in jax.tree.leaves(tree):
+        if isinstance(x, jax.Array):
+            mesh = getattr(jax.typeof(x).sharding, "mesh", None)
+            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+                return mesh
+    return None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which mesh axes split which axes of the operands.
+
+    Attributes:
+      mesh: the mesh that the operands lie on; where there is a context, the mesh of that.
+      axes: name -> mesh axes.
+    """
+
+    mesh: Any
+    axes: dict[Any, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, mesh: Any, operands: Sequence[tuple[Any, Names]]) -> "Split":
+        """What the types of the operands say; of two that disagree, what the first one says.
+
+        A mesh axis splits one of a name's axes at most: batch before heads before queries before keys.
+        """
+        found: dict[Any, tuple[str, ...]] = {}
+        taken: set[str] = set()
+        named = [entry for x, names in operands for entry in zip(names, _spec(x, mesh), strict=True)]
+        for name in sorted({n for n, _ in named if n is not None}, key=_order):
+            for axes in (axes for n, axes in named if n == name):
+                if axes and not taken & set(axes):
+                    found[name] = axes
+                    taken |= set(axes)
+                    break
+        return cls(mesh, found)
+
+    def without(self, *names: Any) -> "Split":
+        """The same, with the axes of these names whole on every device."""
+        return Split(self.mesh, {n: axes for n, axes in self.axes.items() if n not in names})
+
+    def parts(self, name: Any) -> int:
+        """Over how many devices an axis is split."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
+
+    def first(self, name: Any, length: int) -> Any:
+        """The index of this device's first member of an axis, of which it has ``length``."""
+        axes = self.axes.get(name)
+        return jax.lax.axis_index(axes) * length if axes else 0
+
+    def spec(self, names: Names, shape: Sequence[int] | None = None) -> PartitionSpec:
+        """How an array is split; with its shape, axes of size 1 are whole, as they broadcast."""
+        sizes = [0] * len(names) if shape is None else shape
+        found = [self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)]
+        return PartitionSpec(*found)
+
+    def put(self, x: Any, names: Names) -> Any:
+        """The array, split so."""
+        return reshard(x, self.mesh, self.spec(names, jnp.shape(x)))
+
+    def run(self, call: Callable, arrays: Sequence[Any], names: Sequence[Names], out: Any) -> Any:
+        """``call`` of each device's parts of the arrays; ``out`` names the axes of what it returns."""
+        specs = [self.spec(n, jnp.shape(x)) for x, n in zip(arrays, names, strict=True)]
+        arrays = [reshard(x, self.mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
+        return manually(
+            call, self.mesh, tuple(specs), jax.tree.map(self.spec, out, is_leaf=_is_names)
+        )(*arrays)
+
+    def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
+        """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""
+        return automatically(call, self.mesh, jax.tree.map(self.spec, out, is_leaf=_is_names))(
+            arguments
+        )
+
+
+def manually(call: Callable, mesh: Any, in_specs: Any, out_specs: Any, axes: Any = ()) -> Callable:
+    """``jax.shard_map`` over these axes and all Explicit ones."""
+    chosen = set(axes) | _explicit(mesh)
+    # Unless told, it takes all, but for those that a vmap has taken.
+    options: Any = {} if chosen == set(mesh.axis_names) else {"axis_names": chosen}
+    # Kernels of other people do not say over which axes their results vary.
+    options |= dict(check_vma=False)
+    return jax.shard_map(call, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def automatically(call: Callable, mesh: Any, out_specs: Any) -> Callable:
+    """``call`` of one argument, inside which Explicit axes are Auto."""
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec)
+    return jax.sharding.auto_axes(call, axes=tuple(_explicit(mesh)), out_sharding=placed)
+
+
+def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
+    """The array, split so over the Explicit axes of the mesh; others are as XLA sees fit."""
+    explicit = _explicit(mesh)
+    if not explicit:
+        return x
+    kept = [tuple(axis for axis in _several(entry) if axis in explicit) or None for entry in spec]
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*kept)))
+
+
+def in_force(mesh: Any) -> Any:
+    """The mesh of the context, which inside ``jax.shard_map`` knows which axes are manual; else this one."""
+    context = jax.sharding.get_abstract_mesh()
+    return mesh if context.empty else context
+
+
+def _explicit(mesh: Any) -> set[str]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {name for name, kind in kinds if kind == AxisType.Explicit}
+
+
+def _spec(x: Any, mesh: Any) -> list[tuple[str, ...]]:
+    """For each axis of an array, the Explicit mesh axes that split it."""
+    sharding = jax.typeof(x).sharding if isinstance(x, jax.Array) else None
+    if sharding is None or sharding.mesh.empty:
+        return [()] * jnp.ndim(x)
+    explicit = _explicit(mesh)
+    entries = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
+    return [tuple(axis for axis in _several(entry) if axis in explicit) for entry in entries]
+
+
+def _several(entry: Any) -> tuple[str, ...]:
+    if isinstance(entry, str):
+        return (entry,)
+    return entry if isinstance(entry, tuple) else ()
+
+
+def _order(name: Any) -> tuple[int, int]:
+    return (0, name) if isinstance(name, int) else (1 + "NKTS".index(name), 0)
+
+
+def _is_names(x: Any) -> bool:
+    return isinstance(x, tuple) and not hasattr(x, "_fields")
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
