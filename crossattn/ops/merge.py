@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops import placement
 from crossattn.types import AnyArray, Array, Float
 
 
@@ -44,7 +45,17 @@ def merge(
       ValueError: shapes of the parts differ, or a log-sum-exp does not go with its output.
     """
     _check(out1, lse1, out2, lse2)
-    outs, lses = (jnp.asarray(out1), jnp.asarray(out2)), (jnp.asarray(lse1), jnp.asarray(lse2))
+    parts = tuple(jnp.asarray(x) for x in (out1, lse1, out2, lse2))
+    mesh = placement.mesh_of(parts)
+    if mesh is None:
+        return _merged(*parts)
+    names = (placement.named(out1, "T", "N", None), placement.named(lse1, "N", "T")) * 2
+    split = placement.Split.of(mesh, tuple(zip(parts, names, strict=True)))
+    return split.run(_merged, parts, names, names[:2])
+
+
+def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, Array]:
+    outs, lses = (out1, out2), (lse1, lse2)
     base = base_of(jnp.maximum(*lses))
     weights = [weight_of(lse, base) for lse in lses]
     sums = [weighted(*part) for part in zip(outs, weights, strict=True)]

@@ -8,19 +8,21 @@ a kernel sees one device's batch, heads and queries, and nothing that is split b
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-Names = tuple[Any, ...]
-"""What each axis of an array is: a batch axis by its number, 1 the innermost; "T", "S", "N", "K"; None."""
+
+class Names(tuple):
+    """What each axis of an array is: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
 
 
 def named(x: Any, *inner: Any) -> Names:
     """The names of an array's axes, given the last ones; those before them are batch axes."""
-    return (*range(jnp.ndim(x) - len(inner), 0, -1), *inner)
+    return Names((*range(jnp.ndim(x) - len(inner), 0, -1), *inner))
 
 
 def mesh_of(tree: Any) -> AbstractMesh | None:
@@ -81,33 +83,37 @@ class Split:
         found = [self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)]
         return PartitionSpec(*found)
 
+    def over(self, axis: str, *names: str) -> "Split":
+        """The same, with lengths of these names, and nothing else, split over that mesh axis."""
+        others = {n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes}
+        return Split(self.mesh, others | dict.fromkeys(names, (axis,)))
+
     def put(self, x: Any, names: Names) -> Any:
         """The array, split so."""
         return reshard(x, self.mesh, self.spec(names, jnp.shape(x)))
 
-    def run(self, call: Callable, arrays: Sequence[Any], names: Sequence[Names], out: Any) -> Any:
-        """``call`` of each device's parts of the arrays; ``out`` names the axes of what it returns."""
-        specs = [self.spec(n, jnp.shape(x)) for x, n in zip(arrays, names, strict=True)]
-        arrays = [reshard(x, self.mesh, spec) for x, spec in zip(arrays, specs, strict=True)]
-        return manually(
-            call, self.mesh, tuple(specs), jax.tree.map(self.spec, out, is_leaf=_is_names)
+    def run(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
+        """``call`` of each device's parts; trees of ``Names`` say what arrays and results are."""
+        each = partial(jax.tree.map, is_leaf=_is_names)
+        specs = each(lambda n, x: self.spec(n, jnp.shape(x)), names, arrays)
+        arrays = each(lambda n, x: self.put(x, n), names, arrays)
+        used = {axis for axes in self.axes.values() for axis in axes}
+        chosen = used | _explicit(self.mesh)
+        # Unless told, it takes all axes, but for those that a vmap has taken.
+        whole: Any = {} if chosen == set(self.mesh.axis_names) else {"axis_names": chosen}
+        return jax.shard_map(
+            call,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=each(self.spec, out),
+            check_vma=False,  # Kernels of other people do not say over which axes their results vary.
+            **whole,
         )(*arrays)
 
     def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
         """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""
-        return automatically(call, self.mesh, jax.tree.map(self.spec, out, is_leaf=_is_names))(
-            arguments
-        )
-
-
-def manually(call: Callable, mesh: Any, in_specs: Any, out_specs: Any, axes: Any = ()) -> Callable:
-    """``jax.shard_map`` over these axes and all Explicit ones."""
-    chosen = set(axes) | _explicit(mesh)
-    # Unless told, it takes all, but for those that a vmap has taken.
-    options: Any = {} if chosen == set(mesh.axis_names) else {"axis_names": chosen}
-    # Kernels of other people do not say over which axes their results vary.
-    options |= dict(check_vma=False)
-    return jax.shard_map(call, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+        places = jax.tree.map(self.spec, out, is_leaf=_is_names)
+        return automatically(call, self.mesh, places)(arguments)
 
 
 def automatically(call: Callable, mesh: Any, out_specs: Any) -> Callable:
@@ -157,7 +163,7 @@ def _order(name: Any) -> tuple[int, int]:
 
 
 def _is_names(x: Any) -> bool:
-    return isinstance(x, tuple) and not hasattr(x, "_fields")
+    return isinstance(x, Names)
 
 
 def _is_spec(x: Any) -> bool:

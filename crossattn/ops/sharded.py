@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from crossattn.ops import ring, slices
+from crossattn.ops import placement, ring, slices
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask, lengths
 from crossattn.ops.merge import merge_over
+from crossattn.ops.placement import Names, Split, named
+from crossattn.ops.spread import heads_of
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
 Strategy = Literal["merge", "ring"]
@@ -103,6 +105,12 @@ def attend_sharded(
         raise ValueError(f'strategy is {strategy!r}; expected "merge", "ring" or None.')
     if mesh is not None and axis not in mesh.shape:
         raise ValueError(f"axis is {axis!r}; expected one of the mesh's, {mesh.axis_names}.")
+    mesh = None if mesh is None else placement.in_force(mesh)
+    if mesh is not None and axis in mesh.manual_axes:
+        raise ValueError(
+            f"axis {axis!r} is manual here: inside jax.shard_map over it each array is one device's part, "
+            "but attend_sharded takes whole ones; call it outside, or attend to the part and merge_over."
+        )
     numbers = {"scale": scale, "softcap": softcap}
     single = partial(attend, return_lse=return_lse, **numbers)
     if mesh is None or mesh.shape[axis] == 1 or 0 in (q.shape[-3], k.shape[-3]):
@@ -122,51 +130,42 @@ def attend_sharded(
 def _over_devices(q, k, v, bias, numbers, mask, setting, mesh, strategy):
     """Pads to what the devices divide, and gives each its part."""
     T, S, axis, devices = q.shape[-3], k.shape[-3], setting.axis, setting.devices
-    q_devices = devices if strategy == "ring" else 1
+    ring_ = strategy == "ring"
+    multiples = {"T": devices if ring_ else 1, "S": devices}
+    names = named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
+    split = Split.of(mesh, tuple(zip((q, k, v), names, strict=True)))
+    split, k, v = heads_of(split.over(axis, *"TS" if ring_ else "S"), q, k, v)
 
-    def pad(x, q_axis, k_axis):
-        return _pad(_pad(x, q_axis, q_devices), k_axis, devices)
+    def pad(x, *inner):
+        """With zeros where queries and keys end, and the names of its axes."""
+        names = named(x, *inner)
+        for name, at in slices.places_of(x, *inner).items():
+            x = _pad(x, at, multiples[name], split, names)
+        # The ring keeps masks and biases of all keys beside its queries.
+        return x, Names(None if ring_ and name == "S" else name for name in names)
 
-    def place(x, q_axis, k_axis):
-        spec = [None] * jnp.ndim(x)
-        if q_axis is not None and strategy == "ring":
-            spec[q_axis] = axis
-        if k_axis is not None and strategy == "merge":
-            spec[k_axis] = axis  # The ring keeps masks and biases of all keys beside its queries.
-        return PartitionSpec(*spec)
+    leaves, structure = jax.tree.flatten(mask)
+    padded = [pad(x, *inner) for x, inner in zip(leaves, slices.axes_of(mask), strict=True)]
+    cut = bool(S % devices or T % multiples["T"])
+    bias, bias_names = (None, None) if bias is None else pad(bias, "N", "T", "S")
 
-    mask = slices.map_arrays(mask, pad)
-    if S % devices or T % q_devices:
-        mask = mask & lengths(S, T)  # Else a query of the padding could read a NaN.
-    if bias is not None:
-        bias = pad(bias, *slices.matrix_axes(bias))
-    terms, structure = jax.tree.flatten(mask)
-    placed = jax.tree.leaves(
-        slices.map_arrays(mask, place), is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
-    queries, memory = place(q, -3, None), PartitionSpec(*[None] * (k.ndim - 3), axis)
-    rows = PartitionSpec(*[None] * (q.ndim - 2), *([axis] if strategy == "ring" else []))
-
-    def on_device(q, k, v, bias, numbers, terms):
-        mask = jax.tree.unflatten(structure, terms)
-        one = ring.attend_ring if strategy == "ring" else _attend_merged
+    def on_device(q, k, v, bias, numbers, leaves):
+        mask = jax.tree.unflatten(structure, leaves)
+        if cut:
+            mask = mask & lengths(S, T)  # Else a query of the padding could read a NaN.
+        one = ring.attend_ring if ring_ else _attend_merged
         return one(setting, (q, k, v, bias, numbers), mask)
 
-    out, lse = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(
-            queries,
-            memory,
-            memory,
-            None if bias is None else place(bias, *slices.matrix_axes(bias)),
-            PartitionSpec(),
-            placed,
-        ),
-        out_specs=(queries, rows),
-        axis_names={axis},
-        check_vma=False,  # Kernels of other people do not say over which axes their results vary.
-    )(pad(q, -3, None), pad(k, None, -3), pad(v, None, -3), bias, numbers, terms)
+    operands = tuple(
+        _pad(x, -3, multiples[n[-3]], split, n) for x, n in zip((q, k, v), names, strict=True)
+    )
+    places = (*names, bias_names, {name: Names() for name in numbers}, [n for _, n in padded])
+    rows = Names((*names[0][:-3], "N", "T"))
+    out, lse = split.run(
+        on_device, (*operands, bias, numbers, [x for x, _ in padded]), places, (names[0], rows)
+    )
+    if T % multiples["T"]:
+        out, lse = split.without("T").put(out, names[0]), split.without("T").put(lse, rows)
     return out[..., :T, :, :], lse[..., :T]
 
 
@@ -180,10 +179,10 @@ def _attend_merged(setting: ring.Setting, operands: ring.Operands, mask: Mask):
     return out.astype(q.dtype), lse
 
 
-def _pad(x: Any, axis: int | None, devices: int) -> Any:
+def _pad(x: Any, axis: int, multiple: int, split: Split, names: Names) -> Any:
     """Zeros at the end of an axis, so that the devices divide it."""
-    if axis is None or x.shape[axis] % devices == 0:
+    if x.shape[axis] % multiple == 0:
         return x
     width = [(0, 0)] * x.ndim
-    width[axis] = (0, -x.shape[axis] % devices)
-    return jnp.pad(x, width)
+    width[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(split.without("T", "S").put(x, names), width)

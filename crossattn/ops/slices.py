@@ -45,8 +45,8 @@ def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any])
     """``change(x, axis of queries, axis of keys)`` for each array of each term; None: it has none."""
 
     def over(x: Any, *inner: str) -> Any:
-        rows, columns = matrix_axes(x) if len(inner) == 3 else (-1, -1)
-        return change(x, rows if "T" in inner else None, columns if "S" in inner else None)
+        places = places_of(x, *inner)
+        return change(x, places.get("T"), places.get("S"))
 
     return _map(mask, over)
 
@@ -56,6 +56,14 @@ def axes_of(mask: Mask) -> list[tuple[str, ...]]:
     found = []
     _map(mask, lambda x, *inner: found.append(inner) or x)
     return found
+
+
+def places_of(x: Any, *inner: str) -> dict[str, int]:
+    """Where queries and keys lie, given the names of the last axes; those that are shared left out."""
+    if len(inner) == 3:
+        places = dict(zip("TS", matrix_axes(x), strict=True))
+        return {name: at for name, at in places.items() if at is not None}
+    return {name: -1 for name in inner}
 
 
 def cut_axis(x: Any, axis: int | None, part: tuple[Start, int] | None) -> Any:

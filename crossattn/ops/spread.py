@@ -17,7 +17,7 @@ from crossattn.ops import placement, slices
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.ops.merge import merge_over
-from crossattn.ops.placement import Split, named
+from crossattn.ops.placement import Names, Split, named
 
 
 @jax.tree_util.register_dataclass
@@ -69,11 +69,11 @@ def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
 def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole: bool = False):
     q, k, v, mask, arrays = operands
     split, k, v = heads_of(split, q, k, v)
-    rows = (*names[0][:-3], "N", "T")
+    rows = *names[0][:-3], "N", "T"
     out = Attended(
         names[0],
-        (*rows, None) if static["return_weights"] else None,
-        rows if static["return_lse"] else None,
+        Names((*rows, None)) if static["return_weights"] else None,
+        Names(rows) if static["return_lse"] else None,
     )
     tried: list[Tried] = []
     if whole:
@@ -88,12 +88,14 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
 
     leaves, structure = jax.tree.flatten(mask)
     inner = [] if mask is None else slices.axes_of(mask)
-    others = {name: named(x, "N", "T", "S") if name == "bias" else () for name, x in arrays.items()}
-    merged = "S" in split.axes
+    places = [named(x, *axes) for x, axes in zip(leaves, inner, strict=True)]
+    others = {n: named(x, "N", "T", "S") if n == "bias" else Names() for n, x in arrays.items()}
+    merged = split.axes.get("S")
+    if merged and static["return_weights"]:
+        raise NotImplementedError("no device has the weights of all keys")
 
-    def part(q, k, v, *rest: Any) -> Attended:
-        given = dict(zip(arrays, rest, strict=False))
-        mask = jax.tree.unflatten(structure, rest[len(given) :])
+    def part(q, k, v, leaves: list, given: dict) -> Attended:
+        mask = jax.tree.unflatten(structure, leaves)
         if mask is not None and {"T", "S"} & split.axes.keys():
             first = split.first("T", q.shape[-3]), split.first("S", k.shape[-3])
             mask = slices.shift(mask, *first)
@@ -105,11 +107,8 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
         wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
         found, said = run(wide, k, v, mask, static | given | {"return_lse": True})
         tried.append(said)
-        whole, lse = merge_over(found.out, found.lse, split.axes["S"])
+        whole, lse = merge_over(found.out, found.lse, merged)
         return Attended(whole.astype(q.dtype), None, lse if static["return_lse"] else None)
 
-    if merged and static["return_weights"]:
-        raise NotImplementedError("no device has the weights of all keys")
-    flat = (q, k, v, *arrays.values(), *leaves)
-    all_names = (*names, *others.values(), *(named(x, *n) for x, n in zip(leaves, inner, strict=True)))
-    return split.run(part, flat, all_names, out), tried[-1]
+    found = split.run(part, (q, k, v, leaves, arrays), (*names, places, others), out)
+    return found, tried[-1]

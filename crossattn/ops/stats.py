@@ -5,14 +5,17 @@ pictures and losses on alignments are made from. They are loops over blocks as `
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, scores
+from crossattn.ops import blocks, placement, scores, slices
 from crossattn.ops.arguments import check_broadcast, check_mask, check_number, check_operands
 from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.placement import Names, named
+from crossattn.ops.spread import heads_of
 from crossattn.ops.summaries import Asked, summarise
 from crossattn.types import AnyArray, Array, Bool, Float
 
@@ -92,10 +95,53 @@ def attention_stats(
     asked = _asked(k_positions, spans, batch, T, S)
     if 0 in (*batch, T, S):
         return _of_nothing((*batch, N, T), S, top_k, spans is not None)
+    operands = q, k, mask, bias, scale, softcap, asked
+    mesh = placement.mesh_of(operands)
+    return _stats(top_k, *operands) if mesh is None else _spread(top_k, mesh, operands)
+
+
+def _stats(top_k: int, q, k, mask, bias, scale, softcap, asked: Asked) -> AttentionStats:
+    heads = (*q.shape[:-3], q.shape[-2])
     given, setting, _ = scores.prepare(q, k, None, mask, bias, scale, softcap)
     given, setting, asked = blocks.alike((given, setting, asked))
-    plan = blocks.plan(T, S, math.prod((*batch, N)), mask)
-    return _arranged(summarise(plan, top_k, given, setting, asked), (*batch, N))
+    plan = blocks.plan(q.shape[-3], k.shape[-3], math.prod(heads), mask)
+    return _arranged(summarise(plan, top_k, given, setting, asked), heads)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
+    """Each device's examples, heads and queries; keys are whole everywhere."""
+    q, k, mask, bias, scale, softcap, asked = operands
+    places = named(q, "T", "N", None), named(k, "S", "N", None)
+    split = placement.Split.of(mesh, tuple(zip((q, k), places, strict=True))).without("S")
+    split, k, _ = heads_of(split, q, k, k)
+    leaves, structure = jax.tree.flatten(mask)
+    inner = [] if mask is None else slices.axes_of(mask)
+    names = (
+        *places,
+        [named(x, *axes) for x, axes in zip(leaves, inner, strict=True)],
+        None if bias is None else named(bias, "N", "T", "S"),
+        *(None if x is None else Names() for x in (scale, softcap)),
+        Asked(
+            named(asked.positions, None, None, None, "S"),
+            *(None if x is None else named(x, None, None, "T") for x in (asked.first, asked.last)),
+        ),
+    )
+    rows = *places[0][:-3], "N", "T"
+    by_query, by_rank = Names(rows), Names((*rows, None))
+    inside = None if asked.first is None else by_query
+    out = AttentionStats(*[by_query] * 5, Names((*rows[:-1], None)), by_rank, by_rank, inside)
+
+    def part(q, k, leaves, *others):
+        mask = jax.tree.unflatten(structure, leaves)
+        if mask is not None and "T" in split.axes:
+            mask = slices.shift(mask, split.first("T", q.shape[-3]))
+        found = _stats(top_k, q, k, mask, *others)
+        if "T" not in split.axes:
+            return found
+        return found._replace(mass=jax.lax.psum(found.mass, split.axes["T"]))
+
+    return split.run(part, (q, k, leaves, bias, scale, softcap, asked), names, out)
 
 
 def _asked(k_positions, spans, batch: tuple[int, ...], T: int, S: int) -> Asked:
