@@ -14,12 +14,14 @@ from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.penalties import Penalty
 from crossattn.decode.speculative import speculative
 from crossattn.decode.target import Target
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
 Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"]
 """Tokens; or, of a model that reads frames, their features."""
 
 
+@on_any_mesh
 def translate(
     model: Any,
     source: Source,
@@ -57,6 +59,7 @@ def translate(
     return search(states, **target)
 
 
+@on_any_mesh
 def generate(
     model: Any,
     *,
@@ -157,6 +160,7 @@ def _ahead(options: dict[str, Any]) -> dict[str, int]:
     return {} if draft is None else {"ahead": draft.lookahead}
 
 
+@on_any_mesh
 def attention_of(
     model: Any,
     source: Source,

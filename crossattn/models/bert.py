@@ -14,6 +14,7 @@ from flax import nnx
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
@@ -96,6 +97,7 @@ class Bert(nnx.Module):
             linear(block.dim, 2, out_axes=("classes",), **options) if config.next_sentence else None
         )
 
+    @on_any_mesh
     def encode(
         self,
         tokens: Int[Array, "*B S"],
@@ -115,6 +117,7 @@ class Bert(nnx.Module):
         )
         return x
 
+    @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:
         """One vector for each text, of its first token.
 
@@ -123,6 +126,7 @@ class Bert(nnx.Module):
         """
         return jnp.tanh(_present(self.pooler, "pooler")(vectors[..., 0, :]))
 
+    @on_any_mesh
     def follows(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B two"]:
         """Logits: [..., 0] that text B follows text A, [..., 1] that it does not.
 
@@ -131,6 +135,7 @@ class Bert(nnx.Module):
         """
         return _present(self.next_sentence, "next_sentence")(self.pooled(vectors))
 
+    @on_any_mesh
     def __call__(self, tokens: Int[Array, "*B S"], *args: Any, **options: Any) -> Any:
         """Logits [*B S V] of what stands at each token; arguments as in ``encode``.
 

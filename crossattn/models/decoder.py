@@ -14,6 +14,7 @@ from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import DecoderStack, StepByStep
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
 from crossattn.types import Array, Float, Int, Key
@@ -90,6 +91,7 @@ class Decoder(StepByStep):
         """The most tokens of a memory and of a text that have positions; None is any number."""
         return None, self.input.longest
 
+    @on_any_mesh
     def hidden(
         self,
         tokens: Int[Array, "*B T"],
@@ -119,10 +121,12 @@ class Decoder(StepByStep):
         """The output layer's weights, one row a token."""
         return self.output.rows(self.input.embedding)
 
+    @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """The output layer, float32."""
         return self.output.logits(hidden, self.input.embedding)
 
+    @on_any_mesh
     def __call__(self, tokens: Int[Array, "*B T"], **options: Any) -> Any:
         """Logits [*B T V] of the token after each of ``tokens``.
 
@@ -136,6 +140,7 @@ class Decoder(StepByStep):
             return self.logits(found[0]), found[1]
         return self.logits(found)
 
+    @on_any_mesh
     def start(
         self,
         batch: int,
@@ -160,6 +165,7 @@ class Decoder(StepByStep):
         states = self._read(memory, valid)
         return self.decoder.with_caches(states, batch, beams, max_length + ahead)
 
+    @on_any_mesh
     def advance(
         self,
         tokens: Int[Array, "B J T"],

@@ -15,6 +15,7 @@ from crossattn.nn.blocks import split
 from crossattn.nn.decoding import StepByStep
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Int, Key
 
 
@@ -63,6 +64,7 @@ class EncoderDecoder(StepByStep):
         """What sources are filled up with, if the encoder's config names it."""
         return self.encoder.pad_id
 
+    @on_any_mesh
     def encode(
         self,
         source: Int[Array, "*B S"],
@@ -74,6 +76,7 @@ class EncoderDecoder(StepByStep):
         x = self.encoder.encode(source, segments, positions, key)
         return x if self.bridge is None else self.bridge(x)
 
+    @on_any_mesh
     def hidden(
         self,
         source: Int[Array, "*B S"],
@@ -101,10 +104,12 @@ class EncoderDecoder(StepByStep):
         """The output layer's weights, one row a token."""
         return self.decoder.output_table()
 
+    @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """The output layer, float32."""
         return self.decoder.logits(hidden)
 
+    @on_any_mesh
     def __call__(
         self, source: Int[Array, "*B S"], target_in: Int[Array, "*B T"], **options: Any
     ) -> Any:
@@ -116,6 +121,7 @@ class EncoderDecoder(StepByStep):
         logits = self.logits(x)
         return logits if weights is None else (logits, weights)
 
+    @on_any_mesh
     def start(
         self,
         source: Int[Array, "B S"],
@@ -130,6 +136,7 @@ class EncoderDecoder(StepByStep):
         batch = source.shape[0]
         return self.decoder.start(batch, beams, max_length, memory, source_segments, ahead)
 
+    @on_any_mesh
     def advance(
         self,
         tokens: Int[Array, "B J T"],

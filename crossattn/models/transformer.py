@@ -14,6 +14,7 @@ from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import DecoderStack, StepByStep
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.ops import masks
@@ -140,6 +141,7 @@ class Transformer(StepByStep):
         reader = self.target_input if self.source_input is None else self.source_input
         return getattr(reader, "longest", None), self.target_input.longest
 
+    @on_any_mesh
     def encode(
         self,
         source: Source,
@@ -161,6 +163,7 @@ class Transformer(StepByStep):
         )
         return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    @on_any_mesh
     def hidden(
         self,
         source: Source,
@@ -189,6 +192,7 @@ class Transformer(StepByStep):
         )
         return self.output.enter(x), layer_weights(states) if return_weights else None
 
+    @on_any_mesh
     def word_scores(
         self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
     ) -> Float[Array, "*B T S"]:
@@ -219,10 +223,12 @@ class Transformer(StepByStep):
         """The output layer's weights, one row a token: for losses that fuse it with the softmax."""
         return self.output.rows(self.target_input.embedding)
 
+    @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """The output layer, float32."""
         return self.output.logits(hidden, self.target_input.embedding)
 
+    @on_any_mesh
     def __call__(self, source: Source, target_in: Int[Array, "*B T"], **options: Any) -> Any:
         """Logits [*B T V] of the token after each of ``target_in``.
 
@@ -236,6 +242,7 @@ class Transformer(StepByStep):
         logits = self.logits(x)
         return logits if weights is None else (logits, weights)
 
+    @on_any_mesh
     def start(
         self,
         source: Source,
@@ -257,6 +264,7 @@ class Transformer(StepByStep):
         encoded = self.encode(source, source_segments)
         return self.start_encoded(encoded, source_segments, beams, max_length, ahead)
 
+    @on_any_mesh
     def start_encoded(
         self,
         encoded: Float[Array, "B S D"],
@@ -271,6 +279,7 @@ class Transformer(StepByStep):
         states = self.decoder.read(encoded, valid)
         return self.decoder.with_caches(states, encoded.shape[0], beams, max_length + ahead)
 
+    @on_any_mesh
     def advance(
         self,
         tokens: Int[Array, "B J T"],

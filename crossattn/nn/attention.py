@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.layers import linear, norm
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import beams, rotary
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask
@@ -90,6 +91,7 @@ class MultiHeadAttention(nnx.Module):
         self.kv_shape = kv_shape
         self.dtype = dtype
 
+    @on_any_mesh
     def memory(
         self,
         x: Float[Array, "*B S M"],
@@ -112,6 +114,7 @@ class MultiHeadAttention(nnx.Module):
         dtype = self.dtype or jnp.float32
         return Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
 
+    @on_any_mesh
     def extend(self, cache: Memory, x: Float[Array, "*B X D"]) -> Memory:
         """The cache with the keys and values of ``x`` appended, at the positions that follow.
 
@@ -157,6 +160,7 @@ class MultiHeadAttention(nnx.Module):
         extra = x.ndim - 1 - (memory.keys.ndim - 2)
         return places if places.ndim == 1 else jnp.expand_dims(places, range(-1 - extra, -1))
 
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],

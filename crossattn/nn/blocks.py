@@ -14,6 +14,7 @@ from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import masks
 from crossattn.ops.dropout import dropout
 from crossattn.ops.masks import Mask
@@ -153,6 +154,7 @@ class EncoderBlock(nnx.Module):
         self.feedforward = config.feedforward(rngs)
         self.feedforward_residual = Residual(config, rngs)
 
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -210,6 +212,7 @@ class DecoderBlock(nnx.Module):
         self.feedforward = config.feedforward(rngs)
         self.feedforward_residual = Residual(config, rngs)
 
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],

@@ -11,6 +11,7 @@ from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState
 from crossattn.nn.inputs import PositionScheme
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
 from crossattn.ops.memory import Memory
@@ -49,6 +50,7 @@ class DecoderStack(nnx.Module):
         self.bias = config.position_bias(positions, rngs, bidirectional=False)
         self.norm = config.normalise(rngs) if config.norm_first else None
 
+    @on_any_mesh
     def read(self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None) -> Any:
         """Each layer's cross-attention memory of the source, projected once."""
         return self.stack.map(
@@ -69,6 +71,7 @@ class DecoderStack(nnx.Module):
             return tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
         return replace(states, cache=caches)
 
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -103,6 +106,7 @@ class DecoderStack(nnx.Module):
         )
         return x if self.norm is None else self.norm(x), states
 
+    @on_any_mesh
     def step(
         self,
         x: Float[Array, "B J T D"],
@@ -140,6 +144,7 @@ class StepByStep(nnx.Module):
         first = first if isinstance(states, tuple) else first[0]
         return jnp.maximum(places - first[:, None, None], 0)
 
+    @on_any_mesh
     def step(
         self,
         tokens: Int[Array, "B J T"],

@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 
 from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Key
 
@@ -77,6 +78,7 @@ class FeedForward(nnx.Module):
         self.activation: Activation = activation
         self.dropout_rate = dropout_rate
 
+    @on_any_mesh
     def __call__(
         self, x: Float[Array, "*B T D"], dropout_key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B T D"]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.layers import Embedding, norm
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops import bias
 from crossattn.ops.dropout import dropout
@@ -107,6 +108,7 @@ class TokenInput(nnx.Module):
         if self.learned is not None:
             self.learned.check(length)
 
+    @on_any_mesh
     def __call__(
         self,
         tokens: Int[Array, "*B T"],

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import product
 from crossattn.types import Array, Float, Int
 
@@ -82,6 +83,7 @@ class Embedding(nnx.Module):
         self.scale = dim**0.5 if scale is None else scale
         self.dtype = dtype
 
+    @on_any_mesh
     def __call__(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
         """Vectors, of unit variance at first: the table is kept small for the output, and scaled here.
 
@@ -90,6 +92,7 @@ class Embedding(nnx.Module):
         vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype or jnp.float32)
         return vectors * self.scale
 
+    @on_any_mesh
     def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
         return token_logits(x, self.table[...])

@@ -3,6 +3,7 @@
 import jax
 from flax import nnx
 
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import bias
 from crossattn.types import Array, Float, Int
 
@@ -40,6 +41,7 @@ class LearnedPositions(nnx.Module):
                 f"{self.count} positions: shorten the text or its prefix, or generate fewer tokens."
             )
 
+    @on_any_mesh
     def __call__(self, positions: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         """Vectors of the positions; those past the table are NaN rather than silently wrong."""
         rows = positions + self.offset
@@ -66,6 +68,7 @@ class RelativeBias(nnx.Module):
         self.max_distance = max_distance
         self.bidirectional = bidirectional
 
+    @on_any_mesh
     def __call__(
         self, q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"]
     ) -> Float[Array, "*B N T S"]:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.functional import axes_of
 from crossattn.nn.blocks import split
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Key, Params
 
 
@@ -40,6 +42,7 @@ class Stack(nnx.Module):
         self.scan = scan
         self.remat = remat
 
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -114,7 +117,8 @@ def _stacked(blocks: Sequence[nnx.Module]) -> nnx.Module:
     graphs, states = zip(*(nnx.split(block) for block in blocks), strict=True)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     for _, variable in nnx.to_flat_state(stacked):
-        variable.set_metadata("axes", ("layers", *variable.get_metadata("axes")))
+        inner = variable.get_value().ndim - 1
+        variable.set_metadata("axes", ("layers", *axes_of(variable, inner)))
     return nnx.merge(graphs[0], stacked)
 
 

@@ -55,7 +55,9 @@ class Split:
         """
         found: dict[Any, tuple[str, ...]] = {}
         taken: set[str] = set()
-        named = [entry for x, names in operands for entry in zip(names, _spec(x, mesh), strict=True)]
+        named = [
+            entry for x, names in operands for entry in zip(names, spec_of(x, mesh), strict=True)
+        ]
         for name in sorted({n for n, _ in named if n is not None}, key=_order):
             for axes in (axes for n, axes in named if n == name):
                 if axes and not taken & set(axes):
@@ -80,12 +82,16 @@ class Split:
     def spec(self, names: Names, shape: Sequence[int] | None = None) -> PartitionSpec:
         """How an array is split; with its shape, axes of size 1 are whole, as they broadcast."""
         sizes = [0] * len(names) if shape is None else shape
-        found = [self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)]
+        found = [
+            self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)
+        ]
         return PartitionSpec(*found)
 
     def over(self, axis: str, *names: str) -> "Split":
         """The same, with lengths of these names, and nothing else, split over that mesh axis."""
-        others = {n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes}
+        others = {
+            n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes
+        }
         return Split(self.mesh, others | dict.fromkeys(names, (axis,)))
 
     def put(self, x: Any, names: Names) -> Any:
@@ -112,14 +118,28 @@ class Split:
 
     def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
         """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""
-        places = jax.tree.map(self.spec, out, is_leaf=_is_names)
-        return automatically(call, self.mesh, places)(arguments)
+        places = iter(jax.tree.leaves(out, is_leaf=_is_names))
+        return automatically(call, self.mesh, lambda x: self.spec(next(places)))(arguments)
 
 
-def automatically(call: Callable, mesh: Any, out_specs: Any) -> Callable:
-    """``call`` of one argument, inside which Explicit axes are Auto."""
-    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), out_specs, is_leaf=_is_spec)
-    return jax.sharding.auto_axes(call, axes=tuple(_explicit(mesh)), out_sharding=placed)
+def automatically(call: Callable, mesh: Any, place: Callable[[Any], PartitionSpec]) -> Callable:
+    """``call`` of one argument, inside which Explicit axes are Auto; ``place`` says how a result is split."""
+    explicit = _explicit(mesh)
+    inside = mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
+
+    def entered(arguments: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(inside):
+            found = call(jax.tree.map(lambda x: _retyped(x, inside), arguments))
+        return jax.tree.map(lambda x: reshard(x, mesh, place(x)), found)
+
+    return entered
+
+
+def _retyped(x: Any, mesh: Any) -> Any:
+    """An array on Explicit axes as one on this mesh, where it stays."""
+    if mesh_of(x) is None:
+        return x
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
 
 
 def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
@@ -142,14 +162,14 @@ def _explicit(mesh: Any) -> set[str]:
     return {name for name, kind in kinds if kind == AxisType.Explicit}
 
 
-def _spec(x: Any, mesh: Any) -> list[tuple[str, ...]]:
+def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
     """For each axis of an array, the Explicit mesh axes that split it."""
     sharding = jax.typeof(x).sharding if isinstance(x, jax.Array) else None
     if sharding is None or sharding.mesh.empty:
-        return [()] * jnp.ndim(x)
+        return ((),) * jnp.ndim(x)
     explicit = _explicit(mesh)
     entries = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
-    return [tuple(axis for axis in _several(entry) if axis in explicit) for entry in entries]
+    return tuple(tuple(axis for axis in _several(e) if axis in explicit) for e in entries)
 
 
 def _several(entry: Any) -> tuple[str, ...]:
@@ -164,7 +184,3 @@ def _order(name: Any) -> tuple[int, int]:
 
 def _is_names(x: Any) -> bool:
     return isinstance(x, Names)
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)

@@ -1,0 +1,99 @@
+"""Modules on a mesh with Explicit axes: inside a call they are Auto, so that XLA places what lies between.
+
+A model has products, look-ups and sums whose placement the types of their operands leave open, and JAX
+refuses those on Explicit axes. ``on_any_mesh`` enters Auto axes where a call begins and leaves them where
+it ends: batch axes that split the first array which is given split what is returned.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from crossattn.ops import placement
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def on_any_mesh(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """``call``, a function or method of modules and arrays, for operands on any mesh."""
+
+    @functools.wraps(call)
+    def placed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_module)
+        mesh = next(filter(None, map(_mesh, leaves)), None)
+        if mesh is None:
+            return call(*args, **kwargs)
+        return _enter(call, mesh, leaves, structure)
+
+    return placed
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, nnx.Module)
+
+
+def _mesh(leaf: Any) -> Any:
+    """The mesh with Explicit axes that an array, or a module's first parameter, lies on."""
+    return placement.mesh_of(_first_parameter(leaf) if _is_module(leaf) else leaf)
+
+
+def _first_parameter(module: Any) -> Any:
+    for value in vars(module).values():
+        if isinstance(value, nnx.Variable):
+            return value.get_value()
+        if isinstance(value, nnx.Module):
+            found = _first_parameter(value)
+            if found is not None:
+                return found
+    return None
+
+
+def _enter(call: Callable, mesh: Any, leaves: list, structure: Any) -> Any:
+    """Takes apart what is given into arrays and what is known before the program runs."""
+    arrays: list[Any] = []
+    known: list[Any] = []
+    for leaf in leaves:
+        graph, state = nnx.split(leaf) if _is_module(leaf) else (None, leaf)
+        is_array = graph is not None or isinstance(leaf, jax.Array | np.ndarray)
+        arrays.append(state if is_array else None)
+        known.append(graph if is_array else (type(leaf), leaf))
+    given = [
+        x for x, leaf in zip(arrays, leaves, strict=True) if x is leaf and placement.mesh_of(x)
+    ]
+    first = (given[0].shape, placement.spec_of(given[0], mesh)) if given else ((), ())
+    program = call, structure, tuple(known), mesh, first
+    try:
+        hash(program)
+    except TypeError:  # It serves this call alone.
+        return jax.jit(functools.partial(_run, program))(arrays)
+    return _compiled(program, arrays)
+
+
+def _run(program: tuple, arrays: list) -> Any:
+    call, structure, known, mesh, first = program
+
+    def inside(arrays: list) -> Any:
+        leaves = [
+            leaf[1] if isinstance(leaf, tuple) else x if leaf is None else nnx.merge(leaf, x)
+            for leaf, x in zip(known, arrays, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(structure, leaves)
+        return call(*args, **kwargs)
+
+    return placement.automatically(inside, mesh, functools.partial(_place, *first))(arrays)
+
+
+_compiled = jax.jit(_run, static_argnums=0)
+
+
+def _place(shape: tuple[int, ...], split: list, x: Any) -> PartitionSpec:
+    """How a result is split: as the array that was given, as long as their axes are of one size."""
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shape, x.shape, strict=False))
+    return PartitionSpec(*(axes or None for _, axes in zip(alike, split, strict=False)))
