@@ -69,9 +69,17 @@ def params_of(module: nnx.Module) -> Params:
 
 
 def logical_axes(build: Build) -> Axes:
-    """For each parameter, the names of its axes; nothing is computed."""
+    """For each parameter, the names of its axes; nothing is computed.
+
+    Parameters without names, as those of Flax's own layers, have None for each axis: whole everywhere.
+    """
     _, state = _abstract(build)
-    return nest({_path(p): v.get_metadata("axes") for p, v in nnx.to_flat_state(state)})
+    return nest({_path(p): axes_of(v, v.get_value().ndim) for p, v in nnx.to_flat_state(state)})
+
+
+def axes_of(variable: nnx.Variable, ndim: int) -> tuple[str | None, ...]:
+    """The names of a variable's axes, of which there are ``ndim``."""
+    return variable.get_metadata("axes", (None,) * ndim)
 
 
 def shapes(build: Build) -> PyTree:

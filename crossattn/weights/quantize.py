@@ -58,7 +58,7 @@ def quantizer(build: functional.Build) -> Callable[[str, Any], Any]:
 
 def _channels(path: str, axes: tuple) -> tuple[int, ...] | None:
     """The axes of a matrix along which each place has a scale of its own; None for what is no matrix."""
-    if axes[0] == "layers":  # scanned: a matrix a layer
+    if axes[:1] == ("layers",):  # scanned: a matrix a layer
         inner = _channels(path, axes[1:])
         return None if inner is None else (0, *(axis + 1 for axis in inner))
     if path.endswith("kernel"):

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import crossattn as xa
 from crossattn.nn import (
@@ -16,6 +18,7 @@ from crossattn.nn import (
     stack_layers,
     unstack_layers,
 )
+from crossattn.train.sharding import spec
 from tests import numpy_model as oracle
 
 DEPTH = 2
@@ -105,6 +108,40 @@ def test_scanned_parameters_name_their_layers_axis_first():
     is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
     expected = jax.tree.map(lambda axes: ("layers", *axes), looped, is_leaf=is_axes)
     assert scanned == expected
+
+
+class Plain(nnx.Module):
+    """A block of Flax's own layers, whose parameters have no names."""
+
+    def __init__(self, *, rngs):
+        self.dense = nnx.Linear(8, 8, rngs=rngs)
+        self.gain = nnx.Param(jnp.float32(0.5))
+        self.attention = xa.nn.MultiHeadAttention(8, 2, rngs=rngs)
+
+    def __call__(self, x, state=None, key=None):
+        return x + self.gain[...] * self.dense(self.attention(x)), state
+
+
+def plain(scan):
+    return lambda rngs: Stack(lambda rngs: Plain(rngs=rngs), 3, scan=scan, rngs=rngs)
+
+
+def test_blocks_of_plain_flax_layers_scan_as_they_loop():
+    looped = xa.init(plain(scan=False), jax.random.key(0))
+    x = jnp.asarray(X[..., :8])
+    expected, _ = xa.apply(plain(scan=False), looped, x)
+    found, _ = xa.apply(plain(scan=True), {"layers": stack_layers(looped["layers"])}, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_without_names_are_whole_on_every_device():
+    axes = xa.functional.logical_axes(plain(scan=True))["layers"]
+    assert axes["dense"] == {"kernel": ("layers", None, None), "bias": ("layers", None)}
+    assert axes["gain"] == ("layers",)
+    assert axes["attention"]["query"]["kernel"] == ("layers", "embed", "heads", "head_dim")
+    mesh = AbstractMesh((2, 2), ("fsdp", "tensor"))
+    assert spec(axes["dense"]["kernel"], (3, 8, 8), mesh) == PartitionSpec(None, None, None)
+    assert spec(axes["gain"], (3,), mesh) == PartitionSpec(None)
 
 
 @pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
