@@ -4,11 +4,14 @@ The one thing to know: everything is read back into a target (shapes, dtypes and
 run may be saved on one mesh and loaded on another, and what is read is compared with checksums
 taken when it was written. All processes call every function; process 0 does the housekeeping.
 
-Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata.
+Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata,
+and the seal over all these files (`checkpoint_files`).
 """
 
 import contextlib
 import json
+import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,27 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from orbax.checkpoint import v1 as ocp
 
 from crossattn.train import processes
 from crossattn.train.checkpoint_files import (
     abstract,
     check_intact,
-    context,
     describe,
     from_json,
     goodness,
-    is_full_disk,
     one_line,
     quiet_orbax,
     read_record,
     read_trees,
-    seal,
+    sealed_record,
+    steps_in,
     to_json,
 )
+from crossattn.train.checkpoint_writing import Writing, clean_up
 from crossattn.train.checksum import checksum
 from crossattn.train.errors import CheckpointError
+from crossattn.train.exhausted import exhausted
 from crossattn.train.state import TrainState
+
+_LOG = logging.getLogger(__name__)
+_UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal: only its arrays are checked"
 
 
 @dataclass(frozen=True)
@@ -70,37 +76,37 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._keep, self._best = keep, (best_metric, best_mode)
         self._note = note
-        self._goodness: dict[int, float] = {}
+        self._writing: Writing | None = None
+        self._goodness_then: dict[int, float] = {}
         self._resources = contextlib.ExitStack()
         self._resources.enter_context(quiet_orbax())
-        self._orbax = ocp.training.Checkpointer(
-            self.directory,  # pyright: ignore[reportArgumentType]
-            context=context(),
-            preservation_policy=self,
-            cleanup_tmp_directories=True,
-        )
-
-    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-        """Orbax's question after every save: which checkpoints stay."""
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        stay = set(steps[-self._keep :])
-        if self._best[0] is not None and steps:
-            stay.add(max(steps, key=lambda step: (self._goodness_of(step), step)))
-        return [step in stay for step in steps]
+        found = None
+        if processes.is_main():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            clean_up(self.directory)
+            found = [(step, self._goodness_of(step)) for step in steps_in(self.directory)]
+        # Kept in mind from here on: what the others would list may lag behind, or be half moved.
+        self._goodness: dict[int, float] = dict(processes.gather(found)[0])
 
     def _goodness_of(self, step: int) -> float:
-        if step not in self._goodness:
-            try:
-                metrics = read_record(self._orbax, step)["metrics"]
-                self._goodness[step] = goodness(metrics, *self._best)
-            except Exception:  # Damaged: `restore` says so, and it is not the best of any.
-                self._goodness[step] = float("-inf")
-        return self._goodness[step]
+        if self._best[0] is None:
+            return -math.inf
+        try:
+            return goodness(read_record(self.directory / str(step))["metrics"], *self._best)
+        except Exception:  # Damaged: `restore` says so, and it is not the best of any.
+            return -math.inf
+
+    def _superfluous(self, steps: Mapping[int, float]) -> list[int]:
+        """Which of the checkpoints (step -> goodness) need not stay."""
+        stay = set(sorted(steps)[-self._keep :])
+        if self._best[0] is not None:
+            stay.add(max(steps, key=lambda step: (steps[step], step)))
+        return sorted(steps.keys() - stay)
 
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints that are complete, oldest first."""
-        return [checkpoint.step for checkpoint in self._orbax.checkpoints]
+        return sorted(self._goodness)
 
     def save(
         self,
@@ -116,7 +122,7 @@ class Checkpoints:
         Raises:
             CheckpointError: the disk is full, or the save before this one failed.
         """
-        if step in self.steps:
+        if step in self.steps or (self._writing is not None and self._writing.step == step):
             return
         trees = _trees(state)
         self._refuse_full_disk(step, trees)
@@ -129,14 +135,16 @@ class Checkpoints:
             "best": list(self._best),
             "info": dict(info or {}),
         }
-        # Orbax writes it later; by then the caller may have changed what it gave.
-        record = json.loads(json.dumps(record))
-        self._goodness[step] = goodness(metrics, *self._best)
+        # It is written later; by then the caller may have changed what it gave.
+        record = sealed_record(json.loads(json.dumps(record)))
         self.wait()
+        then = {**self._goodness, step: goodness(metrics, *self._best)}
+        superfluous = self._superfluous(then)
         try:
-            self._orbax.save_checkpointables_async(step, trees, force=True, custom_metadata=record)
+            self._writing = Writing(self.directory, step, trees, record, superfluous)
         except Exception as error:
             raise self._failed(error) from error
+        self._goodness_then = {each: then[each] for each in then if each not in superfluous}
 
     def restore(self, target: TrainState) -> Restored | None:
         """The newest checkpoint that can be read, or None if there never was one.
@@ -148,14 +156,16 @@ class Checkpoints:
         """
         failures: dict[int, str] = {}
         for step in reversed(self.steps):
+            folder = self.directory / str(step)
             try:
-                check_intact(self.directory / str(step))
-                record = read_record(self._orbax, step)
-                trees = read_trees(self._orbax, step, _trees(target), record)
+                record, sealed = check_intact(folder)
+                trees = read_trees(folder, _trees(target), record)
             except Exception as error:
                 failures[step] = one_line(error)
                 continue
             self._put_aside(failures, step)
+            if not sealed:
+                self._note(_UNSEALED.format(step))
             state = TrainState(
                 step=_like(step, target.step),
                 params=trees["params"],
@@ -179,21 +189,19 @@ class Checkpoints:
         Raises:
             CheckpointError: it could not be written; earlier checkpoints are as they were.
         """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
         try:
-            self._orbax.wait()
+            writing.result()
         except Exception as error:
             raise self._failed(error) from error
-        if processes.is_main():
-            for step in self.steps:
-                seal(self.directory / str(step))
+        self._goodness = self._goodness_then
 
     def close(self) -> None:
         """Waits, then lets go of the directory. Raises as `wait` does."""
-        try:
+        with self._resources:
             self.wait()
-        finally:
-            with self._resources, contextlib.suppress(Exception):  # What failed, wait raised.
-                self._orbax.close()
 
     def _refuse_full_disk(self, step: int, trees: Mapping[str, Any]) -> None:
         need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
@@ -201,25 +209,25 @@ class Checkpoints:
         if free < need * 1.02:
             raise CheckpointError(
                 f"the disk of {self.directory} is full: the checkpoint of step {step} needs"
-                f" {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; {self._loadable()}"
+                f" {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make room; {self._loadable()}"
             )
 
     def _failed(self, error: Exception) -> CheckpointError:
         if processes.is_main():
-            for unfinished in self.directory.glob("*orbax-checkpoint-tmp*"):
-                shutil.rmtree(unfinished, ignore_errors=True)
-        cause = one_line(error)
-        if is_full_disk(error):
-            cause = "the disk is full or a file grew over its limit"
+            with contextlib.suppress(
+                OSError
+            ):  # Where no file can be opened, the next start does it.
+                clean_up(self.directory)
+        cause = exhausted(error) or one_line(error)
         return CheckpointError(
             f"a checkpoint could not be written to {self.directory}: {cause}; {self._loadable()}"
         )
 
     def _loadable(self) -> str:
-        steps = sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
+        steps = self.steps
         if not steps:
-            return "there is no earlier one; make room and start again"
-        return f"step {steps[-1]} is safe; make room and start again to resume from it"
+            return "there is no earlier one; start again"
+        return f"step {steps[-1]} is safe; start again to resume from it"
 
     def _put_aside(self, failures: Mapping[int, str], used: int) -> None:
         for step, cause in failures.items():
@@ -232,9 +240,9 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
                 aside.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(self.directory / str(step), aside)
+            del self._goodness[step]
         if failures:
             processes.barrier("unreadable checkpoints moved")
-            self._orbax.reload()
 
 
 def load_params(
@@ -254,32 +262,41 @@ def load_params(
     directory = Path(directory).absolute()
     if not directory.is_dir():
         raise CheckpointError(f"there are no checkpoints in {directory}: train first")
-    with (
-        quiet_orbax(),
-        ocp.training.Checkpointer(
-            directory,  # pyright: ignore[reportArgumentType]
-            context=context(),
-        ) as orbax,
-    ):
-        failures = []
-        for candidate in _candidates(orbax, step, directory):
+    failures = []
+    with quiet_orbax():
+        for candidate in _candidates(step, directory):
+            folder = directory / str(candidate)
             try:
-                check_intact(directory / str(candidate))
-                record = read_record(orbax, candidate)
+                record, sealed = check_intact(folder)
                 name = "ema" if average and "ema" in record["checksums"] else "params"
-                return read_trees(orbax, candidate, {name: target}, record)[name], candidate
+                params = read_trees(folder, {name: target}, record)[name]
             except Exception as error:
                 failures.append(f"step {candidate}: {one_line(error)}")
+                continue
+            if failures and processes.is_main():
+                cause = "; ".join(failures)
+                _LOG.warning("cannot read a checkpoint (%s): taking step %d", cause, candidate)
+            if not sealed and processes.is_main():
+                _LOG.warning(_UNSEALED.format(candidate))
+            return params, candidate
     raise CheckpointError(f"no checkpoint in {directory} can be read ({'; '.join(failures)})")
 
 
-def _candidates(orbax: Any, step: int | str, directory: Path) -> list[int]:
+def _candidates(step: int | str, directory: Path) -> list[int]:
     """The steps to try, in order."""
-    steps = [checkpoint.step for checkpoint in orbax.checkpoints]
+    steps = steps_in(directory)
     if step == "last" and steps:
         return steps[::-1]
     if step == "best" and steps:
-        records = {each: read_record(orbax, each) for each in steps}
+        records = {}
+        for each in steps:
+            try:
+                records[each] = read_record(directory / str(each))
+            except ValueError as error:
+                raise CheckpointError(
+                    f"the checkpoint of step {each} in {directory} cannot be read ({error}), so which"
+                    " is best is not known; use 'last' or a step"
+                ) from error
         metric, mode = records[steps[-1]]["best"]
         scores = {each: goodness(r["metrics"], metric, mode) for each, r in records.items()}
         best = max(steps, key=lambda each: (scores[each], each))

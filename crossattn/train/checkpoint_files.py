@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from crossattn.train import processes
 from crossattn.train.checksum import checksum
 
 _SEAL = "_FILES.json"
-_FULL_DISK = ("no space left", "file too large", "quota exceeded", "resource_exhausted")
 
 
 def context() -> ocp.Context:
@@ -30,6 +28,8 @@ def context() -> ocp.Context:
     context = ocp.Context()
     # Trained float32 hardly compresses, and the cores have better things to do.
     context.array.saving.use_compression = False
+    # Else threads wait for minutes, and the process with them, where a folder cannot be made.
+    context.async_options.create_directories_asynchronously = False
     return context
 
 
@@ -48,29 +48,65 @@ def quiet_orbax() -> Iterator[None]:
         logger.removeFilter(other)
 
 
+def steps_in(directory: Path) -> list[int]:
+    """The steps whose checkpoints lie in a directory, oldest first."""
+    names = (path.name for path in directory.iterdir())
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
 def seal(directory: Path) -> None:
     """Writes down size and CRC of every file of a finished checkpoint, beside them."""
-    if not directory.is_dir() or (directory / _SEAL).exists():
-        return
-    unfinished = directory / (_SEAL + ".tmp")
-    unfinished.write_text(json.dumps(_fingerprints(directory)), encoding="utf-8")
-    os.replace(unfinished, directory / _SEAL)
+    files = _fingerprints(directory)
+    text = json.dumps({"files": files, "checksum": _json_checksum(files)})
+    (directory / _SEAL).write_text(text, encoding="utf-8")
 
 
-def check_intact(directory: Path) -> None:
-    """Raises ValueError when a file is not as it was sealed. Without a seal (the run was killed
-    between writing and sealing) nothing is known, and the arrays' own checksums must do."""
-    wrong = None
-    if processes.is_main() and (directory / _SEAL).exists():
+def check_intact(directory: Path) -> tuple[dict[str, Any], bool]:
+    """The record of a checkpoint, whose files are as they were sealed, and whether it has a seal:
+    those of earlier versions of this library may lack one, and only their arrays have checksums.
+
+    Raises:
+        ValueError: a file is missing or not as it was sealed.
+    """
+    found: dict[str, Any] = {}
+    if processes.is_main():
         try:
-            sealed = json.loads((directory / _SEAL).read_text(encoding="utf-8"))
-            found = _fingerprints(directory)
-            wrong = next((name for name in sealed if found.get(name) != sealed[name]), None)
-        except (OSError, ValueError, TypeError):
-            wrong = _SEAL
-    wrong = processes.gather(wrong)[0]
-    if wrong is not None:
-        raise ValueError(f"the file {wrong} is missing or damaged")
+            sealed = _check_files(directory)
+            record = read_record(directory)
+            # What this version writes has its seal before it has its name.
+            if not sealed and "checksum" in record:
+                raise ValueError(f"the file {_SEAL} is missing")
+            found = {"record": record, "sealed": sealed}
+        except Exception as error:
+            found = {"wrong": one_line(error)}
+    found = processes.gather(found)[0]
+    if "wrong" in found:
+        raise ValueError(found["wrong"])
+    return found["record"], found["sealed"]
+
+
+def _check_files(directory: Path) -> bool:
+    """Whether there is a seal; raises ValueError when a file is not as it says."""
+    try:
+        sealed = json.loads((directory / _SEAL).read_text(encoding="utf-8"))
+        # Earlier versions wrote the files alone.
+        files = sealed["files"] if "checksum" in sealed else sealed
+        if files is not sealed and sealed["checksum"] != _json_checksum(files):
+            raise ValueError("its own checksum is wrong")
+        found = _fingerprints(directory)
+        wrong = [name for name in files if found.get(name) != files[name]]
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, TypeError, KeyError):
+        wrong = [_SEAL]
+    if wrong:
+        raise ValueError(f"the file {wrong[0]} is missing or damaged")
+    return True
+
+
+def _json_checksum(value: Any) -> int:
+    """CRC-32 of a JSON-able value, however it is laid out as text."""
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def _fingerprints(directory: Path) -> dict[str, list[int]]:
@@ -86,11 +122,26 @@ def _fingerprints(directory: Path) -> dict[str, list[int]]:
     return found
 
 
-def read_record(orbax: Any, step: int) -> dict[str, Any]:
-    """The JSON that was saved with a step."""
-    record = orbax.checkpointables_metadata(step).custom_metadata
-    if not record or record.get("step") != step:
+def sealed_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON-able record with its checksum."""
+    return {**record, "checksum": _json_checksum(record)}
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """The JSON that was saved with the checkpoint in a directory.
+
+    Raises:
+        ValueError: it is not there, damaged, or of another step.
+    """
+    try:
+        record = ocp.checkpointables_metadata(str(directory)).custom_metadata
+    except Exception as error:  # Orbax raises whatever its readers come upon.
+        raise ValueError(f"its metadata is missing or damaged ({one_line(error)})") from error
+    if not isinstance(record, dict) or str(record.get("step")) != directory.name:
         raise ValueError("its metadata is missing or damaged")
+    rest = {key: value for key, value in record.items() if key != "checksum"}
+    if "checksum" in record and record["checksum"] != _json_checksum(rest):
+        raise ValueError("its metadata is damaged: the checksum does not match")
     return record
 
 
@@ -106,7 +157,7 @@ def describe(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def read_trees(
-    orbax: Any, step: int, targets: Mapping[str, Any], record: Mapping[str, Any]
+    directory: Path, targets: Mapping[str, Any], record: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The trees named in targets, in the targets' structure and places.
 
@@ -122,7 +173,8 @@ def read_trees(
                     f"{name} {key} is {saved.get(key, 'missing')} in the checkpoint and"
                     f" {wanted.get(key, 'missing')} in the model"
                 )
-    loaded = orbax.load_checkpointables(step, targets)
+    with context():
+        loaded = ocp.load_checkpointables(str(directory), targets)
     for name in targets:
         if checksum(loaded[name]) != record["checksums"][name]:
             raise ValueError(f"the checksum of {name} does not match what was saved")
@@ -155,15 +207,6 @@ def goodness(metrics: Mapping[str, float] | None, name: str | None, mode: str) -
     if math.isnan(value):
         return -math.inf
     return value if mode == "max" else -value
-
-
-def is_full_disk(error: BaseException | None) -> bool:
-    """Whether somewhere behind this error the disk, a quota or a size limit was exhausted."""
-    while error is not None:
-        if any(word in str(error).lower() for word in _FULL_DISK):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def one_line(error: BaseException) -> str:

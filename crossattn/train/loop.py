@@ -24,9 +24,9 @@ import jax
 
 from crossattn.train import processes
 from crossattn.train.checkpoint import Checkpoints, Restored
-from crossattn.train.checkpoint_files import is_full_disk
 from crossattn.train.config import Task, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
+from crossattn.train.exhausted import exhausted
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import make_optimizer, of_more_steps
 from crossattn.train.sharding import data_shard, make_mesh, put_batch, state_sharding
@@ -84,10 +84,10 @@ def train(
             result = _Run(task, config, workdir, log, checkpoints).result(steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
-            if isinstance(error, OSError) and is_full_disk(error):
+            if isinstance(error, OSError) and (cause := exhausted(error)):
                 raise TrainError(
-                    f"the disk of {workdir} is full ({error}); its checkpoints are safe, make room"
-                    " and start again to resume"
+                    f"{cause}: {error}; the checkpoints in {workdir} are safe,"
+                    " start again to resume"
                 ) from error
             raise
         checkpoints.close()

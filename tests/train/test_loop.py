@@ -252,7 +252,7 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
             if step == 8:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(TrainError, match="the disk of .* is full .* checkpoints are safe"):
+    with pytest.raises(TrainError, match="the disk is full .* the checkpoints in .* are safe"):
         run(tmp_path, Full())
     assert_same_bits(run(tmp_path).state, whole[1].state)
 
