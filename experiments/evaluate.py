@@ -8,6 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
+from crossattn.train import processes
 from experiments import launch, report
 from experiments.runs import BEAMS, STEP, open_run
 from experiments.settings import check_scores
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         )
     else:
         results = task.split_loss(params, _SPLIT.value)
-        print(task.sample(params, task.config.data.target_len)[0])
+        sample = task.sample(params, task.config.data.target_len)[0]
+        if processes.is_main():
+            print(sample)
     report.save(results, path)
     report.show(results)
     return 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from crossattn.train.evaluate import translation_scores
 from crossattn.train.workdir import write_atomically
@@ -79,12 +80,15 @@ def stated_recipe(config: Any) -> Recipe:
 
 
 def save(results: Mapping[str, Any], path: Path) -> None:
-    """Results as JSON, whole or not at all."""
-    write_atomically(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    """Results as JSON, whole or not at all; of several processes the main one writes."""
+    if processes.is_main():
+        write_atomically(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def show(results: Mapping[str, Any]) -> None:
-    """The numbers as two aligned columns."""
+    """The numbers as two aligned columns; of several processes the main one prints."""
+    if not processes.is_main():
+        return
     rows = [(name, _text(value)) for name, value in results.items() if name != "samples"]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:

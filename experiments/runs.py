@@ -7,8 +7,9 @@ import jax
 from absl import flags
 
 from crossattn.train.checkpoint import load_params
+from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding, with_sharding
 from experiments import launch
-from experiments.settings import check, saved_config
+from experiments.settings import build, check, saved_config
 from experiments.tasks import make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
@@ -32,8 +33,18 @@ def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:
 
 
 def parameters(task: Any, workdir: Path, step: str = "last") -> Any:
-    """The parameters of one checkpoint of a run, averaged ones where it kept them."""
-    target = jax.eval_shape(task.init, jax.random.key(0))
+    """The parameters of one checkpoint of a run, averaged ones where it kept them.
+
+    Over several devices each holds its part, as in training: on the config's mesh, or where that is
+    for another number of devices, whole on each, which split the rows.
+    """
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    asked = build(MeshConfig, "mesh", task.config.mesh.to_dict())
+    try:
+        mesh = make_mesh(asked)
+    except ValueError:
+        mesh = make_mesh()
+    target = with_sharding(shapes, params_sharding(shapes, task.logical_axes(), mesh))
     wanted = int(step) if step.isdigit() else step
     params, _ = load_params(workdir / "checkpoints", target, step=wanted)
     return params

@@ -14,6 +14,7 @@ from absl import flags
 
 from crossattn.data.errors import DataError
 from crossattn.data.packing import length_buckets
+from crossattn.train import processes
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
@@ -61,7 +62,7 @@ def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = No
         result = train(task, values, workdir, settings=settings, writers=writers)
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None
-    if result.status != "interrupted":
+    if result.status != "interrupted" and processes.is_main():
         print(f"results are in {workdir}", flush=True)
     return result
 

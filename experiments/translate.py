@@ -18,6 +18,7 @@ from absl import flags
 
 from crossattn import viz
 from crossattn.decode import constraints, sampling
+from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import launch, report
 from experiments.runs import BEAMS, STEP, open_run
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     launch.keep_compiled()
     picture = launch.picture()
-    sentences = list(arguments) or _standard_input()
+    sentences = list(arguments) or _shared_standard_input()
     _, task, params = open_run("translation")
     config = task.config
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
@@ -63,8 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     found = translator.best(sentences, count)
     translations = [best[0][1] for best in found]
     lines = [f"{score:.4f}\t{text}" for best in found for score, text in best]
-    print("\n".join(translations if _NBEST.value is None else lines), flush=True)
-    if translator.cut_sources:
+    if processes.is_main():
+        print("\n".join(translations if _NBEST.value is None else lines), flush=True)
+    if translator.cut_sources and processes.is_main():
         print(
             f"note: {translator.cut_sources} of {len(sentences)} sentences were longer than "
             f"{config.data.source_len} tokens and were cut.",
@@ -110,6 +112,8 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
     if not drawn:
         raise launch.Refused("every translation is empty, so there is no attention to draw.")
     found = translator.attention(drawn)
+    if not processes.is_main():
+        return path
     matrices = [recipe.token_weights(a.weights, len(a.target_tokens) - 1) for a in found]
     figure = viz.gallery(
         matrices,
@@ -118,6 +122,20 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
         title=f"cross-attention: {recipe}",
     )
     return viz.save(figure, path)
+
+
+def _shared_standard_input() -> list[str]:
+    """What the main process reads, in every process: only one of them has a standard input."""
+    said: dict[str, Any] = {}
+    if processes.is_main():
+        try:
+            said = {"lines": _standard_input()}
+        except launch.Refused as error:
+            said = {"refused": str(error)}
+    said = processes.gather(said)[0]
+    if "refused" in said:
+        raise launch.Refused(said["refused"])
+    return said["lines"]
 
 
 def _standard_input() -> list[str]:

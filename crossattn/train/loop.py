@@ -29,7 +29,13 @@ from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.exhausted import exhausted
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import make_optimizer, of_more_steps
-from crossattn.train.sharding import data_shard, make_mesh, put_batch, state_sharding
+from crossattn.train.sharding import (
+    data_shard,
+    make_mesh,
+    put_batch,
+    state_sharding,
+    with_sharding,
+)
 from crossattn.train.signals import StopRequest
 from crossattn.train.state import TrainState, init_state
 from crossattn.train.step import make_train_step
@@ -114,7 +120,7 @@ class _Run:
         self.key = jax.random.key(config.seed)
         shapes = jax.eval_shape(self._fresh, self.key)
         self.sharding = state_sharding(shapes, axes, self.mesh)
-        self.target = _with_sharding(shapes, self.sharding)
+        self.target = with_sharding(shapes, self.sharding)
         self.step_fn = make_train_step(
             task.loss,
             self.optimizer,
@@ -266,14 +272,6 @@ class _Run:
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)
-
-
-def _with_sharding(shapes: TrainState, sharding: Any) -> TrainState:
-    if sharding is None:
-        return shapes
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, sharding
-    )
 
 
 def _close_quietly(*things: Any) -> None:

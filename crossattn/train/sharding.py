@@ -153,18 +153,66 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
     """
     if mesh is None:
         return batch
-    return jax.tree.map(lambda x: _put_rows(np.asarray(x), mesh), batch)
+    count = data_shard(mesh)[1]
+
+    def put(rows: np.ndarray) -> jax.Array:
+        shape = (rows.shape[0] * count, *rows.shape[1:])
+        place = _batch_sharding(shape, mesh)
+        return jax.make_array_from_process_local_data(place, rows, shape)
+
+    return jax.tree.map(lambda x: put(np.asarray(x)), batch)
 
 
-def _put_rows(rows: np.ndarray, mesh: Mesh) -> jax.Array:
-    shares = mesh.shape["data"] * mesh.shape["fsdp"]
-    total = rows.shape[0] * data_shard(mesh)[1]
-    if total % shares:
+def spread_batch(batch: Any, mesh: Mesh | None) -> Any:
+    """Global arrays from a batch that every process has whole, placed as by `put_batch`."""
+    if mesh is None:
+        return batch
+
+    def put(whole: np.ndarray) -> jax.Array:
+        place = _batch_sharding(whole.shape, mesh)
+        return jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+
+    return jax.tree.map(lambda x: put(np.asarray(x)), batch)
+
+
+def row_shares(mesh: Mesh | None) -> int:
+    """Over how many devices the rows of a batch are split: every batch has a multiple of them."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def rows_on(mesh: Mesh | None, rows: int) -> int:
+    """The least number of rows, `rows` or more, that divides over the devices."""
+    return -(-rows // row_shares(mesh)) * row_shares(mesh)
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh on which the arrays of a tree lie; None where they lie on one device."""
+    for x in jax.tree.leaves(tree):
+        place = getattr(x, "sharding", None)
+        if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
+            return place.mesh if place.mesh.size > 1 else None
+    return None
+
+
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """Whole on every device, where every process can read it; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def with_sharding(shapes: Any, sharding: Any) -> Any:
+    """Shapes with the places of what `params_sharding` or `state_sharding` gave."""
+    if sharding is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, sharding
+    )
+
+
+def _batch_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    if shape[0] % row_shares(mesh):
         raise ValueError(
-            f"a batch of {total} rows does not divide over data x fsdp = {shares} devices;"
-            f" use a multiple of {shares}"
+            f"a batch of {shape[0]} rows does not divide over data x fsdp = {row_shares(mesh)}"
+            f" devices; use a multiple of {row_shares(mesh)}"
         )
-    along_seq = rows.ndim > 1 and rows.shape[1] % mesh.shape["seq"] == 0
-    parts = PartitionSpec(("data", "fsdp"), *(["seq"] if along_seq else []))
-    shape = (total, *rows.shape[1:])
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, parts), rows, shape)
+    along_seq = len(shape) > 1 and shape[1] % mesh.shape["seq"] == 0
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), *(["seq"] if along_seq else [])))

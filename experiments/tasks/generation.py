@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from crossattn import decode
 from crossattn.data.pipeline import eval_batches
 from crossattn.data.tokenizers import EOS
+from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.settings import SettingsError
 
 
@@ -39,7 +40,8 @@ class Translator:
 
     Args:
       task: a ``TranslationTask``.
-      params: its parameters.
+      params: its parameters; where they lie on a mesh, all its devices decode, each its rows, and every
+        process gets all the texts.
       beams: 1 is greedy.
       length_penalty: of beam search.
       max_length: the most target tokens, for short sources fewer (twice the bucket's source length
@@ -64,7 +66,9 @@ class Translator:
         if beams < 1 or rows < 1:
             raise SettingsError(f"beams ({beams}) and rows ({rows}) must be 1 or more.")
         data = task.config.data
-        self.task, self.params, self.rows = task, params, rows
+        self.task, self.params = task, params
+        self._mesh = mesh_of(params)
+        self.rows = rows_on(self._mesh, rows)
         self.max_length = max_length or data.target_len
         self.source_len = data.source_len
         self.cut_sources = 0
@@ -79,12 +83,14 @@ class Translator:
                 length_penalty=length_penalty,
                 key=key,
                 processors=processors,
-            )
+            ),
+            out_shardings=everywhere(self._mesh),
         )
         self._attend = jax.jit(
             lambda params, source, tokens, segments: decode.attention_of(
                 task.bind(params), source, tokens, segments
-            )
+            ),
+            out_shardings=everywhere(self._mesh),
         )
 
     def texts(self, sources: Sequence[str]) -> list[str]:
@@ -99,9 +105,10 @@ class Translator:
         self.cut_sources = batches.cut_sources
         found: list[Any] = [None] * len(pairs)
         for number, item in enumerate(batches):
-            arrays = item.batch["source"], item.batch["source_segments"]
+            batch = spread_batch(item.batch, self._mesh)
+            arrays = batch["source"], batch["source_segments"]
             key = None if self._key is None else jax.random.fold_in(self._key, number)
-            best = jax.device_get(self._search(self.params, *arrays, key).best(count))
+            best = jax.device_get(self._search(self.params, *arrays, key)).best(count)
             for row, index in enumerate(item.indices):
                 if index >= 0:
                     texts = corpus.output_tokenizer.decode_batch(best.tokens[row].tolist())
@@ -114,10 +121,10 @@ class Translator:
         examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
         found: list[Any] = [None] * len(pairs)
         for item in self._batches(examples):
-            batch = item.batch
+            batch, spread = item.batch, spread_batch(item.batch, self._mesh)
             weights = np.asarray(
                 self._attend(
-                    self.params, batch["source"], batch["target_out"], batch["source_segments"]
+                    self.params, spread["source"], spread["target_out"], spread["source_segments"]
                 )
             )
             for row, index in enumerate(item.indices):
@@ -142,6 +149,7 @@ class Translator:
             tokenizer=corpus.tokenizer,
             target_tokenizer=corpus.target_tokenizer,
             rows=self.rows,
+            rows_multiple=row_shares(self._mesh),
             source_len=self.source_len,
             target_len=self.max_length,
         )

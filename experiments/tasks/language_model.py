@@ -13,9 +13,10 @@ from crossattn.data.pipeline import eval_batches, make_train_iterator
 from crossattn.models import Decoder
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
+from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on
 from experiments.settings import decoder_config
 from experiments.tasks.corpus import Corpus
-from experiments.tasks.translation import local, summed
+from experiments.tasks.translation import summed
 
 
 class LanguageModelTask:
@@ -85,24 +86,26 @@ class LanguageModelTask:
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
         """Loss, perplexity and accuracy on the validation split."""
-        return self.split_loss(local(params), "validation")
+        return self.split_loss(params, "validation")
 
     def split_loss(self, params: Any, split: str) -> dict[str, float]:
-        """Loss, perplexity and token accuracy without dropout; each process reads its share."""
-        data, count = self.config.data, jax.process_count()
+        """Loss, perplexity and token accuracy without dropout, where the parameters lie."""
+        data, mesh = self.config.data, mesh_of(params)
         batches = eval_batches(
             self.corpus.split(split),
             self.corpus.tokenizer,
-            rows=-(-data.rows // count) * count,
+            rows=rows_on(mesh, data.rows),
             target_len=data.target_len,
             side=data.side,
-            process_index=jax.process_index(),
-            process_count=count,
+            rows_multiple=row_shares(mesh),
         )
         return loss_scores(summed(self._eval_sums, params, batches))
 
     def sample(self, params: Any, max_length: int) -> Sequence[str]:
         """The model's most likely text."""
-        search = jax.jit(lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length))
-        tokens = np.asarray(search(local(params)).tokens[:, 0])
+        search = jax.jit(
+            lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length).tokens[:, 0],
+            out_shardings=everywhere(mesh_of(params)),
+        )
+        tokens = np.asarray(search(params))
         return self.corpus.tokenizer.decode_batch(tokens.tolist())

@@ -10,9 +10,9 @@ import jax
 from crossattn import functional
 from crossattn.data.pipeline import eval_batches, make_train_iterator
 from crossattn.models import Transformer
-from crossattn.train import processes
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
+from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
 from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
@@ -115,7 +115,6 @@ class TranslationTask:
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
         """Loss on the validation split, and BLEU of greedy translations of its first sentences."""
-        params = local(params)
         scores = self.split_loss(params, "validation")
         examples = self.some("validation", self.config.evaluate.examples)
         if examples:
@@ -129,25 +128,23 @@ class TranslationTask:
         return scores
 
     def split_loss(self, params: Any, split: str) -> dict[str, float]:
-        """Loss, perplexity and token accuracy without dropout; each process reads its share."""
-        data = self.config.data
-        count = jax.process_count()
+        """Loss, perplexity and token accuracy without dropout, where the parameters lie."""
+        data, mesh = self.config.data, mesh_of(params)
         batches = eval_batches(
             self.corpus.split(split),
             self.corpus.tokenizer,
             target_tokenizer=self.corpus.target_tokenizer,
-            rows=-(-data.rows // count) * count,
+            rows=rows_on(mesh, data.rows),
             source_len=data.source_len,
             target_len=data.target_len,
-            process_index=jax.process_index(),
-            process_count=count,
+            rows_multiple=row_shares(mesh),
         )
         return loss_scores(summed(self._eval_sums, params, batches))
 
     def translator(self, params: Any, **options: Any) -> "Translator":
         """Text in, text out, with this config's decoding options unless others are given."""
         chosen = {**self.config.evaluate.decoding.to_dict(), **options}
-        return Translator(self, local(params), **chosen)
+        return Translator(self, params, **chosen)
 
     def some(self, split: str, count: int | None) -> Sequence[dict[str, Any]]:
         """The first ``count`` examples of a split; None for all."""
@@ -155,21 +152,13 @@ class TranslationTask:
         return [source[i] for i in range(len(source) if count is None else min(count, len(source)))]
 
 
-def local(params: Any) -> Any:
-    """Parameters that this process can use alone; gathered when others hold parts of them."""
-    if jax.process_count() == 1:
-        return params
-    from jax.experimental import multihost_utils
-
-    return multihost_utils.process_allgather(params, tiled=True)
-
-
 def summed(function: Any, params: Any, batches: Any) -> dict[str, float]:
-    """The sums of all batches of all processes."""
+    """The sums of all batches; every process has them all, and its devices compute their rows."""
     total: dict[str, float] = {}
+    mesh = mesh_of(params)
     for item in batches:
         # One by one: programs that add up over several CPU devices deadlock when they overlap.
-        for name, value in jax.device_get(function(params, item.batch)).items():
+        sums = jax.device_get(function(params, spread_batch(item.batch, mesh)))
+        for name, value in sums.items():
             total[name] = total.get(name, 0.0) + float(value)
-    parts = processes.gather(total)
-    return {name: sum(part[name] for part in parts) for name in total}
+    return total
