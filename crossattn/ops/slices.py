@@ -12,7 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.masks import AnyOf, Band, Explicit, KeyPadding, Lengths, Mask, Not, Segments, Term
+from crossattn.ops.masks import (
+    AnyOf,
+    Band,
+    Explicit,
+    KeyPadding,
+    Lengths,
+    Mask,
+    Not,
+    Segments,
+    Term,
+)
 from crossattn.types import Array, Int
 
 Start = int | Int[Array, ""]

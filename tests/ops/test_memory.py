@@ -280,6 +280,8 @@ def test_nothing_is_taken_from_a_memory_without_examples():
 def test_what_all_examples_share_is_taken_and_joined_for_each():
     keys, valid = np.zeros((3, 4, 2, 3), np.float32), np.array([True, False, True, True])
     shared = xa.Memory(keys, keys, valid=valid, positions=np.array([3, 1, 0, 2]))
-    each = xa.Memory(keys, keys, valid=np.tile(valid, (3, 1)), positions=np.tile([3, 1, 0, 2], (3, 1)))
+    each = xa.Memory(
+        keys, keys, valid=np.tile(valid, (3, 1)), positions=np.tile([3, 1, 0, 2], (3, 1))
+    )
     for change in (lambda m: m.take(jnp.array([2, 0])), lambda m: xa.Memory.concat(m, each)):
         jax.tree.map(np.testing.assert_array_equal, change(shared), change(each))
