@@ -7,10 +7,11 @@ import jax
 from absl import flags
 
 from crossattn.train.checkpoint import load_params
-from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding, with_sharding
+from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from experiments import launch
-from experiments.settings import build, check, saved_config
+from experiments.settings import SettingsError, check, saved_config
 from experiments.tasks import make_task
+from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
 BEAMS = flags.DEFINE_integer(
@@ -39,9 +40,10 @@ def parameters(task: Any, workdir: Path, step: str = "last") -> Any:
     for another number of devices, whole on each, which split the rows.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
-    asked = build(MeshConfig, "mesh", task.config.mesh.to_dict())
     try:
-        mesh = make_mesh(asked)
+        mesh = config_mesh(task.config)
+    except SettingsError:
+        raise
     except ValueError:
         mesh = make_mesh()
     target = with_sharding(shapes, params_sharding(shapes, task.logical_axes(), mesh))

@@ -1,7 +1,8 @@
 """Which example goes where: batches planned from lengths alone, then filled by copying.
 
-Pure functions. Plans are global (all processes make the same ones) and each process fills its own
-rows, so a run sees the same batches on any number of processes.
+Pure functions. Plans are global (all processes make the same ones, and know neither their number
+nor that of their devices) and each process fills its own rows, so a run sees the same examples in
+every batch on any number of processes.
 
 grain's own `FirstFitPackIterDataset` packs one example at a time and needs one shape; planning a
 window of examples at once fills rows as well, costs less, serves length buckets too, and cuts into
@@ -33,9 +34,13 @@ class Layout:
     target_start: Int[np.ndarray, " examples"]
     segment: Int[np.ndarray, " examples"]
 
-    def shard(self, index: int, count: int) -> "Layout":
-        """The rows of process `index` of `count`: a contiguous block, equally many each."""
-        rows = self.rows // count
+    def shard(self, index: int, count: int, multiple: int = 1) -> "Layout":
+        """The rows of process `index` of `count`: a contiguous block, equally many each.
+
+        Empty rows at the end make the rows of all together a multiple of `multiple` and of `count`.
+        """
+        multiple = int(np.lcm(count, multiple))
+        rows = -(-self.rows // multiple) * multiple // count
         mine = (self.row >= index * rows) & (self.row < (index + 1) * rows)
         return Layout(
             rows,

@@ -50,8 +50,9 @@ def make_train_iterator(
 
     "pack" gives [rows, length] always, several examples a row; "bucket" gives one of a few shapes,
     one example a row, with about rows x length tokens each. Row counts are of the global batch:
-    each process gets its block of rows / process_count, and the blocks of all processes together do
-    not depend on their number.
+    each process gets its block of rows / process_count. Which examples a batch holds, and where they
+    stand in it, depends neither on the number of processes nor on `rows_multiple`: what a bucket lacks
+    to a multiple of them is empty rows at its end. So a state goes on with any number of processes.
 
     Args:
         source: random-access examples, see `sources`.
@@ -95,15 +96,17 @@ def make_train_iterator(
     if mode == "pack":
         plan = functools.partial(plan_packed, **shape)
     else:
-        plan = functools.partial(plan_buckets, buckets=length_buckets(**shape, multiple=multiple))
+        plan = functools.partial(plan_buckets, buckets=length_buckets(**shape))
     window = min(window, len(encoded))
-    identity = f"{mode} {shape} {multiple} {seed} {window} {encoded.fingerprint()}"
+    # The 1 keeps the fingerprint of states that one process saved when plans knew their number.
+    identity = f"{mode} {shape} 1 {seed} {window} {encoded.fingerprint()}"
     shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
     windows = shuffled.batch(window).map_with_index(_Planner(encoded, plan, seed))
     # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
     stream = windows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     stream = grain.experimental.FlatMapIterDataset(stream, _Flatten())
-    batches = stream.map(lambda layout: fill(layout.shard(process_index, process_count), encoded))
+    shard = (process_index, process_count, rows_multiple)
+    batches = stream.map(lambda layout: fill(layout.shard(*shard), encoded))
     if prefetch:
         batches = grain.experimental.ThreadPrefetchIterDataset(
             batches, prefetch_buffer_size=prefetch

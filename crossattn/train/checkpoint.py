@@ -47,12 +47,13 @@ _UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal:
 
 @dataclass(frozen=True)
 class Restored:
-    """state: on the target's devices; data_state: for this process's iterator; info: as saved."""
+    """state: on the target's devices; data_state: for this process's iterator; info: as saved;
+    same_position: whether data_state is the one that this process saved, or that all saved."""
 
     state: TrainState
     data_state: Any
     info: dict[str, Any]
-    same_processes: bool
+    same_position: bool
 
 
 class Checkpoints:
@@ -174,7 +175,8 @@ class Checkpoints:
             )
             data, count = record["data"], jax.process_count()
             own = data[jax.process_index() if len(data) == count else 0]
-            return Restored(state, from_json(own), record["info"], len(data) == count)
+            same = len(data) == count or all(other == own for other in data)
+            return Restored(state, from_json(own), record["info"], same)
         if failures:
             step, cause = next(iter(failures.items()))
             raise CheckpointError(

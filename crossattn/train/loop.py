@@ -1,7 +1,10 @@
 """The training loop, top to bottom.
 
 The one thing to know: killed at any moment and started again with the same config and work
-directory, a run ends with the parameters, bit for bit, of the run that was never killed.
+directory, a run ends with the parameters, bit for bit, of the run that was never killed. With
+another mesh or number of processes it goes on as well, on the same batches as long as the data's
+position is one for all processes (`crossattn.data` has it so); sums then run in another order, and
+the parameters agree up to rounding.
 
 How a run begins, in this order:
   1. the work directory is claimed: another config's is refused, but for one of fewer steps; resume
@@ -195,10 +198,10 @@ class _Run:
         data.set_state(restored.data_state)
         self.meter.set_state(restored.info["meter"])
         self.evaluation = restored.info["evaluation"]
-        if not restored.same_processes:
+        if not restored.same_position:
             self.log.note(
-                "the checkpoint is of a run with another number of processes: examples of the"
-                " current epoch may be seen twice or not at all"
+                "the checkpoint is of another number of processes, each with a position of its own in"
+                " the data: examples of the current epoch may be seen twice or not at all"
             )
 
     def _advance(self, state: TrainState, data: TrainIterator, step: int) -> TrainState:

@@ -16,6 +16,7 @@ from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on
 from experiments.settings import decoder_config
 from experiments.tasks.corpus import Corpus
+from experiments.tasks.placement import config_mesh
 from experiments.tasks.translation import summed
 
 
@@ -79,6 +80,7 @@ class LanguageModelTask:
             seed=self.config.seed,
             process_index=shard_index,
             process_count=shard_count,
+            rows_multiple=row_shares(config_mesh(self.config)),
         )
 
     def save_assets(self, directory: Path) -> None:

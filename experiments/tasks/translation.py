@@ -17,6 +17,7 @@ from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
+from experiments.tasks.placement import config_mesh
 
 _INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
 
@@ -108,6 +109,7 @@ class TranslationTask:
             seed=self.config.seed,
             process_index=shard_index,
             process_count=shard_count,
+            rows_multiple=row_shares(config_mesh(self.config)),
         )
 
     def save_assets(self, directory: Path) -> None:

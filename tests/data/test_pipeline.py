@@ -164,6 +164,37 @@ def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, co
     assert same(joined, whole)
 
 
+def joined(iterators, count):
+    """The next so many global batches of the processes that train together."""
+    steps = [[next(iterator) for iterator in iterators] for _ in range(count)]
+    return [{k: np.concatenate([part[k] for part in step]) for k in step[0]} for step in steps]
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4), (4, 1)])
+def test_another_number_of_processes_goes_on_with_the_same_batches(
+    pairs, tokenizer, mode, before, after
+):
+    def together(count, **options):
+        return [
+            train(pairs, tokenizer, mode=mode, process_index=i, process_count=count, **options)
+            for i in range(count)
+        ]
+
+    first, second = together(before), together(after, rows_multiple=8)
+    joined(first, 9)
+    (state, *others) = [iterator.get_state() for iterator in first]
+    assert all(other == state for other in others)
+    for iterator in second:
+        iterator.set_state(json.loads(json.dumps(state)))
+    for mine, theirs in zip(joined(first, 20), joined(second, 20), strict=True):
+        for name in mine:
+            rows = min(len(mine[name]), len(theirs[name]))
+            assert np.array_equal(mine[name][:rows], theirs[name][:rows])
+            assert not mine[name][rows:].any() and not theirs[name][rows:].any()
+            assert len(theirs[name]) % 8 == 0
+
+
 def test_a_small_source_repeats_for_ever(pairs, tokenizer):
     found = Counter()
     for batch in take(train(pairs[:3], tokenizer), 20):

@@ -1,4 +1,4 @@
-"""The same launcher and config over eight devices of two processes: the run of one device.
+"""The same launchers and config over four devices of two processes: the run of one device.
 
 Each way to split the devices of one process is checked in ``tests/train/test_sharding.py``.
 """
@@ -16,66 +16,114 @@ from crossattn.data.sources import open_source
 from tests.conftest import with_devices
 from tests.experiments.conftest import ROOT, TINY, start
 
-FIVE = (TINY, "--config.train.steps=5", "--config.train.log_every=1")
+STEPS = 3
+OPTIONS = (
+    TINY,
+    f"--config.train.steps={STEPS}",
+    "--config.train.log_every=1",
+    "--config.checkpoint.every=2",
+    "--config.evaluate.examples=4",
+    "--config.evaluate.decoding.max_length=8",
+    "--config.evaluate.alignment.choose=False",
+)
 PAIRS = 200
-# With the rest for data, each axis splits in two.
+# Rows split over the processes, heads and feed-forward over the devices of each.
 MIXED = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+
+# A process joins the others once, with the first launcher, and stays with them for the rest.
+PROGRAM = """
+import json, sys
+from tests.experiments.conftest import start
+for launcher, *arguments in json.loads(sys.argv[1]):
+    code = start(launcher, *arguments)
+    print("ended", launcher, code, flush=True)
+    if code != 0:
+        sys.exit(code)
+"""
+
+
+def lines_of(workdir, kind):
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
 
 
 def losses(workdir):
-    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "train"]
+    return [line["loss"] for line in lines_of(workdir, "train")]
 
 
 @pytest.fixture
-def five_steps(tmp_path):
-    """The command line, on a few pairs of like length: evaluation has one shape to compile."""
+def data(tmp_path):
+    """The name of a few pairs of like length: evaluation has one shape to compile."""
     path = tmp_path / "pairs.tsv"
     pairs = [e for e in open_source("phrases", "train") if e["source"].count(" ") == 2][:PAIRS]
     path.write_text("".join(f"{e['source']}\t{e['target']}\n" for e in pairs))
-    return (*FIVE, f"--config.data.name=files:{path}", "--config.evaluate.examples=0")
+    return f"files:{path}"
 
 
 @pytest.fixture
 def together(environment):
-    """Starts a launcher in two processes of four devices each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    shared = environment | {
-        "XLA_FLAGS": with_devices(4)["XLA_FLAGS"],
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": "2",
-    }
+    """Starts launchers, one after the other, in so many processes of some devices each."""
 
-    def run(launcher, *arguments):
-        command = [sys.executable, "-m", f"experiments.{launcher}", "--distributed", *arguments]
+    def run(count, devices, *launchers):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        shared = environment | {
+            "XLA_FLAGS": with_devices(devices)["XLA_FLAGS"],
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(count),
+        }
+        (first, *arguments), *rest = launchers
+        program = json.dumps([[first, "--distributed", *arguments], *rest])
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        both = [
+        all_ = [
             subprocess.Popen(
-                command, cwd=ROOT, env=shared | {"JAX_PROCESS_ID": str(index)}, **pipes
+                [sys.executable, "-c", PROGRAM, program],
+                cwd=ROOT,
+                env=shared | {"JAX_PROCESS_ID": str(index)},
+                **pipes,
             )
-            for index in range(2)
+            for index in range(count)
         ]
         try:
-            said = [process.communicate(timeout=240) for process in both]
+            said = [process.communicate(timeout=240) for process in all_]
         finally:
-            for process in both:
+            for process in all_:
                 process.kill()
-        assert [process.returncode for process in both] == [0, 0], said
+        assert [process.returncode for process in all_] == [0] * count, said
+        return [out for out, _ in said]
 
     return run
 
 
-def test_eight_devices_of_two_processes_train_the_run_of_one_which_evaluates_it(
-    five_steps, together, launched, tmp_path
+def test_four_devices_of_two_processes_are_one_device_from_training_to_translation(
+    data, together, launched, tmp_path
 ):
-    one, eight = tmp_path / "one", tmp_path / "eight"
-    assert start("train", *five_steps, "--config.mesh.data=1", f"--workdir={one}") == 0
-    together("train", *five_steps, *MIXED, f"--workdir={eight}")
-    assert len(losses(one)) == 5
-    np.testing.assert_allclose(losses(eight), losses(one), rtol=1e-4)
-    assert sorted(os.listdir(eight / "checkpoints")) == ["4", "5"]
-    code, _, _ = launched("evaluate", f"--workdir={eight}", "--limit=5")
-    assert code == 0
-    assert json.loads((eight / "results-test.json").read_text())["sentences"] == 5
+    options = (*OPTIONS, f"--config.data.name={data}")
+    sentences = [open_source(data, "test")[i]["source"] for i in range(3)]
+    one, four = tmp_path / "one", tmp_path / "four"
+    assert start("train", *options, "--config.mesh.data=1", f"--workdir={one}") == 0
+    workdir = f"--workdir={four}"
+    main, other = together(
+        2,
+        2,
+        ["train", *options, *MIXED, workdir],
+        ["evaluate", workdir, "--limit=3"],
+        ["translate", workdir, *sentences],
+    )
+    assert len(losses(one)) == STEPS
+    np.testing.assert_allclose(losses(four), losses(one), rtol=1e-4)
+    ((mine,), (theirs,)) = lines_of(four, "eval"), lines_of(one, "eval")
+    assert mine.keys() == theirs.keys() >= {"loss", "bleu", "chrf"}
+    np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-4)
+    assert sorted(os.listdir(four / "checkpoints")) == ["2", "3"]
+    together_said = json.loads((four / "results-test.json").read_text())
+    assert "ended translate 0" in other and "decoding_seconds" not in other
+    # The same checkpoint on one device.
+    assert launched("evaluate", workdir, "--limit=3")[0] == 0
+    alone_said = json.loads((four / "results-test.json").read_text())
+    assert alone_said["samples"] == together_said["samples"] and alone_said["sentences"] == 3
+    for name in ("test_loss", "accuracy"):
+        np.testing.assert_allclose(together_said[name], alone_said[name], rtol=1e-4)
+    texts = [sample["translation"] for sample in together_said["samples"]]
+    assert main.endswith("\n".join([*texts, "ended translate 0"]) + "\n")

@@ -80,7 +80,7 @@ def test_everything_comes_back_bit_for_bit(saved, opened, state):
     assert_same(restored.state, at(state, 3))
     assert restored.data_state == {"position": 3}
     assert restored.info == {"note": "x"}
-    assert restored.same_processes
+    assert restored.same_position
 
 
 def test_data_state_may_be_bytes(opened, state):

@@ -1,5 +1,6 @@
 """Pure functions here; eight devices and two processes in processes of their own."""
 
+import functools
 import json
 import os
 import socket
@@ -104,14 +105,7 @@ def eight_devices(toy_process, last_line, tmp_path_factory):
     runs = {name: {"mesh": mesh} | seldom for name, mesh in MESHES.items()}
     runs["begun"] = {"mesh": MESHES["all"]}
     _, lines, _ = last_line(toy_process(workdir, OPTIONS | {"runs": runs}, devices=8))
-    results, losses = {}, []
-    for line in lines:
-        if line.startswith("tick"):
-            losses.append(float(line.split()[2]))
-        elif line.startswith("{"):
-            out = json.loads(line)
-            results[out["run"]], losses = (losses, out), []
-    return results
+    return {name: found[:2] for name, found in by_run(lines).items()}
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -134,30 +128,69 @@ def test_a_run_begun_on_one_device_goes_on_over_eight(one_device, eight_devices)
     assert out["split_arrays"] > 0
 
 
-def test_two_processes_train_one_run_that_one_process_loads(
-    toy_process, last_line, tmp_path, one_device
-):
+@pytest.fixture(scope="module")
+def two_processes(toy_process, last_line, tmp_path_factory):
+    """(work directory, what the main process printed, what the other did) of two processes that
+    together end a run which one process began, make one from begin to end, and begin one."""
+    workdir = tmp_path_factory.mktemp("two")
+    with pytest.raises(NonFiniteLoss):
+        train_here(workdir / "ended", ToyTask(poison_at=4))
+    runs = {"ended": {}, "whole": {}, "begun": {"task": {"poison_at": 4}}}
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     together = {"coordinator_address": address, "num_processes": 2}
+    options = OPTIONS | {"mesh": {"fsdp": 2}, "runs": runs}
     both = [
-        toy_process(
-            tmp_path,
-            OPTIONS | {"mesh": {"fsdp": 2}, "distributed": together | {"process_id": index}},
-            devices=2,
-        )
+        toy_process(workdir, options | {"distributed": together | {"process_id": index}}, devices=2)
         for index in range(2)
     ]
-    (main, lines, _), (other, silent, _) = [last_line(process) for process in both]
-    assert main == other and main["status"] == "finished"
-    losses = [float(line.split()[2]) for line in lines if line.startswith("tick")]
+    (_, lines, _), (_, silent, _) = [last_line(process) for process in both]
+    return workdir, by_run(lines), by_run(silent)
+
+
+def by_run(lines):
+    """run -> (losses, what it printed last, all its lines)."""
+    results, mine = {}, []
+    for line in lines:
+        mine.append(line)
+        if line.startswith("{"):
+            losses = [float(each.split()[2]) for each in mine if each.startswith("tick")]
+            out = json.loads(line)
+            results[out.get("run", "begun")], mine = (losses, out, mine), []
+    return results
+
+
+def test_two_processes_train_one_run_that_one_process_loads(two_processes, one_device):
+    workdir, printed, silent = two_processes
+    losses, main, _ = printed["whole"]
+    assert main == silent["whole"][1] and main["status"] == "finished"
     np.testing.assert_allclose(losses, one_device, rtol=1e-4)
-    assert not any(line.startswith("tick") for line in silent)  # Only the main process writes.
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["3", "5"]
+    assert not silent["whole"][0]  # Only the main process writes.
+    assert sorted(os.listdir(workdir / "whole" / "checkpoints")) == ["3", "5"]
     target = jax.eval_shape(ToyTask().init, jax.random.key(0))
-    _, step = load_params(tmp_path / "checkpoints", target)
+    _, step = load_params(workdir / "whole" / "checkpoints", target)
     assert step == 5
-    _, again = train_here(tmp_path)
+    _, again = train_here(workdir / "whole")
     assert again.status == "already finished"
     assert checksum(again.state) == main["state"]
+
+
+def test_two_processes_end_a_run_that_one_began(two_processes, one_device):
+    _, printed, _ = two_processes
+    losses, out, lines = printed["ended"]
+    assert out["status"] == "finished"
+    np.testing.assert_allclose(losses, one_device[3:], rtol=1e-4)
+    assert not any("seen twice" in line for line in lines)
+
+
+def test_one_process_ends_a_run_that_two_began(two_processes, one_device):
+    workdir, printed, _ = two_processes
+    assert printed["begun"][1]["type"] == "NonFiniteLoss"
+    losses, result = train_here(workdir / "begun")
+    assert result.status == "finished"
+    np.testing.assert_allclose(losses, one_device[3:], rtol=1e-4)
+    # Sums over two processes run in another order: float32 numbers near 1 differ by some 1e-7.
+    whole = train_here(workdir / "whole")[1].state
+    near = functools.partial(np.testing.assert_allclose, rtol=0, atol=3e-6)
+    jax.tree.map(near, result.state.params, whole.params)

@@ -59,7 +59,7 @@ class ToyBatches:
         return {name: x[own].astype(np.int32) for name, x in batch.items()}
 
     def get_state(self):
-        return {"position": np.int64(self.position), "shard": list(self.shard)}
+        return {"position": np.int64(self.position)}
 
     def set_state(self, state):
         self.position = state["position"]
