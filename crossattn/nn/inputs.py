@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -11,7 +12,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops import bias
 from crossattn.ops.dropout import dropout
-from crossattn.ops.positions import sinusoidal
+from crossattn.ops.positions import sinusoid_table, sinusoidal
 from crossattn.types import Array, Float, Int, Key, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]
@@ -27,12 +28,18 @@ class InputConfig:
       token_types: kinds of token, each with a vector of its own (BERT's segments A and B); 0 is none.
       position_offset: see ``LearnedPositions``.
       norm_epsilon: of a layer norm over the sum; None is no norm.
+      frozen_id: a token whose embedding learns nothing where it is looked up, the ``padding_idx`` of
+        PyTorch; an output layer of the same table still teaches it. None is none.
+      sinusoid_dtype: sinusoids are read from a table of this type and ``max_length`` rows, as checkpoints
+        of half precision hold them; None computes them in float32, for any number of positions.
     """
 
     scale: float | None = None
     token_types: int = 0
     position_offset: int = 0
     norm_epsilon: float | None = None
+    frozen_id: int | None = None
+    sinusoid_dtype: str | None = None
 
 
 def without_padding(
@@ -51,7 +58,7 @@ class TokenInput(nnx.Module):
       vocab_size: V; None when calls bring another's embedding.
       dim: D.
       positions: the scheme; "rope", "relative" and "alibi" act inside attention and add nothing here.
-      max_length: number of positions of the "learned" scheme.
+      max_length: number of positions of the "learned" scheme, and of a table of sinusoids.
       config: scale, norm and whatever else is added.
       dropout_rate: on the sum.
       dtype: computation dtype.
@@ -92,19 +99,29 @@ class TokenInput(nnx.Module):
             None if epsilon is None else norm("layer", dim, epsilon=epsilon, dtype=dtype, rngs=rngs)
         )
         self.sinusoids = positions == "sinusoidal"
+        self.stored = config.sinusoid_dtype if self.sinusoids else None
+        self.max_length = max_length
+        self.frozen_id = config.frozen_id
         self.dropout_rate = dropout_rate
 
     @property
     def longest(self) -> int | None:
         """The most tokens that there are positions for; None is any number."""
+        if self.stored is not None:
+            return self.max_length
         return None if self.learned is None else self.learned.count
 
     def check(self, length: int) -> None:
         """Whether there are positions for so many tokens.
 
         Raises:
-          ValueError: they are more than the "learned" scheme has.
+          ValueError: they are more than the "learned" scheme has, or a table of sinusoids.
         """
+        if self.stored is not None and length > self.max_length:
+            raise ValueError(
+                f"a sequence of {length} tokens was asked for, but this model's table has "
+                f"{self.max_length} positions: shorten the text or its prefix, or generate fewer tokens."
+            )
         if self.learned is not None:
             self.learned.check(length)
 
@@ -124,11 +141,13 @@ class TokenInput(nnx.Module):
           ValueError: as ``check`` does, where no positions are given.
         """
         x = (self.embedding or embedding)(tokens)
+        if self.frozen_id is not None:
+            x = jnp.where((tokens == self.frozen_id)[..., None], jax.lax.stop_gradient(x), x)
         if positions is None:
             self.check(tokens.shape[-1])
             positions = jnp.arange(tokens.shape[-1])
         if self.sinusoids:
-            x = x + sinusoidal(positions, x.shape[-1]).astype(x.dtype)
+            x = x + self._sinusoids(positions, x.shape[-1]).astype(x.dtype)
         if self.learned is not None:
             x = x + self.learned(positions).astype(x.dtype)
         if self.types is not None:
@@ -137,6 +156,12 @@ class TokenInput(nnx.Module):
         if self.norm is not None:
             x = self.norm(x)
         return dropout(x, self.dropout_rate, key)
+
+    def _sinusoids(self, positions: Int[Array, "*B T"], dim: int) -> Float[Array, "*B T D"]:
+        if self.stored is None:
+            return sinusoidal(positions, dim)
+        table = jnp.asarray(sinusoid_table(self.max_length, dim).astype(self.stored))
+        return table.at[positions].get(mode="fill", fill_value=jnp.nan)
 
 
 class PositionBias(nnx.Module):

@@ -1,6 +1,10 @@
 """Absolute positions: the fixed sinusoids added to embeddings."""
 
+import functools
+import math
+
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.types import AnyArray, Float, Int
 
@@ -11,19 +15,26 @@ def sinusoidal(
     """Sines (first half of the features) and cosines (second half) of the positions.
 
     Feature i has wavelength ``2 pi max_wavelength ** (i / (dim / 2))``. The halves stand side by side
-    instead of interleaved, which is the same up to a permutation of features.
+    instead of interleaved, which is the same up to a permutation of features. Of an odd number of features
+    one more is a sine, as in the models of Marian.
 
-    Raises:
-      ValueError: ``dim`` is odd.
     Source: Vaswani et al. 2017, section 3.5.
     """
-    if dim % 2:
-        raise ValueError(f"sinusoidal: dim is {dim}; expected an even number.")
-    frequencies = inverse_wavelengths(dim // 2, max_wavelength)
+    frequencies = inverse_wavelengths(dim / 2, max_wavelength)
     angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles[..., : dim // 2])], axis=-1)
 
 
-def inverse_wavelengths(count: int, max_wavelength: float) -> Float[AnyArray, " count"]:
-    """Angular frequencies ``max_wavelength ** (-i / count)``, shared by sinusoids and rotations."""
-    return max_wavelength ** (-jnp.arange(count, dtype=jnp.float32) / count)
+@functools.lru_cache(maxsize=8)
+def sinusoid_table(count: int, dim: int) -> Float[np.ndarray, "count dim"]:
+    """``sinusoidal`` of the first positions, float64, on the host: what checkpoints hold that store it."""
+    half = (dim + 1) // 2
+    angles = np.arange(count)[:, None] / np.power(10000, 2 * np.arange(half) / dim)
+    table = np.concatenate([np.sin(angles), np.cos(angles[:, : dim // 2])], axis=1)
+    table.flags.writeable = False
+    return table
+
+
+def inverse_wavelengths(count: int | float, max_wavelength: float) -> Float[AnyArray, " n"]:
+    """Angular frequencies ``max_wavelength ** (-i / count)``, i < count, of sinusoids and rotations."""
+    return max_wavelength ** (-jnp.arange(math.ceil(count), dtype=jnp.float32) / count)

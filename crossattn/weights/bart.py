@@ -7,7 +7,9 @@ import numpy as np
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.inputs import InputConfig, PositionScheme
 from crossattn.nn.outputs import OutputConfig
+from crossattn.ops.positions import sinusoid_table
 from crossattn.weights.rules import Names, Rules, Shape, under
+from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, bart_block
 
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
@@ -40,6 +42,8 @@ _NAMES = {
     **LAYERS,
 }
 PREFIX = "model."
+# What a config that does not say so has for padding.
+_PADDING = {"bart": 1, "mbart": 1, "marian": 58100, "pegasus": 0}
 _SEPARATE = {
     "source_input.embedding": "model.encoder.embed_tokens",
     "target_input.embedding": "model.decoder.embed_tokens",
@@ -93,6 +97,8 @@ def family(
             scale=settings["d_model"] ** 0.5 if settings.get("scale_embedding") else 1.0,
             position_offset=2 if positions == "learned" else 0,
             norm_epsilon=norm_epsilon,
+            frozen_id=settings.get("pad_token_id", _PADDING[settings["model_type"]]),
+            sinusoid_dtype=_stored_sinusoids(names) if positions == "sinusoidal" else None,
         ),
         tie_output=tied,
         output=OutputConfig(bias=needs_bias or "final_logits_bias" in names),
@@ -121,7 +127,16 @@ def _rules(separate: bool, tied: bool) -> Rules:
 
 
 def _sinusoids(shape: Shape) -> np.ndarray:
-    """Marian's table of positions, as its checkpoints may hold it."""
-    count, dim = shape
-    angles = np.arange(count)[:, None] / np.power(10000, 2 * np.arange((dim + 1) // 2) / dim)
-    return np.concatenate([np.sin(angles), np.cos(angles[:, : dim // 2])], axis=1)
+    """The table of positions of Marian and Pegasus, as their checkpoints may hold it."""
+    return sinusoid_table(*shape)
+
+
+def _stored_sinusoids(names: Names) -> str | None:
+    """The type that rounds a checkpoint's tables of positions; None where it has none, or whole ones."""
+    tables = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+    found = {names.dtypes[table] for table in tables if table in names.dtypes}
+    if len(found) > 1:
+        raise CheckpointError(
+            f"the tables of positions are of types {' and '.join(sorted(found))}."
+        )
+    return {"BF16": "bfloat16", "F16": "float16"}.get("".join(found))

@@ -62,6 +62,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
             scale=1.0,
             token_types=settings["type_vocab_size"],
             norm_epsilon=settings.get("layer_norm_eps", 1e-12),
+            frozen_id=settings.get("pad_token_id", 0),
         ),
         tie_output=tied or not head,
     )

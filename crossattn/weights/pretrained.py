@@ -155,6 +155,9 @@ def load(
         go to the default device.
       int8: matrices become integers as they are read, as ``quantize`` does; such a model is not saved again.
 
+    Gradients are those of ``transformers``, the row of a padding token (its ``padding_idx``) included: it
+    learns as an output, not where it is looked up.
+
     Returns:
       ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
       ``tokenizer`` is a ``tokenizers.Tokenizer``, or None when the folder has none; files of one that is not
@@ -171,7 +174,8 @@ def load(
     names = canonical(
         set(files.shapes), getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
     )
-    module, config, rules = family.configure(settings, Names(names.values()), dtype)
+    dtypes = {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
+    module, config, rules = family.configure(settings, Names.typed(dtypes), dtype)
     generation = folder / "generation_config.json"
     model = Pretrained(
         module,

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -36,7 +37,16 @@ class Part:
 
 
 class Names(frozenset[str]):
-    """The names of a checkpoint's tensors."""
+    """The names of a checkpoint's tensors, and their types where they are known ("F32", "BF16")."""
+
+    dtypes: Mapping[str, str] = MappingProxyType({})
+
+    @classmethod
+    def typed(cls, dtypes: Mapping[str, str]) -> "Names":
+        """Names with their types."""
+        names = cls(dtypes)
+        names.dtypes = dtypes
+        return names
 
     def within(self, module: str) -> "Names":
         """Those inside a module, as it would call them itself."""

@@ -35,9 +35,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Whispe
         decoder_layers=settings["decoder_layers"],
         positions="learned",
         max_length=settings["max_target_positions"],
-        input=InputConfig(
-            scale=1.0
-        ),  # whatever scale_embedding says: transformers never uses it here
+        # Whatever scale_embedding says: transformers never uses it here.
+        input=InputConfig(scale=1.0, frozen_id=settings.get("pad_token_id", 50256)),
     )
     frames = STRIDE * settings["max_source_positions"]
     return Whisper, WhisperConfig(text, settings["num_mel_bins"], frames), _RULES

@@ -22,6 +22,13 @@ def test_sinusoids_are_those_of_the_paper_sines_first():
         np.testing.assert_allclose(found[b, t], expected, atol=1e-4)
 
 
+def test_of_an_odd_number_of_sinusoids_one_more_is_a_sine():
+    found = xa.positions.sinusoidal(np.array([3]), 5)
+    angles = [3 / 10000.0 ** (2 * i / 5) for i in range(3)]
+    expected = [*map(math.sin, angles), *map(math.cos, angles[:2])]
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
 def test_the_slowest_sinusoid_follows_the_longest_wavelength():
     found = xa.positions.sinusoidal(np.array([3]), 4, max_wavelength=100.0)
     expected = [math.sin(3), math.sin(0.3), math.cos(3), math.cos(0.3)]
