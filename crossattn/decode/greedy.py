@@ -43,7 +43,7 @@ def sample(
     step: StepFn,
     states: Any,
     *,
-    key: Key[Array, ""],
+    key: Key[Array, "*#B"],
     processors: Sequence[Processor] = (),
     capture: Capture | None = None,
     **target: Any,
@@ -52,7 +52,17 @@ def sample(
 
     As ``greedy``; ``processors`` such as ``sampling.temperature`` and ``sampling.top_p`` shape the
     distribution. Scores are the model's own log-probabilities, whatever shaped it.
+
+    Args:
+      key: one for all rows; or one for each [B], whose draws are then the same in any batch.
+
+    Raises:
+      ValueError: there are several keys, and not as many as rows.
     """
+    if key.shape not in ((), (target["batch"],)):
+        raise ValueError(
+            f"key has shape {key.shape}; expected one key, or one for each row [{target['batch']}]."
+        )
     return search(OneByOne(step, Target(**target), tuple(processors), capture, key), states)
 
 
@@ -148,9 +158,14 @@ class OneByOne:
         if self.key is None:
             chosen, _ = most_likely(steered[:, 0])
         else:
-            key = jax.random.fold_in(self.key, run.length)
-            chosen = topk.draw(steered[:, 0], jax.random.uniform(key, (logits.shape[0],)))
+            chosen = topk.draw(steered[:, 0], self._uniform(run.length))
         return chosen, log_p_of(logits[:, 0], chosen)
+
+    def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:
+        """What is drawn with at this length, a number for each row."""
+        if self.key.ndim == 0:
+            return jax.random.uniform(jax.random.fold_in(self.key, length), (self.target.batch,))
+        return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, length)))(self.key)
 
 
 def search(loop: OneByOne, states: Any) -> Hypotheses:

@@ -98,7 +98,7 @@ def write(
     params: Params,
     encoded: Float[Array, "B S D"],
     prefix: Int[Array, "B P"],
-    key: Key[Array, ""] | None = None,
+    key: Key[Array, "*#B"] | None = None,
     temperature: float | Float[Array, ""] = 0.0,
     *,
     tokens: SpeechTokens,
@@ -110,6 +110,7 @@ def write(
     Args:
       prefix: what the transcript begins with, see ``WhisperTokens.prefix``; before it, after the token
         ``previous``, what was said before.
+      key: one for all windows, or one for each [B].
       temperature: of the draw.
       times: write times, by the rules of ``time_rules``; they go with the prefix.
       max_length: the most tokens written.

@@ -6,6 +6,7 @@ again at a higher temperature. Each recording is a job of its own (``together``)
 Source: Radford et al. 2022, section 4.5.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +66,8 @@ class Transcriber:
       previous: show each window the text of those before.
       retry: what happens to a window that went wrong.
       batch: the most windows taken at once.
-      key: of the draws at higher temperatures.
+      key: of the draws at higher temperatures; each recording's windows and temperatures have keys of their
+        own made from it, whatever they share a batch with.
     """
 
     build: Any
@@ -88,7 +90,11 @@ class Transcriber:
           recordings: any number of any length; no more than ``batch`` are held at once.
           language: a code such as "en"; None asks the model about the first window.
         """
-        jobs = (self._listen(frames, language) for frames in recordings)
+        keys = (jax.random.fold_in(self.key, n) for n in itertools.count())
+        jobs = (
+            self._listen(frames, language, key)
+            for frames, key in zip(recordings, keys, strict=False)
+        )
         return together(jobs, self._take, self.batch)
 
     def attention(
@@ -112,7 +118,9 @@ class Transcriber:
 
         return together([job()], self._take, 1)[0]
 
-    def _listen(self, frames: Float[np.ndarray, "F M"], language: str | None) -> Job[Transcript]:
+    def _listen(
+        self, frames: Float[np.ndarray, "F M"], language: str | None, key: Key[Array, ""]
+    ) -> Job[Transcript]:
         """One recording, from its first window to its last."""
         size = self.build.config.max_frames
         segments: list[Segment] = []
@@ -124,7 +132,8 @@ class Transcriber:
             if window.min() < window.max():  # else it is without any sound
                 heard = yield from self._hear(window)
                 language = language or (yield from self._likeliest(heard))
-                text = yield from self._write(heard, said, language)
+                own = jax.random.fold_in(key, seek)
+                text = yield from self._write(heard, said, language, own)
                 if text is not None:
                     pieces, step = split(text.tokens, self.tokens.first_time, len(window))
                     pieces = [piece for piece in pieces if self._says_something(piece)]
@@ -147,7 +156,11 @@ class Transcriber:
         return list(self.tokens.languages)[int(np.argmax(probabilities))]
 
     def _write(
-        self, heard: Float[Array, "S D"], said: Sequence[int], language: str
+        self,
+        heard: Float[Array, "S D"],
+        said: Sequence[int],
+        language: str,
+        key: Key[Array, ""],
     ) -> "Job[_Text | None]":
         """The text of a window, at the first temperature that gives one to believe; None for silence."""
         prefix = self._prefix(language, times=self.times)
@@ -159,9 +172,10 @@ class Transcriber:
             prefix = [self.tokens.previous, *said[-shown:], *prefix]
         limit = min(longest // 2, longest - len(prefix) + 1)
         retry, text = self.retry, None
-        for temperature in retry.temperatures:
+        for attempt, temperature in enumerate(retry.temperatures):
             group = ("write", len(prefix), limit, temperature)
-            written = yield Step(group, (heard, np.array(prefix, np.int32)))
+            arrays = heard, np.array(prefix, np.int32), jax.random.fold_in(key, attempt)
+            written = yield Step(group, arrays if temperature else arrays[:2])
             ids = tuple(written.tokens[: written.lengths].tolist())
             text = _Text(ids, temperature, float(written.log_p), float(written.no_speech))
             guessed = text.log_p < retry.log_p
@@ -240,8 +254,7 @@ class Transcriber:
             return list(jax.device_get(speech.likely_languages(*model, *rows, tokens=self.tokens)))
         if kind == "write":
             _, limit, temperature = group
-            key = jax.random.fold_in(self.key, round(100 * temperature))
-            drawn = (key, temperature) if temperature else ()
+            drawn = (temperature,) if temperature else ()
             options: dict[str, Any] = dict(times=self.times, max_length=limit)
             found: Any = speech.write(*model, *rows, *drawn, tokens=self.tokens, **options)
         else:

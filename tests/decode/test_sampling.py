@@ -147,3 +147,16 @@ def test_the_loop_stops_when_every_row_has_ended():
 def test_a_target_that_cannot_be_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         run(**options)
+
+
+def test_a_key_a_row_draws_the_same_in_any_batch():
+    keys = jax.random.split(KEY, 4)
+    every = run(search=sample, batch=4, key=keys).tokens
+    assert len(np.unique(every[:, 0], axis=0)) > 2
+    for row in range(4):
+        alone = run(search=sample, batch=1, key=keys[row : row + 1]).tokens
+        np.testing.assert_array_equal(alone[0], every[row])
+    with pytest.raises(
+        ValueError, match=r"key has shape \(3,\); expected one key, or one for each"
+    ):
+        run(search=sample, batch=4, key=keys[:3])

@@ -91,6 +91,29 @@ def test_recordings_taken_together_are_as_taken_alone(model):
         assert [w.text for w in one.words] == [w.text for w in other.words]
 
 
+def test_every_window_draws_with_its_own_key_whatever_shares_its_batch(model):
+    """The same sound over and over, at temperatures where every text is drawn anew."""
+    (sound,) = recordings(1.0)
+    listen = transcriber(model, times=False, previous=False)
+    listen = replace(listen, retry=Retry((3.0, 3.001), 0.0, 0.0, 1.0), batch=2)
+
+    def texts(sounds, **changes):
+        found = replace(listen, **changes)(sounds, "en")
+        return [[segment.tokens for segment in one.segments] for one in found]
+
+    sounds = [np.concatenate([sound] * 3), sound]
+    together = texts(sounds)
+    drawn = [tokens for one in together for tokens in one]
+    assert len(set(drawn)) == len(drawn) >= 4
+    assert texts(sounds, batch=1) == together
+    [alone] = texts([sound])
+    assert together[0][: len(alone)] == alone
+    assert texts([sound], retry=Retry((3.0,), 0.0, 0.0, 1.0)) != [
+        alone
+    ]  # the first draw, not the second
+    assert texts([sound], key=jax.random.key(1)) != [alone]
+
+
 def test_segments_and_words_lie_in_the_recording_in_order(model):
     (found,) = transcriber(model, heads=((0, 1), (1, 0)))(recordings(3.3), "en")
     assert found.segments
