@@ -90,7 +90,8 @@ def _check_claims(name: Any, sound: Any) -> None:
 def _resampled(sound: Any, rate: int, soxr: Any) -> Iterator[np.ndarray]:
     """The channels' mean at another rate, a block at a time."""
     resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
-    for block in sound.blocks(_BLOCK // sound.channels, dtype="float32", always_2d=True):
+    # Until nothing comes: what a header announces may be more than there is, or nothing.
+    while len(block := sound.read(_BLOCK // sound.channels, dtype="float32", always_2d=True)):
         yield resampler.resample_chunk(block.mean(axis=1))
     yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
 

@@ -121,11 +121,13 @@ class Tokenizer:
         """
         path = Path(folder) / f"{name}.json"
         try:
-            backend = _Backend.from_str(path.read_text(encoding="utf-8"))
+            backend = open_backend(path)
         except FileNotFoundError:
             raise DataError(f"there is no tokenizer at {path}") from None
-        except Exception as error:  # the backend raises bare Exception on a malformed file
+        except (ValueError, OSError) as error:
             raise DataError(f"{path} is not a saved tokenizer: {error}") from error
+        if backend.padding or backend.truncation:
+            raise DataError(f"{path} cuts or pads what it encodes; expected a tokenizer saved here")
         if [backend.id_to_token(i) for i in range(len(SPECIALS))] != list(SPECIALS):
             raise DataError(f"{path} does not begin its vocabulary with {', '.join(SPECIALS)}")
         return cls(backend)
@@ -138,6 +140,26 @@ class Tokenizer:
 
     def _content(self) -> dict:
         return json.loads(self._backend.to_str())
+
+
+def open_backend(path: Path) -> _Backend:
+    """The tokenizer in a file, which has cut a text.
+
+    Raises:
+        ValueError: it is no tokenizer.
+        OSError: it cannot be read.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        backend = _Backend.from_str(text)
+        if backend.padding is None:  # to any length it likes
+            backend.encode("A word, 2 é 中 \U0001f600")
+        return backend
+    except BaseException as error:
+        # The backend raises bare Exception on a malformed file; its panics are not even that.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> Tokenizer:

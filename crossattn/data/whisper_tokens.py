@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from crossattn.data.errors import DataError
+from crossattn.data.tokenizers import open_backend
 
 SECONDS = 0.02
 """From one time token to the next."""
@@ -55,6 +56,8 @@ class WhisperTokens:
         self.first_time = self.no_times + 1
         self.tasks = {task: special(task) for task in ("transcribe", "translate")}
         between = range(self.start + 1, min(self.tasks.values()))
+        if any(backend.id_to_token(id) is None for id in between):
+            raise DataError(f"{name} has ids without a token between its languages.")
         self.languages = {backend.id_to_token(id).strip("<|>"): id for id in between}
         # The vocabulary of English alone has one text token fewer, and the same specials.
         self.multilingual = self.end >= 50257 if multilingual is None else multilingual
@@ -69,13 +72,20 @@ class WhisperTokens:
         """
         path = Path(folder) / "tokenizer.json"
         try:
-            backend = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            backend = open_backend(path)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-        except Exception as error:  # the backend raises bare Exception on a malformed file
+        except ValueError as error:
             raise DataError(f"{path} is no tokenizer: {error}.") from None
+        backend.no_padding()  # parts of a text are encoded here, whole
+        backend.no_truncation()
         configs = path.parent / "generation_config.json"
-        hints = json.loads(configs.read_text(encoding="utf-8")) if configs.exists() else {}
+        try:
+            hints = json.loads(configs.read_text(encoding="utf-8")) if configs.exists() else {}
+            if not isinstance(hints, dict):
+                raise ValueError("it is no object")
+        except (ValueError, OSError, RecursionError) as error:
+            raise DataError(f"{configs} is not JSON: {error}.") from None
         return cls(backend, str(path), hints.get("is_multilingual"))
 
     def prefix(

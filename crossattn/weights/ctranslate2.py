@@ -4,6 +4,7 @@ The file is little-endian: a version, the name of a model class, and then every 
 shape, its type and its bytes. Query, key and value projections are fused there; here they are taken apart.
 """
 
+import math
 import mmap
 import os
 import struct
@@ -17,6 +18,7 @@ from crossattn.weights.safetensors import CheckpointError
 Tensors = dict[str, np.ndarray]
 
 _VERSION = 6
+_RANK = 8  # axes that a tensor may have
 _TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 
 
@@ -27,10 +29,13 @@ def read(path: str | os.PathLike) -> Tensors:
       CheckpointError: the file is no such model, of another version, cut short, or has an unknown type.
     """
     path = Path(path)
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            raise CheckpointError(f"{path} is empty; expected a CTranslate2 model.")
-        cursor = _Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise CheckpointError(f"{path} is empty; expected a CTranslate2 model.")
+            cursor = _Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     (version,) = cursor.numbers("I")
     if version != _VERSION:
         raise CheckpointError(
@@ -38,7 +43,12 @@ def read(path: str | os.PathLike) -> Tensors:
         )
     cursor.text()  # the model class
     _revision, count = cursor.numbers("II")
-    tensors = dict(cursor.tensor() for _ in range(count))
+    tensors: Tensors = {}
+    for _ in range(count):
+        name, tensor = cursor.tensor()
+        if name in tensors:
+            raise CheckpointError(f"{path} has two tensors {name}.")
+        tensors[name] = tensor
     (aliases,) = cursor.numbers("I")
     for _ in range(aliases):
         name, target = cursor.text(), cursor.text()
@@ -109,7 +119,12 @@ def _norm(left: Tensors, theirs: str, ours: str) -> Iterator[tuple[str, np.ndarr
 def _linear(left: Tensors, theirs: str, ours: str, *parts: str) -> Iterator[tuple[str, np.ndarray]]:
     """A linear layer, or several of one size fused along their outputs; keys have no bias."""
     for leaf in ("weight", "bias"):
-        pieces = np.split(left.pop(f"{theirs}/{leaf}"), len(parts))
+        fused = left.pop(f"{theirs}/{leaf}")
+        if len(fused) % len(parts):
+            raise CheckpointError(
+                f"{theirs}/{leaf} has {len(fused)} rows, which are not {len(parts)} times as many."
+            )
+        pieces = np.split(fused, len(parts))
         for part, piece in zip(parts, pieces, strict=True):
             if (part, leaf) == ("k_proj", "bias"):
                 if piece.any():
@@ -150,8 +165,8 @@ class _Cursor:
         if kind not in _TYPES:
             raise CheckpointError(f"{self._path}: {name} has the unknown type {kind}.")
         dtype = np.dtype(_TYPES[kind])
-        count = int(np.prod(shape, dtype=np.int64))
-        if size != count * dtype.itemsize:
+        count = math.prod(shape)
+        if size != count * dtype.itemsize or rank > _RANK:
             raise CheckpointError(f"{self._path}: {name} of shape {list(shape)} has {size} bytes.")
         values = np.frombuffer(self._raw, dtype, count, self._take(size))
         return name, values.reshape(shape)

@@ -51,7 +51,8 @@ def _pickled(files: Collection[str]) -> list[str]:
 
 
 def _model_class(settings: dict[str, Any]) -> str:
-    named = (settings.get("architectures") or [""])[0]
+    listed = settings.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else ""
     if re.fullmatch(r"[A-Za-z]\w*", str(named), re.ASCII):  # it goes into a command
         return _RENAMED.get(named, named)
     kind = settings["model_type"]

@@ -17,7 +17,7 @@ from crossattn.weights.labels import last_first, shift_right
 from crossattn.weights.quantize import quantizer
 from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.safetensors import CheckpointError
-from crossattn.weights.settings import Settings, read_settings
+from crossattn.weights.settings import Settings, buildable, check_sizes, read_settings
 from crossattn.weights.tensors import Layout, Place, Tensors, read
 from crossattn.weights.tokenizer import files_beside, read_tokenizer
 
@@ -175,7 +175,9 @@ def load(
         set(files.shapes), getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
     )
     dtypes = {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
-    module, config, rules = family.configure(settings, Names.typed(dtypes), dtype)
+    check_sizes(settings, len(files.shapes))
+    with buildable(settings["model_type"]):
+        module, config, rules = family.configure(settings, Names.typed(dtypes), dtype)
     generation = folder / "generation_config.json"
     model = Pretrained(
         module,
@@ -234,7 +236,7 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
 
 def _family(settings: Settings) -> Any:
     kind = settings["model_type"]
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
     return importlib.import_module(f"crossattn.weights.{_FAMILIES[kind]}")

@@ -80,8 +80,7 @@ def open_folder(folder: Path) -> TensorFiles:
     if (folder / WEIGHTS).is_file():
         return TensorFiles(folder, (_shard(folder, WEIGHTS),))
     if (folder / INDEX).is_file():
-        text = (folder / INDEX).read_bytes()
-        wanted = _weight_map(folder / INDEX, text)
+        text, wanted = _weight_map(folder / INDEX)
         shards = tuple(_shard(folder, name) for name in sorted(set(wanted.values())))
         found = {name: shard.file for shard in shards for name in shard.shapes}
         if wanted != found:
@@ -153,18 +152,28 @@ def _open(path: Path) -> Any:
 
 def _shard(folder: Path, name: str) -> Shard:
     with _open(folder / name) as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
+        slices = {key: file.get_slice(key) for key in file.keys()}
+        for key, own in slices.items():
+            # They are nothing without scales, which lie elsewhere in each family, and promote to nothing.
+            if (dtype := str(own.get_dtype())).startswith(("F4", "F6_", "F8")):
+                raise CheckpointError(
+                    f"{folder / name} has {key} in {dtype}; expected F64, F32, F16 or BF16; save it in one "
+                    "of these where it was quantised."
+                )
+        shapes = {key: tuple(own.get_shape()) for key, own in slices.items()}
     with open(folder / name, "rb") as file:  # it has been read as one, so this much is there
         header = file.read(int.from_bytes(file.read(8), "little"))
     return Shard(name, header, shapes)
 
 
-def _weight_map(path: Path, text: bytes) -> dict[str, str]:
+def _weight_map(path: Path) -> tuple[bytes, dict[str, str]]:
+    """The text of an index, and tensor -> file."""
     try:
+        text = path.read_bytes()
         wanted = dict(json.loads(text)["weight_map"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is no index: it has no weight_map.") from None
     for name in wanted.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{path} names a file outside its folder: {name!r}.")
-    return wanted
+    return text, wanted

@@ -5,6 +5,7 @@ A model file is one protocol buffer message; ``fields`` takes it apart, whatever
 Source: sentencepiece_model.proto of https://github.com/google/sentencepiece.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,14 +64,19 @@ def read_pieces(path: Path) -> SentencePieces:
       CheckpointError: the file is no SentencePiece model, or one of another kind than unigram.
     """
     try:
-        model = list(fields(path.read_bytes()))
-        pieces = tuple(_piece(value) for number, value in model if number == 1)
-        trainer = dict(field for number, value in model if number == 2 for field in fields(value))
-        normaliser = dict(
-            field for number, value in model if number == 3 for field in fields(value)
+        parts: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
+        for number, value in fields(path.read_bytes()):
+            if number in parts:
+                if not isinstance(value, bytes):
+                    raise ValueError(f"its part {number} is a number")
+                parts[number].append(value)
+        pieces = tuple(map(_piece, parts[1]))
+        trainer, normaliser = (
+            dict(field for part in parts[number] for field in fields(part)) for number in (2, 3)
         )
         kinds = [piece.kind for piece in pieces]
-    except (ValueError, IndexError, TypeError, struct.error, UnicodeDecodeError) as error:
+        charsmap = _charsmap(normaliser.get(2, b""))
+    except (ValueError, LookupError, TypeError, struct.error) as error:
         raise CheckpointError(f"{path} is no SentencePiece model: {error}") from None
     if kinds.count(_UNKNOWN) != 1:
         raise CheckpointError(
@@ -81,7 +87,7 @@ def read_pieces(path: Path) -> SentencePieces:
             f"{path} is a SentencePiece model of another kind than unigram; save its tokenizer as "
             "tokenizer.json with transformers first."
         )
-    return SentencePieces(pieces, normaliser.get(2, b""), bool(trainer.get(35, 0)))
+    return SentencePieces(pieces, charsmap, bool(trainer.get(35, 0)))
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -111,9 +117,13 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _integer(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, and where it ends."""
+    """A number of seven bits a byte, the lowest first, at most ten, and where it ends."""
     value = shift = 0
     while True:
+        if at == len(message):
+            raise ValueError("it ends within a number")
+        if shift == 70:
+            raise ValueError("a number has more than 64 bits")
         byte = message[at]
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
@@ -123,5 +133,21 @@ def _integer(message: bytes, at: int) -> tuple[int, int]:
 
 def _piece(message: bytes) -> Piece:
     known = dict(fields(message))
-    [score] = struct.unpack("<f", known.get(2, b"\0\0\0\0"))
-    return Piece(known[1].decode("utf-8"), score, known.get(3, _NORMAL))
+    text, [score], kind = (
+        known.get(1),
+        struct.unpack("<f", known.get(2, bytes(4))),
+        known.get(3, _NORMAL),
+    )
+    if not isinstance(text, bytes) or not isinstance(kind, int) or not math.isfinite(score):
+        raise ValueError("a piece lacks its text, or its kind or score is none")
+    return Piece(text.decode("utf-8"), score, kind)
+
+
+def _charsmap(compiled: Any) -> bytes:
+    """A compiled map of characters: the size of its trie, the trie, and the texts that it points to."""
+    if not isinstance(compiled, bytes):
+        raise ValueError("its map of characters is none")
+    size = int.from_bytes(compiled[:4], "little")
+    if compiled and not (0 < size <= len(compiled) - 4 and size % 4 == 0):
+        raise ValueError("its map of characters is damaged")
+    return compiled

@@ -1,6 +1,9 @@
 """What a checkpoint's ``config.json`` says, with errors for people."""
 
+import contextlib
 import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +27,14 @@ _GATED = {
     "gelu_exact": "geglu_exact",
     "silu": "swiglu",
 }
+
+
+# Entries that say how large or how many.
+_SIZE = re.compile(
+    r"(.*_)?(d_model|d_ff|d_kv|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
+    r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
+)
+_LARGEST = 2**31 - 1
 
 
 class Settings(dict[str, Any]):
@@ -65,11 +76,51 @@ def read_settings(path: Path) -> tuple[str, Settings]:
         found = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}.") from None
+    except RecursionError:
+        raise CheckpointError(
+            f"{path} is not JSON that can be read: it is nested too deeply."
+        ) from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is no JSON object.")
     return text, Settings(found)
+
+
+def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
+    """What the config of a checkpoint with so many tensors says of sizes; more layers cannot be in it.
+
+    Raises:
+      CheckpointError: a size is no whole number, negative or too large.
+    """
+    for key, found in settings.items():
+        if key in ("encoder", "decoder") and isinstance(found, dict):
+            check_sizes(found, tensors)
+        elif _SIZE.fullmatch(key) and found is not None:
+            most = tensors if key.endswith(("layers", "n_layer")) else _LARGEST
+            if type(found) is not int or not 0 <= found <= most:
+                raise CheckpointError(
+                    f"config.json has {key} {found!r}; expected a whole number from 0 to {most}"
+                    + (", as many as there are tensors." if most == tensors else ".")
+                )
+
+
+@contextlib.contextmanager
+def buildable(kind: str = "model") -> Iterator[None]:
+    """What the values of a config break deep inside a model is an error of the config.
+
+    Raises:
+      CheckpointError: the block raised; the message has its reason.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise CheckpointError(
+            f"config.json describes no {kind} that can be built: {reason}."
+        ) from error
 
 
 def bart_block(settings: Settings, half: str, **others: Any) -> BlockConfig:

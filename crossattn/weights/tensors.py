@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
 from crossattn.types import Params
 from crossattn.weights.rules import Part, Rules, tensor_shapes
 from crossattn.weights.safetensors import CheckpointError, TensorFiles
+from crossattn.weights.settings import buildable
 
 Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Sharding]
 """(logical axes, shape) of a parameter -> where it lives; ``train.sharding.placement`` makes one."""
@@ -72,7 +74,8 @@ def read(
     Raises:
       CheckpointError: tensors are missing, unexpected, misshaped, or not what they must be.
     """
-    shapes = functional.flatten(functional.shapes(build))
+    with buildable():
+        shapes = functional.flatten(functional.shapes(build))
     axes = functional.flatten(functional.logical_axes(build))
     owners: dict[str, list[tuple[str, Part]]] = {}
     for path in shapes:
@@ -86,6 +89,11 @@ def read(
     flat: dict[str, Any] = {}
     for name, tensor in files.read(set(names)):
         known = names[name]
+        if known in owners and not jnp.issubdtype(tensor.dtype, jnp.floating):
+            raise CheckpointError(
+                f"{name} in {files.folder} has dtype {tensor.dtype}; expected floating-point numbers; "
+                "save it unquantised."
+            )
         for path, part in owners.get(known, ()):
             piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)

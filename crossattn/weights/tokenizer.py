@@ -27,6 +27,8 @@ _BESIDE = (
 )
 _TEMPLATES = "additional_chat_templates"
 
+_LONGEST = 2**20  # tokens that a tokenizer may pad a text to
+
 
 def files_beside(folder: Path) -> list[Path]:
     """The files of a folder that say how text and sound go in."""
@@ -59,10 +61,13 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
                 f"reading {paths[0]} needs tokenizers: pip install 'crossattn[weights]'"
             ) from None
         try:
-            return make(*paths)
+            return _tried(paths[0], make(*paths))
         except CheckpointError:
             raise
-        except Exception as error:  # the backend raises bare Exception on a malformed file
+        except BaseException as error:
+            # The backend raises bare Exception on a malformed file; its panics are not even that.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise CheckpointError(f"{paths[0]} is no tokenizer: {error}") from None
     if found := [path.name for path in _matching(folder, _VOCABULARIES)]:
         expected = "tokenizer.json" + (f" or {' and '.join(own[1:])}" if own else "")
@@ -82,6 +87,18 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
         for path in folder.iterdir()
         if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
     )
+
+
+def _tried(path: Path, backend: Any) -> Any:
+    """The tokenizer, which has cut a text, and pads none to a length that fills the memory."""
+    asked = backend.padding or {}
+    for name in ("length", "pad_to_multiple_of"):
+        if (asked.get(name) or 0) > _LONGEST:
+            raise CheckpointError(
+                f"{path} pads texts to {asked[name]} tokens; expected at most {_LONGEST}; mend its padding."
+            )
+    backend.encode("A word, 2 é 中 \U0001f600")
+    return backend
 
 
 def _whole(path: Path) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.sentencepiece import Piece, SentencePieces, read_pieces
 
+_MOST = 100_000  # tokens that a config may add to a vocabulary
+
 Vocabulary = list[tuple[str, float]]
 
 # The order of fairseq, behind the pieces. The first line is mBART's, both are mBART-50's.
@@ -41,7 +43,7 @@ def marian(source: Path, ids: Path) -> Any:
 
 def t5(path: Path) -> Any:
     """Behind the pieces stand the places of missing spans, ``<extra_id_0>`` last."""
-    model, count = read_pieces(path), setting(path, "extra_ids", 100)
+    model, count = read_pieces(path), _count(path, "extra_ids", 100)
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
     vocabulary = [(p.text, p.score) for p in model.pieces] + [(text, 0.0) for text in extra]
     return _unigram(model, vocabulary, model.unknown, [*_controls(model), *extra])
@@ -49,7 +51,7 @@ def t5(path: Path) -> Any:
 
 def pegasus(path: Path) -> Any:
     """Before the pieces stand padding, end, two masks and tokens that are never used, 105 in all."""
-    model, offset = read_pieces(path), setting(path, "offset", 103)
+    model, offset = read_pieces(path), _count(path, "offset", 103)
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
     special += [f"<unk_{i}>" for i in range(2, offset)][: offset + 2 - len(special)]
     own = [(piece.text, piece.score) for piece in model.pieces[2:]]
@@ -123,6 +125,16 @@ def _template(backend: Any, single: str, pair: str, special: Sequence[str]) -> A
 def _controls(model: SentencePieces) -> list[str]:
     unknown: Piece = model.pieces[model.unknown]
     return [piece.text for piece in model.pieces if piece.is_control] + [unknown.text]
+
+
+def _count(path: Path, name: str, default: int) -> int:
+    """How many tokens the config beside a file adds."""
+    found = setting(path, name, default)
+    if type(found) is not int or not 0 <= found <= _MOST:
+        raise CheckpointError(
+            f"{path.with_name('tokenizer_config.json')} has {name} {found!r}; expected 0 to {_MOST}."
+        )
+    return found
 
 
 def setting(path: Path, name: str, default: Any, config: str = "tokenizer_config.json") -> Any:

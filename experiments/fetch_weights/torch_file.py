@@ -4,6 +4,7 @@ Such a file is a pickle, and a pickle is a program. Here it can name nothing but
 of float32 tensors is made of; any other name ends the reading.
 """
 
+import functools
 import io
 import math
 import pickle
@@ -15,13 +16,22 @@ from typing import Any
 
 import numpy as np
 
+from crossattn.data import archives
 from crossattn.weights.safetensors import CheckpointError
 
 
-class _Plain(pickle.Unpickler):
-    """A pickle of dicts, lists, numbers and text, and of what is named here."""
+class _Plain(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
+    """A pickle of dicts, lists, numbers and text, and of what is named here.
+
+    The one in Python: in C, a number in the pickle decides how much memory its table of objects takes.
+    """
 
     known: dict[tuple[str, str], Any] = {}
+    dispatch = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()  # pyright: ignore[reportAttributeAccessIssue]
+        if code != pickle.BYTEARRAY8[0]  # made in a size that the pickle says
+    }
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         found = self.known.get((module_name, global_name))
@@ -59,10 +69,18 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             root = archive.namelist()[0].partition("/")[0]
-            program = io.BytesIO(archive.read(f"{root}/data.pkl"))
-            found = _Tensors(program, lambda key: archive.read(f"{root}/data/{key}")).load()
-    except (zipfile.BadZipFile, KeyError, IndexError, pickle.UnpicklingError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable PyTorch file: {error}") from None
+
+        @functools.cache
+        def member(name: str) -> bytes:
+            pieces = archives.zip_member(path, f"{root}/{name}", archives.IN_MEMORY)
+            return b"".join(pieces)
+
+        program = io.BytesIO(member("data.pkl"))
+        found = _Tensors(program, lambda key: member(f"data/{key}")).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle may do all that a program can do wrong
+        raise CheckpointError(f"{path} is no readable PyTorch file: {_said(error)}") from None
     if not isinstance(found, dict) or not all(isinstance(x, np.ndarray) for x in found.values()):
         raise CheckpointError(f"{path} does not hold a dict of tensors.")
     return dict(found)
@@ -76,14 +94,24 @@ def read_plain(path: Path) -> Any:
     """
     try:
         return _Plain(io.BytesIO(path.read_bytes())).load()
-    except (pickle.UnpicklingError, EOFError, OSError) as error:
-        raise CheckpointError(f"{path} is no readable pickle: {error}") from None
+    except CheckpointError:
+        raise
+    except Exception as error:  # as above
+        raise CheckpointError(f"{path} is no readable pickle: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _tensor(numbers: np.ndarray, start: int, shape: tuple, strides: tuple, *_: Any) -> np.ndarray:
     inner = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     count = math.prod(shape)
-    if list(strides) != inner or not 0 <= start <= len(numbers) - count:
+    if (
+        list(strides) != inner
+        or min(shape, default=0) < 0
+        or not 0 <= start <= len(numbers) - count
+    ):
         raise CheckpointError(
             f"a tensor of shape {list(shape)} has strides {list(strides)} and starts at {start} of "
             f"{len(numbers)} numbers; expected it whole and in order."

@@ -155,3 +155,17 @@ def test_a_sound_that_is_too_long_is_refused_in_little_memory(tmp_path, monkeypa
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**28
+
+
+def test_a_file_that_announces_years_and_ends_is_cut_short(tmp_path):
+    soundfile.write(tmp_path / "a.mp3", tone(8_000, seconds=0.5), 8_000)
+    raw = (tmp_path / "a.mp3").read_bytes()
+    frames = raw.index(b"Info") + 8 if b"Info" in raw else raw.index(b"Xing") + 8
+    (tmp_path / "a.mp3").write_bytes(raw[:frames] + b"\xff" * 4 + raw[frames + 4 :])
+    with pytest.raises(DataError, match=r"a\.mp3 is cut short: \d+.\d s are announced"):
+        read_audio(tmp_path / "a.mp3")
+
+
+def test_a_format_that_cannot_seek_is_read(tmp_path):
+    soundfile.write(tmp_path / "a.wav", tone(8_000), 8_000, subtype="GSM610")
+    assert len(read_audio(tmp_path / "a.wav")) == pytest.approx(16_000, abs=1_000)

@@ -5,11 +5,15 @@ import zipfile
 import numpy as np
 
 
-def write(path, tensors, asks_for="torch._utils _rebuild_tensor_v2"):
-    """``asks_for``: the function, module and name, that each tensor is made with."""
+def write(path, tensors, asks_for="torch._utils _rebuild_tensor_v2", shared=False):
+    """``asks_for``: the function, module and name, that each tensor is made with.
+
+    ``shared``: all have the numbers of the first.
+    """
     program = [b"\x80\x02ccollections\nOrderedDict\n)R("]
     with zipfile.ZipFile(path, "w") as archive:
-        for key, (name, tensor) in enumerate(tensors.items()):
+        for number, (name, tensor) in enumerate(tensors.items()):
+            key = 0 if shared else number
             program += [
                 _text(name) + b"c" + "\n".join(asks_for.split()).encode() + b"\n((",
                 _text("storage") + b"ctorch\nFloatStorage\n" + _text(str(key)) + _text("cuda:0"),
@@ -17,7 +21,8 @@ def write(path, tensors, asks_for="torch._utils _rebuild_tensor_v2"):
                 _tuple(tensor.shape) + _tuple(n // 4 for n in tensor.strides),
                 b"\x89ccollections\nOrderedDict\n)RtR",
             ]
-            archive.writestr(f"archive/data/{key}", tensor.astype("<f4").tobytes("A"))
+            if key == number:
+                archive.writestr(f"archive/data/{key}", tensor.astype("<f4").tobytes("A"))
         # As in a state dict, the dict has an attribute.
         end = b"u}" + _text("_metadata") + b"}sb."
         archive.writestr("archive/data.pkl", b"".join(program) + end)
