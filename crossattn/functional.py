@@ -24,6 +24,15 @@ from crossattn.types import Array, Axes, Key, Params, PyTree
 Build = Callable[[nnx.Rngs], nnx.Module]
 
 
+class Constant(nnx.Variable):
+    """What a checkpoint keeps among its weights and nobody trains, as Whisper's sinusoids.
+
+    It is one of the parameters, so that it is saved as it was; ``nnx.grad`` and ``nnx.Optimizer`` pass it
+    over, ``trainable`` tells it from the others, and its first logical axis is "constant", by which
+    ``train.optim`` does not decay it.
+    """
+
+
 def init(build: Build, key: Key[Array, ""]) -> Params:
     """Fresh parameters of the module that ``build`` makes, as a nested dict."""
     return params_of(build(_streams(params=key)))
@@ -63,8 +72,8 @@ def check(build: Build, params: Params) -> None:
 
 
 def params_of(module: nnx.Module) -> Params:
-    """The parameters of a module object as a nested dict."""
-    state = nnx.state(module, nnx.Param)
+    """The parameters of a module object as a nested dict, constants among them."""
+    state = nnx.state(module, nnx.filterlib.Any(nnx.Param, Constant))
     return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
 
 
@@ -86,6 +95,15 @@ def shapes(build: Build) -> PyTree:
     """For each parameter, its shape and dtype; nothing is computed."""
     _, state = _abstract(build)
     return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
+
+
+def trainable(build: Build) -> PyTree:
+    """For each parameter, whether it is one to train; nothing is computed.
+
+    Constants have no gradient, but decay of weights needs none: ``optax.adamw(rate, mask=trainable(build))``.
+    """
+    _, state = _abstract(build)
+    return nest({_path(p): not isinstance(v, Constant) for p, v in nnx.to_flat_state(state)})
 
 
 def flatten(params: Params) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def generate(
     return search(states, **target)
 
 
-def check_source(source: AnyArray, segments: AnyArray | None = None) -> None:
+def check_source(source: Any, segments: Any = None) -> None:
     """Whether these are rows of tokens, or of frames, and segments of theirs.
 
     Raises:

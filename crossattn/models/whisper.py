@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.functional import Constant
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
@@ -72,7 +73,9 @@ class FrameInput(nnx.Module):
         self.first = _convolution(config.mels, block.dim, block.dtype, rngs)
         self.second = _convolution(block.dim, block.dim, block.dtype, rngs, strides=STRIDE)
         self.positions = LearnedPositions(config.max_frames // STRIDE, block.dim, rngs=rngs)
-        self.positions.table[...] = _sinusoids(config.max_frames // STRIDE, block.dim)
+        # The checkpoints hold the sinusoids as weights, but nobody trains them.
+        table = _sinusoids(config.max_frames // STRIDE, block.dim)
+        self.positions.table = Constant(table, axes=("constant", "embed"))
         self.max_frames = config.max_frames
         self.dropout_rate = block.dropout_rate
 
@@ -100,7 +103,6 @@ class FrameInput(nnx.Module):
         x = _gelu(self.first(frames))
         x = _gelu(self.second(x))
         positions = jnp.arange(x.shape[-2]) if positions is None else positions
-        # The checkpoints hold the sinusoids as weights, but nobody trains them.
         x = x + jax.lax.stop_gradient(self.positions(positions)).astype(x.dtype)
         return dropout(x, self.dropout_rate, key)
 

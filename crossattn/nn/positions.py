@@ -21,7 +21,7 @@ class LearnedPositions(nnx.Module):
 
     def __init__(self, max_positions: int, dim: int, *, offset: int = 0, rngs: nnx.Rngs):
         table = jax.random.normal(rngs.params(), (max_positions + offset, dim)) * 0.02
-        self.table = nnx.Param(table, axes=(None, "embed"))
+        self.table: nnx.Variable = nnx.Param(table, axes=(None, "embed"))
         self.offset = offset
 
     @property

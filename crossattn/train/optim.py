@@ -55,7 +55,7 @@ def make_optimizer(
     """(optax transformation, schedule: step -> learning rate).
 
     logical_axes: a tuple of axis names for each parameter, in the parameters' structure. Without
-    it, everything of two or more axes is decayed, and Muon, which needs it, is refused.
+    it, everything of two or more axes is decayed, constants too, and Muon, which needs it, is refused.
 
     Raises:
         ValueError: an unknown name or schedule, or Muon without logical axes.
@@ -193,14 +193,14 @@ def _to_adam_size(update: jax.Array, sides: MuonDimensionNumbers) -> jax.Array:
 
 
 def _decay_mask(logical_axes: Any) -> Any:
-    """True for matrices and tables; False for norms and biases, [heads, head_dim] ones too."""
+    """True for matrices and tables; False for norms, constants and biases, [heads, head_dim] ones too."""
     if logical_axes is None:
         return lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
 
     def decayed(axes: tuple[str | None, ...]) -> bool:
         own = [name for name in axes if name != "layers"]
         is_bias = len(own) < 2 or all(name in _HEAD_AXES for name in own)
-        return not is_bias and "norm" not in own
+        return not is_bias and "norm" not in own and "constant" not in own
 
     return jax.tree.map(decayed, logical_axes, is_leaf=_is_axes)
 

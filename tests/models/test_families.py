@@ -6,12 +6,15 @@ That they compute what their papers' models compute is for ``tests/weights/test_
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 import crossattn as xa
 from crossattn.models import Bert, Decoder, EncoderDecoder, Whisper, bert, decoder, whisper
 from crossattn.models import encoder_decoder as pairs
 from crossattn.nn import OutputConfig
+from crossattn.train.optim import OptimConfig, make_optimizer
 from tests import numpy_model as oracle
 
 RNG = np.random.default_rng(0)
@@ -48,12 +51,48 @@ def test_fewer_frames_are_fine_and_too_many_are_refused(in_production):
         module.encode(jnp.zeros((1, 42, 8)))
 
 
-def test_the_sinusoids_of_whisper_are_not_trained():
+@pytest.fixture(scope="module")
+def source_input():
+    """How a Whisper reads sound: parameters, gradients, logical axes, and which of them are trained."""
     build = lambda rngs: Whisper(whisper.tiny(), rngs=rngs)  # noqa: E731
     loss = lambda params: jnp.sum(xa.apply(build, params, FRAMES, TOKENS) ** 2)  # noqa: E731
-    grads = jax.jit(jax.grad(loss))(oracle.random_params(build))["source_input"]
+    params = oracle.random_params(build)
+    trees = params, jax.jit(jax.grad(loss))(params)
+    trees += xa.functional.logical_axes(build), xa.functional.trainable(build)
+    return [tree["source_input"] for tree in trees]
+
+
+def test_the_sinusoids_of_whisper_are_not_trained(source_input):
+    _, grads, _, _ = source_input
     assert not np.any(grads["positions"]["table"])
     assert np.any(grads["first"]["kernel"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon", "sgd", "optax"])
+def test_the_sinusoids_of_whisper_are_not_decayed(name, source_input):
+    params, grads, axes, trainable = source_input
+    if name == "optax":
+        optimizer = optax.adamw(0.1, weight_decay=0.5, mask=trainable)
+    else:
+        config = OptimConfig(name, 0.1, "constant", weight_decay=0.5)
+        optimizer, _ = make_optimizer(config, 10, axes)
+
+    @jax.jit
+    def step(params):
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    before, after = (xa.functional.flatten(p) for p in (params, step(params)))
+    same = {path for path in before if np.array_equal(before[path], after[path])}
+    assert same == {"positions.table"}
+
+
+def test_an_optimiser_of_flax_does_not_see_the_sinusoids_and_params_have_them():
+    module = whisper.FrameInput(whisper.tiny(), rngs=nnx.Rngs(0))
+    seen = {".".join(path) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+    params = xa.functional.flatten(xa.functional.params_of(module))
+    assert params.keys() - seen == {"positions.table"}
+    np.testing.assert_allclose(params["positions.table"][0], np.repeat([0, 1], 16))
 
 
 def test_padding_changes_no_vector_of_a_real_token():
