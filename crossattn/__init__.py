@@ -3,6 +3,7 @@
 ``import crossattn as xa`` brings names on first use, so importing costs little:
 
 * ``xa.attend``: the one attention function; ``xa.masks``, ``xa.Mask``, ``xa.Memory`` go with it;
+* ``xa.use_backend``: one kernel for all attention inside, for debugging, export and forward mode;
 * ``xa.explain``: which backend would run for a call, and why not another; ``python -m crossattn doctor``;
 * ``xa.testing``: what ``attend`` promises, as a suite for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
@@ -21,6 +22,7 @@ _LOCATIONS = {
     "attend_sharded": "crossattn.ops.sharded:attend_sharded",
     "attention_stats": "crossattn.ops.stats:attention_stats",
     "merge": "crossattn.ops.merge:merge",
+    "use_backend": "crossattn.ops.backends:use_backend",
     "explain": "crossattn.ops.explain:explain",
     "Mask": "crossattn.ops.masks:Mask",
     "Memory": "crossattn.ops.memory:Memory",

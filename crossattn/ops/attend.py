@@ -38,8 +38,9 @@ def attend(
     Logits, softmax and sums are float32 at least. A query that may read nothing yields exactly 0,
     with gradients 0; NaN or Inf in a key or value reaches only the queries that may read it.
 
-    Fused backends (``cpu``, cuDNN) differentiate in reverse mode only; for ``jax.jvp`` or ``jax.hessian``
-    ask for ``backend="reference"``.
+    ``cpu``, ``chunked`` and ``reference`` differentiate in reverse and forward mode (``jax.jvp``,
+    ``jax.hessian``), to any order. The fused kernels of accelerators do so in reverse mode alone; around
+    whole models too, ``with xa.use_backend("chunked"):`` takes one that has both.
 
     Args:
       q: queries [*B T N H], any number of leading batch axes.
@@ -52,7 +53,8 @@ def attend(
       softcap: c, for logits ``c * tanh(logits / c)``, before the bias.
       dropout_rate: probability of dropping a weight; needs ``dropout_key`` when above 0.
       dropout_key: a JAX random key.
-      backend: a name from ``crossattn.ops.backends``, or None for the first that fits.
+      backend: a name from ``crossattn.ops.backends``, or None for that of ``xa.use_backend``, and
+        outside of it for the first that fits.
       return_weights: also return the weights, before dropout. Fused kernels never have them, so another
         backend may run, and the output differ in its last bits.
 
@@ -92,7 +94,8 @@ class Refused(NotImplementedError):
 
     def __init__(self, skipped: tuple[Skipped, ...], named: bool):
         self.skipped = skipped
-        hint = "; backend=None finds one that takes it" if named else ""
+        way = "backend=None, outside of use_backend," if backends.chosen() else "backend=None"
+        hint = f"; {way} finds one that takes it" if named else ""
         who = "the backend asked for" if named else "every backend"
         super().__init__(f"{who} refuses this call: {_reasons(skipped)}{hint}.")
 
@@ -135,6 +138,7 @@ def run(
     arguments.check_number("scale", scale)
     arguments.check_number("softcap", softcap, positive=True)
     arguments.check_dropout(dropout_rate, dropout_key)
+    backend = backends.chosen() if backend is None else backend
     if backend is not None:
         backends.get(backend)
     if 0 in full:

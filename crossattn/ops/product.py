@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import native
+from crossattn.ops import backends, derivative, native
 from crossattn.types import Array, Float
 
 _ROWS = range(12, 97)
@@ -59,6 +59,8 @@ def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool
         return None
     if {lhs.dtype, rhs.dtype} != {jnp.dtype("float32")} or asked[1] not in (None, jnp.float32):
         return None
+    if backends.chosen() not in (None, "cpu"):
+        return None
     rows = lhs.size // max(1, int(np.prod(lhs.shape[lhs.ndim - count :])))
     if asked[0] is not None or rows not in _ROWS or rhs.size < _SMALLEST:
         return None
@@ -69,14 +71,12 @@ def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool
     return right != tuple(range(count))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _product(
     x: Float[Array, "M K"], w: Float[Array, "..."], transposed: bool
 ) -> Float[Array, "M N"]:
-    return _call(transposed)(x, w)
+    return derivative.call(_call(transposed), partial(_derivative, transposed), x, w)
 
 
-@_product.defjvp
 def _derivative(transposed, primals, tangents):
     (x, w), (d_x, d_w) = primals, tangents
     return _product(x, w, transposed), _plain(transposed)(d_x, w) + _plain(transposed)(x, d_w)

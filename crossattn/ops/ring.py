@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import slices
+from crossattn.ops import derivative, slices
 from crossattn.ops.attend import attend
+from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask
 from crossattn.ops.merge import base_of, by_query, merge, weight_of
 
@@ -57,13 +58,25 @@ def attend_ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
 
     The mask's arrays, and the bias, are of this device's queries and of all keys.
     """
-    found: Any = _ring(setting, operands, mask)
+    *arrays, numbers = operands
+    numbers = jax.tree.map(lambda x: x.astype(_wide(x)), numbers)
+    # Apart, because JAX puts placeholders of its own into what it differentiates.
+    terms, form = jax.tree.flatten(mask)
+    found = _ring(setting, form, (*arrays, numbers), terms)
     out, lse = found
     return out.astype(operands[0].dtype), lse
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
+def _ring(setting: Setting, form: Any, operands: Operands, terms: list[Any]) -> Any:
+    """``_round`` with a derivative."""
+
+    def run(operands, terms):
+        return _round(setting, operands, jax.tree.unflatten(form, terms))
+
+    return derivative.call(run, partial(_ring_jvp, setting, form), operands, terms)
+
+
+def _round(setting: Setting, operands: Operands, mask: Mask) -> Any:
     q, k, v, bias, numbers = operands
 
     def read(merged, block, step):
@@ -92,13 +105,29 @@ def _part(setting: Setting, mask: Mask, step, operands: Operands) -> Any:
     return setting.attend(q, k, v, local, bias=bias, **numbers)
 
 
-def _ring_forward(setting: Setting, operands: Operands, mask: Mask) -> Any:
-    whole = _ring(setting, operands, mask)
-    return whole, (operands, mask, whole)
+def _ring_jvp(setting: Setting, form: Any, primals, tangents) -> Any:
+    whole: Any = _ring(setting, form, *primals)
+    at = (*primals, whole)
+    return whole, derivative.linear(_derivative(setting, form), at, tangents[0], whole)
 
 
-def _ring_backward(setting: Setting, residuals: Any, cotangents: Any) -> Any:
-    (q, k, v, bias, numbers), mask, whole = residuals
+def _derivative(setting: Setting, form: Any) -> Derivative:
+    """Of output and log-sum-exp in the operands; the way back goes round the ring again."""
+
+    def forward(residuals, tangents):
+        operands, terms, _ = residuals
+        mask = jax.tree.unflatten(form, terms)
+        return jax.jvp(lambda given: _round(setting, given, mask), (operands,), (tangents,))[1]
+
+    def backward(residuals, cotangents):
+        operands, terms, whole = residuals
+        return _back(setting, operands, jax.tree.unflatten(form, terms), whole, cotangents)
+
+    return Derivative(forward, backward, forward)
+
+
+def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangents: Any) -> Any:
+    q, k, v, bias, numbers = operands
 
     def add(sums, block, step):
         """The gradients of one part: of what stays here, and of the block."""
@@ -113,14 +142,12 @@ def _ring_backward(setting: Setting, residuals: Any, cotangents: Any) -> Any:
         block, dk, dv = setting.pass_on((block, dk, dv))
         return (block, (dq, dk, dv, *rest)), None
 
-    operands = (q, k, v, bias, numbers)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), operands)
     last = setting.devices - 1
     (block, sums), _ = jax.lax.scan(turn, ((k, v), zeros), jnp.arange(last))
     dq, dk, dv, *rest = add(sums, block, last)
     dk, dv = setting.pass_on((dk, dv))
-    found = jax.tree.map(lambda total, x: total.astype(x.dtype), (dq, dk, dv, *rest), operands)
-    return found, None
+    return jax.tree.map(lambda total, x: total.astype(x.dtype), (dq, dk, dv, *rest), operands)
 
 
 def _of_part(part: Any, whole: Any, cotangents: Any) -> Any:
@@ -134,6 +161,3 @@ def _of_part(part: Any, whole: Any, cotangents: Any) -> Any:
 
 def _wide(x) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
-
-
-_ring.defvjp(_ring_forward, _ring_backward)

@@ -82,8 +82,8 @@ def attend_sharded(
 
     Arguments and results are those of ``attend``: whole arrays, wherever they lie. Masks and biases go by
     place in the whole. Lengths that the devices do not divide are padded. Other mesh axes
-    (batch, heads) stay as they are. Gradients are reverse mode under "ring", which recomputes
-    each part in the backward pass instead of keeping the whole memory on every device.
+    (batch, heads) stay as they are. Under "ring" the backward pass recomputes each part instead of
+    keeping the whole memory on every device.
 
     Args:
       mesh: the devices; None, or a size of 1 along ``axis``, is ``attend``.

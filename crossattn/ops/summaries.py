@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, scores
+from crossattn.ops import blocks, derivative, scores
 from crossattn.ops.blocks import Plan, Span
+from crossattn.ops.derivative import Derivative
 from crossattn.ops.scores import Operands, Rows, Scores, Setting
 from crossattn.types import Array
 
@@ -51,10 +52,10 @@ class Places(NamedTuple):
     top: Any
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def summarise(plan: Plan, top_k: int, given: Operands, setting: Setting, asked: Asked) -> Any:
     """``Smooth``, ``Places`` and, for the backward pass, ``Rows``."""
-    return _forward(plan, top_k, given, setting, asked)
+    run, rule = partial(_forward, plan, top_k), partial(_summarise_jvp, plan, top_k)
+    return derivative.call(run, rule, given, setting, asked)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -151,20 +152,23 @@ def _at(rows: Any, queries: Span) -> Any:
     return jax.tree.map(lambda x: queries.of(x, -1), rows)
 
 
-def _summarise_forward(plan, top_k, given, setting, asked):
+def _summarise_jvp(plan: Plan, top_k: int, primals, tangents) -> Any:
     # Not _forward: so that a second derivative comes to the rule below, not to a loop without one.
-    found: Any = summarise(plan, top_k, given, setting, asked)
-    return found, (given, setting, asked, *found)
+    found: Any = summarise(plan, top_k, *primals)
+    smooth, *_ = found
+    rule = Derivative(_refuse_forward, lambda at, d: (_backward(plan, at, d),), _refuse_second)
+    return found, derivative.linear(rule, (*primals, *found), (tangents[0],), smooth)
 
 
-def _summarise_backward(plan, top_k, residuals, cotangents):
-    return _backward(plan, residuals, cotangents[0]), None, None
+def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
+    """``_gradients``, whose own derivative is refused."""
+    run = partial(_gradients, plan)
+    return derivative.call(run, partial(_backward_jvp, plan), residuals, d)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 @partial(jax.jit, static_argnums=0)
-def _backward(plan: Plan, residuals: Any, d: Smooth) -> Operands:
-    """Gradients of the operands.
+def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
+    """Of the operands.
 
     A loss whose derivative in the weight of query t on key s is c has, in its logit, the derivative
     ``weight * (c - mean of c)``; but for mass, the mean follows from the statistics themselves.
@@ -239,16 +243,22 @@ def _slope(
     return slope
 
 
-def _backward_forward(plan, residuals, d):
-    return _backward(plan, residuals, d), None
+def _backward_jvp(plan: Plan, primals, tangents) -> Any:
+    found = _backward(plan, *primals)
+    moving = jax.tree.leaves(tangents)
+    rule = Derivative(_refuse_second, _refuse_second, _refuse_second)
+    return found, derivative.linear(rule, primals, moving, found)
 
 
-def _backward_backward(plan, residuals, cotangents):
+def _refuse_forward(residuals, tangents):
+    raise NotImplementedError(
+        "attention_stats has no forward-mode derivatives (jax.jvp); take those of reverse mode (jax.grad), "
+        "or the statistics of the weights that attend(..., return_weights=True) gives."
+    )
+
+
+def _refuse_second(residuals, tangents):
     raise NotImplementedError(
         "attention_stats has first derivatives only; for a second, take the statistics of the weights "
         "that attend(..., return_weights=True) gives."
     )
-
-
-summarise.defvjp(_summarise_forward, _summarise_backward)
-_backward.defvjp(_backward_forward, _backward_backward)

@@ -14,11 +14,18 @@ A backend module has
 To add a kernel, add a file.
 """
 
+import contextlib
 import functools
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
+
+import jax
+
+# Part of the key of jit's caches, so that what was compiled outside is not run inside.
+_chosen = jax.make_user_context(None)
 
 
 class Attended(NamedTuple):
@@ -52,6 +59,34 @@ def get(name: str) -> ModuleType:
             f"backend is {name!r}; expected one of {', '.join(map(repr, names()))}, or None to choose."
         )
     return importlib.import_module(f"{__name__}.{name}")
+
+
+@contextlib.contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Inside, every ``attend`` of this thread runs that backend, in whole models too; None chooses again.
+
+        with xa.use_backend("reference"):
+            exported = jax.export.export(jax.jit(model))(tokens)
+
+    A call's own ``backend=`` goes before it, and a call that the backend cannot take raises
+    ``NotImplementedError`` with the reason. It acts where code is traced: functions under ``jax.jit`` are
+    traced and
+    compiled anew inside, while what was lowered or exported before stays what it is. Backends other
+    than "cpu" leave out the compiled matrix products of decoding too, so that only XLA's operations
+    remain with "reference" and "chunked".
+
+    Raises:
+      ValueError: there is no backend of that name.
+    """
+    if name is not None:
+        get(name)
+    with _chosen(name):
+        yield
+
+
+def chosen() -> str | None:
+    """The backend of the innermost ``use_backend``; None outside of any."""
+    return _chosen.value
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Attention a block of the matrix at a time: plain JAX, any platform, memory linear in T and S.
 
-Blocks that hold nothing to read are skipped. It has reverse-mode gradients of any order, the first of
-them in linear memory too; for forward mode (``jax.jvp``) ask for "reference".
+Blocks that hold nothing to read are skipped. It has derivatives of any order in forward and reverse
+mode, the first of them in linear memory too.
 
 Source: Rabe and Staats 2021, "Self-attention does not need O(n^2) memory"; online softmax, Milakov and
 Gimelshein 2018; the backward pass, Dao et al. 2022, "FlashAttention".
@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, dropout, scores
+from crossattn.ops import blocks, derivative, dropout, scores
 from crossattn.ops.backends import Attended
 from crossattn.ops.blocks import Plan
+from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask
 from crossattn.ops.scores import EXACT, Operands, Rows, Setting
 from crossattn.types import Array, Float, Key
@@ -68,11 +69,14 @@ def attend(
     return Attended(out, None, lse)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting) -> Any:
     """Output [*B K G T Hv] and log-sum-exp [*B K G T]; for the backward pass, what it was made from."""
-    out, rows = _forward(plan, rate, given, v, setting)
-    return out, scores.log_sum_exp(rows), rows
+
+    def run(given, v, setting):
+        out, rows = _forward(plan, rate, given, v, setting)
+        return out, scores.log_sum_exp(rows), rows
+
+    return derivative.call(run, partial(_attend_jvp, plan, rate), given, v, setting)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -108,23 +112,47 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
     return blocks.sweep(plan, blocks.visits(setting.mask, plan), state, begin, step, end)
 
 
-def _attend_forward(plan, rate, given, v, setting):
+def _attend_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
+    given, v, setting = primals
     # Not _forward: the second order differentiates this, and a loop it cannot.
-    found: Any = _attend(plan, rate, given, v, setting)
-    out, _, rows = found
-    return found, (given, v, setting, out, rows)
+    found: Any = _attend(plan, rate, *primals)
+    out, lse, rows = found
+    at = (given, v, setting, out, rows)
+    d_out, d_lse = derivative.linear(_derivative(plan, rate), at, tangents[:2], (out, lse))
+    return found, (d_out, d_lse)
 
 
-def _attend_backward(plan, rate, residuals, cotangents):
-    d_out, d_lse, _ = cotangents
-    gradients: Any = _backward(plan, rate, *residuals, d_out, d_lse)
-    return (*gradients, None)
+def _derivative(plan: Plan, rate: float) -> Derivative:
+    """Of output and log-sum-exp in the operands and v; ``_backward`` is its backward pass."""
+
+    def forward(residuals, tangents):
+        given, v, setting, *_ = residuals
+
+        def blockwise(given, v):
+            out, rows = _forward(plan, rate, given, v, setting)
+            return out, scores.log_sum_exp(rows)
+
+        return jax.jvp(blockwise, (given, v), tangents)[1]
+
+    def backward(residuals, cotangents):
+        return _backward(plan, rate, *residuals, *cotangents)
+
+    def smooth(residuals, tangents):
+        given, v, setting, *_ = residuals
+        return jax.jvp(partial(_dense, plan, rate, setting), (given, v), tangents)[1]
+
+    return Derivative(forward, backward, smooth)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _backward(plan: Plan, rate: float, *operands: Any) -> Any:
+    """``_gradients`` with a derivative."""
+    run = partial(_gradients, plan, rate)
+    return derivative.call(run, partial(_backward_jvp, plan, rate), *operands)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def _backward(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_lse) -> Any:
-    """Gradients of the operands and of v."""
+def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_lse) -> Any:
+    """Of the operands and of v."""
     lead = given.q.shape[:-2]
     mean = jnp.sum(d_out * out, -1)  # of the weights' gradients, under the weights
 
@@ -162,22 +190,18 @@ def _backward(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_ls
     return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), state, (given, v))
 
 
-def _backward_forward(plan, rate, given, v, setting, out, rows, d_out, d_lse):
-    gradients = _backward(plan, rate, given, v, setting, out, rows, d_out, d_lse)
-    return gradients, (given, v, setting, d_out, d_lse)
-
-
-def _backward_backward(plan, rate, residuals, cotangents):
+def _backward_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
     """Second order, through the whole matrix: there out and rows follow from the operands."""
-    given, v, setting, d_out, d_lse = residuals
+    given, v, setting, _, _, d_out, d_lse = primals
 
     def first_order(given, v, d_out, d_lse):
         dense = partial(_dense, plan, rate, setting)
         return jax.vjp(dense, given, v)[1]((d_out, d_lse))
 
-    back = jax.vjp(first_order, given, v, d_out, d_lse)[1](cotangents)
-    d_given, d_v, dd_out, dd_lse = back
-    return d_given, d_v, None, None, None, dd_out, dd_lse
+    found = _backward(plan, rate, *primals)
+    moving = (*tangents[:2], *tangents[5:])
+    # Without the checkpoint a backward pass over this would hold the matrix until it runs.
+    return found, jax.jvp(jax.checkpoint(first_order), (given, v, d_out, d_lse), moving)[1]
 
 
 def _dense(plan: Plan, rate: float, setting: Setting, given: Operands, v: Array) -> Any:
@@ -195,7 +219,3 @@ def _dense(plan: Plan, rate: float, setting: Setting, given: Operands, v: Array)
 
 def _mix(weights: Float[Array, "*B K G t s"], v: Float[Array, "*B K s H"]) -> Array:
     return jnp.einsum("...kgts,...ksh->...kgth", weights, v, precision=EXACT)
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
-_backward.defvjp(_backward_forward, _backward_backward)

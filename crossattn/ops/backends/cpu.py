@@ -1,7 +1,7 @@
 """A fused kernel for CPUs: the score matrix is never in memory, operands are read where they lie.
 
 Written in C++ (``crossattn/ops/native/``), built on first use where there is a compiler.
-It has reverse-mode gradients of any order; for forward mode (``jax.jvp``) ask for "reference".
+It has gradients of any order; forward mode (``jax.jvp``) recomputes through "chunked" or "reference".
 
 Source: online softmax, Milakov and Gimelshein 2018; the backward pass, Dao et al. 2022, "FlashAttention".
 """
@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import blocks, native
-from crossattn.ops.backends import Attended, reference
+from crossattn.ops import blocks, derivative, native
+from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Explicit, Mask
 from crossattn.ops.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int, Key
@@ -109,8 +110,13 @@ def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
             raise NotImplementedError(f"it has no {name}")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _forward(q, k, v, allowed: _Mask, scale: float):
+def _forward(q, k, v, allowed: _Mask, scale: float) -> Any:
+    """``_kernel`` with a derivative."""
+    run = partial(_kernel, scale=scale)
+    return derivative.call(run, partial(_forward_jvp, scale), q, k, v, allowed)
+
+
+def _kernel(q, k, v, allowed: _Mask, scale: float) -> Any:
     """Output [*B T N Hv]; of each row of logits the log-sum-exp, the peak and the sum, [*B N T].
 
     The latter two are for the backward pass alone: they carry no gradient.
@@ -124,20 +130,40 @@ def _forward(q, k, v, allowed: _Mask, scale: float):
     return out, lse, peak, total
 
 
-def _forward_forward(q, k, v, allowed, scale):
-    found: Any = _forward(q, k, v, allowed, scale)
-    out, _, peak, total = found
-    return found, (q, k, v, allowed, out, peak, total)
+def _forward_jvp(scale: float, primals, tangents) -> Any:
+    found: Any = _forward(*primals, scale)
+    out, lse, *rows = found
+    at, d_qkv = (*primals, out, *rows), tangents[:3]
+    d_out, d_lse = derivative.linear(_derivative(scale), at, d_qkv, (out, lse))
+    return found, (d_out, d_lse)
 
 
-def _forward_backward(scale, residuals, cotangents):
-    gradients: Any = _backward(*residuals, *cotangents[:2], scale)
-    return (*gradients, None)
+def _derivative(scale: float) -> Derivative:
+    """Of output and log-sum-exp in q, k and v; ``_backward`` is its backward pass."""
+
+    def forward(residuals, tangents):
+        q, k, v, allowed, *_ = residuals
+        module = chunked if chunked.unsuited(q, k) is None else reference
+        return jax.jvp(_plain(allowed, scale, module), (q, k, v), tangents)[1]
+
+    def backward(residuals, cotangents):
+        return _backward(*residuals, *cotangents, scale=scale)
+
+    def smooth(residuals, tangents):
+        q, k, v, allowed, *_ = residuals
+        return jax.jvp(_plain(allowed, scale, reference), (q, k, v), tangents)[1]
+
+    return Derivative(forward, backward, smooth)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(9,))
-def _backward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
-    """Gradients of q, k and v."""
+def _backward(*operands: Any, scale: float) -> Any:
+    """``_gradients`` with a derivative."""
+    run = partial(_gradients, scale=scale)
+    return derivative.call(run, partial(_backward_jvp, scale), *operands)
+
+
+def _gradients(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
+    """Of q, k and v."""
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (q, k, v))
     operands = (q, k, v, *allowed, out, peak, total, d_out, d_lse)
     return _call("CrossattnBackward", shapes, operands, scale)
@@ -150,27 +176,30 @@ def _call(target: str, results: tuple, operands: tuple, scale: float) -> tuple:
     return blocks.alike((operands, *found))[1:]
 
 
-def _backward_forward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale):
-    gradients = _backward(q, k, v, allowed, out, peak, total, d_out, d_lse, scale)
-    return gradients, (q, k, v, allowed, d_out, d_lse)
-
-
-def _backward_backward(scale, residuals, cotangents):
+def _backward_jvp(scale: float, primals, tangents) -> Any:
     """Second order, through the reference: there out, peak and total follow from q, k and v."""
-    q, k, v, allowed, d_out, d_lse = residuals
+    q, k, v, allowed, _, _, _, d_out, d_lse = primals
 
     def first_order(q, k, v, d_out, d_lse):
-        def plain(q, k, v):
-            mask = _again(allowed, q.shape[-3], k.shape[-3])
-            options: dict[str, Any] = dict(bias=None, softcap=None)
-            options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
-            found = reference.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
-            return found.out, found.lse
+        return jax.vjp(_plain(allowed, scale, reference), q, k, v)[1]((d_out, d_lse))
 
-        return jax.vjp(plain, q, k, v)[1]((d_out, d_lse))
+    found = _backward(*primals, scale=scale)
+    moving = (*tangents[:3], *tangents[7:])
+    # Without the checkpoint a backward pass over this would hold the matrix until it runs.
+    return found, jax.jvp(jax.checkpoint(first_order), (q, k, v, d_out, d_lse), moving)[1]
 
-    d_q, d_k, d_v, dd_out, dd_lse = jax.vjp(first_order, q, k, v, d_out, d_lse)[1](cotangents)
-    return d_q, d_k, d_v, None, None, None, None, dd_out, dd_lse
+
+def _plain(allowed: _Mask, scale: float, module: Any) -> Any:
+    """Output and log-sum-exp as a function of q, k and v, by another backend."""
+
+    def call(q, k, v):
+        mask = _again(allowed, q.shape[-3], k.shape[-3])
+        options: dict[str, Any] = dict(bias=None, softcap=None)
+        options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
+        found = module.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
+        return found.out, found.lse
+
+    return call
 
 
 def _again(allowed: _Mask, T: int, S: int) -> Mask:
@@ -187,7 +216,3 @@ def _again(allowed: _Mask, T: int, S: int) -> Mask:
     if allowed.bytes.size:
         matrix = matrix & allowed.bytes
     return Mask((Explicit(matrix),))
-
-
-_forward.defvjp(_forward_forward, _forward_backward)
-_backward.defvjp(_backward_forward, _backward_backward)

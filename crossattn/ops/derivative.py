@@ -1,0 +1,205 @@
+"""Functions with derivatives of their own: forward mode by plain JAX, reverse mode by a kernel.
+
+``jax.custom_vjp`` takes forward mode away, and ``jax.custom_jvp`` makes the backward pass by transposing
+what forward mode computes, so never a fused kernel. Here ``call`` is ``custom_jvp``, and ``linear`` gives
+its rule tangents that have a backward pass beside. ``jax.custom_derivatives.linear_call`` is ``linear``
+without vmap and without a second derivative; and ``jax.custom_jvp`` loses its rule inside ``lax.scan``
+once that was differentiated, which a kernel that JAX cannot look into does not survive.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
+
+
+def call(run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: Any) -> Any:
+    """``run(*operands)``, differentiated by a rule.
+
+    Args:
+      run: a function of pytrees of arrays, which gives a tuple.
+      rule: (operands, their tangents) -> (results, tangents of the first of them); those of the others
+        are 0. The tangent of what is not a floating-point number is None.
+      operands: of ``run``.
+    """
+    leaves, structure = jax.tree.flatten(operands)
+    trees = []
+
+    def flat_run(*leaves):
+        found, tree = jax.tree.flatten(run(*structure.unflatten(leaves)))
+        trees.append(tree)
+        return found
+
+    def flat_rule(primals, tangents):
+        found, moved = rule(structure.unflatten(primals), structure.unflatten(tangents))
+        found, tree = jax.tree.flatten(found)
+        trees.append(tree)
+        return found, jax.tree.leaves(moved)
+
+    found = _call.bind(*leaves, run=flat_run, rule=flat_rule)
+    if not trees:  # JAX has taken it from a cache
+        jax.eval_shape(flat_run, *leaves)
+    return trees[-1].unflatten(found)
+
+
+_call = Primitive("attention")
+_call.multiple_results = True
+
+
+def _run(*leaves, run, rule):
+    return run(*leaves)
+
+
+def _call_shapes(*avals, run, rule):
+    return jax.make_jaxpr(run)(*avals).out_avals
+
+
+def _call_differentiate(primals, tangents, *, run, rule):
+    wanted = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
+    moving = [ad.instantiate_zeros(t) if w else None for t, w in zip(tangents, wanted, strict=True)]
+    found, moved = rule(list(primals), moving)
+    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found[len(moved) :]]
+    return found, [*moved, *still]
+
+
+def _call_batch(arguments, axes, *, run, rule):
+    axes = [None if a is batching.not_mapped else a for a in axes]
+
+    def mapped_rule(primals, tangents):
+        own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
+        return jax.vmap(rule, (axes, own))(primals, tangents)
+
+    found = _call.bind(*arguments, run=jax.vmap(run, axes), rule=mapped_rule)
+    return found, [0] * len(found)
+
+
+_call.def_impl(_run)
+_call.def_abstract_eval(_call_shapes)
+ad.primitive_jvps[_call] = _call_differentiate
+batching.primitive_batchers[_call] = _call_batch
+mlir.register_lowering(_call, mlir.lower_fun(_run, multiple_results=True))
+
+
+class Derivative(NamedTuple):
+    """The derivative of a function at a point, which residuals tell, in three forms.
+
+    Attributes:
+      forward: (residuals, tangents) -> tangents of the results; nothing transposes it.
+      backward: (residuals, cotangents of the results) -> cotangents. Its own derivative is for JAX to
+        find, or for a rule that it brings.
+      smooth: as ``forward``, by operations that JAX differentiates in either mode, for second orders.
+    """
+
+    forward: Callable[[Any, Any], Any]
+    backward: Callable[[Any, Any], Any]
+    smooth: Callable[[Any, Any], Any]
+
+
+def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> Any:
+    """``derivative.forward(residuals, tangents)``; ``like`` are the results that these are tangents of."""
+    known, known_tree = jax.tree.flatten(residuals)
+    moving, moving_tree = jax.tree.flatten(tangents)
+    results, tree = jax.tree.flatten(like)
+
+    def flat(function, second_tree):
+        def call(known, second):
+            found = function(known_tree.unflatten(known), second_tree.unflatten(second))
+            return jax.tree.leaves(found)
+
+        return call
+
+    flattened = Derivative(
+        flat(derivative.forward, moving_tree),
+        flat(derivative.backward, tree),
+        flat(derivative.smooth, moving_tree),
+    )
+    avals = tuple(jax.typeof(x) for x in results)
+    found = _linear.bind(*known, *moving, derivative=flattened, count=len(known), avals=avals)
+    return tree.unflatten(found)
+
+
+_linear = Primitive("attention_derivative")
+_linear.multiple_results = True
+
+
+def _evaluate(*arguments, derivative, count, avals):
+    return derivative.forward(list(arguments[:count]), list(arguments[count:]))
+
+
+def _shapes(*arguments, derivative, count, avals):
+    return avals
+
+
+def _differentiate(primals, tangents, *, derivative, count, avals):
+    """The map is linear in its tangents; in its residuals only its smooth form says how it changes."""
+    known, moving = list(primals[:count]), list(primals[count:])
+    options = dict(derivative=derivative, count=count, avals=avals)
+    found = _linear.bind(*primals, **options)
+    terms = []
+    if not all(_is_zero(t) for t in tangents[count:]):
+        terms.append(_linear.bind(*known, *map(ad.instantiate_zeros, tangents[count:]), **options))
+    changing = [i for i in range(count) if not _is_zero(tangents[i])]
+    if changing:
+
+        def at(*values):
+            whole = list(known)
+            for i, value in zip(changing, values, strict=True):
+                whole[i] = value
+            return derivative.smooth(whole, moving)
+
+        points = [known[i] for i in changing]
+        # Without the checkpoint a backward pass over this would hold matrices [T, S] until it runs.
+        _, change = jax.jvp(jax.checkpoint(at), points, [tangents[i] for i in changing])
+        terms.append(change)
+    if not terms:
+        return found, [ad.Zero(aval) for aval in avals]
+    return found, [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
+
+
+def _transpose(cotangents, *arguments, derivative, count, avals):
+    known, asked = list(arguments[:count]), arguments[count:]
+    if all(isinstance(ct, ad.Zero) for ct in cotangents):
+        return [None] * len(arguments)
+    found = derivative.backward(known, [ad.instantiate_zeros(ct) for ct in cotangents])
+    given = [g if ad.is_undefined_primal(x) else None for g, x in zip(found, asked, strict=True)]
+    return [None] * count + given
+
+
+def _batch(arguments, axes, *, derivative, count, avals):
+    """Every tangent gets the mapped axis, so that none of the cotangents must be summed over it."""
+    size = next(x.shape[a] for x, a in zip(arguments, axes, strict=True) if a is not None)
+    moved = [
+        x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(arguments, axes, strict=True)
+    ]
+    known = [None if a is None else 0 for a in axes[:count]]
+    for i in range(count, len(moved)):
+        if axes[i] is None:
+            moved[i] = jnp.broadcast_to(moved[i], (size, *moved[i].shape))
+    mapped = Derivative(*(jax.vmap(function, (known, 0)) for function in derivative))
+    avals = tuple(_mapped(aval, size, moved[count]) for aval in avals)
+    found = _linear.bind(*moved, derivative=mapped, count=count, avals=avals)
+    return found, [0] * len(found)
+
+
+def _mapped(aval: Any, size: int, like: Any) -> Any:
+    """The shape with the mapped axis, laid out over a mesh as that axis of ``like`` is."""
+    sharding = aval.sharding
+    first, *_ = jax.typeof(like).sharding.spec
+    sharding = sharding.update(spec=PartitionSpec(first, *sharding.spec))
+    return aval.update(shape=(size, *aval.shape), sharding=sharding)
+
+
+_linear.def_impl(_evaluate)
+_linear.def_abstract_eval(_shapes)
+ad.primitive_jvps[_linear] = _differentiate
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batch
+mlir.register_lowering(_linear, mlir.lower_fun(_evaluate, multiple_results=True))
