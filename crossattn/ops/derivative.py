@@ -67,7 +67,7 @@ def _call_differentiate(primals, tangents, *, run, rule):
 
 
 def _call_batch(arguments, axes, *, run, rule):
-    axes = [None if a is batching.not_mapped else a for a in axes]
+    axes = list(axes)
 
     def mapped_rule(primals, tangents):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]

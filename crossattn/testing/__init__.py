@@ -6,7 +6,9 @@
         print(*finding)          # promise, case, "kept" | "refused: why" | "broken: what"
 
 It takes any callable of attend's signature, or of a part of it, and needs numpy and JAX alone. A
-callable that does not take a call raises ``NotImplementedError``, which is a refusal and not a fault.
+callable that does not take a call raises ``NotImplementedError``, which is a refusal and not a fault;
+one that takes arrays for masks is held to the suite as ``testing.with_arrays(my_attend)``. An error of a
+bad call that names less than is promised is "worded otherwise: how", apart from what is broken.
 Tests may go case by case: ``testing.check(my_attend, testing.cases()["nan_in_padding"])``.
 """
 

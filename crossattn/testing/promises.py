@@ -1,10 +1,12 @@
 """The promises of attend, each with the checks that hold a callable to it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
-from crossattn.ops.masks import Mask
+import numpy as np
+
+from crossattn.ops.masks import Mask, causal
 from crossattn.testing import bad_calls, checks, composition, families
 from crossattn.testing.case import Case
 
@@ -48,11 +50,17 @@ class Item(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of an item: "kept", "refused: why" or "broken: what"."""
+    """What came of an item: "kept", "refused: why", "broken: what" or, of a bad call that was not answered,
+    "worded otherwise: how"."""
 
     promise: str
     case: str
     outcome: str
+
+    @property
+    def kind(self) -> str:
+        """The outcome without its reason."""
+        return self.outcome.split(":")[0]
 
 
 @cache
@@ -147,20 +155,56 @@ def conformance(
         its signature lacks is a refusal always.
 
     Returns:
-      One finding for each promise and case. Refused is not broken: nothing wrong was computed.
+      One finding for each promise and case. Refused is not broken: nothing wrong was computed. Nor was
+      it where a bad call raised an error that is of another type, or says less, than is promised:
+      that is worded otherwise. A callable that takes arrays for masks and no ``Mask`` refuses each of
+      these, and the finding names ``with_arrays``.
     """
+    watched = _Watched(attend)
     return [
-        Finding(item.promise, item.case, _outcome(item.check, attend, refusals))
+        Finding(item.promise, item.case, _outcome(item.check, watched, refusals))
         for item in items(quick, promises)
     ]
 
 
-def _outcome(run, attend, refusals) -> str:
+class _Watched:
+    """A callable, and whether it was given a ``Mask`` since that was last asked."""
+
+    def __init__(self, attend: Callable):
+        self.attend, self.masked = attend, False
+
+    def __call__(self, *arguments, **options):
+        given = (*arguments, *options.values())
+        self.masked = self.masked or any(isinstance(x, Mask) for x in given)
+        return self.attend(*arguments, **options)
+
+    @cached_property
+    def takes_arrays_alone(self) -> bool:
+        """Whether it fails with a ``Mask`` for its mask, and not with the same as an array."""
+        x = np.zeros((1, 2, 1, 4), np.float32)
+        try:
+            self.attend(x, x, x, mask=causal())
+        except Exception:
+            try:
+                with_arrays(self.attend)(x, x, x, mask=causal())
+            except Exception:
+                return False
+            return True
+        return False
+
+
+def _outcome(run, attend: _Watched, refusals) -> str:
+    attend.masked = False
     try:
         run(attend)
     except checks.Broken as broken:
         return f"broken: {broken}"
+    except bad_calls.OtherError as error:
+        return f"worded otherwise: {_line(error)}"
     except Exception as error:
+        if attend.masked and attend.takes_arrays_alone:
+            said = f"{type(error).__name__}: {_line(error)}"
+            return f"refused: it takes no Mask; give the suite testing.with_arrays(attend) ({said})"
         if isinstance(error, refusals) or bad_calls.lacks_argument(error):
             return f"refused: {_line(error)}"
         return f"broken: {type(error).__name__}: {_line(error)}"

@@ -1,4 +1,5 @@
 """Training that knows no model: state, step, optimisers, sharding, checkpoints, logs, the loop.
 
-A model comes in as a `Task` (see `loop.py`); everything else is one file each, usable alone.
+A model comes in as a `Task` (see `config.py`); the loop puts the others together (see `loop.py`), each of
+which is usable alone.
 """

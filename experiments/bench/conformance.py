@@ -2,8 +2,8 @@
 
     python -m experiments.bench.conformance [--quick] [--only=NAME,..] [--json=FILE]
 
-Exits with 1 if one of ours breaks a promise. The suite is ``crossattn.testing``; how other libraries are
-called is in ``contestants.py``.
+Exits with 1 if one of ours breaks a promise, be it in the words of an error. The suite is
+``crossattn.testing``; how other libraries are called is in ``contestants.py``.
 """
 
 import collections
@@ -56,8 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
         if name in only or not only
     }
     print(f"\n{table(results)}\n")
-    faults = [line for name in results if name in ours for line in broken(name, results[name])]
-    print("\n".join(["broken, ours:", *faults]) if faults else "broken, ours: none")
+    faults = []
+    for kind in ("broken", "worded otherwise"):
+        found = [line for name in ours if name in results for line in of(kind, name, results[name])]
+        print("\n".join([f"{kind}, ours:", *found]) if found else f"{kind}, ours: none")
+        faults += found
     if options.json:
         rows = {name: [f._asdict() for f in found] for name, found in results.items()}
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -91,7 +94,7 @@ def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Findin
 
 
 def table(results: Findings) -> str:
-    """Rows are promises, columns contestants; a cell is kept/asked, then what was refused."""
+    """Rows are promises, columns contestants; a cell is kept/taken, then refused and worded otherwise."""
     counts = {
         (name, finding.promise): collections.Counter()
         for name, found in results.items()
@@ -99,7 +102,7 @@ def table(results: Findings) -> str:
     }
     for name, found in results.items():
         for finding in found:
-            counts[name, finding.promise][finding.outcome.split(":")[0]] += 1
+            counts[name, finding.promise][finding.kind] += 1
     rows = [["", *results]]
     for promise in testing.PROMISES:
         rows.append([promise, *(_cell(counts.get((name, promise))) for name in results)])
@@ -111,7 +114,10 @@ def table(results: Findings) -> str:
         )
         for row in rows
     ]
-    legend = "kept/taken, +refused: what is refused is not broken; -: not asked"
+    legend = (
+        "kept/taken, +refused: what is refused is not broken; ~errors of bad calls worded otherwise than "
+        "promised; -: not asked"
+    )
     return "\n".join([*lines, "", legend])
 
 
@@ -119,13 +125,15 @@ def _cell(count: collections.Counter | None) -> str:
     if count is None:
         return "-"
     refused = f" +{count['refused']}" if count["refused"] else ""
-    return f"{count['kept']}/{count['kept'] + count['broken']}{refused}"
+    worded = f" ~{count['worded otherwise']}" if count["worded otherwise"] else ""
+    return f"{count['kept']}/{count['kept'] + count['broken']}{refused}{worded}"
 
 
-def broken(name: str, found: list[testing.Finding]) -> list[str]:
-    """A line for each broken case."""
-    faults = [finding for finding in found if finding.outcome.startswith("broken")]
-    return [f"  {name}, {fault.promise}, {fault.case}: {fault.outcome[8:]}" for fault in faults]
+def of(kind: str, name: str, found: list[testing.Finding]) -> list[str]:
+    """A line for each case that came out like this."""
+    cases = [finding for finding in found if finding.kind == kind]
+    said = (f"{case.promise}, {case.case}{case.outcome.removeprefix(kind)}" for case in cases)
+    return [f"  {name}, {line}" for line in said]
 
 
 def _versions(others) -> str:

@@ -38,6 +38,16 @@ def test_a_fault_of_ours_fails_and_is_named(monkeypatch, capsys):
     assert "  xa, shapes, case_1: by 1" in capsys.readouterr().out
 
 
+def test_errors_worded_otherwise_are_apart_from_what_is_broken(monkeypatch, capsys):
+    worded = findings("kept", "worded otherwise: the message lacks mask: no", promise="errors")
+    cells = [line.split() for line in conformance.table({"one": worded}).splitlines()]
+    assert ["errors", "1/1", "~1"] in cells
+    assert run(monkeypatch, worded) == 1
+    said = capsys.readouterr().out
+    assert "broken, ours: none" in said
+    assert "worded otherwise, ours:\n  xa, errors, case_1: the message lacks mask: no" in said
+
+
 def test_a_fault_of_another_library_is_only_counted(monkeypatch, capsys, tmp_path):
     file = tmp_path / "outcomes.json"
     assert run(monkeypatch, findings("kept"), f"--json={file}") == 0

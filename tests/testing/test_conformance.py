@@ -147,8 +147,41 @@ def test_a_bad_call_is_broken_by_an_answer_and_by_another_error():
         raise KeyError("no")
 
     _, said = outcomes(attend, "errors")
-    assert said["mask_of_5x7"].startswith("broken: OtherError: KeyError, not ValueError")
+    assert said["mask_of_5x7"].startswith("worded otherwise: KeyError, not ValueError")
     assert said["backend_unknown"].startswith("refused: ")  # its signature has no backend
+
+
+@pytest.mark.usefixtures("in_production")
+def test_wording_is_told_apart_from_what_is_broken():
+    def attend(*arguments, **options):
+        try:
+            return xa.attend(*arguments, **options)
+        except ValueError:
+            raise ValueError("no") from None
+
+    counts, said = outcomes(attend, "errors", "positions", quick=True)
+    assert set(counts) == {"worded otherwise", "kept"}
+    assert said["mask_of_float32"] == "worded otherwise: the message lacks mask, float32, bool: no"
+    found = testing.conformance(attend, promises=["errors"], quick=True)
+    assert {finding.kind for finding in found} == {"worded otherwise"}
+
+
+@pytest.mark.parametrize("refusals", [(NotImplementedError,), (Exception,)])
+def test_a_callable_of_arrays_alone_is_told_of_with_arrays(refusals):
+    counts, said = outcomes(grouped, "positions", "shapes", quick=True, refusals=refusals)
+    assert set(counts) == {"refused", "kept"}
+    assert "takes no Mask; give the suite testing.with_arrays(attend)" in said["causal"]
+    assert said["no_mask_at_all"] == "kept"
+    counts, _ = outcomes(testing.with_arrays(grouped), "positions", quick=True)
+    assert set(counts) == {"kept"}
+
+
+def test_who_fails_with_arrays_too_is_not_told_of_them():
+    def attend(q, k, v, mask=None):
+        raise TypeError("no masks of any kind")
+
+    _, said = outcomes(attend, "positions", quick=True)
+    assert said["causal"] == "broken: TypeError: no masks of any kind"
 
 
 def test_an_unknown_promise_is_refused():
