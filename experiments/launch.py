@@ -99,8 +99,9 @@ def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
     if not about:
         print(help.of_launcher(module, taken))
         return
-    if about != "config" or CONFIG not in taken:
-        known = " or --help=config" if CONFIG in taken else ""
+    has_config = any(holder is CONFIG for holder in taken)
+    if about != "config" or not has_config:
+        known = " or --help=config" if has_config else ""
         raise Refused(f"there is no --help={about}; expected --help{known}.")
     _parse([word for word in sys.argv if word.partition("=")[0] not in help.ASKS], taken)
     if CONFIG.value is None and WORKDIR.value:

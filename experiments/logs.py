@@ -33,6 +33,8 @@ def begin(workdir: str | None, own_process: bool) -> None:
         screen.addFilter(lambda record: _is_ours(record) or not record.exc_info)
         absl.addFilter(_Keeper(file))
         if own_process:
+            logging.captureWarnings(True)
+            screen.addFilter(lambda record: "was never awaited" not in record.getMessage())
             _catch_strays()
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
 

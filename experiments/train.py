@@ -86,10 +86,11 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
 def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
     """Rows of a batch go to devices, and those of each to the parts that it is computed in."""
     data, sizes = config.data, [config.data.rows]
+    devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     if data.mode == "bucket":
         source = data.source_len if config.task == "translation" else 0
-        sizes = [bucket.rows for bucket in length_buckets(data.rows, source, data.target_len)]
-    devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+        lengths = source, data.target_len
+        sizes = [b.rows for b in length_buckets(data.rows, *lengths, multiple=devices)]
     for what, count in (
         ("mesh.data x mesh.fsdp", devices),
         ("train.accumulate", values.accumulate),

@@ -1,0 +1,197 @@
+"""Every launcher says what it takes, and every key of a config what it means."""
+
+import dataclasses
+import importlib
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from crossattn.__main__ import main as doctor
+from crossattn.models import DecoderConfig, TransformerConfig
+from crossattn.nn import BlockConfig
+from crossattn.train.config import CheckpointConfig, TrainConfig
+from crossattn.train.optim import OptimConfig
+from crossattn.train.sharding import MeshConfig
+from experiments.keys import KEYS, TASKS
+from experiments.settings import check, leaves
+from experiments.tasks import TASKS as MADE
+from tests.experiments.conftest import ROOT, TINY
+from tests.experiments.test_configs import CONFIGS, get_config
+
+LAUNCHERS = (
+    "train", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
+)  # fmt: skip
+BENCHMARKS = (
+    "bench.attend", "bench.block_sizes", "bench.conformance", "bench.decode",
+    "bench.translation_step", "bench.whisper", "bench.word_times", "parity.__main__",
+)  # fmt: skip
+
+
+def test_all_that_can_be_started_is_tested_here():
+    runs = (path for path in (ROOT / "experiments").rglob("*.py") if path.name != "__init__.py")
+    found = {
+        ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
+        for path in runs
+        if re.search('^if __name__ == "__main__"', path.read_text(), re.MULTILINE)
+    }
+    assert found == {*LAUNCHERS, *BENCHMARKS} - {"fetch_weights"} | {"fetch_weights.__main__"}
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_help_has_a_line_for_each_flag_and_an_example(launched, launcher, asked):
+    code, out, err = launched(launcher, asked)
+    assert code == 0 and not err
+    assert f"python -m experiments.{launcher}" in out
+    lines = out.partition("\nflags:\n")[2].splitlines()
+    names = re.findall(r"^  --(?:\[no\])?(\w+)", "\n".join(lines), re.MULTILINE)
+    module = importlib.import_module(f"experiments.{launcher}")
+    assert set(names) == {flag.name for flag in module.FLAGS} | {"help"}
+    for line in lines:
+        assert re.fullmatch(r"  --\S+(, -h)?  +\S.*", line), line
+
+
+def test_a_launcher_lists_every_flag_of_its_own():
+    """What a module defines and no launcher takes could not be given to any."""
+    taken = {flag.name for name in LAUNCHERS for flag in _flags(name)}
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    defined = {
+        flag.name for name, own in modules if name.startswith("experiments.") for flag in own
+    }
+    assert defined == taken
+    for name in LAUNCHERS:
+        own = flags.FLAGS.get_flags_for_module(f"experiments.{name}")
+        assert {flag.name for flag in own} <= {flag.name for flag in _flags(name)}
+
+
+def _flags(launcher):
+    return importlib.import_module(f"experiments.{launcher}").FLAGS
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_show_their_docstring_and_measure_nothing(name, capsys, monkeypatch):
+    module = importlib.import_module(f"experiments.{name}")
+    for asked in ("--help", "-h"):
+        monkeypatch.setattr(sys, "argv", [f"experiments/{name.replace('.', '/')}.py", asked])
+        with pytest.raises(SystemExit) as end:
+            module.main()
+        assert end.value.code == 0
+        out = capsys.readouterr().out
+        command = f"python -m experiments.{name.removesuffix('.__main__')}"
+        assert out.startswith(f"usage: {command} ") and out.count(command) >= 2
+    parser = out.partition("options:")[2]
+    assert all(re.search(r"  \S", line.strip()) for line in parser.splitlines() if "--" in line)
+
+
+def test_a_misspelt_flag_of_a_benchmark(capsys, monkeypatch):
+    module = importlib.import_module("experiments.parity.__main__")
+    with pytest.raises(SystemExit) as end:
+        module.main(["--onyl=x"])
+    said = "error: got --onyl=x, which it does not take; did you mean --only? --help lists what it does.\n"
+    assert end.value.code == 2 and capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["doctor", "--help"]])
+def test_the_library_itself(capsys, arguments):
+    assert doctor(arguments) == 0 and capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_key_of_a_config_has_a_meaning(launched, name):
+    path = f"--config={ROOT}/configs/{name}.py"
+    code, out, _ = launched("train", "--help=config", path)
+    assert code == 0
+    shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
+    values = dict(leaves(get_config(name).to_dict()))
+    assert values.keys() <= shown.keys()
+    for key, value in values.items():
+        text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
+        assert shown[key].startswith(text), (key, shown[key])
+        assert KEYS[key].meaning in shown[key] and KEYS[key].expected in shown[key]
+    check(get_config(name))
+
+
+def test_keys_have_one_line_each_and_a_range_that_can_be_read():
+    for name, key in KEYS.items():
+        assert key.meaning.endswith(".") and "\n" not in key.meaning, name
+        assert key.expected and not key.takes(object()) and not key.takes(float("nan")), name
+        assert key.takes(None) == key.none
+    assert TASKS == tuple(MADE)
+
+
+def test_every_field_that_a_config_can_set_is_a_key():
+    """But for those that the data, the tokenizer or a flag gives, and those that are no plain values."""
+    given = {
+        "vocab_size", "source_vocab_size", "max_length", "lexicon", "block", "encoder_block", "input",
+        "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
+    }  # fmt: skip
+    for section, kind in (
+        ("model", BlockConfig),
+        ("model", TransformerConfig),
+        ("model", DecoderConfig),
+        ("train", TrainConfig),
+        ("optim", OptimConfig),
+        ("mesh", MeshConfig),
+        ("checkpoint", CheckpointConfig),
+    ):
+        for field in dataclasses.fields(kind):
+            assert field.name in given or f"{section}.{field.name}" in KEYS, field.name
+
+
+def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):
+    _, out, _ = launched("train", "--help=config", TINY, "--config.train.steps=77")
+    assert re.search(r"^  train.steps +77 ", out, re.MULTILINE)
+    code, out, _ = launched("evaluate", "--help=config", f"--workdir={tiny_run}")
+    assert code == 0 and re.search(r"^  train.steps +32 ", out, re.MULTILINE)
+    _, out, _ = launched("train", "--help=config")
+    assert "configs/libreoffice.py" in out and re.search(r"^  train.steps +900 ", out, re.MULTILINE)
+
+
+def test_help_on_something_else(refused):
+    assert "expected --help or --help=config." in refused("train", "--help=flags")
+    assert "there is no --help=config; expected --help." in refused("transcribe", "--help=config")
+
+
+def test_keys_that_a_config_leaves_out_can_be_set(launched):
+    given = ("--config.model.qk_norm=true", "--config.model.num_kv_heads", "1")
+    options = ("--config.data.options.source_column=2", "--config.data.options.target_column=fr")
+    _, out, _ = launched("train", TINY, *given, *options, "--help=config")
+    for line in (
+        r"model.qk_norm +true ",
+        r"model.num_kv_heads +1 ",
+        r"data.options.source_column +2 ",
+        r"data.options.target_column +'fr' ",
+    ):
+        assert re.search(f"^  {line}", out, re.MULTILINE), line
+
+
+def test_ctrl_c_while_a_launcher_is_still_being_imported_is_one_line(environment):
+    command = [sys.executable, "-X", "importtime", "-m", "experiments.train", "--workdir=no"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:  # one for each module, when it is there
+        if line.rstrip().endswith("| experiments"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = [line for line in process.stderr if not line.startswith("import time:")]
+    process.stderr.close()
+    assert process.wait(60) == 130 and rest == ["stopped.\n"]
+
+
+def test_ctrl_c_before_training_is_one_line(launched, monkeypatch):
+    def main(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.train.main", main)
+    assert launched("train") == (130, "", "stopped.\n")
+
+
+def test_output_that_nobody_reads_on_is_no_error(environment):
+    command = f"{sys.executable} -m experiments.train --help=config | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True)
+    assert done.returncode == 0 and done.stderr == b"" and done.stdout.count(b"\n") == 1
