@@ -241,18 +241,19 @@ def alike(tree: Any) -> Any:
     What varies meets what does not in loops and in ``custom_vjp``, where JAX wants it said.
     """
     leaves, structure = jax.tree.flatten(tree)
-    varying = [_varying(x) for x in leaves]
-    every = frozenset[str]().union(*varying)
-    leaves = [_vary(x, every - own) for x, own in zip(leaves, varying, strict=True)]
+    owns = [varying(x) for x in leaves]
+    every = frozenset[str]().union(*owns)
+    leaves = [_vary(x, every - own) for x, own in zip(leaves, owns, strict=True)]
     return jax.tree.unflatten(structure, leaves)
 
 
 def full_like(x: Array, value: Any, shape: tuple[int, ...] | None = None) -> Array:
     """A constant of x's dtype that varies over mesh axes as ``x`` does."""
-    return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), _varying(x))
+    return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), varying(x))
 
 
-def _varying(x: Any) -> frozenset[str]:
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes of ``shard_map`` that an array varies over."""
     kind: Any = jax.typeof(x)
     # JAX has moved this attribute, and a key array may have neither.
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())

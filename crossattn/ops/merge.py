@@ -51,7 +51,7 @@ def merge(
         return _merged(*parts)
     names = (placement.named(out1, "T", "N", None), placement.named(lse1, "N", "T")) * 2
     split = placement.Split.of(mesh, tuple(zip(parts, names, strict=True)))
-    return split.run(_merged, parts, names, names[:2])
+    return split.run_elementwise(_merged, parts, names, names[:2])
 
 
 def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, Array]:

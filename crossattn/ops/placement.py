@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from crossattn.ops.blocks import varying
+
 
 class Names(tuple):
     """What each axis of an array is: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
@@ -74,6 +76,11 @@ class Split:
         """Over how many devices an axis is split."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
 
+    @property
+    def nested(self) -> bool:
+        """Inside another ``shard_map``: JAX (0.12) does not compile the gradient of one in the other."""
+        return bool(getattr(self.mesh, "manual_axes", ()))
+
     def first(self, name: Any, length: int) -> Any:
         """The index of this device's first member of an axis, of which it has ``length``."""
         axes = self.axes.get(name)
@@ -112,9 +119,17 @@ class Split:
             mesh=self.mesh,
             in_specs=specs,
             out_specs=each(self.spec, out),
-            check_vma=False,  # Kernels of other people do not say over which axes their results vary.
+            # Inside another shard_map, as there. Kernels of other people do not say over which axes
+            # their results vary.
+            check_vma=any(map(varying, jax.tree.leaves(arrays))),
             **whole,
         )(*arrays)
+
+    def run_elementwise(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
+        """``run`` of what is the same for parts and for the whole, so that it may be either."""
+        if self.nested:
+            return self.run_whole(lambda given: call(*given), arrays, out)
+        return self.run(call, arrays, names, out)
 
     def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
         """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""

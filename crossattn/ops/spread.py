@@ -42,7 +42,8 @@ def _attend(run: Callable, static: tuple, mesh: Any, q, k, v, mask: Mask | None,
     names = named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
     split = Split.of(mesh, tuple(zip((q, k, v), names, strict=True)))
     call = partial(_call, run, dict(static), split, (q, k, v, mask, arrays), names)
-    if "dropout_key" in arrays:  # Which weights are dropped goes by their place in the whole.
+    # Which weights are dropped goes by their place in the whole.
+    if split.nested or "dropout_key" in arrays:
         return call(whole=True)
     try:
         return call()

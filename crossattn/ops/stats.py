@@ -114,6 +114,7 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
     q, k, mask, bias, scale, softcap, asked = operands
     places = named(q, "T", "N", None), named(k, "S", "N", None)
     split = placement.Split.of(mesh, tuple(zip((q, k), places, strict=True))).without("S")
+    split = split.without("T") if split.nested else split
     split, k, _ = heads_of(split, q, k, k)
     leaves, structure = jax.tree.flatten(mask)
     inner = [] if mask is None else slices.axes_of(mask)
@@ -141,7 +142,7 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
             return found
         return found._replace(mass=jax.lax.psum(found.mass, split.axes["T"]))
 
-    return split.run(part, (q, k, leaves, bias, scale, softcap, asked), names, out)
+    return split.run_elementwise(part, (q, k, leaves, bias, scale, softcap, asked), names, out)
 
 
 def _asked(k_positions, spans, batch: tuple[int, ...], T: int, S: int) -> Asked:

@@ -127,7 +127,8 @@ def _with_gradients(attend, case):
 def _run(function, case):
     """Applies to the case's arrays; compiled as one unless the operations are compiled already."""
     function = function if case.shared else jax.jit(function)
-    return function(jax.tree.map(jnp.asarray, case.arrays))
+    # On Explicit mesh axes JAX indexes no array outside a mesh's context; numpy has none.
+    return jax.device_get(function(jax.tree.map(jnp.asarray, case.arrays)))
 
 
 def _cotangent(case, out):

@@ -84,14 +84,14 @@ def gradients_of_vmap(attend) -> None:
         q, k, v = arrays
         return jnp.sum(jax.vmap(partial(_energy, attend))(q, k, v, mask))
 
-    _compare_gradients(jax.jit(jax.grad(energy))(arrays, _padding()), arrays, PADDED)
+    compare_gradients(jax.jit(jax.grad(energy))(arrays, _padding()), arrays, PADDED)
 
 
 def vmap_of_gradients(attend) -> None:
     """Gradients of each example, in one call."""
     arrays = _arrays()
     call = jax.jit(jax.vmap(jax.grad(partial(_energy, attend), argnums=(0, 1, 2))))
-    _compare_gradients(call(*arrays, _padding()), arrays, PADDED)
+    compare_gradients(call(*arrays, _padding()), arrays, PADDED)
 
 
 def scan_over_queries(attend) -> None:
@@ -129,7 +129,7 @@ def remat(attend) -> None:
     """Computing it twice changes no gradient."""
     arrays = _arrays()
     call = jax.grad(jax.checkpoint(partial(_energy, attend)), argnums=(0, 1, 2))
-    _compare_gradients(jax.jit(call)(*arrays, m.lengths(LENGTHS)), arrays, PADDED)
+    compare_gradients(jax.jit(call)(*arrays, m.lengths(LENGTHS)), arrays, PADDED)
 
 
 def sharded_arrays(attend) -> None:
@@ -195,7 +195,7 @@ def _expected(q, k, v, allowed=None) -> Any:
     return oracle.attention(q, k, v, allowed)[0]
 
 
-def _compare_gradients(found, arrays, allowed) -> None:
+def compare_gradients(found, arrays, allowed) -> None:
     """Of the energy, with respect to q, k and v."""
     expected = oracle.gradients(
         np.cos(_expected(*arrays, allowed=allowed)), *arrays, allowed=allowed
@@ -222,7 +222,7 @@ def _check_over_devices(placed) -> None:
     found, out = differentiate(*(jax.device_put(x, layout) for x in arrays))
     allowed = valid[:, None, None] & (KEY <= QUERY + 2)
     close(out, _expected(*arrays, allowed=allowed), "output")
-    _compare_gradients(found, arrays, allowed)
+    compare_gradients(found, arrays, allowed)
     for name, gradient in zip("qkv", found, strict=True):
         held = len(gradient.sharding.device_set)
         if held != count:

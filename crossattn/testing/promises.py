@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crossattn.ops.masks import Mask, causal
-from crossattn.testing import bad_calls, checks, composition, families
+from crossattn.testing import bad_calls, checks, composition, families, meshes
 from crossattn.testing.case import Case
 
 PROMISES = {
@@ -19,6 +19,7 @@ PROMISES = {
     "positions": "causality, windows and segments by position",
     "gradients": "of q, k, v and the bias; exactly 0 for what takes no part",
     "composition": "jit, grad, vmap, scan, remat, shard_map and sharded arrays change nothing",
+    "meshes": "Explicit mesh axes, beside Auto and manual ones: each device its own part",
     "weights": "when asked for, they are there; exactly 0 where masked",
     "log-sum-exp": "of the logits that may be read, with its gradient; -inf for nothing",
     "errors": "a bad call raises ValueError naming the argument, what came and what was expected",
@@ -37,7 +38,8 @@ QUICK = {
     "nan_in_padding", "nan_in_future_v", "no_mask_at_all", "two_batch_axes_padded",
     "values_narrower_than_keys", "one_query", "causal", "causal_with_offset_per_example",
     "bias_and_mask", "vmap_over_examples", "gradients_of_vmap", "scan_over_queries",
-    "sharded_arrays", "shard_map", "mask_of_5x7", "mask_of_float32", "4_query_heads_for_3_key_heads",
+    "sharded_arrays", "shard_map", "explicit_axes", "mask_of_5x7", "mask_of_float32",
+    "4_query_heads_for_3_key_heads",
 }  # fmt: skip
 
 
@@ -100,6 +102,9 @@ def _checks_of(promise: str) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """
     if promise == "composition":
         yield from ((call.__name__, call) for call in composition.COMPOSITIONS)
+        return
+    if promise == "meshes":
+        yield from ((call.__name__, call) for call in meshes.MESHES)
         return
     if promise == "errors":
         for call in bad_calls.bad_calls():

@@ -25,9 +25,8 @@ from experiments.options import Options
 
 REFUSALS = (Exception,)  # whatever another library raises, it gave no wrong answer
 NOT_ASKED = {"errors"}  # what a bad call is, each library says for itself
-NOT_ASKED_OF_TORCH = {
-    "composition"
-}  # called back from JAX, it would only show the callback at work
+# Called back from JAX, it would only show the callback at work.
+NOT_ASKED_OF_TORCH = {"composition", "meshes"}
 
 Findings = dict[str, list[testing.Finding]]
 

@@ -4,7 +4,7 @@ import json
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import crossattn as xa
 from crossattn.decode import Capture, ModelDraft, generate, sampling, speculative, translate
@@ -37,9 +37,14 @@ SEARCHES = {
 }
 
 
-def compare(options):
+def explicit(mesh):
+    """The same mesh, its axes Explicit, as jax.make_mesh makes them."""
+    kinds = (AxisType.Explicit,) * len(mesh.axis_names)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+def compare(options, kind=lambda mesh: mesh):
     build, params = language_model() if options is text else translator(decoder_layers=1)
-    mesh = make_mesh(MeshConfig(data=4, tensor=2))
 
     def call(params, source):
         model = xa.functional.bind(build, params)
@@ -47,9 +52,27 @@ def compare(options):
             return options(model, source)
         return translate(model, source, max_length=7, **options)
 
+    return compare_placed(build, params, call, kind(make_mesh(MeshConfig(data=4, tensor=2))))
+
+
+def training():
+    """Logits of every sort of layer, and gradients, all parameters split, on Explicit axes."""
+    build, params = translator(scan=True, remat=True, positions="relative")
+
+    def loss(params, source):
+        hidden = xa.functional.apply(
+            build, params, source, source[:, :4], source_segments=source // 8
+        )
+        return jax.numpy.sin(hidden).sum()
+
+    mesh = explicit(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    compare_placed(build, params, jax.value_and_grad(loss), mesh)
+
+
+def compare_placed(build, params, call, mesh):
     axes = xa.functional.logical_axes(build)
     placed = jax.device_put(params, params_sharding(params, axes, mesh))
-    rows = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))
+    rows = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
     split = {str(x.sharding.spec) for x in jax.tree.leaves(placed)}
     assert any("tensor" in spec for spec in split), split
     found = jax.device_get(jax.jit(call)(placed, rows))
@@ -68,7 +91,11 @@ def fault(check, *arguments):
 
 def main():
     assert jax.device_count() == 8
-    print(json.dumps({name: fault(compare, options) for name, options in SEARCHES.items()}))
+    found = {name: fault(compare, options) for name, options in SEARCHES.items()}
+    for name in ("beams", "text"):
+        found[f"{name} on explicit axes"] = fault(compare, SEARCHES[name], explicit)
+    found["gradients on explicit axes"] = fault(training)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -27,3 +27,8 @@ def on_eight_devices():
 )
 def test_eight_devices_decode_what_one_decodes(on_eight_devices, name):
     assert on_eight_devices[name] == ""
+
+
+@pytest.mark.parametrize("name", ["beams", "text", "gradients"])
+def test_explicit_mesh_axes_change_nothing(on_eight_devices, name):
+    assert on_eight_devices[f"{name} on explicit axes"] == ""

@@ -27,6 +27,8 @@ CASES = {
         "key_padding", "segments", "causal_or_prefix", "explicit_and_causal", "some_rows_read_nothing",
         "bias_and_mask", "bias_1x4x1x1", "nan_beyond_the_last_query", "two_batch_axes_padded",
     ],
+    "explicit merge": ["key_and_query_lengths", "bias_and_mask"],
+    "explicit ring": ["segments"],
 }  # fmt: skip
 
 
@@ -51,6 +53,13 @@ def test_eight_devices_give_the_oracles_outputs_and_gradients(on_eight_devices, 
 @pytest.mark.parametrize("strategy", CASES)
 def test_other_mesh_axes_keep_the_batch(on_eight_devices, strategy):
     assert on_eight_devices[f"{strategy} two axes"] == ""
+
+
+@pytest.mark.parametrize(
+    "check", ["statistics", "parts_of_unlike_places", "inside_shard_map_is_refused"]
+)
+def test_explicit_mesh_axes_change_nothing(on_eight_devices, check):
+    assert on_eight_devices[check] == ""
 
 
 def shapes(T, S, N=16, K=8, H=128, dtype=jnp.bfloat16):

@@ -1,0 +1,129 @@
+"""Holds a callable to the oracle on meshes with Explicit axes, JAX's default, alone and beside other kinds.
+
+Auto axes, and manual ones alone, are in ``composition.py``. Each function here takes the callable and
+raises ``Broken`` where a mesh changes a number. They take the devices there are; one is enough.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from crossattn.ops import masks as mask_algebra
+from crossattn.testing import oracle
+from crossattn.testing.case import H, K, N, S, T, array
+from crossattn.testing.checks import Broken, close
+from crossattn.testing.composition import compare_gradients
+
+m: Any = mask_algebra  # the terms take numpy arrays too, which its types do not say
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+BY_HEAD = P("data", None, "tensor")
+
+
+def explicit_axes(attend) -> None:
+    """Examples and heads."""
+    _check(attend, (EXPLICIT, EXPLICIT))
+
+
+def explicit_and_auto_axes(attend) -> None:
+    """Examples over one kind, heads over the other."""
+    _check(attend, (EXPLICIT, AUTO))
+
+
+def explicit_and_manual_axes(attend) -> None:
+    """Inside ``shard_map`` over examples, heads are still split."""
+
+    def each(mesh, differentiate):
+        # The gradient is taken inside: JAX has none through a shard_map that leaves axes Explicit.
+        options: Any = dict(mesh=mesh, axis_names={"data"}, out_specs=P("data"))
+        return jax.shard_map(differentiate, **options)
+
+    _check(attend, (EXPLICIT, EXPLICIT), each)
+
+
+def split_queries(attend) -> None:
+    """Each device knows where its queries stand."""
+    _check_lengths(attend, P(None, "length"), P())
+
+
+def split_memory(attend) -> None:
+    """Each device reads its keys, or all of them."""
+    _check_lengths(attend, P(), P(None, "length"))
+
+
+def split_by_one_axis(attend) -> None:
+    """Queries and keys over the same devices, which no product of the two can be."""
+    _check_lengths(attend, P(None, "length"), P(None, "length"))
+
+
+def nothing_is_gathered(attend) -> None:
+    """What is split by examples and heads is not sent to other devices."""
+    mesh, arrays = _mesh((EXPLICIT, EXPLICIT)), _arrays(jax.device_count())
+    placed = [jax.device_put(x, NamedSharding(mesh, BY_HEAD)) for x in arrays]
+    call = jax.jit(lambda q, k, v: attend(q, k, v, mask=m.causal(offset=2)))
+    program = call.lower(*placed).compile().as_text()
+    for sent in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
+        if f" {sent}(" in program or f" {sent}-start(" in program:
+            raise Broken(f"the compiled program has {sent}")
+
+
+MESHES = (
+    explicit_axes,
+    explicit_and_auto_axes,
+    explicit_and_manual_axes,
+    split_queries,
+    split_memory,
+    split_by_one_axis,
+    nothing_is_gathered,
+)
+
+
+def _mesh(kinds: tuple[AxisType, AxisType]) -> Any:
+    count = jax.device_count()
+    tensor = 2 if count % 2 == 0 else 1
+    return jax.make_mesh((count // tensor, tensor), ("data", "tensor"), kinds)
+
+
+def _arrays(batch: int) -> Any:
+    shapes = {"q": (batch, T, N, H), "k": (batch, S, K, H), "v": (batch, S, K, H)}
+    return tuple(array(name, *shape) for name, shape in shapes.items())
+
+
+def _check(attend, kinds, each=lambda mesh, differentiate: differentiate) -> None:
+    """Output and gradients for a batch of as many examples as devices, each of a length of its own."""
+    count, mesh = jax.device_count(), _mesh(kinds)
+    arrays, valid = _arrays(count), np.arange(S) < 1 + np.arange(count)[:, None] % S
+    specs = BY_HEAD, BY_HEAD, BY_HEAD, P("data")
+    _compare(attend, mesh, specs, arrays, valid, partial(each, mesh))
+
+
+def _check_lengths(attend, queries, keys) -> None:
+    """The same for lengths that the devices divide."""
+    count = jax.device_count()
+    mesh = jax.make_mesh((count,), ("length",), (EXPLICIT,))
+    shapes = {"q": (2, 2 * count, N, H), "k": (2, count, K, H), "v": (2, count, K, H)}
+    arrays = tuple(array(name, *shape) for name, shape in shapes.items())
+    valid = np.arange(count) < np.array([[count], [(count + 1) // 2]])
+    _compare(attend, mesh, (queries, keys, keys, P()), arrays, valid)
+
+
+def _compare(attend, mesh, specs, arrays, valid, each=lambda differentiate: differentiate) -> None:
+    def energy(q, k, v, valid):
+        out = attend(q, k, v, mask=m.key_padding(valid) & m.causal(offset=2))
+        return jnp.sum(jnp.sin(out)), out
+
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip((*arrays, valid), specs, strict=True)
+    ]
+    differentiate = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
+    found, out = jax.jit(each(differentiate))(*placed)
+    queries, keys = arrays[0].shape[1], arrays[1].shape[1]
+    allowed = valid[:, None, None] & (np.arange(keys) <= np.arange(queries)[:, None] + 2)
+    close(out, oracle.attention(*arrays, allowed)[0], "output")
+    compare_gradients(found, arrays, allowed)
