@@ -4,13 +4,14 @@
 # make bench  the benchmarks behind the README's figures (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
+# make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity clean
+.PHONY: demo test lint format bench conformance parity fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -37,6 +38,9 @@ conformance: $(VENV)/.conformance
 
 parity: $(VENV)/.bench
 	$(BIN)/python -m experiments.parity
+
+fuzz: $(VENV)/.test $(VENV)/.bench
+	$(BIN)/python -m experiments.fuzz
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'

@@ -14,10 +14,10 @@ from jax.experimental.compilation_cache import compilation_cache
 jaxtyping.install_import_hook("crossattn", "beartype.beartype")
 
 ROOT = Path(__file__).parents[1]
+# Of its two ways to compile fused loops, the older takes half as long; later versions lack it.
+_QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 if jaxlib.version.__version_info__ < (0, 11):
-    # Of its two ways to compile fused loops, the older takes half as long; later versions lack it.
-    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
 
 
 # Tracing makes many objects that live: collecting them often takes a tenth of the time.
@@ -57,6 +57,17 @@ def with_devices(count):
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": flags,
     }
+
+
+def as_users_have_it():
+    """The environment of a process that compiles with XLA's defaults, as the tests do not."""
+    flags = os.environ.get("XLA_FLAGS", "").replace(_QUICK, "").strip()
+    found = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    found.pop("XLA_FLAGS", None)
+    return found | ({"XLA_FLAGS": flags} if flags else {})
 
 
 @pytest.fixture

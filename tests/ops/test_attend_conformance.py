@@ -1,6 +1,8 @@
 """Every backend keeps attend's promises, case by case, or says why it refuses the case."""
 
 import functools
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from crossattn import testing
 from crossattn.ops import backends
 from crossattn.testing import case as shared
 from tests.closeness import close
+from tests.conftest import as_users_have_it
 
 CASES = testing.cases()
 ITEMS = {f"{item.promise}-{item.case}": item for item in testing.items()}
@@ -59,6 +62,31 @@ def test_a_backend_keeps_its_promises_or_refuses(name, backend):
 @pytest.mark.parametrize("name", CHOSEN)
 def test_attend_keeps_its_promises_when_no_backend_is_named(name):
     assert holds(ITEMS[name].check, None)
+
+
+DEFAULTS = """
+import functools, jax, crossattn as xa
+from crossattn import testing
+assert not jax.config.jax_disable_most_optimizations
+for backend in (None, "cpu", "chunked"):
+    attend = functools.partial(xa.attend, backend=backend)
+    promises = [name for name in testing.PROMISES if name != "errors"]
+    for finding in testing.conformance(attend, quick=True, promises=promises):
+        print(backend, *finding)
+"""
+
+
+def test_promises_are_kept_as_users_compile_with_all_of_xlas_passes():
+    """One of each kind, gradients and composition included; the tests above go without most passes."""
+    done = subprocess.run(
+        [sys.executable, "-c", DEFAULTS], env=as_users_have_it(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) > 100 and sum(line.endswith(" kept") for line in lines) > 80
+    broken = [line for line in lines if not line.endswith(" kept") and " refused: " not in line]
+    refused = [line for line in lines if line.startswith("None ") and " refused: " in line]
+    assert not broken and not refused
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
