@@ -102,8 +102,10 @@ def check_mask(mask: Mask, full: tuple[int, ...]) -> Mask:
     mask.check(T, S)
     try:
         # Where they lie has no part in it.
-        bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), mask)
-        shape = jax.eval_shape(lambda m: m.block(jnp.arange(T), jnp.arange(S)), bare).shape
+        leaves, structure = jax.tree.flatten(mask)
+        bare = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+        indices = jnp.arange(T), jnp.arange(S)
+        shape = jax.eval_shape(lambda x: structure.unflatten(x).block(*indices), bare).shape
         fits = jnp.broadcast_shapes(shape, full) == full
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
