@@ -17,10 +17,13 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
 
-def call(run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: Any) -> Any:
+def call(
+    name: str, run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: Any
+) -> Any:
     """``run(*operands)``, differentiated by a rule.
 
     Args:
+      name: what a reader of a jaxpr sees.
       run: a function of pytrees of arrays, which gives a tuple.
       rule: (operands, their tangents) -> (results, tangents of the first of them); those of the others
         are 0. The tangent of what is not a floating-point number is None.
@@ -40,7 +43,7 @@ def call(run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: An
         trees.append(tree)
         return found, jax.tree.leaves(moved)
 
-    found = _call.bind(*leaves, run=flat_run, rule=flat_rule)
+    found = _call.bind(*leaves, name=name, run=flat_run, rule=flat_rule)
     if not trees:  # JAX has taken it from a cache
         jax.eval_shape(flat_run, *leaves)
     return trees[-1].unflatten(found)
@@ -50,15 +53,15 @@ _call = Primitive("attention")
 _call.multiple_results = True
 
 
-def _run(*leaves, run, rule):
+def _run(*leaves, name, run, rule):
     return run(*leaves)
 
 
-def _call_shapes(*avals, run, rule):
+def _call_shapes(*avals, name, run, rule):
     return jax.make_jaxpr(run)(*avals).out_avals
 
 
-def _call_differentiate(primals, tangents, *, run, rule):
+def _call_differentiate(primals, tangents, *, name, run, rule):
     wanted = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     moving = [ad.instantiate_zeros(t) if w else None for t, w in zip(tangents, wanted, strict=True)]
     found, moved = rule(list(primals), moving)
@@ -66,14 +69,14 @@ def _call_differentiate(primals, tangents, *, run, rule):
     return found, [*moved, *still]
 
 
-def _call_batch(arguments, axes, *, run, rule):
+def _call_batch(arguments, axes, *, name, run, rule):
     axes = list(axes)
 
     def mapped_rule(primals, tangents):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
         return jax.vmap(rule, (axes, own))(primals, tangents)
 
-    found = _call.bind(*arguments, run=jax.vmap(run, axes), rule=mapped_rule)
+    found = _call.bind(*arguments, name=name, run=jax.vmap(run, axes), rule=mapped_rule)
     return found, [0] * len(found)
 
 

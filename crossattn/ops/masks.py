@@ -320,7 +320,7 @@ def segments(
 def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
     """A boolean matrix, True where the query may read the key; axes of size 1 broadcast.
 
-    It has the axes [T S], or all of them; before [1 N T S] there may be no batch.
+    It has the axes [T S], or all of them; without a batch too one may write [1 N T S].
 
     Raises:
       ValueError: ``allowed`` is not boolean, or has fewer than two axes, or three, which could mean
@@ -333,7 +333,7 @@ def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
             f"mask has shape {allowed.shape}; expected at least two axes, [*B N T S] with axes of "
             "size 1 where it is shared."
         )
-    if allowed.ndim == 3:
+    if allowed.ndim == 3 and allowed.shape[0] != 1:
         raise ValueError(
             f"mask has shape {allowed.shape}, three axes, which could mean [B T S] or [N T S]; write "
             "mask[:, None] for [B 1 T S], or mask[None] for [1 N T S]."

@@ -74,7 +74,9 @@ def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool
 def _product(
     x: Float[Array, "M K"], w: Float[Array, "..."], transposed: bool
 ) -> Float[Array, "M N"]:
-    return derivative.call(_call(transposed), partial(_derivative, transposed), x, w)
+    return derivative.call(
+        "CrossattnProduct", _call(transposed), partial(_derivative, transposed), x, w
+    )
 
 
 def _derivative(transposed, primals, tangents):

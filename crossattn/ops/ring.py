@@ -73,7 +73,9 @@ def _ring(setting: Setting, form: Any, operands: Operands, terms: list[Any]) -> 
     def run(operands, terms):
         return _round(setting, operands, jax.tree.unflatten(form, terms))
 
-    return derivative.call(run, partial(_ring_jvp, setting, form), operands, terms)
+    return derivative.call(
+        "ring attention", run, partial(_ring_jvp, setting, form), operands, terms
+    )
 
 
 def _round(setting: Setting, operands: Operands, mask: Mask) -> Any:

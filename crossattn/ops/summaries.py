@@ -55,7 +55,7 @@ class Places(NamedTuple):
 def summarise(plan: Plan, top_k: int, given: Operands, setting: Setting, asked: Asked) -> Any:
     """``Smooth``, ``Places`` and, for the backward pass, ``Rows``."""
     run, rule = partial(_forward, plan, top_k), partial(_summarise_jvp, plan, top_k)
-    return derivative.call(run, rule, given, setting, asked)
+    return derivative.call("attention statistics", run, rule, given, setting, asked)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -163,7 +163,9 @@ def _summarise_jvp(plan: Plan, top_k: int, primals, tangents) -> Any:
 def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
     """``_gradients``, whose own derivative is refused."""
     run = partial(_gradients, plan)
-    return derivative.call(run, partial(_backward_jvp, plan), residuals, d)
+    return derivative.call(
+        "attention statistics, backward", run, partial(_backward_jvp, plan), residuals, d
+    )
 
 
 @partial(jax.jit, static_argnums=0)

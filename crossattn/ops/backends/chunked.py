@@ -76,7 +76,9 @@ def _attend(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting
         out, rows = _forward(plan, rate, given, v, setting)
         return out, scores.log_sum_exp(rows), rows
 
-    return derivative.call(run, partial(_attend_jvp, plan, rate), given, v, setting)
+    return derivative.call(
+        "chunked attention", run, partial(_attend_jvp, plan, rate), given, v, setting
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -147,7 +149,9 @@ def _derivative(plan: Plan, rate: float) -> Derivative:
 def _backward(plan: Plan, rate: float, *operands: Any) -> Any:
     """``_gradients`` with a derivative."""
     run = partial(_gradients, plan, rate)
-    return derivative.call(run, partial(_backward_jvp, plan, rate), *operands)
+    return derivative.call(
+        "chunked attention, backward", run, partial(_backward_jvp, plan, rate), *operands
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -113,7 +113,7 @@ def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
 def _forward(q, k, v, allowed: _Mask, scale: float) -> Any:
     """``_kernel`` with a derivative."""
     run = partial(_kernel, scale=scale)
-    return derivative.call(run, partial(_forward_jvp, scale), q, k, v, allowed)
+    return derivative.call("CrossattnForward", run, partial(_forward_jvp, scale), q, k, v, allowed)
 
 
 def _kernel(q, k, v, allowed: _Mask, scale: float) -> Any:
@@ -159,7 +159,7 @@ def _derivative(scale: float) -> Derivative:
 def _backward(*operands: Any, scale: float) -> Any:
     """``_gradients`` with a derivative."""
     run = partial(_gradients, scale=scale)
-    return derivative.call(run, partial(_backward_jvp, scale), *operands)
+    return derivative.call("CrossattnBackward", run, partial(_backward_jvp, scale), *operands)
 
 
 def _gradients(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
