@@ -109,6 +109,27 @@ def inside_shard_map_is_refused():
         raise AssertionError("it was answered")
 
 
+def forward_mode(strategy):
+    """Along one way, through all eight devices, and the second derivative along it too."""
+    attend = attends()[strategy]
+    draw = np.random.default_rng(1).normal
+    at = tuple(np.float32(draw(size=(1, length, 2, 4))) for length in (8, 16, 16))
+    way = tuple(np.float32(draw(size=x.shape)) for x in at)
+
+    def slope(attend, *at):
+        def loss(*at):
+            out, lse = attend(*at, xa.masks.window(9), return_lse=True)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(lse))
+
+        return jax.jvp(loss, at, way)[1]
+
+    def twice(attend, *at):
+        return jax.jvp(functools.partial(slope, attend), at, way)
+
+    found, expected = (jax.jit(functools.partial(twice, one))(*at) for one in (attend, xa.attend))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def fault(check, *arguments):
     try:
         check(*arguments)
@@ -126,6 +147,8 @@ def main(chosen):
     }
     for way in attends():
         found[f"{way} two axes"] = fault(batch_over_other_devices, way)
+    for strategy in ("merge", "ring"):
+        found[f"{strategy} forward mode"] = fault(forward_mode, strategy)
     for check in (statistics, parts_of_unlike_places, inside_shard_map_is_refused):
         found[check.__name__] = fault(check)
     print(json.dumps(found))

@@ -62,6 +62,11 @@ def test_explicit_mesh_axes_change_nothing(on_eight_devices, check):
     assert on_eight_devices[check] == ""
 
 
+@pytest.mark.parametrize("strategy", ["merge", "ring"])
+def test_forward_mode_goes_over_devices(on_eight_devices, strategy):
+    assert on_eight_devices[f"{strategy} forward mode"] == ""
+
+
 def shapes(T, S, N=16, K=8, H=128, dtype=jnp.bfloat16):
     lead = [(1, T, N, H), (1, S, K, H), (1, S, K, H)]
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in lead]
