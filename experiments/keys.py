@@ -164,7 +164,7 @@ KEYS: dict[str, Key] = {
         "attention_scale": Key(float, "Of attention logits; none is H ** -0.5.", "(0, inf)", none=True),
         "qk_norm": Key(bool, "Norms on query and key heads."),
         "rope_base": Key(float, "Of rotary positions.", "(0, inf)", none=True),
-        "relative_buckets": Key(int, "Of relative positions.", "[2, inf)"),
+        "relative_buckets": Key(int, "Of relative positions.", "[4, inf)"),
         "relative_distance": Key(int, "From where on distances share a bucket.", "[1, inf)"),
         "separate_inputs": Key(bool, "Source and target have positions and norms of their own.",
                                only="translation"),

@@ -85,6 +85,7 @@ def check(config: ConfigDict) -> None:
     missing = [name for name, key in own.items() if key.needed and name not in values]
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
+    _check_model(config.model)
     _check_chunks(config)
     _check_metric(config)
     if task == "translation":
@@ -109,6 +110,26 @@ def _is_unicode(value: Any) -> bool:
 def _clipped(value: Any) -> str:
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_model(model: ConfigDict) -> None:
+    """What building a model does not look at, and its first step would fail on."""
+    head = model.get("head_dim") or model.dim // model.num_heads
+    rotary = model.positions == "rope" or model.get("rope_base") is not None
+    if rotary and head % 2:
+        raise SettingsError(
+            f"config.model has heads of size {head}; rotary positions expect an even number."
+        )
+    if model.positions == "sinusoidal" and model.dim % 2:
+        raise SettingsError(
+            f"config.model.dim is {model.dim}; sinusoidal positions expect an even number."
+        )
+    buckets, distance = model.get("relative_buckets", 32), model.get("relative_distance", 128)
+    if model.positions == "relative" and distance <= buckets // 2:
+        raise SettingsError(
+            f"config.model.relative_distance is {distance}; expected more than half of"
+            f" relative_buckets, {buckets}."
+        )
 
 
 def _check_chunks(config: ConfigDict) -> None:

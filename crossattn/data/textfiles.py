@@ -37,6 +37,8 @@ def read_pairs(
         raise DataError(f"files have no split {split!r}; they have train, validation, test")
     files = [Path(path.strip().replace("{split}", split)) for path in paths.split(",")]
     if len(files) == 2:
+        if source_column is not None or target_column is not None:
+            raise DataError(f"files:{paths} names two texts, which have no columns to choose from")
         pairs = _two_texts(*files)
     elif len(files) == 1 and files[0].suffix in (".jsonl", ".ndjson"):
         pairs = _jsonl(files[0], source_column or "source", target_column or "target")

@@ -103,6 +103,17 @@ def test_tables_may_name_their_columns(tmp_path):
     assert (example["source"], example["target"]) == ("ja", "yes")
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\n \t\r\n\n"])
+def test_blank_lines_that_end_a_file_are_none(tmp_path, end):
+    (tmp_path / "train.tsv").write_text(f"a\tb{end}")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"source": "a", "target": "b"}) + end)
+    (tmp_path / "train.a").write_text("a\n")
+    (tmp_path / "train.b").write_text(f"b{end}")
+    for name in ("{split}.tsv", "{split}.jsonl", f"{{split}}.a,{tmp_path}/{{split}}.b"):
+        (example,) = sources.open_source(f"files:{tmp_path}/{name}")
+        assert (example["source"], example["target"]) == ("a", "b")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -167,6 +178,7 @@ def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
         ("libreoffice_help/en-xx", "train", {}, "no direction 'en-xx'"),
         ("phrases", "train", {"size": 1}, "takes no options; size"),
         ("copy", "train", {"sise": 1}, "sise"),
+        ("files:a,b", "train", {"source_column": 2}, "two texts, which have no columns"),
         ("copy", "train", {"min_length": 0}, "lengths are 0 to 12"),
     ],
 )

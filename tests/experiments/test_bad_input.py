@@ -105,6 +105,14 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.optim.b2=1.0", "optim.b2 is 1.0; expected a number, 0 or more and below 1"),
         ("--config.seed=-1", "seed is -1; expected a whole number, 0 or more and at most"),
         ("--config.train.accumulate=3", "data.rows is 8, which makes batches of 8 rows"),
+        ("--config.model.head_dim=3 --config.model.positions=rope", "heads of size 3; rotary"),
+        ("--config.model.dim=7 --config.model.num_heads=1", "dim is 7; sinusoidal"),
+        ("--config.model.relative_distance=9 --config.model.positions=relative", "more than half"),
+        (
+            "--config.model.positions=learned --config.evaluate.decoding.max_length=33",
+            "max_length is 33; the table of learned positions has 32",
+        ),
+        ("--config.checkpoint.best_metric=bleu --config.evaluate.examples=0", "only a translation"),
         ("--config.model.qk_norm=maybe", "qk_norm is 'maybe'; expected true or false"),
         # Those that only showed to be wrong after training:
         ("--config.evaluate.decoding.beams=0", "decoding.beams is 0; expected a whole number, 1"),
@@ -124,8 +132,11 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("extra", "got extra; expected only flags"),
     ],
 )
-def test_a_wrong_key_or_value_is_named(refused, in_production, tmp_path, override, said):
-    assert said in refused("train", TINY, override, f"--workdir={tmp_path / 'run'}")
+def test_a_wrong_key_or_value_is_named_before_anything_is_made(
+    refused, in_production, tmp_path, override, said
+):
+    assert said in refused("train", TINY, *override.split(), f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_gold_links_that_the_data_does_not_have_claim_no_work_directory(refused, tmp_path):

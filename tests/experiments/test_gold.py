@@ -68,6 +68,9 @@ def test_the_diagonal_is_learnt_and_coverage_kept_without_links(few_phrases, tmp
     prior, covered = logged(tmp_path, "prior"), logged(tmp_path, "coverage")
     assert prior[-1] < 0.9 * prior[0]
     assert len(covered) == len(prior) and np.isfinite(covered).all()
+    # What is logged as the loss is what is minimised: the cross-entropy and both terms.
+    parts = np.array(logged(tmp_path, "cross_entropy")) + prior + 0.2 * np.array(covered)
+    np.testing.assert_allclose(logged(tmp_path, "loss"), parts, rtol=1e-5)
 
 
 def test_coverage_is_of_a_sentence_and_its_own_target_tokens(batch, options):

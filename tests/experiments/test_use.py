@@ -10,7 +10,9 @@ import pytest
 import sacrebleu
 from matplotlib import image
 
+from configs import lm_small
 from crossattn.data.sources import open_source
+from crossattn.train.workdir import flatten
 
 LIMIT = 30
 
@@ -37,6 +39,12 @@ def test_evaluation_writes_every_number(results):
     assert results["perplexity"] == pytest.approx(np.exp(results["nll"]))
     assert 0 < results["accuracy"] < 1 and results["test_loss"] > 0
     assert results["decoded_sentences_per_second"] > 0
+
+
+def test_scores_of_another_split_say_so(launched, copied_run):
+    given = (f"--workdir={copied_run}", "--split=validation", "--limit=2")
+    code, out, _ = launched("evaluate", *given)
+    assert code == 0 and "validation_loss " in out and "test_loss" not in out
 
 
 def test_the_scores_are_those_of_the_translations_beside_them(results):
@@ -168,8 +176,8 @@ def test_a_folder_without_a_run_is_refused(refused, launcher, tmp_path):
 
 
 def test_only_a_translator_translates(refused, copied_run):
-    path = copied_run / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "language_model"}))
+    settings = flatten(lm_small.get_config("tiny").to_dict())
+    (copied_run / "config.json").write_text(json.dumps(settings))
     assert "is a language_model, not a translation" in refused(
         "translate", f"--workdir={copied_run}", "a cat"
     )
