@@ -49,7 +49,7 @@ def of_config(values: Mapping[str, Any], title: str) -> str:
         for name, key in KEYS.items()
         if key.only in (None, found.get("task"))
     ]
-    names, shown = (max(len(row[column]) for row in rows) for column in (0, 1))
+    names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [
         f"  {name:<{names}}  {value:<{shown}}  {key.meaning} ({key.expected})"
         for name, value, key in rows

@@ -10,9 +10,10 @@ import pytest
 import sacrebleu
 from matplotlib import image
 
-from configs import lm_small
+from configs import libreoffice, lm_small
 from crossattn.data.sources import open_source
 from crossattn.train.workdir import flatten
+from experiments import report
 
 LIMIT = 30
 
@@ -41,10 +42,19 @@ def test_evaluation_writes_every_number(results):
     assert results["decoded_sentences_per_second"] > 0
 
 
-def test_scores_of_another_split_say_so(launched, copied_run):
-    given = (f"--workdir={copied_run}", "--split=validation", "--limit=2")
-    code, out, _ = launched("evaluate", *given)
-    assert code == 0 and "validation_loss " in out and "test_loss" not in out
+def test_scores_of_another_split_say_so(monkeypatch):
+    monkeypatch.setattr(report, "alignment_results", lambda *_: {})
+    examples = [{"source": "a cat", "target": "un chat"}]
+    translator = SimpleNamespace(texts=lambda sources: ["un chat"], cut_sources=0)
+    task = SimpleNamespace(
+        config=libreoffice.get_config("tiny"),
+        translator=lambda params: translator,
+        some=lambda split, limit: examples,
+        split_loss=lambda params, split: {"loss": 2.0, "nll": 1.0},
+    )
+    results = report.translation_results(task, None, "validation")
+    assert results["validation_loss"] == 2.0 and results["nll"] == 1.0
+    assert not {"loss", "test_loss"} & results.keys()
 
 
 def test_the_scores_are_those_of_the_translations_beside_them(results):
