@@ -112,7 +112,7 @@ def _clipped(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_model(model: ConfigDict) -> None:
+def _check_model(model: Any) -> None:
     """What building a model does not look at, and its first step would fail on."""
     head = model.get("head_dim") or model.dim // model.num_heads
     rotary = model.positions == "rope" or model.get("rope_base") is not None
