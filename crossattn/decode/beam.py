@@ -19,11 +19,13 @@ from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn, source_valid, with_ancestors
 from crossattn.decode.stopping import EXACT, Stopping
 from crossattn.decode.target import Target
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 
 _NEVER = -1e9
 
 
+@as_written
 def beam_search(
     step: StepFn,
     states: Any,

@@ -17,9 +17,11 @@ from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.processors import Processor
 from crossattn.decode.states import with_ancestors
 from crossattn.decode.target import Target
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 
 
+@as_written
 def contrastive_search(
     model: Any,
     states: Any,

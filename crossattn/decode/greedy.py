@@ -13,9 +13,11 @@ from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn
 from crossattn.decode.target import Target
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
+@as_written
 def greedy(
     step: StepFn,
     states: Any,
@@ -39,6 +41,7 @@ def greedy(
     return search(OneByOne(step, Target(**target), tuple(processors), capture), states)
 
 
+@as_written
 def sample(
     step: StepFn,
     states: Any,

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.exporting import exportable
 from crossattn.types import AnyArray, Array, Float, Int
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Hypotheses:

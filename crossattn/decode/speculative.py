@@ -19,9 +19,11 @@ from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.processors import Processor
 from crossattn.decode.states import StepFn, per_row, rewound, rowwise
 from crossattn.decode.target import Target
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
+@as_written
 def speculative(
     step: StepFn,
     states: Any,

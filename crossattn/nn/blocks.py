@@ -17,6 +17,7 @@ from crossattn.nn.layers import NormName, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import masks
 from crossattn.ops.dropout import dropout
+from crossattn.ops.exporting import exportable
 from crossattn.ops.masks import Mask
 from crossattn.ops.memory import Memory
 from crossattn.types import Array, Bool, Float, Int, Key
@@ -179,6 +180,7 @@ class EncoderBlock(nnx.Module):
         return self.feedforward_residual.leave(x, update, keys[3]), state
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecoderState:

@@ -16,15 +16,20 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from crossattn.ops import placement
+from crossattn.ops.promotion import as_written
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def on_any_mesh(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """``call``, a function or method of modules and arrays, for operands on any mesh."""
+    """``call``, a function or method of modules and arrays, for operands on any mesh.
+
+    It runs ``as_written``.
+    """
 
     @functools.wraps(call)
+    @as_written
     def placed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_module)
         mesh = next(filter(None, map(_mesh, leaves)), None)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, placement, spread
 from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
 PLAIN = ("chunked", "reference")
@@ -108,6 +109,7 @@ class Ran(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
 
 
+@as_written
 def run(
     q,
     k,

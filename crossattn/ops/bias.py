@@ -6,9 +6,11 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Float, Int
 
 
+@as_written
 def relative_buckets(
     q_positions: Int[AnyArray, "*B T"],
     k_positions: Int[AnyArray, "*B S"],
@@ -79,6 +81,7 @@ def _starts(exact: int, buckets: int, max_distance: int, count: int) -> tuple[in
     return tuple(int(start) for start in low if start < most)
 
 
+@as_written
 def relative_bias(
     table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
 ) -> Float[AnyArray, "*B N T S"]:
@@ -98,6 +101,7 @@ def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:
     return jnp.asarray(slopes, jnp.float32)
 
 
+@as_written
 def alibi(
     q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"], num_heads: int
 ) -> Float[AnyArray, "*B N T S"]:

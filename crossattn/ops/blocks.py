@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from crossattn.ops.masks import Mask
@@ -101,9 +102,28 @@ def plan(T: int, S: int, rows: int, mask: Mask | None = None, platform: str | No
     queries, keys = min(queries, T), min(keys, S)
     if skipped == "nothing":  # a side of less than a block leaves room for more of the other
         queries, keys = min(T, area // keys), min(S, area // queries)
+    rows = 1 if is_symbolic(rows) else rows
     while rows * queries * keys > _MOST_LOGITS[platform] and max(queries, keys) > _LEAST:
         queries, keys = (queries, -(-keys // 2)) if keys > queries else (-(-queries // 2), keys)
     return Plan(T, S, _even(T, max(_LEAST, queries)), _even(S, max(_LEAST, keys)))
+
+
+def is_symbolic(*sizes: Any) -> bool:
+    """Whether a size is one of ``jax.export``'s symbols, known only when the program is called."""
+    return any(map(jax.export.is_symbolic_dim, sizes))
+
+
+def plan_of_symbols(T: Any, S: Any) -> Plan:
+    """Blocks of a fixed size for lengths that are not known, and the lengths that a number of them fills."""
+    size = _LEAST
+
+    def filled(length: Any) -> tuple[Any, int]:
+        if is_symbolic(length):
+            return -(-length // size) * size, size
+        return length, _even(length, size)
+
+    (T, queries), (S, keys) = filled(T), filled(S)
+    return Plan(T, S, queries, keys)
 
 
 def _skipped(mask: Mask | None, T: int, S: int) -> str:

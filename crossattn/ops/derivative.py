@@ -16,6 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
+from crossattn.ops.promotion import as_written
+
 
 def call(
     name: str, run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: Any
@@ -32,11 +34,14 @@ def call(
     leaves, structure = jax.tree.flatten(operands)
     trees = []
 
+    # JAX may trace them later, when what the caller set is no longer what this package is written for.
+    @as_written
     def flat_run(*leaves):
         found, tree = jax.tree.flatten(run(*structure.unflatten(leaves)))
         trees.append(tree)
         return found
 
+    @as_written
     def flat_rule(primals, tangents):
         found, moved = rule(structure.unflatten(primals), structure.unflatten(tangents))
         found, tree = jax.tree.flatten(found)
@@ -109,6 +114,7 @@ def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> 
     results, tree = jax.tree.flatten(like)
 
     def flat(function, second_tree):
+        @as_written
         def call(known, second):
             found = function(known_tree.unflatten(known), second_tree.unflatten(second))
             return jax.tree.leaves(found)

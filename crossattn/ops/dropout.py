@@ -10,11 +10,13 @@ import math
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Integer, Key
 
 _INDICES = 1 << 32
 
 
+@as_written
 def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """True with probability ``1 - rate`` (resolved to 2^-32), independently per element."""
     *lead, columns = shape or (1,)
@@ -40,6 +42,7 @@ def keep_block(
     return _mixed(columns, first, second) >= jnp.uint32(_threshold(rate))
 
 
+@as_written
 def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> Float[Array, "..."]:
     """Zero elements with probability ``rate`` and rescale the rest; no key means no dropout.
 

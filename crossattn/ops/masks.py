@@ -14,6 +14,8 @@ from typing import dataclass_transform
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.exporting import exportable
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 
@@ -24,7 +26,8 @@ def _pytree(cls):
     fields = cls.__dataclass_fields__.values()
     static = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if not f.metadata.get("static")]
-    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=static)
+    cls = jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=static)
+    return exportable(cls)
 
 
 _static = functools.partial(field, metadata={"static": True})
@@ -204,6 +207,7 @@ class Mask:
         """What this mask hides may be read and nothing else, the padding that it hides too."""
         return Mask((Not(self),))
 
+    @as_written
     def block(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Bool[Array, "..."]:
         """The part of the matrix at these query and key indices, broadcastable to [*B N T S]."""
         blocks = [term.block(queries, keys) for term in self.terms]
@@ -221,6 +225,7 @@ class Mask:
                         f"{axis} = {lengths[axis]}, the number of {what}."
                     )
 
+    @as_written
     def materialize(self, T: int, S: int) -> Bool[AnyArray, "*#B #N T S"]:
         """The whole matrix for ``T`` queries and ``S`` keys, [*#B #N T S].
 
@@ -232,6 +237,7 @@ class Mask:
         lead = allowed.shape[:-2] or (1,)
         return jnp.broadcast_to(allowed, (*lead, T, S))
 
+    @as_written
     def to_bias(self, T: int, S: int, dtype=jnp.float32) -> Float[Array, "*#B #N T S"]:
         """The additive form M of the mask: 0 where a key may be read, -inf where not."""
         return jnp.where(self.materialize(T, S), 0.0, -jnp.inf).astype(dtype)

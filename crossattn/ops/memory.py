@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import masks
+from crossattn.ops.exporting import exportable
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Int, Shaped
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Memory:
@@ -99,6 +102,7 @@ class Memory:
         )
 
     @property
+    @as_written
     def readable(self) -> Bool[Array, "*B S"]:
         """Which slots may be read."""
         if self.valid is not None:
@@ -111,6 +115,7 @@ class Memory:
         """Number of slots S, filled or not."""
         return self.keys.shape[-3]
 
+    @as_written
     def append(
         self,
         keys: Shaped[AnyArray, "*B X K H"],

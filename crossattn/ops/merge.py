@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import placement
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Float
 
 
+@as_written
 def merge(
     out1: Float[AnyArray, "*B T N Hv"],
     lse1: Float[AnyArray, "*B N T"],
@@ -62,6 +64,7 @@ def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, 
     return quotient(sums[0] + sums[1], weights[0] + weights[1], base, outs[0].dtype)
 
 
+@as_written
 def merge_over(
     out: Float[AnyArray, "*B T N Hv"], lse: Float[AnyArray, "*B N T"], axis: str
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T"]]:

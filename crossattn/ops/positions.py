@@ -6,9 +6,11 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Float, Int
 
 
+@as_written
 def sinusoidal(
     positions: Int[AnyArray, "*B T"], dim: int, max_wavelength: float = 10000.0
 ) -> Float[AnyArray, "*B T D"]:

@@ -3,9 +3,11 @@
 import jax.numpy as jnp
 
 from crossattn.ops.positions import inverse_wavelengths
+from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Float, Int
 
 
+@as_written
 def rotate(
     x: Float[AnyArray, "*B T N H"], positions: Int[AnyArray, "*#B T"], base: float = 10000.0
 ) -> Float[AnyArray, "*B T N H"]:

@@ -23,6 +23,7 @@ from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask, lengths
 from crossattn.ops.merge import merge_over
 from crossattn.ops.placement import Names, Split, named
+from crossattn.ops.promotion import as_written
 from crossattn.ops.spread import heads_of
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
@@ -60,6 +61,7 @@ def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
     return Plan("merge" if merged <= sent else "ring", merged, sent)
 
 
+@as_written
 def attend_sharded(
     q: Float[AnyArray, "*B T N H"],
     k: Float[AnyArray, "*B S K H"],

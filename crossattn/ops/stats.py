@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from crossattn.ops import blocks, placement, scores, slices
 from crossattn.ops.arguments import check_broadcast, check_mask, check_number, check_operands
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.placement import Names, named
+from crossattn.ops.promotion import as_written
 from crossattn.ops.spread import heads_of
 from crossattn.ops.summaries import Asked, summarise
 from crossattn.types import AnyArray, Array, Bool, Float
@@ -46,6 +48,12 @@ class AttentionStats(NamedTuple):
     span_mass: Any
 
 
+jax.export.register_namedtuple_serialization(
+    AttentionStats, serialized_name="crossattn.AttentionStats"
+)
+
+
+@as_written
 def attention_stats(
     q: Float[AnyArray, "*B T N H"],
     k: Float[AnyArray, "*B S K H"],

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, derivative, dropout, scores
+from crossattn.ops import blocks, derivative, dropout, scores, slices
 from crossattn.ops.backends import Attended
 from crossattn.ops.blocks import Plan
 from crossattn.ops.derivative import Derivative
-from crossattn.ops.masks import Mask
+from crossattn.ops.masks import Mask, lengths
 from crossattn.ops.scores import EXACT, Operands, Rows, Setting
 from crossattn.types import Array, Float, Key
 
@@ -37,6 +37,8 @@ def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | 
     if q.shape[-3] == 1:
         return "for one query, as in decoding, the reference reads keys and values where they lie"
     logits = math.prod(q.shape[:-1]) * k.shape[-3]
+    if blocks.is_symbolic(logits):
+        return None  # The length may turn out to be any.
     if logits <= _SMALL[jax.default_backend()]:
         return f"with {logits} logits in all, it is faster to compute them at once"
     return None
@@ -59,14 +61,44 @@ def attend(
     """See ``crossattn.attend``."""
     if return_weights:
         raise NotImplementedError("it never has the whole matrix of weights")
+    T, S = q.shape[-3], k.shape[-3]
+    plan = None
+    if blocks.is_symbolic(T, S):
+        if dropout_key is not None:
+            raise NotImplementedError("it has no dropout for symbolic lengths")
+        plan = blocks.plan_of_symbols(T, S)
+        q, k, v, mask, bias = _padded(plan, q, k, v, mask, bias)
     given, setting, values = scores.prepare(q, k, v, mask, bias, scale, softcap, dropout_key)
     rows = math.prod((*q.shape[:-3], q.shape[-2]))
-    plan = blocks.plan(q.shape[-3], k.shape[-3], rows, mask)
+    plan = blocks.plan(T, S, rows, mask) if plan is None else plan
     found: Any = _attend(plan, dropout_rate, given, values, setting)
     out, lse, _ = found
     out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
     lse = scores.ungrouped(lse[..., None])[..., 0].astype(jnp.float32) if return_lse else None
+    if plan.T is not T:
+        out, lse = out[..., :T, :, :], None if lse is None else lse[..., :T]
     return Attended(out, None, lse)
+
+
+def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
+    """With zeros up to lengths that are a number of whole blocks, hidden by the mask."""
+    T, S = q.shape[-3], k.shape[-3]
+
+    def pad(x: Any, q_axis: int | None, k_axis: int | None) -> Any:
+        x = jnp.asarray(x)
+        if q_axis is None and k_axis is None:
+            return x
+        width: list[tuple[int, Any]] = [(0, 0)] * x.ndim
+        for axis, more in ((q_axis, plan.T - T), (k_axis, plan.S - S)):
+            if axis is not None:
+                width[axis] = (0, more)
+        return jnp.pad(x, width)
+
+    mask = slices.map_arrays(Mask(()) if mask is None else mask, pad) & lengths(
+        jnp.asarray(S, jnp.int32), jnp.asarray(T, jnp.int32)
+    )
+    bias = None if bias is None else pad(bias, *slices.matrix_axes(bias))
+    return pad(q, -3, None), pad(k, None, -3), pad(v, None, -3), mask, bias
 
 
 def _attend(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting) -> Any:

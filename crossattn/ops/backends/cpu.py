@@ -42,6 +42,8 @@ def attend(
 ) -> Attended:
     """See ``crossattn.attend``."""
     _refuse(q, bias, softcap, dropout_key, return_weights)
+    if blocks.is_symbolic(*q.shape, *k.shape):
+        raise NotImplementedError("an exported program, as symbolic shapes are for, cannot call it")
     native.load()
     allowed = _operands(mask, q.ndim - 3, q.shape[-3], k.shape[-3])
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))

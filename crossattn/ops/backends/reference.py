@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from crossattn.ops import dropout
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
+from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Key
 
 # Full float32 products also where the hardware would round their inputs.
@@ -62,6 +63,7 @@ def _one_query(q, k, v, allowed, bias, scale, softcap):
 
 
 @_one_query.defjvp
+@as_written
 def _one_query_jvp(primals, tangents):
     def careful(q, k, v, allowed, bias, scale, softcap):
         return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, careful=True)

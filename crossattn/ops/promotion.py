@@ -1,0 +1,28 @@
+"""This package broadcasts and promotes on purpose, also where a program asks JAX to refuse that.
+
+``jax_numpy_rank_promotion="raise"`` and ``jax_numpy_dtype_promotion="strict"`` are for the code of whoever
+sets them; inside ``as_written`` they are as the package's own code expects.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import jax
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def as_written(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """``call`` under JAX's default rules. Rules of derivatives need it too: JAX may trace them later."""
+
+    @functools.wraps(call)
+    def inside(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        ranks, dtypes = jax.config.jax_numpy_rank_promotion, jax.config.jax_numpy_dtype_promotion
+        if (ranks, dtypes) == ("allow", "standard"):
+            return call(*args, **kwargs)
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            return call(*args, **kwargs)
+
+    return inside
