@@ -104,8 +104,11 @@ def check_mask(mask: Mask, full: tuple[int, ...]) -> Mask:
         # Where they lie has no part in it.
         leaves, structure = jax.tree.flatten(mask)
         bare = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in leaves]
-        indices = jnp.arange(T), jnp.arange(S)
-        shape = jax.eval_shape(lambda x: structure.unflatten(x).block(*indices), bare).shape
+
+        def block(leaves):
+            return jax.tree.unflatten(structure, leaves).block(jnp.arange(T), jnp.arange(S))
+
+        shape = jax.eval_shape(block, bare).shape
         fits = jnp.broadcast_shapes(shape, full) == full
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(f"mask does not fit [*B N T S] = {full}: {error}") from error
