@@ -72,7 +72,9 @@ def test_statistics_parts_and_split_memories():
         return jnp.sum(found.entropy) + jnp.sum(found.top_weights)
 
     assert np.isfinite(jax.grad(loss)(q)).all()
-    first, second = (xa.attend(q, k[:, s], v[:, s], return_lse=True) for s in (slice(4), slice(4, None)))
+    first, second = (
+        xa.attend(q, k[:, s], v[:, s], return_lse=True) for s in (slice(4), slice(4, None))
+    )
     np.testing.assert_allclose(xa.merge(*first, *second)[0], xa.attend(*QKV), rtol=1e-4, atol=1e-5)
 
 
@@ -101,6 +103,9 @@ def test_models_train_and_decode(positions):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient(params)))
     if positions == "rope":
         model = xa.functional.bind(build, params)
-        for options in ({"beams": 2}, {"key": jax.random.key(0), "processors": [sampling.top_p(0.9)]}):
+        for options in (
+            {"beams": 2},
+            {"key": jax.random.key(0), "processors": [sampling.top_p(0.9)]},
+        ):
             found = translate(model, source, segments, max_length=3, **options)
             assert np.isfinite(found.scores).all()
