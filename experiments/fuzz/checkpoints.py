@@ -22,11 +22,7 @@ ENVIRONMENT = launching.ENVIRONMENT
 
 def start(folder: Path) -> Callable[[np.random.Generator], None]:
     """One file of a run that stopped after step 8 of 12, damaged; the run is then gone on with."""
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
-    whole = folder / "whole"
-    code, said = ends_well("train", *TINY, f"--workdir={whole}")
-    if code:
-        raise Wrong(f"the run that is to be damaged is refused: {said}")
+    whole = launching.tiny_run(folder)
     expected = parameters(whole)
 
     def case(random: np.random.Generator) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments.fuzz import Wrong, launching
@@ -34,11 +33,7 @@ _NEVER_NEGATIVE = {
 
 def start(folder: Path) -> Callable[[np.random.Generator], None]:
     """One value, or one record of a finished run."""
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
-    whole = folder / "whole"
-    code, said = ends_well("train", *TINY, f"--workdir={whole}")
-    if code:
-        raise Wrong(f"the run whose records are to be spoilt is refused: {said}")
+    whole = launching.tiny_run(folder)
     keys = sorted(json.loads((whole / "config.json").read_text(encoding="utf-8")))
 
     def case(random: np.random.Generator) -> None:

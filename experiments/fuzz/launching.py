@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 from absl.testing import flagsaver
 
@@ -33,12 +34,24 @@ TINY = (
 )
 
 
+def tiny_run(folder: Path) -> Path:
+    """A finished run in the folder, trained where there is none yet; compiled programs are kept there too."""
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    workdir = folder / "whole"
+    if not workdir.exists():
+        code, said = ends_well("train", *TINY, f"--workdir={workdir}")
+        if code:
+            raise Wrong(f"the run that is to be spoilt is refused: {said}")
+    return workdir
+
+
 def launched(launcher: str, *arguments: Any) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of ``python -m experiments.LAUNCHER ARGUMENTS``, run here."""
     main = importlib.import_module(f"experiments.{launcher}").main
     before = sys.argv
     sys.argv = [launcher, *map(str, arguments)]
-    with _captured() as read:
+    with _captured() as printed:
         try:
             with flagsaver.flagsaver(), warnings.catch_warnings(), contextlib.chdir(ROOT):
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -50,7 +63,7 @@ def launched(launcher: str, *arguments: Any) -> tuple[int, str, str]:
         finally:
             sys.argv = before
             sys.modules.pop("config_config", None)  # or the next config file is run on top of it
-    return code, *read()
+    return code, printed[0], printed[1]
 
 
 def ends_well(launcher: str, *arguments: Any) -> tuple[int, str]:
@@ -72,26 +85,21 @@ def ends_well(launcher: str, *arguments: Any) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _captured() -> Iterator[Any]:
-    """What the process prints meanwhile, libraries in C++ included."""
-    kept, files = [], []
-    for number in (1, 2):
-        (sys.stdout, sys.stderr)[number - 1].flush()
-        kept.append(os.dup(number))
-        files.append(tempfile.TemporaryFile())
-        os.dup2(files[-1].fileno(), number)
-
-    def read() -> tuple[str, ...]:
-        texts = []
-        for file in files:
-            file.seek(0)
-            texts.append(file.read().decode("utf-8", "replace"))
-        return tuple(texts)
-
+def _captured() -> Iterator[list[str]]:
+    """What the process prints meanwhile, libraries in C++ included: [stdout, stderr] when it is over."""
+    printed: list[str] = []
+    kept = [os.dup(number) for number in (1, 2)]
+    files = [tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in kept]
     try:
-        yield read
+        for number, file in enumerate(files, 1):
+            os.dup2(file.fileno(), number)
+        with contextlib.redirect_stdout(files[0]), contextlib.redirect_stderr(files[1]):
+            yield printed
     finally:
-        for number in (1, 2):
-            (sys.stdout, sys.stderr)[number - 1].flush()
-            os.dup2(kept[number - 1], number)
-            os.close(kept[number - 1])
+        for number, (before, file) in enumerate(zip(kept, files, strict=True), 1):
+            file.flush()
+            os.dup2(before, number)
+            os.close(before)
+            file.seek(0)
+            printed.append(file.read())
+            file.close()

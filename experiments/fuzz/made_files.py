@@ -9,6 +9,7 @@ import tarfile
 import wave
 import zipfile
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,8 @@ def jsonl(random: np.random.Generator) -> bytes:
 
 def safetensors(random: np.random.Generator) -> bytes:
     """Two tensors."""
-    header, data = {"__metadata__": {"format": "pt"}}, b""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
     for name, array in (
         ("a", np.arange(12.0, dtype=np.float32)),
         ("b", np.arange(6, dtype=np.int8)),

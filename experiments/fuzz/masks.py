@@ -162,8 +162,8 @@ def memories(random) -> None:
     order = random.permutation(B)
     memory = memory.take(jnp.asarray(order))
     found = xa.attend(case.q[order], memory.keys, memory.values, memory.mask())
-    arrays = [x[order] for x in (case.q, case.k, case.v)]
-    expected = oracle.attention(*arrays, valid[order][:, None, None])[0]
+    arrays: Any = [x[order] for x in (case.q, case.k, case.v)]
+    expected = oracle.attention(*arrays, allowed=valid[order][:, None, None])[0]
     with _said(f"a memory of k{list(case.k.shape)} cut at {cut}"):
         checks.close(found, expected, "output")
 
@@ -235,6 +235,6 @@ def _finite(case: Case) -> Case:
     return case
 
 
-def _projected(p: Any, x: np.ndarray) -> np.ndarray:
+def _projected(p: Any, x: Any) -> np.ndarray:
     out = np.einsum("...td,dnh->...tnh", np.float64(x), np.float64(p["kernel"]))
     return out + np.float64(p["bias"]) if "bias" in p else out

@@ -35,8 +35,6 @@ SHAPES = {("data", "tensor"): (4, 2), ("seq",): (8,), ("data", "seq"): (2, 4), (
 
 def start(folder: Path) -> Callable[[np.random.Generator], None]:
     """One of the kinds below on one of the meshes, at random."""
-    build = lambda rngs: Transformer(transformer.tiny(), rngs=rngs)  # noqa: E731
-    params = _alone(lambda: xa.init(build, jax.random.key(0)))
 
     def case(random: np.random.Generator) -> None:
         kind = _KINDS[random.integers(len(_KINDS))]
@@ -49,7 +47,7 @@ def start(folder: Path) -> Callable[[np.random.Generator], None]:
         )
         with jax.set_mesh(mesh) if inside else contextlib.nullcontext():
             try:
-                kind(random, mesh, build, params)
+                kind(random, mesh)
             except (Wrong, Broken) as error:
                 raise Wrong(f"{said}: {error}") from error
             except Exception as error:
@@ -59,7 +57,7 @@ def start(folder: Path) -> Callable[[np.random.Generator], None]:
     return case
 
 
-def attend(random, mesh, build, params) -> None:
+def attend(random, mesh) -> None:
     """Output and gradients, batch over "data", heads over "tensor"."""
     arrays, options, allowed = _call(random, mesh)
     mask, bias = options
@@ -76,10 +74,10 @@ def attend(random, mesh, build, params) -> None:
     _compare(out, found, arrays, allowed, bias, f"{_said(arrays)} {describe(mask)}")
 
 
-def attend_sharded(random, mesh, build, params) -> None:
+def attend_sharded(random, mesh) -> None:
     """The memory split along its length, either way."""
     if "seq" not in mesh.shape:
-        return attend(random, mesh, build, params)
+        return attend(random, mesh)
     arrays, (mask, _), allowed = _call(random, mesh)
     strategy = (None, "merge", "ring")[random.integers(3)]
     spec = P("data" if "data" in mesh.shape else None, "seq")
@@ -94,7 +92,7 @@ def attend_sharded(random, mesh, build, params) -> None:
     _compare(out, found, arrays, allowed, None, f"{strategy} {_said(arrays)} {describe(mask)}")
 
 
-def statistics(random, mesh, build, params) -> None:
+def statistics(random, mesh) -> None:
     """``attention_stats`` of sharded queries and keys."""
     (q, k, v), (mask, bias), allowed = _call(random, mesh)
     spec = P(
@@ -107,7 +105,7 @@ def statistics(random, mesh, build, params) -> None:
     checks.close(found.mass, weights.sum(-2), "mass", ulps=4)
 
 
-def module(random, mesh, build, params) -> None:
+def module(random, mesh) -> None:
     """MultiHeadAttention on sharded inputs gives what it gives on one device."""
     D, N = 16, 4
     made = lambda rngs: xa.nn.MultiHeadAttention(D, N, rope_base=10_000.0, rngs=rngs)  # noqa: E731
@@ -121,8 +119,16 @@ def module(random, mesh, build, params) -> None:
     )
 
 
-def model(random, mesh, build, params) -> None:
+@functools.cache
+def _transformer() -> tuple[Any, Any]:
+    """(build, parameters) of a small one."""
+    build = lambda rngs: Transformer(transformer.tiny(), rngs=rngs)  # noqa: E731
+    return build, _alone(lambda: xa.init(build, jax.random.key(0)))
+
+
+def model(random, mesh) -> None:
     """A ``Transformer`` on a sharded batch: logits, or gradients."""
+    build, params = _transformer()
     source, target = (random.integers(3, 16, (8, n)).astype(np.int32) for n in (6, 5))
     segments = np.int32(np.arange(6) < random.integers(1, 7, (8, 1)))
     gradients = bool(random.integers(2))
@@ -144,8 +150,9 @@ def model(random, mesh, build, params) -> None:
         checks.close(one, other, "gradient" if gradients else "logits", ulps=20, least=size)
 
 
-def translate(random, mesh, build, params) -> None:
+def translate(random, mesh) -> None:
     """Texts of a sharded batch, greedily and by beams."""
+    build, params = _transformer()
     source = random.integers(3, 16, (8, 6)).astype(np.int32)
     options = {"max_length": 5, "beams": int(random.choice([1, 3]))}
     call = jax.jit(
@@ -175,9 +182,9 @@ def _call(random, mesh) -> tuple[Any, Any, Any]:
     return arrays, (mask, bias), np.broadcast_to(allowed, (8, K * G, T, S))
 
 
-def _compare(out, found, arrays, allowed, bias, said) -> None:
-    expected = oracle.attention(*arrays, allowed, bias)[0]
-    slopes = oracle.gradients(np.cos(expected), *arrays, allowed, bias)
+def _compare(out, found, arrays: Any, allowed, bias, said) -> None:
+    expected = oracle.attention(*arrays, allowed=allowed, bias=bias)[0]
+    slopes = oracle.gradients(np.cos(expected), *arrays, allowed=allowed, bias=bias)
     try:
         checks.close(out, expected, "output")
         for name, gradient in zip("qkv", found, strict=True):
