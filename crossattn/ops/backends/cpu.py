@@ -49,7 +49,7 @@ def attend(
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
-    found: Any = _forward(*blocks.alike((q, k, v, allowed)), float(scale))
+    found: Any = _forward(*blocks.alike((q, k, v, allowed)), scale=float(scale))
     return Attended(found[0].astype(dtype), None, found[1] if return_lse else None)
 
 
@@ -133,7 +133,7 @@ def _kernel(q, k, v, allowed: _Mask, scale: float) -> Any:
 
 
 def _forward_jvp(scale: float, primals, tangents) -> Any:
-    found: Any = _forward(*primals, scale)
+    found: Any = _forward(*primals, scale=scale)
     out, lse, *rows = found
     at, d_qkv = (*primals, out, *rows), tangents[:3]
     d_out, d_lse = derivative.linear(_derivative(scale), at, d_qkv, (out, lse))
