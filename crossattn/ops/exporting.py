@@ -15,12 +15,12 @@ def exportable(cls: _Class) -> _Class:
     static = [f.name for f in fields if f.metadata.get("static")]
     data = [f.name for f in fields if not f.metadata.get("static")]
 
-    def from_children(auxiliary: tuple, children: Any) -> Any:
+    def from_children(aux_data: Any, children: Any) -> Any:
         # Not by the class itself: JAX's children are placeholders, and a class may check what it holds.
         made = object.__new__(cls)
         for name, value in (
             *zip(data, children, strict=True),
-            *zip(static, auxiliary, strict=True),
+            *zip(static, aux_data, strict=True),
         ):
             object.__setattr__(made, name, value)
         return made

@@ -66,7 +66,7 @@ def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, 
 
 @as_written
 def merge_over(
-    out: Float[AnyArray, "*B T N Hv"], lse: Float[AnyArray, "*B N T"], axis: str
+    out: Float[AnyArray, "*B T N Hv"], lse: Float[AnyArray, "*B N T"], axis: str | tuple[str, ...]
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T"]]:
     """``merge`` of the parts that the devices along a mesh axis hold, inside ``jax.shard_map``.
 

@@ -138,8 +138,10 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
     )
     rows = *places[0][:-3], "N", "T"
     by_query, by_rank = Names(rows), Names((*rows, None))
-    inside = None if asked.first is None else by_query
-    out = AttentionStats(*[by_query] * 5, Names((*rows[:-1], None)), by_rank, by_rank, inside)
+    fields: dict[str, Any] = dict.fromkeys(AttentionStats._fields, by_query)
+    fields |= dict(mass=Names((*rows[:-1], None)), top_weights=by_rank, top_indices=by_rank)
+    fields |= dict(span_mass=None if asked.first is None else by_query)
+    out = AttentionStats(**fields)
 
     def part(q, k, leaves, *others):
         mask = jax.tree.unflatten(structure, leaves)
