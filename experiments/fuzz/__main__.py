@@ -128,7 +128,7 @@ def _end(code: int) -> str:
 
 def table(reports: list[Report]) -> str:
     """How many cases each part tried, and how many of them are findings."""
-    rows = [("part", "cases", "findings", "of kinds", "seconds")]
+    rows: list[tuple[str, ...]] = [("part", "cases", "findings", "of kinds", "seconds")]
     for report in reports:
         numbers = (
             str(report.cases),
