@@ -201,8 +201,12 @@ class MultiHeadAttention(nnx.Module):
         elif not isinstance(memory, Memory):
             memory = self.memory(memory)
         mask = Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)
-        if memory.length is not None and _beams(x, memory) > 1:
-            mask, bias = beams.across(memory, mask, bias, _beams(x, memory), x.shape[-2])
+        T, count = x.shape[-2], _beams(x, memory)
+        if memory.length is not None and count > 1:
+            mask, bias = beams.across(memory, mask, bias, count, T)
+        elif count > 1:
+            mask.check(T, memory.size)
+            mask, bias = beams.repeated(mask, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
         query = self.query(x)

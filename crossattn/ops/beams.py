@@ -68,9 +68,31 @@ def across(
     return whole, bias
 
 
+def repeated(
+    mask: Mask, bias: Float[Array, "..."] | None, beams: int, queries: int, keys: int
+) -> tuple[Mask, Float[Array, "..."] | None]:
+    """The mask and the bias of T queries, for J times T that read the same keys, one T after the other.
+
+    Args:
+      mask: which of T queries may read which key, the same for every beam, [*#B #N #T #S].
+      bias: the same for every beam, [*#B #N #T #S]; or None.
+      beams: J.
+      queries: T, of each beam.
+      keys: S.
+    """
+
+    def times(x: Array) -> Array:
+        return x if x.shape[-2] == 1 else jnp.concatenate([x] * beams, axis=-2)
+
+    if mask.terms:
+        allowed = mask.block(jnp.arange(queries), jnp.arange(keys))
+        mask = mask if allowed.shape[-2] == 1 else Mask((masks.Explicit(times(allowed)),))
+    return mask, None if bias is None else times(bias)
+
+
 def _flat(x: Bool[Array, "*B J T X J"] | Float[Array, "*B J T X J"]) -> Array:
     J, T, X, _ = x.shape[-4:]
     return x.reshape(*x.shape[:-4], J * T, X * J)
 
 
-__all__ = ["across", "grow"]
+__all__ = ["across", "grow", "repeated"]

@@ -206,6 +206,19 @@ def test_beams_that_share_a_memory_equal_copies_of_it():
         close(weights[:, beam], alone_weights)
 
 
+def test_masks_and_biases_of_queries_that_share_a_memory_are_each_ones_own():
+    build, params = layer(memory_dim=M)
+    x, source = jnp.asarray(normal(B, 3, T, D)), jnp.asarray(normal(B, S, M, seed=1))
+    attention = xa.functional.bind(build, params)
+    memory = attention.memory(source)
+    bias = jnp.asarray(normal(attention.kv_shape[0], T, S, seed=2))
+    for mask in (xa.masks.causal() & xa.masks.lengths(S, T - 1), xa.masks.lengths(3)):
+        read = jax.jit(lambda x, mask=mask: attention(x, memory, mask, bias=bias))
+        together = read(x)
+        for beam in range(3):
+            close(together[:, beam], read(x[:, beam]))
+
+
 def test_dropout_acts_only_when_a_key_is_given():
     build, params = layer(dropout_rate=0.5)
     still, _ = layer(dropout_rate=0.0)
