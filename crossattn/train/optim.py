@@ -33,6 +33,9 @@ class OptimConfig:
     final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd);
     cooldown_fraction: share of the steps that wsd decays over; clip_norm: largest global gradient
     norm, None for any; momentum: of muon's matrices and of sgd.
+
+    Raises:
+        ValueError: learning_rate or weight_decay is below 0 or not finite.
     """
 
     name: str = "adamw"
@@ -47,6 +50,12 @@ class OptimConfig:
     b2: float = 0.98
     eps: float = 1e-9
     momentum: float = 0.95
+
+    def __post_init__(self):
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} is {value}; expected a number, 0 or more")
 
 
 def make_optimizer(

@@ -141,6 +141,12 @@ def test_schedules_have_the_shapes_they_are_named_for():
     close(at("wsd", 0, 79, 90, 100, cooldown_fraction=0.2), np.array([2, 2, 1, 0]))
 
 
+@pytest.mark.parametrize("options", [{"learning_rate": -1.0}, {"weight_decay": float("nan")}])
+def test_rates_that_are_none_are_refused(options):
+    with pytest.raises(ValueError, match="expected a number, 0 or more"):
+        OptimConfig(**options)
+
+
 def test_unknown_names_and_muon_without_axes_are_refused():
     with pytest.raises(ValueError, match="'adam' is not one of adamw"):
         make_optimizer(OptimConfig(name="adam"), 10)
