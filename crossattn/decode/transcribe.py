@@ -104,17 +104,21 @@ class Transcriber:
 
         Args:
           window: frames of at most 30 seconds.
-          words: as the ``Word`` of a transcript has them.
+          words: as the ``Word`` of a transcript has them. Those that the model has no positions for, as
+            what it wrote in half characters takes more tokens when it is read, get rows of 0.
         """
         ids = [self.tokens.encode(word) for word in words]
+        prefix = self._prefix(language, times=False)
+        room = self.build.config.transformer.max_length - len(prefix) - 1
 
         def job() -> Job[np.ndarray]:
             heard = yield from self._hear(window)
-            known = [id for word in ids for id in word]
+            known = [id for word in ids for id in word][:room]
             weights, _, first = yield from self._read(heard, known, len(window), language)
             rows = weights.mean(axis=0)[first:]
-            ends = np.cumsum([len(word) for word in ids])
-            return np.stack([r.mean(axis=0) for r in np.split(rows, ends)[:-1]])
+            ends = np.minimum(np.cumsum([len(word) for word in ids]), len(known))
+            own = np.split(rows, ends)[:-1]
+            return np.stack([r.mean(axis=0) if len(r) else np.zeros_like(rows[0]) for r in own])
 
         return together([job()], self._take, 1)[0]
 

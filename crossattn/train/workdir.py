@@ -18,7 +18,10 @@ from crossattn.train import processes
 from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
 
 # What a run writes, and what `resume="never"` puts aside.
-OWNED = ("config.json", "metrics.jsonl", "checkpoints", "tensorboard", "assets", "unreadable")
+OWNED = (
+    *("config.json", "metrics.jsonl", "log.txt"),
+    *("checkpoints", "tensorboard", "assets", "unreadable"),
+)
 
 # Settings that may differ from one start to the next: they change what is kept and shown, or
 # where it is computed, not what is learnt. Matched against every part of a dotted key.

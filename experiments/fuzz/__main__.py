@@ -7,7 +7,6 @@ Each finding is printed with the command that shows it again; the table at the e
 each part tried. Exit code 1 with findings, 0 without.
 """
 
-import argparse
 import importlib
 import importlib.util
 import json
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.fuzz import PARTS
+from experiments.options import Options
 
 _GRACE = 45  # seconds that a part may take beyond its time, to end the case that it is in
 
@@ -56,7 +56,7 @@ def command(part: str, case: int) -> str:
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser("experiments.fuzz", description=__doc__)
+    parser = Options(__doc__)
     parser.add_argument("--seed", type=int, help="number of the first case; by default, the time")
     parser.add_argument("--minutes", type=float, default=9.0, help="of all parts together")
     parser.add_argument("--cases", type=int, default=10**6, help="the most cases of a part")

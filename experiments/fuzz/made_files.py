@@ -1,6 +1,7 @@
 """Small whole files of every kind that is read, and bombs; made without what reads them."""
 
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -20,21 +21,33 @@ WORDS = sorted(set(TEXT.split()))
 
 def deb(random: np.random.Generator) -> bytes:
     """A Debian package with one document, its data in one of the compressions."""
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w") as archive:
-        for name in ("./usr/share/doc/a.txt", "./usr/share/doc/b.txt"):
-            member = tarfile.TarInfo(name)
-            member.size = len(TEXT.encode())
-            archive.addfile(member, io.BytesIO(TEXT.encode()))
+    names, text = ("usr/share/doc/a.txt", "usr/share/doc/b.txt"), TEXT.encode()
+    data = _tar({f"./{name}": text for name in names})
     name, pack = (("data.tar.xz", lzma.compress), ("data.tar.gz", gzip.compress))[
         random.integers(2)
     ]
     members = (
         ("debian-binary", b"2.0\n"),
-        ("control.tar.xz", b"none"),
-        (name, pack(tar.getvalue())),
+        ("control.tar.xz", lzma.compress(_control({name: text for name in names}))),
+        (name, pack(data)),
     )
     return b"!<arch>\n" + b"".join(_member(*each) for each in members)
+
+
+def _control(files: dict[str, bytes]) -> bytes:
+    """What a package says about its files."""
+    sums = "".join(f"{hashlib.md5(raw).hexdigest()}  {name}\n" for name, raw in files.items())
+    return _tar({"./control": b"Package: a\n", "./md5sums": sums.encode()})
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, raw in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(raw)
+            archive.addfile(member, io.BytesIO(raw))
+    return made.getvalue()
 
 
 def _member(name: str, body: bytes) -> bytes:
@@ -184,5 +197,10 @@ def bomb(kind: str, size: int) -> bytes:
         for _ in range(size >> 20):
             file.write(bytes(1 << 20))
         file.write(bytes(1024))
-    members = (("debian-binary", b"2.0\n"), ("data.tar.gz", packed.getvalue()))
+    control = gzip.compress(_tar({"./control": b"Package: a\n"}))
+    members = (
+        ("debian-binary", b"2.0\n"),
+        ("control.tar.gz", control),
+        ("data.tar.gz", packed.getvalue()),
+    )
     return b"!<arch>\n" + b"".join(_member(*each) for each in members)

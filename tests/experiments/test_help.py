@@ -28,6 +28,7 @@ LAUNCHERS = (
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.decode",
     "bench.translation_step", "bench.whisper", "bench.word_times", "parity.__main__",
+    "fuzz.__main__",
 )  # fmt: skip
 
 
@@ -38,6 +39,7 @@ def test_all_that_can_be_started_is_tested_here():
         for path in runs
         if re.search('^if __name__ == "__main__"', path.read_text(), re.MULTILINE)
     }
+    found.remove("fuzz.process")  # what the fuzz job starts, nobody else
     assert found == {*LAUNCHERS, *BENCHMARKS} - {"fetch_weights"} | {"fetch_weights.__main__"}
 
 
@@ -126,8 +128,8 @@ def test_keys_have_one_line_each_and_a_range_that_can_be_read():
 def test_every_field_that_a_config_can_set_is_a_key():
     """But for those that the data, the tokenizer or a flag gives, and those that are no plain values."""
     given = {
-        "vocab_size", "source_vocab_size", "max_length", "lexicon", "block", "encoder_block", "input",
-        "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
+        "vocab_size", "source_vocab_size", "pad_id", "max_length", "lexicon", "block", "encoder_block",
+        "input", "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
     }  # fmt: skip
     for section, kind in (
         ("model", BlockConfig),
