@@ -159,7 +159,7 @@ except NotImplementedError as reason:
 def run(**environment):
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        env={**os.environ, "CROSSATTN_NATIVE": "1", "JAX_PLATFORMS": "cpu", **environment},
         capture_output=True,
         text=True,
         timeout=300,
