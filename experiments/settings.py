@@ -255,7 +255,10 @@ def saved_config(workdir: Path) -> ConfigDict:
         if not isinstance(section, dict) or not all(name.split(".")):
             raise SettingsError(f"{path} is damaged (at {name!r}); restore it or train anew.")
         section[last] = value
-    found = ConfigDict(config)
+    try:
+        found = ConfigDict(config)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{path} is damaged ({error}); restore it or train anew.") from None
     try:
         check(found)
     except SettingsError as error:

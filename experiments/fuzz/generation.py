@@ -111,6 +111,7 @@ def _inputs(random: np.random.Generator, kind: Case) -> tuple[np.ndarray, np.nda
     size = int(random.integers(1, 7))
     tokens = random.integers(3, VOCAB, (_ROWS, size))
     lengths = random.integers(1, size + 1, (_ROWS, 1))
+    lengths[random.integers(_ROWS)] = size  # else all rows have padding that only one side counts
     there = np.arange(size) < lengths
     if kind.kind == "decoder":
         there = there[:, ::-1]

@@ -70,7 +70,8 @@ def attend(random, mesh) -> None:
         return jnp.sum(jnp.sin(out)), out
 
     call = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
-    found, out = _maybe_jit(random, call)(*_placed(mesh, spec, arrays))
+    # Not without jit: JAX itself refuses the gradient of a scalar on Explicit axes there.
+    found, out = jax.jit(call)(*_placed(mesh, spec, arrays))
     _compare(out, found, arrays, allowed, bias, f"{_said(arrays)} {describe(mask)}")
 
 
@@ -88,7 +89,7 @@ def attend_sharded(random, mesh) -> None:
         return jnp.sum(jnp.sin(out)), out
 
     call = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
-    found, out = _maybe_jit(random, call)(*_placed(mesh, spec, arrays))
+    found, out = jax.jit(call)(*_placed(mesh, spec, arrays))
     _compare(out, found, arrays, allowed, None, f"{strategy} {_said(arrays)} {describe(mask)}")
 
 

@@ -116,7 +116,12 @@ def _explicit(random, batch, N, T, S):
     shape = [*batch, N, T, S]
     shape = [1 if random.random() < 0.3 else n for n in shape]
     allowed = random.random(shape) < 0.6
-    return m.explicit(allowed), allowed
+    return explicit(allowed), allowed
+
+
+def explicit(allowed) -> m.Mask:
+    """A matrix that has all axes; three of them without a batch are written as [1 N T S]."""
+    return m.explicit(allowed[None] if allowed.ndim == 3 else allowed)
 
 
 _TERMS = (_nothing, _band, _band, _lengths, _padding, _segments, _explicit)
