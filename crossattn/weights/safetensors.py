@@ -174,6 +174,8 @@ def _weight_map(path: Path) -> tuple[bytes, dict[str, str]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path} is no index: it has no weight_map.") from None
     for name in wanted.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{path} names a file outside its folder: {name!r}.")
+        if not isinstance(name, str) or Path(name).name != name or not name.isprintable():
+            raise CheckpointError(
+                f"{path} names a file outside its folder, or one that can have no such name: {name!r}."
+            )
     return text, wanted

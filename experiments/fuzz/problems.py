@@ -119,7 +119,7 @@ def _explicit(random, batch, N, T, S):
     return explicit(allowed), allowed
 
 
-def explicit(allowed) -> m.Mask:
+def explicit(allowed) -> Any:
     """A matrix that has all axes; three of them without a batch are written as [1 N T S]."""
     return m.explicit(allowed[None] if allowed.ndim == 3 else allowed)
 

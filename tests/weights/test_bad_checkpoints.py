@@ -196,6 +196,8 @@ def test_an_index_that_lies(folder):
     refuses(folder, "disagree about nowhere")
     path.write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
     refuses(folder, "outside its folder")
+    path.write_text(json.dumps({"weight_map": {"a": "\ud800"}}))
+    refuses(folder, "outside its folder, or one that can have no such name")
     path.write_text("[]")
     refuses(folder, "no weight_map")
     path.write_text(json.dumps(index))
