@@ -9,17 +9,11 @@ import pytest
 
 import crossattn as xa
 from crossattn.models import transformer
-from crossattn.ops import native, product
+from crossattn.ops import product
 from crossattn.testing import oracle
 from crossattn.testing.case import array
+from tests.compiled_kernel import needs_kernel
 
-try:
-    native.load()
-    MISSING = None
-except NotImplementedError as reason:
-    MISSING = str(reason)
-
-needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
 KERNELS = [pytest.param("cpu", marks=needs_kernel), "chunked"]
 B, T, S, N, K, H = 2, 9, 11, 4, 2, 8
 SHAPES = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, H)}

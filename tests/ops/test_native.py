@@ -16,16 +16,9 @@ import pytest
 
 import crossattn as xa
 from crossattn import testing
-from crossattn.ops import native
 from tests.closeness import close
+from tests.compiled_kernel import needs_kernel
 
-try:
-    native.load()
-    MISSING = None
-except NotImplementedError as reason:
-    MISSING = str(reason)
-
-needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
 RANDOM = np.random.default_rng(0)
 
 

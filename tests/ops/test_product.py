@@ -5,16 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from crossattn.ops import native, product
+from crossattn.ops import product
 from tests.closeness import close
+from tests.compiled_kernel import needs_kernel
 
-try:
-    native.load()
-    MISSING = None
-except NotImplementedError as reason:
-    MISSING = str(reason)
-
-needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
 RANDOM = np.random.default_rng(0)
 
 
