@@ -4,15 +4,15 @@ The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its doc
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+from crossattn.functional import flatten
 from experiments.keys import KEYS
-from experiments.settings import leaves
 
 ASKS = ("-h", "--help", "-help", "--h")
 _VALUES = {"string": "TEXT", "int": "N", "float": "X", "comma separated list of strings": "A,B,.."}
@@ -41,9 +41,9 @@ def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
     return "\n".join([(module.__doc__ or "").strip(), "", "flags:", *lines])
 
 
-def of_config(values: Mapping[str, Any], title: str) -> str:
+def of_config(values: dict[str, Any], title: str) -> str:
     """A line for each key that such a config may hold: value, meaning, what it takes."""
-    found = dict(leaves(values))
+    found = flatten(values)
     rows = [
         (name, _shown(found[name]) if name in found else "-", key)
         for name, key in KEYS.items()

@@ -5,7 +5,7 @@ becomes one sentence that names it, before anything is computed.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from crossattn.data import evaluation
 from crossattn.data.packing import length_buckets
+from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
 from crossattn.nn import BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
@@ -67,7 +68,7 @@ def check(config: ConfigDict) -> None:
     Raises:
       SettingsError: names the key, its value and what was expected.
     """
-    values = dict(leaves(config.to_dict()))
+    values = flatten(config.to_dict())
     task = values.get("task")
     if task not in TASKS:
         raise SettingsError(f"config.task is {task!r}; expected one of {', '.join(TASKS)}.")
@@ -91,15 +92,6 @@ def check(config: ConfigDict) -> None:
     if task == "translation":
         _check_layers(config)
         _check_decoding(config)
-
-
-def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested settings."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _is_unicode(value: Any) -> bool:

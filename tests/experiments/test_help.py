@@ -11,13 +11,14 @@ import pytest
 from absl import flags
 
 from crossattn.__main__ import main as doctor
+from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
 from crossattn.nn import BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from experiments.keys import KEYS, TASKS
-from experiments.settings import check, leaves
+from experiments.settings import check
 from experiments.tasks import TASKS as MADE
 from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
@@ -108,7 +109,7 @@ def test_every_key_of_a_config_has_a_meaning(launched, name):
     code, out, _ = launched("train", "--help=config", path)
     assert code == 0
     shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
-    values = dict(leaves(get_config(name).to_dict()))
+    values = flatten(get_config(name).to_dict())
     assert values.keys() <= shown.keys()
     for key, value in values.items():
         text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
