@@ -8,6 +8,7 @@ import pytest
 from crossattn.data import mel
 from tests.closeness import close
 from tests.data import golden_log_mel
+from tests.peers import peer
 
 # Of log10(power) / 4: in float32 a band that a tone a thousand times its power leaks into keeps three digits.
 QUIET_BAND = 3e-4
@@ -21,7 +22,7 @@ def test_frames_are_those_of_the_reference(mels):
 
 
 def test_more_than_one_block_of_frames_is_as_the_reference():
-    pytest.importorskip("transformers")
+    peer("transformers")
     audio = golden_log_mel.sound(31 * 16_000 + 77)
     found = mel.log_mel(audio, 80)
     np.testing.assert_allclose(found, golden_log_mel.reference(audio, 80), atol=QUIET_BAND)

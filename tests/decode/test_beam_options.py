@@ -10,6 +10,7 @@ import pytest
 
 from crossattn.decode import Capture, beam_search, constraints, penalties, stopping
 from crossattn.ops.memory import Memory
+from tests.peers import peer
 
 from . import markov
 from .markov import BOS, EOS, Markov
@@ -31,8 +32,8 @@ def same(found, row, expected):
 
 def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **options):
     """[(tokens, score)] of ``generate`` over the same table, best first."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     from transformers.modeling_outputs import CausalLMOutput
 
     table = torch.tensor(model.log_p).float()

@@ -9,6 +9,7 @@ from scipy import stats
 from crossattn.decode import Context, constraints, sampling, topk
 from crossattn.decode.processors import apply
 from tests.closeness import close
+from tests.peers import peer
 
 V, X, EOS = 300, 9, 2
 RNG = np.random.default_rng(0)
@@ -27,8 +28,8 @@ def run(*processors, logits=LOGITS, tokens=TOKENS, length=X, start=1):
 
 
 def theirs(name, *arguments, logits=LOGITS, tokens=TOKENS, **options):
-    torch = pytest.importorskip("torch")
-    logits_process = pytest.importorskip("transformers.generation.logits_process")
+    torch = peer("torch")
+    logits_process = peer("transformers.generation.logits_process")
     process = getattr(logits_process, name)(*arguments, **options)
     return process(torch.tensor(tokens).long(), torch.tensor(logits)).numpy()
 
@@ -68,7 +69,7 @@ def test_processors_do_what_those_of_transformers_do(ours, name, arguments):
 
 @pytest.mark.parametrize("length", [1, 4, 5, 6])
 def test_a_minimum_length_is_that_of_transformers(length):
-    pytest.importorskip("torch")
+    peer("torch")
     expected = theirs(
         "MinNewTokensLengthLogitsProcessor", 1, 4, EOS, tokens=TOKENS[:, :length], device="cpu"
     )

@@ -5,6 +5,7 @@ import pytest
 from scipy import ndimage
 
 from crossattn.decode import timing
+from tests.peers import peer
 
 
 def cheapest(cost):
@@ -50,8 +51,8 @@ def test_tokens_begin_where_attention_moves_to():
 
 
 def test_starts_are_those_of_transformers():
-    torch = pytest.importorskip("torch")
-    theirs = pytest.importorskip("transformers.models.whisper.generation_whisper")
+    torch = peer("torch")
+    theirs = peer("transformers.models.whisper.generation_whisper")
     weights = np.random.default_rng(2).random((3, 12, 60)).astype(np.float32)
     sharp = timing.sharpened(weights)
     rows, places = theirs._dynamic_time_warping(-sharp.astype(np.float64))

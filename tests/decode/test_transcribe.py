@@ -14,6 +14,7 @@ from crossattn.decode.speech import time_rules
 from crossattn.decode.transcribe import Retry, Transcriber
 from crossattn.models import whisper
 from tests import whisper_vocabulary
+from tests.peers import peer
 
 TOKENS = whisper_vocabulary.tokens()
 V, FIRST = whisper_vocabulary.VOCABULARY, TOKENS.first_time
@@ -49,9 +50,9 @@ def recordings(*seconds, seed=0):
 
 
 def test_times_follow_the_rules_of_transformers():
-    torch = pytest.importorskip("torch")
-    process = pytest.importorskip("transformers.generation.logits_process")
-    config = pytest.importorskip("transformers").GenerationConfig(
+    torch = peer("torch")
+    process = peer("transformers.generation.logits_process")
+    config = peer("transformers").GenerationConfig(
         no_timestamps_token_id=TOKENS.no_times,
         eos_token_id=TOKENS.end,
         bos_token_id=TOKENS.end,

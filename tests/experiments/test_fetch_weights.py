@@ -19,6 +19,7 @@ from experiments import fetch_weights, launch
 from experiments.fetch_weights import annalog, torch_file, whisper
 from experiments.parity.weights import weight
 from tests.experiments import torch_files
+from tests.peers import peer
 from tests.weights import ctranslate2_files
 from tests.weights.golden import make_annalog
 
@@ -154,7 +155,7 @@ def test_damaged_files_are_named(content, tmp_path):
 
 
 def test_a_file_of_pytorch_is_read(tmp_path):
-    torch = pytest.importorskip("torch")
+    torch = peer("torch")
     layer = torch.nn.Linear(3, 2)
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
     found = torch_file.read_tensors(tmp_path / "layer.pt")

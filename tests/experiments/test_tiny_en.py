@@ -10,6 +10,7 @@ from crossattn.decode.transcribe import Retry
 from crossattn.decode.transcript import TIME
 from experiments.bench import word_times
 from experiments.transcribe import frames_of, open_whisper
+from tests.peers import peer
 
 FOLDER = fetch.cache_dir() / "weights" / "whisper-tiny.en"
 
@@ -45,8 +46,8 @@ def heard(transcriber, sounds):
 
 @pytest.fixture(scope="module")
 def theirs():
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # several wait for each other where tests run side by side
     yield transformers.WhisperForConditionalGeneration.from_pretrained(
@@ -56,7 +57,7 @@ def theirs():
 
 
 def test_a_long_recording_is_cut_as_transformers_cuts_it(transcriber, sounds, theirs):
-    torch = pytest.importorskip("torch")
+    torch = peer("torch")
     frames = frames_of(np.concatenate([*sounds, *sounds[:3]]), transcriber)
     assert len(frames) > 3500  # more than a window
     found = theirs.generate(
@@ -82,8 +83,8 @@ def test_a_long_recording_is_cut_as_transformers_cuts_it(transcriber, sounds, th
 
 def test_tokens_begin_where_attention_computed_by_transformers_says(transcriber, heard, theirs):
     """The recipe of openai-whisper, written down again around the warping and the filter of transformers."""
-    torch = pytest.importorskip("torch")
-    generation = pytest.importorskip("transformers.models.whisper.generation_whisper")
+    torch = peer("torch")
+    generation = peer("transformers.models.whisper.generation_whisper")
     tokens, size = transcriber.tokens, transcriber.build.config.max_frames
     for one in heard:
         prefix = tokens.prefix("en", times=False)
@@ -119,7 +120,7 @@ def test_tokens_begin_where_attention_computed_by_transformers_says(transcriber,
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_word_times_are_those_of_openai_whisper(transcriber, heard):
-    pytest.importorskip("whisper")
+    peer("whisper")
     align = word_times.openai_alignment(FOLDER, transcriber)
     for one in heard:
         found = align(one)

@@ -22,6 +22,7 @@ from experiments.fetch_weights import whisper
 from experiments.transcribe import frames_of, open_whisper, pictures
 from tests import whisper_vocabulary
 from tests.experiments.conftest import start
+from tests.peers import peer
 from tests.weights import checkpoints, ctranslate2_files
 
 
@@ -43,8 +44,8 @@ def wav(tmp_path):
 
 
 def test_the_checkpoint_computes_the_same_in_transformers(folder):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
     transcriber = open_whisper(str(folder))
     rng = np.random.default_rng(0)
@@ -173,8 +174,8 @@ def test_a_task_and_a_language_are_told_to_the_model(multilingual, wav, capsys, 
 
 
 def test_the_language_that_is_found_is_that_of_transformers(multilingual, wav, capsys):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     theirs = transformers.WhisperForConditionalGeneration.from_pretrained(multilingual).eval()
     transcriber = open_whisper(str(multilingual))
     frames = frames_of(read_audio(wav), transcriber)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import crossattn as xa
+from tests.peers import peer
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = peer("torch")
+transformers = peer("transformers")
 
 from experiments.parity import ours, reference  # noqa: E402  (it needs torch)
 from experiments.parity.cases import CASES, FRAMES, MELS, PAD, VOCAB  # noqa: E402

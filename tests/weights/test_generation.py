@@ -11,6 +11,7 @@ import pytest
 import crossattn as xa
 from crossattn.decode import Context
 from crossattn.weights import CheckpointError, generation
+from tests.peers import peer
 from tests.weights import checkpoints
 
 ROWS, NEW = 12, 9
@@ -27,8 +28,8 @@ BEAMS = dict(num_beams=3, length_penalty=2.0, early_stopping=True, no_repeat_ngr
 
 def saved(tmp_path, name, settings, in_config=False):
     """A model of transformers and its checkpoint, which asks for these settings; weights make it babble."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     torch.manual_seed(0)
     family, cls = {
         "bart": ("BartConfig", "BartForConditionalGeneration"),
@@ -126,8 +127,8 @@ def test_first_tokens_are_suppressed_behind_a_prompt_of_several(tmp_path, source
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     torch.manual_seed(0)
     sizes = dict(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2, n_positions=24)
     ids = dict(bos_token_id=0, eos_token_id=list(range(2, 8)), pad_token_id=1)
@@ -179,7 +180,7 @@ HARMLESS = set(
 
 
 def test_every_setting_of_transformers_is_followed_refused_or_harmless():
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     names = {name for name in vars(transformers.GenerationConfig()) if not name.startswith("_")}
     known = {*generation._SUPPORTED, *generation._IDS, *generation._UNSUPPORTED}
     assert names - known - HARMLESS == set()

@@ -6,6 +6,7 @@ import pytest
 
 from crossattn.weights import CheckpointError, with_language
 from crossattn.weights.tokenizer import read_tokenizer
+from tests.peers import peer
 from tests.weights.test_tokenizer import SEEN, TEXTS, trained
 
 pytest.importorskip("sentencepiece")
@@ -46,7 +47,7 @@ def test_pieces_are_sentencepieces_one_later_and_the_language_is_marked(folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_ids_are_those_of_transformers(folder):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     path, _, name, _ = folder
     ours = read_tokenizer(path, "mbart")
     theirs = getattr(transformers, name).from_pretrained(
@@ -63,7 +64,7 @@ def test_ids_are_those_of_transformers(folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_language_of_a_tokenizer_json_can_be_another(folder):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     path, _, name, _ = folder
     theirs = getattr(transformers, name).from_pretrained(str(path), src_lang="fr_XX")
     theirs.save_pretrained(path / "whole")

@@ -12,6 +12,7 @@ import pytest
 import crossattn as xa
 from crossattn.weights import CheckpointError
 from crossattn.weights.pickles import refusal
+from tests.peers import peer
 from tests.weights import checkpoints
 
 
@@ -55,8 +56,8 @@ def bert(transformers):
 
 @pytest.mark.parametrize("make", [t5, marian, bert])
 def test_the_line_converts_the_whole_model(make, tmp_path):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    torch = peer("torch")
+    transformers = peer("transformers")
     model, raw = make(transformers)
     whole, pickled = tmp_path / "whole", tmp_path / 'it\'s "pickled" $HOME'
     for folder in (whole, pickled):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
+from tests.peers import peer
 
 # Many settings whose boundaries fall on whole distances, where rounding decides; then drawn ones.
 WHOLE = [
@@ -25,8 +26,8 @@ DRAWN = [(int(RANDOM.integers(4, 129)), int(RANDOM.integers(1, 1000))) for _ in 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_relative_buckets_are_those_of_transformers(bidirectional):
-    torch = pytest.importorskip("torch")
-    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    torch = peer("torch")
+    t5 = peer("transformers.models.t5.modeling_t5")
     distances = np.arange(-1100, 1101)
 
     @jax.jit

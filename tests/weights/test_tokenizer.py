@@ -8,6 +8,7 @@ import pytest
 from crossattn.weights import CheckpointError
 from crossattn.weights.tokenizer import read_tokenizer
 from tests import whisper_vocabulary
+from tests.peers import peer
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
@@ -87,7 +88,7 @@ def marian_files(folder):
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_marian_reads_the_source_as_transformers_does(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     marian_files(tmp_path)
     theirs = transformers.MarianTokenizer(
         *(str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json"))
@@ -127,7 +128,7 @@ def byte_level_files(folder, special):
     ],
 )
 def test_byte_pairs_are_cut_as_transformers_cuts_them(tmp_path, kind, name, special):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     byte_level_files(tmp_path, special)
     theirs = getattr(transformers, name).from_pretrained(str(tmp_path))
     ours = read_tokenizer(tmp_path, kind)
@@ -139,7 +140,7 @@ def test_byte_pairs_are_cut_as_transformers_cuts_them(tmp_path, kind, name, spec
 
 @pytest.mark.parametrize("lower", [True, False])
 def test_bert_cuts_words_as_transformers_does(tmp_path, lower):
-    transformers = pytest.importorskip("transformers")
+    transformers = peer("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "mat", ",", "."]
     words += ["u", "##n", "##ni", "##co", "##de", "T", "##HE", "雪", "black", "U"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
