@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import beams, rotary
@@ -100,7 +101,8 @@ class MultiHeadAttention(nnx.Module):
         valid: Bool[Array, "*B S"] | None = None,
     ) -> Memory:
         """Keys and values of ``x``, projected once, to be read any number of times."""
-        keys, values = self.key(x), self.value(x)
+        keys = placed(self.key(x), "kv_heads", None)
+        values = placed(self.value(x), "kv_heads", None)
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:
@@ -209,7 +211,7 @@ class MultiHeadAttention(nnx.Module):
             mask, bias = beams.repeated(mask, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
-        query = self.query(x)
+        query = placed(self.query(x), "heads", None)
         if self.query_norm is not None:
             query = self.query_norm(query)
         query = _for_each_example(query, memory)
@@ -235,7 +237,7 @@ class MultiHeadAttention(nnx.Module):
             return_weights=return_weights,
         )
         out, weights = result if return_weights else (result, None)
-        out = self.out(out.reshape(*lead, *out.shape[-2:]))
+        out = self.out(placed(out.reshape(*lead, *out.shape[-2:]), "heads", None))
         if weights is None:
             return out
         return out, _unfold(weights, lead, shared)

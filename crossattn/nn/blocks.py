@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
@@ -137,7 +138,7 @@ class Residual(nnx.Module):
         self, x: Float[Array, "*B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B T D"]:
         """What the next sublayer gets."""
-        x = x + dropout(update, self.dropout_rate, key)
+        x = placed(x + dropout(update, self.dropout_rate, key), "embed")
         return x if self.norm_first else self.norm(x)
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.nn.layers import Embedding, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.positions import LearnedPositions, RelativeBias
@@ -155,7 +156,7 @@ class TokenInput(nnx.Module):
             x = x + self.types(kinds).astype(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
-        return dropout(x, self.dropout_rate, key)
+        return placed(dropout(x, self.dropout_rate, key), "embed")
 
     def _sinusoids(self, positions: Int[Array, "*B T"], dim: int) -> Float[Array, "*B T D"]:
         if self.stored is None:

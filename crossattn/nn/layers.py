@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import product
 from crossattn.types import Array, Float, Int
@@ -90,7 +91,7 @@ class Embedding(nnx.Module):
         Source: Vaswani et al. 2017, section 3.4.
         """
         vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype or jnp.float32)
-        return vectors * self.scale
+        return placed(vectors * self.scale, "embed")
 
     @on_any_mesh
     def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
@@ -101,4 +102,5 @@ class Embedding(nnx.Module):
 def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:
     """``x table^T``, float32."""
     axes = ((x.ndim - 1,), (1,)), ((), ())
-    return product.dot_general(x, table.astype(x.dtype), axes, preferred_element_type=jnp.float32)
+    scores = product.dot_general(x, table.astype(x.dtype), axes, preferred_element_type=jnp.float32)
+    return placed(scores, "vocab")

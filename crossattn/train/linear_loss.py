@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from crossattn.axes import constrain, placed
+
 
 def linear_cross_entropy(
     hidden: Float[Array, "B T D"],
@@ -69,7 +71,7 @@ def _forward(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
         gradient = _gradient(logits, log_z, label, weight, label_smoothing, z_loss).astype(x.dtype)
         d_x = jnp.einsum("btv,vd->btd", gradient, table.astype(x.dtype))
         d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=jnp.float32)
-        return (sums, d_table), d_x
+        return (sums, constrain(d_table, "vocab", "embed")), placed(d_x, "embed")
 
     (sums, d_table), d_hidden = _over_chunks_mapped(chunk, (hidden, labels, weights), chunks)
     return (sums["loss"], sums), (d_hidden, d_table.astype(table.dtype))
@@ -85,7 +87,9 @@ _loss.defvjp(_forward, _backward)
 
 
 def _logits(x: Float[Array, "B T D"], table: Float[Array, "V D"]) -> Float[Array, "B T V"]:
-    return jnp.einsum("btd,vd->btv", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+    table = constrain(table.astype(x.dtype), "vocab", None)  # Gathered as it is multiplied, narrow.
+    logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+    return placed(logits, "vocab")
 
 
 def _sums(logits, labels, weights, label_smoothing, z_loss):

@@ -8,25 +8,17 @@ width, `tensor` along heads, feed-forward and vocabulary; `seq` splits the lengt
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from crossattn.axes import RULES, Rules, spec
 
 MESH_AXES = ("data", "fsdp", "tensor", "seq")
-
-# Logical axis -> mesh axis. A name that is not here, or None, is kept whole on every device.
-RULES: Mapping[str, str] = {
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "embed": "fsdp",
-}
-
 
 @dataclass(frozen=True)
 class MeshConfig:
@@ -58,24 +50,8 @@ def make_mesh(config: MeshConfig = MeshConfig()) -> Mesh | None:
     return jax.make_mesh(tuple(sizes), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES))
 
 
-def spec(
-    axes: tuple[str | None, ...],
-    shape: tuple[int, ...],
-    mesh: Mesh | AbstractMesh,
-    rules: Mapping[str, str] = RULES,
-) -> PartitionSpec:
-    """The partition of one array. An axis stays whole where its size does not divide evenly
-    over the mesh axis, or where an earlier axis of the array has taken that mesh axis."""
-    taken: list[str | None] = []
-    for name, size in zip(axes, shape, strict=True):
-        target = rules.get(name) if name is not None else None
-        fits = target is not None and target not in taken and size % mesh.shape[target] == 0
-        taken.append(target if fits else None)
-    return PartitionSpec(*taken)
-
-
 def placement(
-    mesh: Mesh | None, rules: Mapping[str, str] = RULES
+    mesh: Mesh | None, rules: Rules = RULES
 ) -> Callable[[tuple[str | None, ...], tuple[int, ...]], NamedSharding] | None:
     """(logical axes, shape) -> where an array lives, as ``xa.load(place=...)`` asks; None without a mesh."""
     if mesh is None:
@@ -84,7 +60,7 @@ def placement(
 
 
 def params_sharding(
-    params: Any, logical_axes: Any, mesh: Mesh | None, rules: Mapping[str, str] = RULES
+    params: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES
 ) -> Any:
     """A sharding for each parameter (arrays or their shapes); None without a mesh."""
     place = placement(mesh, rules)
@@ -94,7 +70,7 @@ def params_sharding(
 
 
 def state_sharding(
-    state: Any, logical_axes: Any, mesh: Mesh | None, rules: Mapping[str, str] = RULES
+    state: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES
 ) -> Any:
     """A sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
 
