@@ -4,20 +4,15 @@ It checks its arguments, then hands them to the first backend that keeps the con
 """
 
 import functools
-import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from crossattn.ops import arguments, backends, placement, spread
+from crossattn.ops import arguments, backends, placement, primitive, spread
+from crossattn.ops.choice import Ran, first_that_fits, warn_where_slow
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
-
-PLAIN = ("chunked", "reference")
-"""Backends without a kernel: they run anywhere, and on an accelerator more slowly than one."""
-
 
 def attend(
     q: Float[AnyArray, "*B T N H"],
@@ -39,9 +34,10 @@ def attend(
     Logits, softmax and sums are float32 at least. A query that may read nothing yields exactly 0,
     with gradients 0; NaN or Inf in a key or value reaches only the queries that may read it.
 
-    ``cpu``, ``chunked`` and ``reference`` differentiate in reverse and forward mode (``jax.jvp``,
-    ``jax.hessian``), to any order. The fused kernels of accelerators do so in reverse mode alone; around
-    whole models too, ``with xa.use_backend("chunked"):`` takes one that has both.
+    The kernel is chosen where the program is lowered, for that platform: one function exports to CPU, GPU
+    and TPU, and on a mesh each device runs it on its own examples and heads. It differentiates in
+    reverse and forward mode (``jax.jvp``, ``jax.hessian``), to any order; a fused kernel of an
+    accelerator that is asked for by name does so in reverse mode alone.
 
     Args:
       q: queries [*B T N H], any number of leading batch axes.
@@ -76,37 +72,11 @@ def attend(
     options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
     options |= dict(return_weights=return_weights, return_lse=return_lse)
     ran = run(q, k, v, mask, backend, **options)
-    _warn_where_slow(ran)
+    if ran.backend is not None:
+        warn_where_slow(ran)
     found = ran.attended
     extras = tuple(x for x in found[1:] if x is not None)
     return (found.out, *extras) if extras else found.out
-
-
-class Skipped(NamedTuple):
-    """A backend that was passed over, and why: it refused, or another is the better choice."""
-
-    backend: str
-    reason: str
-    refused: bool
-
-
-class Refused(NotImplementedError):
-    """No backend takes the call, or the one that was asked for does not."""
-
-    def __init__(self, skipped: tuple[Skipped, ...], named: bool):
-        self.skipped = skipped
-        way = "backend=None, outside of use_backend," if backends.chosen() else "backend=None"
-        hint = f"; {way} finds one that takes it" if named else ""
-        who = "the backend asked for" if named else "every backend"
-        super().__init__(f"{who} refuses this call: {_reasons(skipped)}{hint}.")
-
-
-class Ran(NamedTuple):
-    """What a call gave, the backend that ran (None: an axis is of size 0) and those before it."""
-
-    attended: backends.Attended
-    backend: str | None
-    skipped: tuple[Skipped, ...] = ()
 
 
 @as_written
@@ -122,9 +92,13 @@ def run(
     softcap,
     dropout_rate,
     dropout_key,
+    late: bool = True,
     **returned,
 ) -> Ran:
-    """Check the arguments of ``attend`` and run the first backend that fits; see there."""
+    """Check the arguments of ``attend`` and run the first backend that fits; see there.
+
+    With ``late`` it may be left open until the program is lowered which one that is, and ``Ran`` names none.
+    """
     arguments.check_operands(q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
@@ -156,55 +130,24 @@ def run(
         dropout_key=dropout_key if dropout_rate > 0 else None,
         **returned,
     )
-    if placement.mesh_of((q, k, v, mask, bias)) is None:
-        return _first_that_fits(backend, q, k, v, mask, options)
-    attended, tried = spread.attend(_part_by(backend), q, k, v, mask, options)
+    late = late and backend is None and primitive.suits(q, k, options)
+    explicit = placement.mesh_of((q, k, v, mask, bias)) is not None
+    if late and not explicit:
+        return Ran(primitive.attend(q, k, v, mask, options), None)
+    if not explicit and placement.attended_on((q, k, v, mask, bias)) is None:
+        return first_that_fits(backend, q, k, v, mask, options)
+    attended, tried = spread.attend(_part_by(backend, late), q, k, v, mask, options)
     return Ran(attended, tried.backend, tried.skipped)
 
 
 @functools.cache
-def _part_by(backend: str | None) -> Any:
+def _part_by(backend: str | None, late: bool) -> Any:
     """One function for each backend, so that what was compiled for it is found again."""
 
-    def run_part(*call: Any) -> tuple[backends.Attended, spread.Tried]:
-        ran = _first_that_fits(backend, *call)
+    def run_part(q, k, v, mask, options: dict) -> tuple[backends.Attended, spread.Tried]:
+        if late:
+            return primitive.attend(q, k, v, mask, options), spread.Tried(None, ())
+        ran = first_that_fits(backend, q, k, v, mask, options)
         return ran.attended, spread.Tried(ran.backend, ran.skipped)
 
     return run_part
-
-
-def _first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: dict) -> Ran:
-    skipped = []
-    for name in (backend,) if backend is not None else backends.ordered(jax.default_backend()):
-        module = backends.get(name)
-        unsuited = module.unsuited(q, k) if hasattr(module, "unsuited") else None
-        if unsuited is not None and backend is None:
-            skipped.append(Skipped(name, unsuited, False))
-            continue
-        try:
-            return Ran(module.attend(q, k, v, mask, **options), name, tuple(skipped))
-        except NotImplementedError as refusal:
-            skipped.append(Skipped(name, str(refusal), True))
-    raise Refused(tuple(skipped), named=backend is not None)
-
-
-def _warn_where_slow(ran: Ran) -> None:
-    """On an accelerator, say it when plain JAX runs because every fused kernel refused."""
-    platform = jax.default_backend()
-    fused = tuple(skip for skip in ran.skipped if skip.backend not in PLAIN)
-    refused = fused and all(skip.refused for skip in fused)
-    if platform in ("gpu", "tpu") and ran.backend in PLAIN and refused:
-        _warn_once(platform, ran.backend, _reasons(fused))
-
-
-def _reasons(skipped: tuple[Skipped, ...]) -> str:
-    return "; ".join(f"{skip.backend}: {skip.reason}" for skip in skipped)
-
-
-@functools.cache
-def _warn_once(platform: str, backend: str, reasons: str) -> None:
-    warnings.warn(
-        f"attend runs {backend!r} on this {platform}, plain JAX, because every fused kernel refused "
-        f"({reasons}). crossattn.explain says it for any call.",
-        stacklevel=4,
-    )

@@ -11,6 +11,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 
+from crossattn.ops import platforms
 from crossattn.ops.masks import Mask
 from crossattn.ops.ranges import Limits, Ranges, ranges
 from crossattn.types import Array, Bool, Int
@@ -93,7 +94,7 @@ def plan(T: int, S: int, rows: int, mask: Mask | None = None, platform: str | No
     Lengths are cut evenly, so that no block is nearly empty. With many rows blocks shrink; very long
     sequences have larger ones, because what is kept for each block grows with their product.
     """
-    platform = platform or jax.default_backend()
+    platform = platform or platforms.platform()
     skipped = _skipped(mask, T, S)
     if min(T, S) < _SHORT or skipped == "half" and T * S < _LONG:
         skipped = "most"

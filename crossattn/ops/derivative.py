@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
+from crossattn.ops import platforms
 from crossattn.ops.promotion import as_written
 
 
@@ -89,7 +90,7 @@ _call.def_impl(_run)
 _call.def_abstract_eval(_call_shapes)
 ad.primitive_jvps[_call] = _call_differentiate
 batching.primitive_batchers[_call] = _call_batch
-mlir.register_lowering(_call, mlir.lower_fun(_run, multiple_results=True))
+platforms.register(_call, _run)
 
 
 class Derivative(NamedTuple):
@@ -211,4 +212,4 @@ _linear.def_abstract_eval(_shapes)
 ad.primitive_jvps[_linear] = _differentiate
 ad.primitive_transposes[_linear] = _transpose
 batching.primitive_batchers[_linear] = _batch
-mlir.register_lowering(_linear, mlir.lower_fun(_evaluate, multiple_results=True))
+platforms.register(_linear, _evaluate)

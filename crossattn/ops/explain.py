@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from crossattn.ops import attend as attending
-from crossattn.ops import backends
+from crossattn.ops import backends, choice, platforms
 from crossattn.ops.masks import AnyOf, Mask, Not
 
 _NAMES = ("bias", "scale", "softcap", "dropout_rate", "dropout_key", "return_weights", "return_lse")
@@ -68,7 +68,7 @@ def explain(q, k, v, mask=None, *, backend: str | None = None, **options) -> Exp
     ran = _trace(q, k, v, mask, backend, options)
     asked = {skip.backend for skip in ran.skipped} | {ran.backend}
     return Explanation(
-        platform=jax.default_backend(),
+        platform=platforms.platform(),
         call=_describe(q, k, v, mask, options),
         backend=ran.backend,
         refused={skip.backend: skip.reason for skip in ran.skipped if skip.refused},
@@ -77,7 +77,7 @@ def explain(q, k, v, mask=None, *, backend: str | None = None, **options) -> Exp
     )
 
 
-def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> attending.Ran:
+def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> choice.Ran:
     """What ``attend`` runs, with every array replaced by its shape."""
     found = []
     given = {"q": q, "k": k, "v": v, "mask": mask, **options}
@@ -86,12 +86,12 @@ def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> attending.Ran:
     defaults |= dict(return_weights=False, return_lse=False)
 
     def call(arrays):
-        found.append(attending.run(backend=backend, **{**defaults, **given, **arrays}))
+        found.append(attending.run(backend=backend, late=False, **{**defaults, **given, **arrays}))
 
     try:
         jax.eval_shape(call, arrays)
-    except attending.Refused as refusal:
-        return attending.Ran(backends.Attended(None), None, refusal.skipped)
+    except choice.Refused as refusal:
+        return choice.Ran(backends.Attended(None), None, refusal.skipped)
     return found[0]
 
 

@@ -1,8 +1,9 @@
-"""Where operands lie: each device computes its own part, wherever JAX's types say which part that is.
+"""Where operands lie: each device computes its own part.
 
 On a mesh with ``AxisType.Explicit`` axes, the type of an array says which of its axes are split over which
-of the mesh's. ``Split`` reads that off the operands and runs a computation inside ``jax.shard_map``, where
-a kernel sees one device's batch, heads and queries, and nothing that is split by them is gathered.
+of the mesh's; for Auto axes the table of ``crossattn.axes`` says it. ``Split`` puts the two together and
+runs a computation inside ``jax.shard_map``, where a kernel sees one device's batch, heads and queries, and
+nothing that is split by them is gathered.
 """
 
 import math
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from crossattn import axes as logical
 from crossattn.ops.blocks import varying
 
 
@@ -37,6 +39,14 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
     return None
 
 
+def attended_on(tree: Any) -> AbstractMesh | None:
+    """The mesh over whose devices attention is split: one with Explicit axes, or with Auto axes of the table."""
+    found = mesh_of(tree)
+    if found is not None:
+        return found
+    return next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
+
+
 @dataclass(frozen=True)
 class Split:
     """Which mesh axes split which axes of the operands.
@@ -44,16 +54,19 @@ class Split:
     Attributes:
       mesh: the mesh that the operands lie on; where there is a context, the mesh of that.
       axes: name -> mesh axes.
+      automatic: the mesh's Auto axes, where the table knows one of them; along the others XLA decides.
     """
 
     mesh: Any
     axes: dict[Any, tuple[str, ...]]
+    automatic: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, mesh: Any, operands: Sequence[tuple[Any, Names]]) -> "Split":
-        """What the types of the operands say; of two that disagree, what the first one says.
+        """What the types of the operands say, and for Auto axes the table.
 
-        A mesh axis splits one of a name's axes at most: batch before heads before queries before keys.
+        Of two operands that disagree, what the first one says. A mesh axis splits one of a name's axes
+        at most: batch before heads before queries before keys.
         """
         found: dict[Any, tuple[str, ...]] = {}
         taken: set[str] = set()
@@ -66,11 +79,27 @@ class Split:
                     found[name] = axes
                     taken |= set(axes)
                     break
-        return cls(mesh, found)
+        automatic = _ruled(mesh)
+        sizes = {n: size for x, names in operands for n, size in zip(names, x.shape, strict=True)}
+        outermost = max((n for n in sizes if isinstance(n, int)), default=None)
+        for name, rule in {outermost: "batch", "N": "heads", "T": "length", "S": "length"}.items():
+            if name in sizes and name not in found:
+                free = [axis for axis in automatic if axis not in taken]
+                axes = logical.split_over(rule, sizes[name], mesh, free, logical.rules())
+                if axes:
+                    found[name] = axes
+                    taken |= set(axes)
+        # Axes of one device are named too: what is not split over an axis has its gradient summed over it.
+        alone = tuple(axis for axis in automatic if mesh.shape[axis] == 1 and axis not in taken)
+        if alone:
+            name = "N" if outermost is None else outermost
+            found[name] = (*found.get(name, ()), *alone)
+        return cls(mesh, found, automatic)
 
     def without(self, *names: Any) -> "Split":
         """The same, with the axes of these names whole on every device."""
-        return Split(self.mesh, {n: axes for n, axes in self.axes.items() if n not in names})
+        kept = {n: axes for n, axes in self.axes.items() if n not in names}
+        return Split(self.mesh, kept, self.automatic)
 
     def parts(self, name: Any) -> int:
         """Over how many devices an axis is split."""
@@ -99,7 +128,7 @@ class Split:
         others = {
             n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes
         }
-        return Split(self.mesh, others | dict.fromkeys(names, (axis,)))
+        return Split(self.mesh, others | dict.fromkeys(names, (axis,)), self.automatic)
 
     def put(self, x: Any, names: Names) -> Any:
         """The array, split so."""
@@ -111,7 +140,7 @@ class Split:
         specs = each(lambda n, x: self.spec(n, jnp.shape(x)), names, arrays)
         arrays = each(lambda n, x: self.put(x, n), names, arrays)
         used = {axis for axes in self.axes.values() for axis in axes}
-        chosen = used | _explicit(self.mesh)
+        chosen = used | _explicit(self.mesh) | set(self.automatic)
         # Unless told, it takes all axes, but for those that a vmap has taken.
         whole: Any = {} if chosen == set(self.mesh.axis_names) else {"axis_names": chosen}
         return jax.shard_map(
@@ -185,6 +214,13 @@ def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
     explicit = _explicit(mesh)
     entries = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
     return tuple(tuple(axis for axis in _several(e) if axis in explicit) for e in entries)
+
+
+def _ruled(mesh: Any) -> tuple[str, ...]:
+    """The Auto axes of a mesh of which the table knows one; a kernel takes none of them for itself."""
+    automatic = logical.automatic(mesh)
+    known = {axis for axes in logical.rules().values() for axis in axes}
+    return tuple(automatic) if known & set(automatic) else ()
 
 
 def _several(entry: Any) -> tuple[str, ...]:

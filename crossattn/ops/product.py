@@ -64,19 +64,23 @@ def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool
     rows = lhs.size // max(1, int(np.prod(lhs.shape[lhs.ndim - count :])))
     if asked[0] is not None or rows not in _ROWS or rhs.size < _SMALLEST:
         return None
-    try:
-        native.load()
-    except NotImplementedError:
-        return None
     return right != tuple(range(count))
 
 
 def _product(
     x: Float[Array, "M K"], w: Float[Array, "..."], transposed: bool
 ) -> Float[Array, "M N"]:
-    return derivative.call(
-        "CrossattnProduct", _call(transposed), partial(_derivative, transposed), x, w
-    )
+    """By the kernel, where what it is lowered for has it."""
+    run, rule = partial(_lowered, transposed), partial(_derivative, transposed)
+    return derivative.call("CrossattnProduct", run, rule, x, w)
+
+
+def _lowered(transposed: bool, x, w):
+    try:
+        native.load()
+    except NotImplementedError:
+        return _plain(transposed)(x, w)
+    return _call(transposed)(x, w)
 
 
 def _derivative(transposed, primals, tangents):

@@ -97,10 +97,10 @@ def prepare(
     products. They are taken out of the operands and come back as NaN logits, which the mask can hide.
     """
     compute = jnp.promote_types(q.dtype, jnp.float32)
-    q_poison = _grouped(_poison(q)[..., None], k.shape[-2])[..., 0]
+    q_poison = grouped(_poison(q)[..., None], k.shape[-2])[..., 0]
     k_poison = jnp.moveaxis(_poison(k) if v is None else _poison(k) + _poison(v), -1, -2)
     operands = Operands(
-        q=_grouped(_finite(q).astype(compute) * scale, k.shape[-2]),
+        q=grouped(_finite(q).astype(compute) * scale, k.shape[-2]),
         k=_head_major(_finite(k).astype(compute)),
         bias=bias,
         softcap=None if softcap is None else jnp.asarray(softcap, compute),
@@ -124,7 +124,7 @@ def _head_major(x: Float[Array, "*B X N H"]) -> Float[Array, "*B N X H"]:
     return jnp.swapaxes(x, -2, -3)
 
 
-def _grouped(x: Float[Array, "*B T N H"], K: int) -> Float[Array, "*B K G T H"]:
+def grouped(x: Float[Array, "*B T N H"], K: int) -> Float[Array, "*B K G T H"]:
     """Head-major, consecutive query heads beside their key head."""
     x = _head_major(x)
     return x.reshape(*x.shape[:-3], K, -1, *x.shape[-2:])

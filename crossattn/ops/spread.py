@@ -1,4 +1,4 @@
-"""``attend`` where its operands lie: on a mesh with Explicit axes each device computes its own part.
+"""``attend`` where its operands lie: on a mesh each device computes its own part.
 
 What is split by batch, heads or queries stays so. Keys and values that are split along their length are
 read where they are and the devices' outputs merged by log-sum-exp; where queries are split over the same
@@ -31,9 +31,9 @@ class Tried:
 
 def attend(run: Callable, q, k, v, mask: Mask | None, options: dict) -> tuple[Attended, Tried]:
     """``run(q, k, v, mask, options)`` of each device's parts; it returns what this does."""
-    static = {name: x for name, x in options.items() if not hasattr(x, "dtype")}
+    static = {name: x for name, x in options.items() if not _has_arrays(x)}
     arrays = {name: x for name, x in options.items() if name not in static}
-    mesh = placement.mesh_of((q, k, v, mask, arrays))
+    mesh = placement.attended_on((q, k, v, mask, arrays))
     return _attend(run, tuple(static.items()), mesh, q, k, v, mask, arrays)
 
 
@@ -52,6 +52,10 @@ def _attend(run: Callable, static: tuple, mesh: Any, q, k, v, mask: Mask | None,
             raise
     # Without a log-sum-exp, or for weights, all keys must be in one place.
     return partial(_call, run, dict(static), split.without("S"), (q, k, v, mask, arrays), names)()
+
+
+def _has_arrays(x: Any) -> bool:
+    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(x))
 
 
 def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
@@ -75,6 +79,7 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
         names[0],
         Names((*rows, None)) if static["return_weights"] else None,
         Names(rows) if static["return_lse"] else None,
+        (Names(rows), Names(rows)) if static.get("return_rows") and "S" not in split.axes else None,
     )
     tried: list[Tried] = []
     if whole:
@@ -90,7 +95,9 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     leaves, structure = jax.tree.flatten(mask)
     inner = [] if mask is None else slices.axes_of(mask)
     places = [named(x, *axes) for x, axes in zip(leaves, inner, strict=True)]
-    others = {n: named(x, "N", "T", "S") if n == "bias" else Names() for n, x in arrays.items()}
+    places_of = {"bias": lambda x: named(x, "N", "T", "S"), "known": lambda x: known}
+    known = names[0], Names(rows), Names(rows)
+    others = {n: places_of.get(n, lambda x: Names())(x) for n, x in arrays.items()}
     merged = split.axes.get("S")
     if merged and static["return_weights"]:
         raise NotImplementedError("no device has the weights of all keys")
@@ -104,9 +111,10 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
             found, said = run(q, k, v, mask, static | given)
             tried.append(said)
             return found
-        # Rounding is for the whole.
+        # Rounding is for the whole, as is what is known.
         wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
-        found, said = run(wide, k, v, mask, static | given | {"return_lse": True})
+        own = dict(return_lse=True, return_rows=False, known=None)
+        found, said = run(wide, k, v, mask, static | given | own)
         tried.append(said)
         whole, lse = merge_over(found.out, found.lse, merged)
         return Attended(whole.astype(q.dtype), None, lse if static["return_lse"] else None)

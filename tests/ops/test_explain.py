@@ -9,8 +9,7 @@ import pytest
 
 import crossattn as xa
 from crossattn import __main__ as program
-from crossattn.ops import attend as attending
-from crossattn.ops import backends
+from crossattn.ops import backends, choice, platforms
 
 BIG = jax.ShapeDtypeStruct((64, 65536, 8, 64), jnp.float32)  # 8 GB an array, 10 TB of logits
 SMALL = jnp.ones((1, 4, 2, 8))
@@ -34,12 +33,14 @@ def as_gpu(monkeypatch):
 
     reference = backends.get("reference")
     fast = type("fast", (), {"attend": staticmethod(refuse)})
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    gpu = platforms.Target("gpu", True)
+    monkeypatch.setattr(platforms, "of_arrays", lambda arrays: gpu)
+    monkeypatch.setattr(platforms, "platform", lambda: "gpu")
     monkeypatch.setattr(backends, "ordered", lambda platform: ("fast", "reference"))
     monkeypatch.setattr(backends, "get", {"fast": fast, "reference": reference}.__getitem__)
-    attending._warn_once.cache_clear()
+    choice._warn_once.cache_clear()
     yield fast
-    attending._warn_once.cache_clear()
+    choice._warn_once.cache_clear()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
@@ -112,12 +113,11 @@ def test_an_accelerator_that_runs_plain_jax_says_so_once_a_reason(as_gpu):
 
 def test_the_fallback_that_skips_no_kernel_says_so_too(monkeypatch):
     """As on a GPU: float32 operands that cuDNN refuses go through the chunks."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(backends, "ordered", lambda platform: ("jax_nn", "chunked", "reference"))
-    attending._warn_once.cache_clear()
+    choice._warn_once.cache_clear()
     long = jax.ShapeDtypeStruct((1, 8192, 8, 64), jnp.float32)
     with pytest.warns(UserWarning, match="'chunked' on this gpu.*jax_nn: cuDNN .* not float32"):
-        jax.eval_shape(xa.attend, long, long, long)
+        jax.export.export(jax.jit(xa.attend), platforms=["cuda"])(long, long, long)
 
 
 def test_the_reference_as_the_better_choice_or_by_name_is_no_reason_to_warn(as_gpu):

@@ -9,7 +9,10 @@ A backend module has
   first, or None when it must be asked for by name;
 * and may have ``unsuited(q, k)``: the reason for which another backend is the better choice for
   operands of these shapes, though this one would serve them, or None. It is not asked when the
-  backend was named.
+  backend was named;
+* and may say ``REUSES = True``: its ``attend`` takes ``return_rows``, for ``Attended.rows``, and ``known``,
+  (out, peak, sum) as an earlier call with the same operands gave them, whose gradients it then gives
+  without computing them again.
 
 To add a kernel, add a file.
 """
@@ -35,11 +38,14 @@ class Attended(NamedTuple):
       out: [*B T N Hv], in the dtype of the queries.
       weights: float32 [*B N T S], before dropout.
       lse: float32 [*B N T], log of the sum of the exponentials of what each query may read.
+      rows: [*B N T] both, the largest logit and the sum of all exponentials relative to it: what a
+        backward pass needs beside the output. None from backends that do not reuse it.
     """
 
     out: Any
     weights: Any = None
     lse: Any = None
+    rows: Any = None
 
 
 @functools.cache

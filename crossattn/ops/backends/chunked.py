@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, derivative, dropout, scores, slices
+from crossattn.ops import blocks, derivative, dropout, platforms, scores, slices
 from crossattn.ops.backends import Attended
 from crossattn.ops.blocks import Plan
 from crossattn.ops.derivative import Derivative
@@ -25,6 +25,9 @@ from crossattn.types import Array, Float, Key
 # Up to so many logits the reference, which has them all in memory, was not slower; measured on CPU
 # (experiments/bench/block_sizes.py), for the others an estimate.
 _SMALL = {"cpu": 1 << 18, "gpu": 1 << 24, "tpu": 1 << 24}
+
+
+REUSES = True
 
 
 def rank(platform: str) -> int | None:
@@ -39,7 +42,7 @@ def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | 
     logits = math.prod(q.shape[:-1]) * k.shape[-3]
     if blocks.is_symbolic(logits):
         return None  # The length may turn out to be any.
-    if logits <= _SMALL[jax.default_backend()]:
+    if logits <= _SMALL[platforms.platform()]:
         return f"with {logits} logits in all, it is faster to compute them at once"
     return None
 
@@ -57,8 +60,10 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
+    return_rows: bool = False,
+    known: Any = None,
 ) -> Attended:
-    """See ``crossattn.attend``."""
+    """See ``crossattn.attend``; for ``known``, ``backends``."""
     if return_weights:
         raise NotImplementedError("it never has the whole matrix of weights")
     T, S = q.shape[-3], k.shape[-3]
@@ -71,13 +76,23 @@ def attend(
     given, setting, values = scores.prepare(q, k, v, mask, bias, scale, softcap, dropout_key)
     rows = math.prod((*q.shape[:-3], q.shape[-2]))
     plan = blocks.plan(T, S, rows, mask) if plan is None else plan
-    found: Any = _attend(plan, dropout_rate, given, values, setting)
-    out, lse, _ = found
+    if known is not None:
+        known = blocks.alike((_known(given.q, k.shape[-2], known), given))[0]
+    found: Any = _attend(plan, dropout_rate, given, values, setting, known)
+    out, lse, sums = found
     out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
-    lse = scores.ungrouped(lse[..., None])[..., 0].astype(jnp.float32) if return_lse else None
+    lse, *sums = (scores.ungrouped(x[..., None])[..., 0] for x in (lse, *sums))
+    lse = lse.astype(jnp.float32) if return_lse else None
     if plan.T is not T:
         out, lse = out[..., :T, :, :], None if lse is None else lse[..., :T]
-    return Attended(out, None, lse)
+    return Attended(out, None, lse, tuple(sums) if return_rows else None)
+
+
+def _known(q: Float[Array, "*B K G T H"], K: int, known: Any) -> tuple[Array, Rows]:
+    """Output and sums of the rows, laid out and typed as here."""
+    out, *sums = (x.astype(q.dtype) for x in known)
+    peak, total = (x.reshape(*x.shape[:-2], K, -1, x.shape[-1]) for x in sums)
+    return scores.grouped(out, K), Rows(peak, total)
 
 
 def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
@@ -101,16 +116,17 @@ def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
     return pad(q, -3, None), pad(k, None, -3), pad(v, None, -3), mask, bias
 
 
-def _attend(plan: Plan, rate: float, given: Operands, v: Any, setting: Setting) -> Any:
+def _attend(
+    plan: Plan, rate: float, given: Operands, v: Any, setting: Setting, known: Any
+) -> Any:
     """Output [*B K G T Hv] and log-sum-exp [*B K G T]; for the backward pass, what it was made from."""
 
-    def run(given, v, setting):
-        out, rows = _forward(plan, rate, given, v, setting)
+    def run(given, v, setting, known):
+        out, rows = _forward(plan, rate, given, v, setting) if known is None else known
         return out, scores.log_sum_exp(rows), rows
 
-    return derivative.call(
-        "chunked attention", run, partial(_attend_jvp, plan, rate), given, v, setting
-    )
+    rule = partial(_attend_jvp, plan, rate)
+    return derivative.call("chunked attention", run, rule, given, v, setting, known)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -147,7 +163,7 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
 
 
 def _attend_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
-    given, v, setting = primals
+    given, v, setting, _ = primals
     # Not _forward: the second order differentiates this, and a loop it cannot.
     found: Any = _attend(plan, rate, *primals)
     out, lse, rows = found

@@ -21,6 +21,9 @@ from crossattn.ops.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
+REUSES = True
+
+
 def rank(platform: str) -> int | None:
     """First on CPU; nowhere else."""
     return -10 if platform == "cpu" else None
@@ -39,8 +42,10 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
+    return_rows: bool = False,
+    known: Any = None,
 ) -> Attended:
-    """See ``crossattn.attend``."""
+    """See ``crossattn.attend``; for ``known``, ``backends``."""
     _refuse(q, bias, softcap, dropout_key, return_weights)
     if blocks.is_symbolic(*q.shape, *k.shape):
         raise NotImplementedError("an exported program, as symbolic shapes are for, cannot call it")
@@ -49,8 +54,10 @@ def attend(
     dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
-    found: Any = _forward(*blocks.alike((q, k, v, allowed)), scale=float(scale))
-    return Attended(found[0].astype(dtype), None, found[1] if return_lse else None)
+    known = None if known is None else tuple(x.astype(jnp.float32) for x in known)
+    found: Any = _forward(*blocks.alike((q, k, v, allowed, known)), scale=float(scale))
+    lse, rows = found[1] if return_lse else None, found[2:] if return_rows else None
+    return Attended(found[0].astype(dtype), None, lse, rows)
 
 
 class _Mask(NamedTuple):
@@ -112,21 +119,23 @@ def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
             raise NotImplementedError(f"it has no {name}")
 
 
-def _forward(q, k, v, allowed: _Mask, scale: float) -> Any:
+def _forward(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
     """``_kernel`` with a derivative."""
-    run = partial(_kernel, scale=scale)
-    return derivative.call("CrossattnForward", run, partial(_forward_jvp, scale), q, k, v, allowed)
+    run, rule = partial(_kernel, scale=scale), partial(_forward_jvp, scale)
+    return derivative.call("CrossattnForward", run, rule, q, k, v, allowed, known)
 
 
-def _kernel(q, k, v, allowed: _Mask, scale: float) -> Any:
+def _kernel(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
     """Output [*B T N Hv]; of each row of logits the log-sum-exp, the peak and the sum, [*B N T].
 
-    The latter two are for the backward pass alone: they carry no gradient.
+    The latter two are for the backward pass alone: they carry no gradient. What is known is not
+    computed again.
     """
-    out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)
-    row = jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.float32)
-    operands = (q, k, v, *allowed)
-    out, peak, total = _call("CrossattnForward", (out, row, row), operands, scale)
+    if known is None:
+        out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)
+        row = jax.ShapeDtypeStruct((*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.float32)
+        known = _call("CrossattnForward", (out, row, row), (q, k, v, *allowed), scale)
+    out, peak, total = known
     # -inf for a row that may read nothing; NaN for one that reads a NaN.
     lse = jnp.where(total == 0, -jnp.inf, peak + jnp.log(jnp.where(total == 0, 1, total)))
     return out, lse, peak, total
@@ -135,7 +144,7 @@ def _kernel(q, k, v, allowed: _Mask, scale: float) -> Any:
 def _forward_jvp(scale: float, primals, tangents) -> Any:
     found: Any = _forward(*primals, scale=scale)
     out, lse, *rows = found
-    at, d_qkv = (*primals, out, *rows), tangents[:3]
+    at, d_qkv = (*primals[:4], out, *rows), tangents[:3]
     d_out, d_lse = derivative.linear(_derivative(scale), at, d_qkv, (out, lse))
     return found, (d_out, d_lse)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import lowering
+from crossattn.ops import lowering, platforms
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Float, Key
@@ -63,7 +63,7 @@ def attend(
 
 
 def _implementation(q: Array, k: Array, matrix: bool) -> Literal["xla", "cudnn"]:
-    if jax.default_backend() != "gpu":
+    if platforms.platform() != "gpu":
         return "xla"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"cuDNN attention takes bfloat16 or float16, not {q.dtype}")

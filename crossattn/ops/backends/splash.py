@@ -9,19 +9,35 @@ Run here: the kernel in Pallas's interpret mode, by ``interpreted``. Not run: on
 Source: ``jax.experimental.pallas.ops.tpu.splash_attention``.
 """
 
+import importlib
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import lowering
+from crossattn.ops import lowering, platforms
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask
 from crossattn.types import Array, Float, Int, Key
 
 _BLOCK = 128  # queries and keys are padded to multiples of it
 _WIDEST = 512  # block of the grid, where it divides the length
+# What a kernel and its backward pass are told.
+_STATIC = (
+    "save_residuals",
+    "mask_value",
+    "is_mqa",
+    "block_sizes",
+    "mask_function",
+    "attn_logits_soft_cap",
+    "interpret",
+)
+
+
+REUSES = True
 
 
 def rank(platform: str) -> int | None:
@@ -42,12 +58,18 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
+    return_rows: bool = False,
+    known: Any = None,
 ) -> Attended:
-    """See ``crossattn.attend``."""
-    if jax.default_backend() != "tpu":
-        raise NotImplementedError(f"it runs on TPU, not on {jax.default_backend()}")
+    """See ``crossattn.attend``; for ``known``, ``backends``."""
+    if platforms.platform() != "tpu":
+        raise NotImplementedError(f"it runs on TPU, not on {platforms.platform()}")
+    if not platforms.one_device():
+        raise NotImplementedError(
+            "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
+        )
     _refuse(q, bias, softcap, dropout_key, return_weights, return_lse)
-    return _attend(q, k, v, mask, scale, softcap, interpret=False)
+    return _attend(q, k, v, mask, scale, softcap, return_rows, known, interpret=False)
 
 
 def interpreted(q, k, v, mask=None, *, bias=None, scale=None, softcap=None, **others) -> Array:
@@ -59,7 +81,7 @@ def interpreted(q, k, v, mask=None, *, bias=None, scale=None, softcap=None, **ot
     _refuse(q, bias, softcap, others or None, False, False)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = None if mask is None else as_mask(mask)
-    return _attend(q, k, v, mask, scale, softcap, interpret=True).out
+    return _attend(q, k, v, mask, scale, softcap, False, None, interpret=True).out
 
 
 class Static(NamedTuple):
@@ -134,7 +156,7 @@ def _band(bands: list[Band], T: int, S: int) -> Static:
     return Static(left, right)
 
 
-def _attend(q, k, v, mask, scale, softcap, interpret: bool) -> Attended:
+def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -> Attended:
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     static, ids = lower(mask, T, S)
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
@@ -147,12 +169,61 @@ def _attend(q, k, v, mask, scale, softcap, interpret: bool) -> Attended:
     batch = q.shape[:-3]
     operands = [_heads_first(x, batch) for x in (q, k, v)]
     numbers = [None if x is None else _segments(x, batch) for x in ids]
-    kernel = _kernel(static, N, _padded(T), _padded(S), softcap, interpret)
-    in_axes = (0, 0, 0, None if ids.k is None else 0)
     segment_ids = None if ids.k is None else _library().SegmentIds(*numbers)
-    out = jax.vmap(kernel, in_axes)(*operands, segment_ids)[..., :T, :]
-    out = jnp.moveaxis(out.reshape(*batch, N, T, v.shape[-1]), -3, -2)
-    return Attended(lowering.repair(out, prepared).astype(dtype))
+    kernel = partial(_kernel, static, N, _padded(T), _padded(S), softcap, interpret)
+    lse = None
+    if known is not None:
+        out, lse = known[0], known[1] + jnp.log(known[2])
+        # What was repaired takes no part in a gradient; nor do the rows of the padding.
+        out = _heads_first(jnp.where(jnp.isfinite(out), out, 0).astype(operands[0].dtype), batch)
+        lse = jnp.where(jnp.isfinite(lse), lse, 0).reshape(math.prod(batch), N, T)
+        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, -T % _BLOCK)))
+        out = _again(kernel, *operands, segment_ids, (out, lse.astype(jnp.float32)))
+    elif rows:
+        out, (lse,) = _over_batch(kernel(save_residuals=True), *operands, segment_ids)
+        lse = lse[..., :T].reshape(*batch, N, T)
+    else:
+        out = _over_batch(kernel(), *operands, segment_ids)
+    out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
+    found = Attended(lowering.repair(out, prepared).astype(dtype))
+    return found._replace(rows=(lse, jnp.ones_like(lse))) if rows else found
+
+
+def _over_batch(kernel: Any, q, k, v, segment_ids: Any) -> Any:
+    """The kernel, which is one example's."""
+    return jax.vmap(kernel, (0, 0, 0, None if segment_ids is None else 0))(q, k, v, segment_ids)
+
+
+def _again(kernel: Callable[..., Any], q, k, v, segment_ids: Any, known: tuple) -> Array:
+    """The output, which is known already, with the gradient that the library's kernels give for it.
+
+    It has no public name; where it is not found, the output is computed again.
+    """
+    module = importlib.import_module(f"{_library().__name__}.splash_attention_kernel")
+    back = getattr(module, "_splash_attention_bwd", None)
+    if back is None:
+        return _over_batch(kernel(), q, k, v, segment_ids)
+    made = kernel()
+    options = {name: x for name, x in made.kwargs.items() if name in _STATIC}
+
+    @jax.custom_vjp
+    def again(q, k, v, out, lse, segment_ids):
+        return out
+
+    def forward(*given):
+        return given[3], given
+
+    def backward(given, d_out):
+        def one(q, k, v, out, lse, segment_ids, d_out):
+            infos = made.dq_mask_info, made.dkv_mask_info
+            residuals = (q, k, v, segment_ids, None, out, lse, *infos)
+            return back(res=residuals, do=d_out, residual_checkpoint_name=None, **options)[3:6]
+
+        mapped = (*[0] * 5, None if segment_ids is None else 0, 0)
+        return *jax.vmap(one, mapped)(*given, d_out), None, None, None
+
+    again.defvjp(forward, backward)
+    return again(q, k, v, *known, segment_ids)
 
 
 def _scaled(q: Array, scale: Any) -> Array:
@@ -162,7 +233,15 @@ def _scaled(q: Array, scale: Any) -> Array:
     return q.astype(jnp.float32) * scale
 
 
-def _kernel(static: Static, N: int, T: int, S: int, softcap: float | None, interpret: bool) -> Any:
+def _kernel(
+    static: Static,
+    N: int,
+    T: int,
+    S: int,
+    softcap: float | None,
+    interpret: bool,
+    save_residuals: bool = False,
+) -> Any:
     splash = _library()
     shape, window = (T, S), (static.left, static.right)
     if window == (None, None):
@@ -185,6 +264,7 @@ def _kernel(static: Static, N: int, T: int, S: int, softcap: float | None, inter
             q_seq_shards=1,
             attn_logits_soft_cap=softcap,
             interpret=interpret,
+            save_residuals=save_residuals,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import lowering
+from crossattn.ops import lowering, platforms
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Float, Key
@@ -40,7 +40,7 @@ def attend(
 ) -> Attended:
     """See ``crossattn.attend``."""
     _refuse(q, bias, softcap, dropout_key, return_weights, return_lse)
-    fused = jax.default_backend() == "gpu"
+    fused = platforms.platform() == "gpu"
     implementations = _implementations(q, fused)
     kernel = _library().dot_product_attention
     T, S = q.shape[-3], k.shape[-3]

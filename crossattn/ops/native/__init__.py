@@ -12,6 +12,7 @@ import threading
 
 import jax
 
+from crossattn.ops import platforms
 from crossattn.ops.native import build
 
 _TARGETS = ("CrossattnForward", "CrossattnBackward", "CrossattnPack", "CrossattnProduct")
@@ -24,20 +25,14 @@ def load() -> None:
     Raises:
       NotImplementedError: this machine cannot have them, or not here; the message says why.
     """
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(f"it runs on CPU, not on {jax.default_backend()}")
-    if jax.device_count() > 1 and not _one_device_at_a_time():
+    if platforms.platform() != "cpu":
+        raise NotImplementedError(f"it runs on CPU, not on {platforms.platform()}")
+    if not platforms.one_device():
         raise NotImplementedError("XLA cannot partition it over several devices")
     with _LOADING:
         reason = _loaded()
     if reason:
         raise NotImplementedError(reason)
-
-
-def _one_device_at_a_time() -> bool:
-    """Inside ``shard_map`` over all axes of the mesh, where arrays are each device's own."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return bool(mesh.axis_names) and set(mesh.manual_axes) == set(mesh.axis_names)
 
 
 @functools.cache

@@ -1,0 +1,85 @@
+"""Which backend takes a call of ``attend``: the first, in the platform's order, that keeps the contract for it."""
+
+import functools
+import warnings
+from typing import Any, NamedTuple
+
+from crossattn.ops import backends, platforms
+from crossattn.ops.masks import Mask
+
+PLAIN = ("chunked", "reference")
+"""Backends without a kernel: they run anywhere, and on an accelerator more slowly than one."""
+
+
+class Skipped(NamedTuple):
+    """A backend that was passed over, and why: it refused, or another is the better choice."""
+
+    backend: str
+    reason: str
+    refused: bool
+
+
+class Refused(NotImplementedError):
+    """No backend takes the call, or the one that was asked for does not."""
+
+    def __init__(self, skipped: tuple[Skipped, ...], named: bool):
+        self.skipped = skipped
+        way = "backend=None, outside of use_backend," if backends.chosen() else "backend=None"
+        hint = f"; {way} finds one that takes it" if named else ""
+        who = "the backend asked for" if named else "every backend"
+        super().__init__(f"{who} refuses this call: {_reasons(skipped)}{hint}.")
+
+
+class Ran(NamedTuple):
+    """What a call gave, the backend that ran (None: an axis is of size 0) and those before it."""
+
+    attended: backends.Attended
+    backend: str | None
+    skipped: tuple[Skipped, ...] = ()
+
+
+_REUSED = ("return_rows", "known")
+
+
+def first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: dict) -> Ran:
+    """What the first backend gives, or the one that is named.
+
+    Raises:
+      Refused: none takes the call.
+    """
+    skipped = []
+    plain = {name: x for name, x in options.items() if name not in _REUSED}
+    for name in (backend,) if backend is not None else backends.ordered(platforms.platform()):
+        module = backends.get(name)
+        unsuited = module.unsuited(q, k) if hasattr(module, "unsuited") else None
+        if unsuited is not None and backend is None:
+            skipped.append(Skipped(name, unsuited, False))
+            continue
+        try:
+            own = options if getattr(module, "REUSES", False) else plain
+            return Ran(module.attend(q, k, v, mask, **own), name, tuple(skipped))
+        except NotImplementedError as refusal:
+            skipped.append(Skipped(name, str(refusal), True))
+    raise Refused(tuple(skipped), named=backend is not None)
+
+
+def warn_where_slow(ran: Ran) -> None:
+    """On an accelerator, say it when plain JAX runs because every fused kernel refused."""
+    platform = platforms.platform()
+    fused = tuple(skip for skip in ran.skipped if skip.backend not in PLAIN)
+    refused = fused and all(skip.refused for skip in fused)
+    if platform in ("gpu", "tpu") and ran.backend in PLAIN and refused:
+        _warn_once(platform, ran.backend, _reasons(fused))
+
+
+def _reasons(skipped: tuple[Skipped, ...]) -> str:
+    return "; ".join(f"{skip.backend}: {skip.reason}" for skip in skipped)
+
+
+@functools.cache
+def _warn_once(platform: str, backend: str, reasons: str) -> None:
+    warnings.warn(
+        f"attend runs {backend!r} on this {platform}, plain JAX, because every fused kernel refused "
+        f"({reasons}). crossattn.explain says it for any call.",
+        stacklevel=4,
+    )

@@ -1,0 +1,81 @@
+"""What a program is lowered for: "cpu", "gpu" or "tpu", one device or several.
+
+While code is traced nobody knows: ``jax.export`` and ahead-of-time compilation lower for other platforms
+than this machine's. Attention chooses its kernel inside ``lowered_for``, where it is known.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.interpreters import mlir
+
+# Part of the key of jit's caches: what was traced for one platform does not serve another.
+_target = jax.make_user_context(None)
+_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
+
+
+class Target(NamedTuple):
+    """A platform, and whether the program has one device."""
+
+    platform: str
+    alone: bool
+
+
+def platform() -> str:
+    """The platform that is lowered for; elsewhere that of JAX's default backend."""
+    return jax.default_backend() if _target.value is None else _target.value.platform
+
+
+def one_device() -> bool:
+    """Whether arrays are one device's own: it is the only one, or ``shard_map`` is over all mesh axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names):
+        return True
+    return jax.device_count() == 1 if _target.value is None else _target.value.alone
+
+
+@contextlib.contextmanager
+def lowered_for(target: Target) -> Iterator[None]:
+    """Inside, that is what code is traced for."""
+    with _target(target):
+        yield
+
+
+def of_arrays(arrays: Sequence[Any]) -> Target:
+    """Where a call on concrete arrays runs."""
+    devices = {d for x in arrays if isinstance(x, jax.Array) for d in x.devices()}
+    found = next(iter(devices)).platform if devices else jax.default_backend()
+    return Target(_ALIASES.get(found, found), len(devices) < 2)
+
+
+def register(primitive: Any, run: Callable[..., Any]) -> None:
+    """Lowers a primitive as ``run`` of its operands and parameters, traced for each platform anew."""
+    for name in ("cpu", "tpu", "cuda", "rocm"):
+        mlir.register_lowering(primitive, _Lowering(run, name), platform=name)
+    mlir.register_lowering(primitive, _Lowering(run, None))
+
+
+class _Lowering:
+    """The rule of a platform, or of any; JAX emits one for each that is lowered for."""
+
+    def __init__(self, run: Callable[..., Any], name: str | None):
+        self.lower = mlir.lower_fun(run, multiple_results=True)
+        self.name = name
+
+    def __call__(self, context: Any, /, *operands: Any, **parameters: Any) -> Any:
+        names = context.platforms or context.module_context.platforms
+        name = names[0] if self.name is None else self.name
+        alone = _alone(context.module_context.axis_context)
+        with lowered_for(Target(_ALIASES.get(name, name), alone)):
+            return self.lower(context, *operands, **parameters)
+
+
+def _alone(axes: Any) -> bool:
+    """Whether a program of this axis context has one device, or each of its devices what is its own."""
+    count = getattr(axes, "num_devices", None)
+    if count is None:
+        mesh = axes.mesh
+        return mesh.size == 1 or set(axes.manual_axes) == set(mesh.axis_names)
+    return count == 1

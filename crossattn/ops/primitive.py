@@ -1,0 +1,332 @@
+"""Attention as one operation of a program: its kernel is chosen where the program is lowered.
+
+Only there are the platform and the devices known, so that one traced function runs on, and exports to, CPU,
+GPU and TPU with the best kernel of each, every device computing its own part. Differentiated in reverse
+mode it is a second operation, whose kernel gets what the first one found; forward mode and second orders go
+through "chunked" and "reference".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching
+from jax.sharding import PartitionSpec
+
+from crossattn import axes
+from crossattn.ops import blocks, choice, derivative, placement, platforms, slices, spread
+from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.derivative import Derivative
+from crossattn.ops.masks import Mask
+from crossattn.ops.placement import Names, named
+from crossattn.ops.promotion import as_written
+
+_TRACED = ("bias", "scale", "softcap")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What of a call is known before the program runs.
+
+    Attributes:
+      form: of the tree of operands.
+      mask: the mask's form; those of its leaves that are plain numbers, by their place; of the others,
+        what their axes after those of the batch are.
+      numbers: options that are plain numbers.
+      lse: whether the log-sum-exp is returned.
+      rows: whether what the backward pass needs is returned too.
+      rules: the table of ``crossattn.axes`` in force.
+    """
+
+    form: Any
+    mask: tuple[Any, tuple[tuple[int, int], ...], tuple[tuple[str, ...], ...]]
+    numbers: tuple[tuple[str, Any], ...]
+    lse: bool
+    rows: bool
+    rules: Any
+
+    def unpack(self, arrays: Sequence[Any]) -> tuple[Any, Any, Any, Mask | None, dict[str, Any]]:
+        """The arguments of a backend."""
+        given = self.form.unflatten(arrays)
+        form, plain, _ = self.mask
+        leaves = list(given["mask"])
+        for index, value in plain:
+            leaves.insert(index, value)
+        options = {**dict.fromkeys(_TRACED), **dict(self.numbers)}
+        options |= {name: given[name] for name in _TRACED if name in given}
+        options |= dict(dropout_rate=0.0, dropout_key=None)
+        options |= dict(return_weights=False, return_lse=self.lse)
+        return given["q"], given["k"], given["v"], form.unflatten(leaves), options
+
+    def names(self, arrays: Sequence[Any]) -> list[Names]:
+        """What the axes of each operand are."""
+        given = self.form.unflatten(arrays)
+        found = {name: named(given[name], "S", "N", None) for name in ("k", "v")}
+        found |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
+        found["mask"] = [
+            named(x, *inner) for x, inner in zip(given["mask"], self.mask[2], strict=True)
+        ]
+        if "bias" in given:
+            found["bias"] = named(given["bias"], "N", "T", "S")
+        found = {name: found[name] for name in given}
+        return jax.tree.leaves(found, is_leaf=lambda x: x is None or isinstance(x, Names))
+
+
+def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
+    """Whether a call can be left open until it is lowered."""
+    if options["return_weights"] or options["dropout_key"] is not None:
+        return False
+    return not blocks.is_symbolic(*q.shape, *k.shape)
+
+
+def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> Attended:
+    """Output, and the log-sum-exp where it is asked for."""
+    leaves, form = jax.tree.flatten(mask)
+    numbers = tuple((i, x) for i, x in enumerate(leaves) if isinstance(x, int))
+    inner = [] if mask is None else slices.axes_of(mask)
+    inner = tuple(n for x, n in zip(leaves, inner, strict=True) if not isinstance(x, int))
+    given = dict(q=q, k=k, v=v, mask=[x for x in leaves if not isinstance(x, int)])
+    given |= {name: options[name] for name in _TRACED if hasattr(options[name], "dtype")}
+    plain = tuple((name, options[name]) for name in _TRACED if name not in given)
+    arrays, structure = jax.tree.flatten(given)
+    rules = tuple(sorted(axes.rules().items()))
+    problem = Problem(structure, (form, numbers, inner), plain, options["return_lse"], False, rules)
+    found = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
+    return Attended(found[0], None, found[1] if problem.lse else None)
+
+
+def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> Attended:
+    """By the first backend that fits, each device its part."""
+    q, k, v, mask, options = problem.unpack(arrays)
+    options |= dict(return_rows=problem.rows, known=known)
+    with axes.use_rules(dict(problem.rules)):
+        if placement.attended_on((q, k, v, mask, options)) is None:
+            ran = choice.first_that_fits(None, q, k, v, mask, options)
+        else:
+            attended, tried = spread.attend(_part, q, k, v, mask, options)
+            ran = choice.Ran(attended, tried.backend, tried.skipped)
+    choice.warn_where_slow(ran)
+    return ran.attended
+
+
+def _part(*call: Any) -> tuple[Attended, spread.Tried]:
+    ran = choice.first_that_fits(None, *call)
+    return ran.attended, spread.Tried(ran.backend, ran.skipped)
+
+
+@as_written
+def _run(*arrays: Any, problem: Problem) -> list[Any]:
+    found = _compute(problem, arrays)
+    results = [found.out, *([found.lse] if problem.lse else [])]
+    if problem.rows:
+        shapes = _shapes(*map(jax.typeof, arrays), problem=problem)[len(results) :]
+        nothing = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+        results += nothing if found.rows is None else found.rows
+    return list(blocks.alike((*results, *arrays))[: len(results)])
+
+
+def _run_eagerly(*arrays: Any, problem: Problem) -> list[Any]:
+    with platforms.lowered_for(platforms.of_arrays(arrays)):
+        return _run(*arrays, problem=problem)
+
+
+def _shapes(*avals: Any, problem: Problem) -> list[Any]:
+    """Output [*B T N Hv]; log-sum-exp; of the rows of logits the peak and the sum, [*B N T] all three."""
+    given = problem.form.unflatten(avals)
+    q, v = given["q"], given["v"]
+    meshed = next((x for x in avals if not x.sharding.mesh.empty), q)
+
+    def shaped(shape: Sequence[int], dtype: Any) -> Any:
+        sharding = meshed.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
+        return q.update(shape=tuple(shape), dtype=dtype, sharding=sharding, weak_type=False)
+
+    rows, wide = (*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.promote_types(q.dtype, jnp.float32)
+    found = [shaped((*q.shape[:-1], v.shape[-1]), q.dtype)]
+    found += [shaped(rows, jnp.dtype("float32"))] * problem.lse
+    return found + [shaped(rows, wide)] * (2 * problem.rows)
+
+
+def _differentiate(primals, tangents, *, problem: Problem):
+    found = _attend.bind(*primals, problem=replace(problem, rows=True))
+    moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero))
+    moving = tuple(i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.inexact))
+    returned = 1 + problem.lse
+    moved = derivative.linear(
+        _derivative(problem, moving),
+        (list(primals), list(found)),
+        [tangents[i] for i in moving],
+        found[:returned],
+    )
+    found = found if problem.rows else found[:returned]
+    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found[returned:]]
+    return found, [*moved, *still]
+
+
+def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
+    """Of output and log-sum-exp in those operands; ``_gradients`` is its backward pass."""
+
+    def pushed(module: Any, residuals: Any, tangents: Any) -> Any:
+        arrays, _ = residuals
+        points = tuple(arrays[i] for i in moving)
+        return jax.jvp(_plain(problem, arrays, moving, module), points, tuple(tangents))[1]
+
+    def forward(residuals: Any, tangents: Any) -> Any:
+        given = problem.form.unflatten(residuals[0])
+        small = chunked.unsuited(given["q"], given["k"]) is not None
+        module = reference if small else chunked
+        return pushed(module, residuals, tangents)
+
+    def backward(residuals: Any, cotangents: Any) -> Any:
+        arrays, found = residuals
+        operands = blocks.alike((*arrays, *found, *cotangents))
+        return _gradients.bind(*operands, problem=problem, moving=moving)
+
+    return Derivative(forward, backward, partial(pushed, reference))
+
+
+def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], module: Any) -> Any:
+    """Output and log-sum-exp as a function of some operands, by operations that JAX differentiates."""
+
+    def call(*points: Any) -> list[Any]:
+        q, k, v, mask, options = problem.unpack(_with(arrays, moving, points))
+        found = module.attend(q, k, v, mask, **options)
+        return [found.out, *([found.lse] if problem.lse else [])]
+
+    return call
+
+
+def _with(arrays: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    changed = dict(zip(places, values, strict=True))
+    return [changed.get(i, x) for i, x in enumerate(arrays)]
+
+
+def _taken_apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list, list]:
+    """Operands of the call, what it gave, and the cotangents of output and log-sum-exp."""
+    returned = 1 + problem.lse
+    count = len(operands) - 2 * returned - 2
+    operands = list(operands)
+    return operands[:count], operands[count:-returned], operands[-returned:]
+
+
+@as_written
+def _run_back(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
+    arrays, found, cotangents = _taken_apart(operands, problem)
+    known = found[0], *found[-2:]
+
+    def forward(*points: Any) -> list[Any]:
+        given = _with(arrays, moving, points)
+        attended = _compute(replace(problem, rows=False), given, known)
+        return [attended.out, *([attended.lse] if problem.lse else [])]
+
+    points = [arrays[i] for i in moving]
+    _, pull = jax.vjp(forward, *blocks.alike((*points, *operands))[: len(points)])
+    gradients = pull(cotangents)
+    return list(blocks.alike((*gradients, *operands))[: len(moving)])
+
+
+def _run_back_eagerly(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
+    with platforms.lowered_for(platforms.of_arrays(operands)):
+        return _run_back(*operands, problem=problem, moving=moving)
+
+
+def _shapes_back(*avals: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
+    return [avals[i].update(weak_type=False) for i in moving]
+
+
+def _differentiate_back(primals, tangents, *, problem: Problem, moving: tuple[int, ...]):
+    """Second order, through the reference: there output and rows follow from the operands."""
+    arrays, found, cotangents = _taken_apart(primals, problem)
+    count, points = len(moving), [arrays[i] for i in moving]
+
+    def first_order(*given: Any) -> list[Any]:
+        plain = _plain(problem, arrays, moving, reference)
+        return list(jax.vjp(plain, *given[:count])[1](list(given[count:])))
+
+    given = [tangents[i] for i in moving] + list(tangents[len(arrays) + len(found) :])
+    given = [ad.instantiate_zeros(t) for t in given]
+    # Without the checkpoint a backward pass over this would hold the matrix until it runs.
+    moved = jax.jvp(jax.checkpoint(first_order), (*points, *cotangents), tuple(given))[1]
+    return _gradients.bind(*primals, problem=problem, moving=moving), moved
+
+
+def _batch(arguments, mapped, *, problem: Problem):
+    names = problem.names(_unmapped(arguments, mapped))
+    return _batched(_attend, _run, arguments, mapped, names, problem=problem)
+
+
+def _batch_back(arguments, mapped, *, problem: Problem, moving: tuple[int, ...]):
+    arrays, found, cotangents = _taken_apart(_unmapped(arguments, mapped), problem)
+    names = problem.names(arrays)
+    rows = Names((*names[_first_of(problem)][:-3], "N", "T"))
+    out = Names((*rows[:-2], "T", "N", None))
+    names = [*names, out, *[rows] * (len(found) - 1), out, *[rows] * (len(cotangents) - 1)]
+    own = dict(problem=problem, moving=moving)
+    return _batched(_gradients, _run_back, arguments, mapped, names, **own)
+
+
+def _first_of(problem: Problem) -> int:
+    """Where the queries are among the operands."""
+    count = problem.form.num_leaves
+    return problem.form.unflatten(range(count))["q"]
+
+
+def _unmapped(arguments, mapped) -> list[Any]:
+    """The shapes that the operation is written for."""
+
+    def without(x: Any, axis: int | None) -> Any:
+        shape = [n for i, n in enumerate(x.shape) if i != axis]
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return [without(x, axis) for x, axis in zip(arguments, mapped, strict=True)]
+
+
+def _batched(primitive: Primitive, run: Any, arguments, mapped, names: list[Any], **static: Any):
+    """A mapped axis is one more batch axis, the first: what is split by it stays so."""
+    if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
+        found = jax.vmap(partial(run, **static), list(mapped))(*arguments)
+        return found, [0] * len(found)
+    size = next(x.shape[a] for x, a in zip(arguments, mapped, strict=True) if a is not None)
+    lead = max(len(n) - len(_inner(n)) for n in names if n is not None)
+    moved = [
+        x if n is None else _first_axis(x, axis, lead, len(_inner(n)), size)
+        for x, axis, n in zip(arguments, mapped, names, strict=True)
+    ]
+    found = primitive.bind(*moved, **static)
+    return found, [0] * len(found)
+
+
+def _inner(names: Names) -> tuple:
+    return tuple(n for n in names if not isinstance(n, int))
+
+
+def _first_axis(x: Any, axis: int | None, lead: int, inner: int, size: int) -> Any:
+    """[size, *1s, *own batch axes, *inner]; gradients of what is not mapped are each member's own."""
+    x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
+    ones = (1,) * (lead - (x.ndim - 1 - inner))
+    x = x.reshape(x.shape[0], *ones, *x.shape[1:])
+    if axis is None and jnp.issubdtype(x.dtype, jnp.inexact):
+        x = jnp.broadcast_to(x, (size, *x.shape[1:]))
+    return x
+
+
+_attend = Primitive("attend")
+_attend.multiple_results = True
+_attend.def_impl(_run_eagerly)
+_attend.def_abstract_eval(_shapes)
+ad.primitive_jvps[_attend] = _differentiate
+batching.primitive_batchers[_attend] = _batch
+platforms.register(_attend, _run)
+
+_gradients = Primitive("attend_gradients")
+_gradients.multiple_results = True
+_gradients.def_impl(_run_back_eagerly)
+_gradients.def_abstract_eval(_shapes_back)
+ad.primitive_jvps[_gradients] = _differentiate_back
+batching.primitive_batchers[_gradients] = _batch_back
+platforms.register(_gradients, _run_back)
+
+__all__ = ["attend", "suits"]
