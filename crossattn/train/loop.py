@@ -31,17 +31,11 @@ from crossattn.train.config import Task, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.exhausted import exhausted
 from crossattn.train.metrics import Meter
-from crossattn.train.optim import make_optimizer, of_more_steps
-from crossattn.train.sharding import (
-    data_shard,
-    make_mesh,
-    put_batch,
-    state_sharding,
-    with_sharding,
-)
+from crossattn.train.optim import of_more_steps
+from crossattn.train.program import make_program
+from crossattn.train.sharding import data_shard, make_mesh, put_batch
 from crossattn.train.signals import StopRequest
-from crossattn.train.state import TrainState, init_state
-from crossattn.train.step import make_train_step
+from crossattn.train.state import TrainState
 from crossattn.train.workdir import claim, local_folder
 from crossattn.train.writers import Several, Writer, default_writers
 
@@ -118,34 +112,15 @@ class _Run:
         self.task, self.config, self.workdir = task, config, workdir
         self.log, self.checkpoints = log, checkpoints
         self.mesh = make_mesh(config.mesh)
-        axes = task.logical_axes()
-        self.optimizer, schedule = make_optimizer(config.optim, config.steps, axes)
-        self.key = jax.random.key(config.seed)
-        shapes = jax.eval_shape(self._fresh, self.key)
-        self.sharding = state_sharding(shapes, axes, self.mesh)
-        self.target = with_sharding(shapes, self.sharding)
-        self.step_fn = make_train_step(
-            task.loss,
-            self.optimizer,
-            seed=config.seed,
-            accumulate=config.accumulate,
-            ema_decay=config.ema_decay,
-            compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
-            prng=config.prng,
-            state_sharding=self.sharding,
-        )
+        self.program = make_program(task, config, self.mesh)
         self.meter = Meter(
             log_every=config.log_every,
-            learning_rate=schedule,
+            learning_rate=self.program.schedule,
             report=lambda step, values: log.write(step, "train", values),
             tick=log.tick,
         )
         self.evaluation: dict[str, float] = {}
         self.shapes_seen: set = set()
-
-    def _fresh(self, key: jax.Array) -> TrainState:
-        params = self.task.init(key)
-        return init_state(params, self.optimizer, ema=self.config.ema_decay is not None)
 
     def result(self, steps_before: int | None = None) -> TrainResult:
         """Trains; ``steps_before`` is how many steps the run had before it was given more."""
@@ -174,7 +149,7 @@ class _Run:
 
     def _begin(self) -> tuple[TrainState, TrainIterator, int]:
         """State, data and step to go on from."""
-        restored = self.checkpoints.restore(self.target)
+        restored = self.checkpoints.restore(self.program.target)
         if restored is None and self.config.checkpoint.resume == "must":
             raise CheckpointError(
                 f"resume is 'must' but there is no checkpoint in {self.workdir / 'checkpoints'}"
@@ -185,7 +160,8 @@ class _Run:
                 assets = self.workdir / "assets"
                 assets.mkdir(exist_ok=True)
                 self.task.save_assets(assets)
-            state, step = jax.jit(self._fresh, out_shardings=self.sharding)(self.key), 0
+            fresh = jax.jit(self.program.fresh, out_shardings=self.program.sharding)
+            state, step = fresh(jax.random.key(self.config.seed)), 0
         else:
             state, step = restored.state, int(restored.state.step)
             self._take_position(restored, data)
@@ -211,11 +187,11 @@ class _Run:
         shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
         try:
             if shapes in self.shapes_seen:
-                state, metrics = self.step_fn(state, batch)
+                state, metrics = self.program.step(state, batch)
             else:
                 self.shapes_seen.add(shapes)
                 with self.meter.compiling():
-                    state, metrics = self.step_fn(state, batch)
+                    state, metrics = self.program.step(state, batch)
             self.meter.add(step + 1, metrics)
         except NonFiniteLoss as error:
             raise self._explained(error) from None

@@ -8,7 +8,7 @@ width, `tensor` along heads, feed-forward and vocabulary; `seq` splits the lengt
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -30,24 +30,27 @@ class MeshConfig:
     seq: int = 1
 
 
-def make_mesh(config: MeshConfig = MeshConfig()) -> Mesh | None:
-    """The mesh over all devices of all processes; None when there is only one device.
+def make_mesh(
+    config: MeshConfig = MeshConfig(), devices: Sequence[jax.Device] | None = None
+) -> Mesh | None:
+    """The mesh over all devices of all processes, or those given; None when there is only one.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    sizes, devices = list(astuple(config)), jax.device_count()
+    sizes, count = list(astuple(config)), jax.device_count() if devices is None else len(devices)
     given = math.prod(size for size in sizes if size != -1)
-    if sizes.count(-1) == 1 and given > 0 and devices % given == 0:
-        sizes[sizes.index(-1)] = devices // given
-    if math.prod(sizes) != devices or min(sizes) < 1:
+    if sizes.count(-1) == 1 and given > 0 and count % given == 0:
+        sizes[sizes.index(-1)] = count // given
+    if math.prod(sizes) != count or min(sizes) < 1:
         asked = " x ".join(
             f"{name} {size}" for name, size in zip(MESH_AXES, astuple(config), strict=True)
         )
-        raise ValueError(f"a mesh of {asked} does not fit {devices} devices; -1 takes the rest")
-    if devices == 1:
+        raise ValueError(f"a mesh of {asked} does not fit {count} devices; -1 takes the rest")
+    if count == 1:
         return None
-    return jax.make_mesh(tuple(sizes), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES))
+    kinds = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.make_mesh(tuple(sizes), MESH_AXES, kinds, devices=devices)
 
 
 def placement(
@@ -133,7 +136,7 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
 
     def put(rows: np.ndarray) -> jax.Array:
         shape = (rows.shape[0] * count, *rows.shape[1:])
-        place = _batch_sharding(shape, mesh)
+        place = batch_sharding(shape, mesh)
         return jax.make_array_from_process_local_data(place, rows, shape)
 
     return jax.tree.map(lambda x: put(np.asarray(x)), batch)
@@ -145,7 +148,7 @@ def spread_batch(batch: Any, mesh: Mesh | None) -> Any:
         return batch
 
     def put(whole: np.ndarray) -> jax.Array:
-        place = _batch_sharding(whole.shape, mesh)
+        place = batch_sharding(whole.shape, mesh)
         return jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
 
     return jax.tree.map(lambda x: put(np.asarray(x)), batch)
@@ -184,7 +187,12 @@ def with_sharding(shapes: Any, sharding: Any) -> Any:
     )
 
 
-def _batch_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+def batch_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where an array of a batch lives: axis 0 over data and fsdp, axis 1 over seq where it divides.
+
+    Raises:
+        ValueError: the rows do not divide over the devices.
+    """
     if shape[0] % row_shares(mesh):
         raise ValueError(
             f"a batch of {shape[0]} rows does not divide over data x fsdp = {row_shares(mesh)}"

@@ -1,0 +1,62 @@
+"""What a run computes, before anything is computed: mesh, optimiser, shapes and places, the step.
+
+The one thing to know: nothing here needs the devices to be there. `train` runs this step on the
+devices of this process, and a plan compiles the same step for devices that it only knows by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from crossattn.train.config import Task, TrainConfig
+from crossattn.train.optim import make_optimizer
+from crossattn.train.sharding import state_sharding, with_sharding
+from crossattn.train.state import TrainState, init_state
+from crossattn.train.step import make_train_step
+
+
+@dataclass(frozen=True)
+class Program:
+    """mesh: None for one device; schedule: the learning rate by step; fresh: key -> TrainState;
+    sharding: of each array of the state, None without a mesh; target: shapes of the state with their
+    places; step: `make_train_step`'s."""
+
+    mesh: Mesh | None
+    optimizer: optax.GradientTransformation
+    schedule: Callable[[Any], Any]
+    fresh: Callable[[jax.Array], TrainState]
+    sharding: Any
+    target: TrainState
+    step: Callable
+
+
+def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
+    """The program of a run on a mesh, as `make_mesh` gives it.
+
+    Raises:
+        ValueError: the optimiser or the step refuses a value.
+    """
+    axes = task.logical_axes()
+    optimizer, schedule = make_optimizer(config.optim, config.steps, axes)
+
+    def fresh(key: jax.Array) -> TrainState:
+        return init_state(task.init(key), optimizer, ema=config.ema_decay is not None)
+
+    shapes = jax.eval_shape(fresh, jax.random.key(config.seed))
+    sharding = state_sharding(shapes, axes, mesh)
+    step = make_train_step(
+        task.loss,
+        optimizer,
+        seed=config.seed,
+        accumulate=config.accumulate,
+        ema_decay=config.ema_decay,
+        compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
+        prng=config.prng,
+        state_sharding=sharding,
+    )
+    target = with_sharding(shapes, sharding)
+    return Program(mesh, optimizer, schedule, fresh, sharding, target, step)
