@@ -1,0 +1,113 @@
+"""The step of a run, compiled for devices that are not here.
+
+The one thing to know: task, optimiser, mesh, places and step are made by what ``train`` makes them with;
+only the batch and the vocabulary are taken from the config's numbers instead of from data.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from crossattn.data.encoded import EncodedPairs, Ragged
+from crossattn.data.packing import Layout, fill, length_buckets
+from crossattn.train.config import TrainConfig
+from crossattn.train.program import Program, make_program
+from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
+from experiments.plan.topologies import Topology
+from experiments.settings import train_config
+from experiments.tasks import make_task
+from experiments.tasks.corpus import Corpus
+
+
+class UnreadCorpus(Corpus):
+    """A corpus of which only the size of the vocabulary is known: no text is read."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the size that the config asks for; one trained on little text comes out smaller."""
+        return _Vocabulary(self.config.tokenizer.vocab_size)
+
+    @property
+    def target_tokenizer(self) -> Any:
+        """None when both sides share one."""
+        return None if self.config.tokenizer.joint else self.tokenizer
+
+    def refuse_without_links(self) -> None:
+        """Whether there are links, the data will say."""
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step that was compiled, with what it was compiled from."""
+
+    config: Any
+    topology: Topology
+    mesh: Mesh | None
+    program: Program
+    batch: dict[str, jax.ShapeDtypeStruct]
+    compiled: Any
+    text: str
+    seconds: float
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The mesh's axes and sizes."""
+        return {"data": 1} if self.mesh is None else dict(self.mesh.shape)
+
+
+def compile_step(config: Any, topology: Topology) -> Planned:
+    """Compile the training step of a config for a topology's devices.
+
+    Raises:
+      SettingsError: the config has a value that does not fit.
+      ValueError: the mesh or the rows do not fit the devices.
+    """
+    values: TrainConfig = train_config(config)
+    task = make_task(config, corpus=UnreadCorpus(config))
+    mesh = make_mesh(values.mesh, topology.devices)
+    program = make_program(task, values, mesh)
+    batch = batch_shapes(config, mesh)
+    state = program.target
+    if mesh is None:
+        only = SingleDeviceSharding(topology.devices[0])
+        state, batch = (jax.tree.map(lambda x: _placed(x, only), tree) for tree in (state, batch))
+    start = time.perf_counter()
+    lowered = program.step.trace(state, batch).lower(lowering_platforms=(topology.chip.platform,))
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - start
+    return Planned(config, topology, mesh, program, batch, compiled, compiled.as_text(), seconds)
+
+
+def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
+    data, loss = config.data, config.loss
+    source_len = data.source_len if config.task == "translation" else 0
+    rows = data.rows
+    if data.mode == "bucket":
+        buckets = length_buckets(rows, source_len, data.target_len, multiple=row_shares(mesh))
+        rows = buckets[-1].rows
+    none = np.zeros(0, np.int64)
+    layout = Layout(rows, source_len, data.target_len, none, none, none, none, none)
+    texts, linked = Ragged.of([]), loss.get("alignment") == "gold"
+    links: Any = () if linked else None  # of which only that they are there is asked
+    source = texts if source_len else None
+    batch = fill(layout, EncodedPairs(source, texts, none, 0, 0, 0, 0, links))
+
+    def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        place = None if mesh is None else batch_sharding(x.shape, mesh)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+    return {name: shape(x) for name, x in batch.items()}
+
+
+def _placed(x: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)

@@ -1,0 +1,157 @@
+"""Devices that are not here, as the accelerators' own compilers know them.
+
+The one thing to know: ``prepare`` must run before JAX looks for devices, for a TPU's compiler would
+otherwise ask the network whether it stands on one. Everything but the compiling stays on this CPU.
+
+A topology is CHIP:SIZES: ``v5e:4x4`` (a slice), ``v5p:4x4x4``, ``h100:2x8`` (hosts x devices of each).
+"""
+
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from experiments.plan.chips import CHIPS, Chip
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+_INSTALL = {"tpu": "crossattn[plan-tpu]", "cuda": "crossattn[plan-gpu]"}
+_PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+_HOST = 4  # chips of a host in a slice of several hosts
+
+
+class TopologyError(Exception):
+    """A topology that does not exist, or whose compiler is not installed."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """name: as it was asked for; chip: of each device; sizes: of the slice, or (hosts, devices each);
+    devices: to compile for, in order."""
+
+    name: str
+    chip: Chip
+    sizes: tuple[int, ...]
+    devices: tuple[jax.Device, ...]
+
+    def places(self, devices: Sequence[jax.Device]) -> np.ndarray:
+        """Where devices stand: coordinates in the slice, or (host, number in it)."""
+        if self.chip.platform == "tpu":
+            return np.asarray([device.coords[: len(self.sizes)] for device in devices])
+        each = self.sizes[1]
+        return np.asarray([divmod(self._number[device.id], each) for device in devices])
+
+    @functools.cached_property
+    def _number(self) -> dict[int, int]:
+        return {device.id: number for number, device in enumerate(self.devices)}
+
+
+def prepare() -> None:
+    """Set this process up to compile for devices that it has not got."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # JAX has read its variable when it was imported.
+    jax.config.update("jax_platforms", "cpu")
+
+
+def topology(name: str) -> Topology:
+    """The devices of a topology.
+
+    Raises:
+      TopologyError: there is no such chip or size, or no compiler for it here.
+    """
+    chip, sizes = parse(name)
+    if all(importlib.util.find_spec(package) is None for package in _PACKAGES[chip.platform]):
+        raise TopologyError(
+            f"the compiler for {chip.name} is not installed: pip install '{_INSTALL[chip.platform]}'"
+        )
+    prepare()
+    try:
+        devices = (_tpu if chip.platform == "tpu" else _gpu)(name, sizes)
+    except Exception as error:  # what the plugins raise is of many kinds
+        said = " ".join(str(error).split())
+        raise TopologyError(f"there is no topology {name}: {said}") from error
+    return Topology(name, chip, sizes, tuple(devices))
+
+
+def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
+    """The chip and sizes that a name stands for; needs no compiler.
+
+    Raises:
+      TopologyError: the name is not CHIP:SIZES of a chip that is known.
+    """
+    found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+    chip = CHIPS.get(found.group(1)) if found else None
+    sizes = tuple(int(size) for size in found.group(2).split("x")) if found else ()
+    if chip is None or len(sizes) != (chip.axes or 2):
+        raise TopologyError(
+            f"got topology {name!r}; expected one of {', '.join(CHIPS)} with sizes, such as v5e:4x4 or "
+            "v5p:4x4x4 (a slice) or h100:2x8 (hosts x devices)."
+        )
+    return chip, sizes
+
+
+def _tpu(name: str, sizes: tuple[int, ...]) -> Sequence[jax.Device]:
+    options = {}
+    if math.prod(sizes) < _HOST:  # of a slice within one host, all of it
+        options["chips_per_host_bounds"] = [*sizes, *[1] * (3 - len(sizes))]
+    return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
+
+
+def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[jax.Device]:
+    return topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=name.partition(":")[0],
+        topology=f"1x{sizes[0]}x{sizes[1]}",
+        target_config=_target(name.partition(":")[0]),
+    ).devices
+
+
+def _target(chip: str) -> str:
+    """A ``GpuTargetConfigProto`` as text: Hopper's figures from NVIDIA's "H100 Tensor Core GPU Architecture"
+    and the CUDA C++ programming guide, compute capability 9.0; XLA's compiler tunes by them.
+    """
+    memory, bandwidth = CHIPS[chip].memory, int(CHIPS[chip].bandwidth)
+    multiprocessors, clock = 132, 1.98
+    return f"""
+      platform_name: "CUDA"
+      device_description_str: "NVIDIA {chip.upper()}"
+      dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+      gpu_device_info {{
+        name: "NVIDIA {chip.upper()}"
+        device_vendor: "NVIDIA Corporation"
+        cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+        device_memory_size: {memory}
+        memory_bandwidth: {bandwidth}
+        l2_cache_size: {50 * 2**20}
+        clock_rate_ghz: {clock}
+        core_count: {multiprocessors}
+        fpus_per_core: 128
+        threads_per_warp: 32
+        threads_per_block_limit: 1024
+        threads_per_core_limit: 2048
+        thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+        block_dim_limit_x: {2**31 - 1} block_dim_limit_y: {2**16 - 1} block_dim_limit_z: {2**16 - 1}
+        registers_per_core_limit: {2**16}
+        registers_per_block_limit: {2**16}
+        shared_memory_per_core: {228 * 2**10}
+        shared_memory_per_block: {48 * 2**10}
+        shared_memory_per_block_optin: {227 * 2**10}
+        device_address_bits: 64
+        driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+        dnn_version: "9.10.0"
+      }}
+    """
