@@ -169,13 +169,14 @@ class EncoderBlock(nnx.Module):
     ) -> tuple[Float[Array, "*B T D"], None]:
         """[*B T D] -> [*B T D]. ``state`` is there for ``Stack``; an encoder has none."""
         keys = split(key, 4)
-        update = self.attention(
-            self.attention_residual.enter(x),
-            mask=mask,
-            positions=positions,
-            bias=bias,
-            dropout_key=keys[0],
-        )
+        with jax.named_scope("encoder_attention"):  # by which a plan finds its kernel
+            update = self.attention(
+                self.attention_residual.enter(x),
+                mask=mask,
+                positions=positions,
+                bias=bias,
+                dropout_key=keys[0],
+            )
         x = self.attention_residual.leave(x, update, keys[1])
         update = self.feedforward(self.feedforward_residual.enter(x), keys[2])
         return self.feedforward_residual.leave(x, update, keys[3]), state
@@ -252,18 +253,20 @@ class DecoderBlock(nnx.Module):
         if cache is not None:
             cache = self.attention.extend(cache, inner)
         mask = _ordered(mask, self.attention.before(x, cache), x.shape[-2])
-        update = self.attention(
-            inner, cache, mask, positions=positions, bias=bias, dropout_key=keys[0]
-        )
+        with jax.named_scope("decoder_attention"):
+            update = self.attention(
+                inner, cache, mask, positions=positions, bias=bias, dropout_key=keys[0]
+            )
         x = self.attention_residual.leave(x, update, keys[1])
         if self.cross is not None:
-            update = self.cross(
-                self.cross_residual.enter(x),
-                state.source,
-                source_mask,
-                dropout_key=keys[2],
-                return_weights=return_weights,
-            )
+            with jax.named_scope("cross_attention"):
+                update = self.cross(
+                    self.cross_residual.enter(x),
+                    state.source,
+                    source_mask,
+                    dropout_key=keys[2],
+                    return_weights=return_weights,
+                )
             if return_weights:
                 update, weights = update
             x = self.cross_residual.leave(x, update, keys[3])

@@ -13,7 +13,9 @@ Sources:
     network cards a node: https://docs.nvidia.com/dgx/dgxh100-user-guide/.
 """
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 GiB, GB, T = 2**30, 10**9, 10**12
 
@@ -25,9 +27,9 @@ class Chip:
     Attributes:
       name: as its maker calls it.
       platform: what JAX lowers for, "tpu" or "cuda".
-      memory: bytes of HBM.
-      flops: bfloat16 FLOP/s; float32_flops: of a product of float32 (TPUs: three passes in bfloat16;
-        NVIDIA: TF32 is not used for them by XLA unless asked, so plain float32).
+      memory: bytes of HBM; available: of them, to a program.
+      flops: bfloat16 FLOP/s; float32_flops: of a product of float32 at JAX's default precision, which
+        is one pass in bfloat16 on a TPU and TF32 on NVIDIA's.
       bandwidth: bytes/s of HBM.
       link: bytes/s, one way, of one link to a neighbour (TPU) or of a device into NVLink.
       network: bytes/s, one way, that a device has out of its host or slice.
@@ -38,6 +40,7 @@ class Chip:
     name: str
     platform: str
     memory: int
+    available: int
     flops: float
     float32_flops: float
     bandwidth: float
@@ -47,16 +50,21 @@ class Chip:
     ring: int = 0
 
 
+def _tpu(name: str, memory: float, available: float, flops: float, *rest: Any) -> Chip:
+    return Chip(name, "tpu", int(memory), int(available), flops, flops, *rest)
+
+
+def _gpu(name: str, memory: int, bandwidth: float) -> Chip:
+    # JAX takes three quarters of a GPU's memory, unless told otherwise.
+    share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))
+    speed = (989 * T, 494 * T, bandwidth, 450 * GB, 50 * GB)
+    return Chip(name, "cuda", memory, int(share * memory), *speed)
+
+
 CHIPS = {
-    "v5e": Chip(
-        "TPU v5e", "tpu", 16 * GiB, 197 * T, 197 * T / 3, 819 * GB, 45 * GB, 3.1 * GB, 2, 16
-    ),
-    "v5p": Chip(
-        "TPU v5p", "tpu", 95 * GiB, 459 * T, 459 * T / 3, 2765 * GB, 90 * GB, 6.2 * GB, 3, 4
-    ),
-    "v6e": Chip(
-        "TPU v6e", "tpu", 32 * GiB, 918 * T, 918 * T / 3, 1640 * GB, 90 * GB, 6.2 * GB, 2, 16
-    ),
-    "h100": Chip("H100 SXM", "cuda", 80 * GiB, 989 * T, 67 * T, 3350 * GB, 450 * GB, 50 * GB),
-    "h200": Chip("H200 SXM", "cuda", 141 * GB, 989 * T, 67 * T, 4800 * GB, 450 * GB, 50 * GB),
+    "v5e": _tpu("TPU v5e", 16 * GiB, 15.75 * GiB, 197 * T, 819 * GB, 45 * GB, 3.1 * GB, 2, 16),
+    "v5p": _tpu("TPU v5p", 95 * GiB, 95.0 * GiB, 459 * T, 2765 * GB, 90 * GB, 6.2 * GB, 3, 4),
+    "v6e": _tpu("TPU v6e", 32 * GiB, 31.25 * GiB, 918 * T, 1640 * GB, 90 * GB, 6.2 * GB, 2, 16),
+    "h100": _gpu("H100 SXM", 80 * GiB, 3350 * GB),
+    "h200": _gpu("H200 SXM", 141 * GB, 4800 * GB),
 }

@@ -4,7 +4,9 @@ The one thing to know: task, optimiser, mesh, places and step are made by what `
 only the batch and the vocabulary are taken from the config's numbers instead of from data.
 """
 
+import re
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,10 @@ from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
 from experiments.tasks.corpus import Corpus
+
+
+class DoesNotFit(Exception):
+    """A program needs more memory than a device has."""
 
 
 class UnreadCorpus(Corpus):
@@ -47,7 +53,9 @@ class _Vocabulary:
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that was compiled, with what it was compiled from."""
+    """A step that was compiled, with what it was compiled from.
+
+    reasons: what ``attend`` said of kernels that refused; seconds: that compiling took."""
 
     config: Any
     topology: Topology
@@ -56,6 +64,7 @@ class Planned:
     batch: dict[str, jax.ShapeDtypeStruct]
     compiled: Any
     text: str
+    reasons: tuple[str, ...]
     seconds: float
 
     @property
@@ -81,10 +90,34 @@ def compile_step(config: Any, topology: Topology) -> Planned:
         only = SingleDeviceSharding(topology.devices[0])
         state, batch = (jax.tree.map(lambda x: _placed(x, only), tree) for tree in (state, batch))
     start = time.perf_counter()
-    lowered = program.step.trace(state, batch).lower(lowering_platforms=(topology.chip.platform,))
-    compiled = lowered.compile()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled = compiled_for(topology, program.step, state, batch)
     seconds = time.perf_counter() - start
-    return Planned(config, topology, mesh, program, batch, compiled, compiled.as_text(), seconds)
+    reasons = tuple(dict.fromkeys(str(w.message) for w in said if "attend" in str(w.message)))
+    text = compiled.as_text()
+    return Planned(config, topology, mesh, program, batch, compiled, text, reasons, seconds)
+
+
+def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
+    """A jitted function, compiled for arguments that say where they lie.
+
+    Raises:
+      DoesNotFit: the compiler found no way to keep it in the memory of a device.
+    """
+    platform = topology.chip.platform
+    lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
+            raise
+        used = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", str(error))
+        raise DoesNotFit(
+            f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {topology.chip.name} has"
+            if used
+            else f"the compiler for {topology.chip.name} ran out of its memory"
+        ) from error
 
 
 def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:

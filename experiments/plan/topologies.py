@@ -1,15 +1,11 @@
 """Devices that are not here, as the accelerators' own compilers know them.
 
-The one thing to know: ``prepare`` must run before JAX looks for devices, for a TPU's compiler would
-otherwise ask the network whether it stands on one. Everything but the compiling stays on this CPU.
-
-A topology is CHIP:SIZES: ``v5e:4x4`` (a slice), ``v5p:4x4x4``, ``h100:2x8`` (hosts x devices of each).
+The one thing to know: a topology is CHIP:SIZES, ``v5e:4x4`` (a slice), ``v5p:4x4x4``, ``h100:2x8`` (hosts x devices of each).
 """
 
 import functools
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +14,9 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from experiments.plan import prepare
 from experiments.plan.chips import CHIPS, Chip
 
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 _INSTALL = {"tpu": "crossattn[plan-tpu]", "cuda": "crossattn[plan-gpu]"}
 _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 _HOST = 4  # chips of a host in a slice of several hosts
@@ -57,14 +46,6 @@ class Topology:
     @functools.cached_property
     def _number(self) -> dict[int, int]:
         return {device.id: number for number, device in enumerate(self.devices)}
-
-
-def prepare() -> None:
-    """Set this process up to compile for devices that it has not got."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    # JAX has read its variable when it was imported.
-    jax.config.update("jax_platforms", "cpu")
 
 
 def topology(name: str) -> Topology:

@@ -1,0 +1,201 @@
+"""What a compiled program computes, reads and writes on one device, kernel by kernel.
+
+The one thing to know: a fused kernel reads its operands once and writes its results once, whatever it
+computes between; what it takes a slice of, it reads a slice of. Bytes that stay in a TPU's on-chip
+memory do not count. Sizes are those of the arrays, without the padding of tiles.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from experiments.plan.chips import Chip
+from experiments.plan.hlo import Computation, Instruction, Module, Run
+from experiments.plan.kernels import attention_flops, fused_attention
+
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
+    "after-all", "partition-id", "replica-id", "opt-barrier", "iota", "domain", "add-dependency",
+}  # fmt: skip
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """flops, bytes: of one device in one call; compute, memory: seconds that each takes by itself;
+    kernels: seconds of all kernels one after the other, each as long as the longer of its two."""
+
+    flops: float
+    bytes: float
+    compute: float
+    memory: float
+    kernels: float
+
+
+def cost(module: Module, chip: Chip) -> Cost:
+    """Sums over the kernels of a program."""
+    total = [0.0] * 5
+    flops = slow = moved = 0.0  # of the kernel at hand; slow: seconds of its products
+
+    def close() -> None:
+        memory = moved / chip.bandwidth
+        for i, value in enumerate((flops, moved, slow, memory, max(slow, memory))):
+            total[i] += value
+
+    for run in module.runs():
+        if not run.fused:
+            close()
+            flops = slow = 0.0
+            moved = run.times * _moved(run, module)
+        done = run.times * _flops(run)
+        flops += done
+        slow += done / _speed(run, chip) if done else 0.0
+    close()
+    return Cost(*total)
+
+
+def _flops(run: Run) -> float:
+    opcode = run.instruction.opcode
+    if opcode == "dot":
+        return _dot(run)
+    if opcode == "convolution":
+        return _convolution(run)
+    if opcode == "custom-call" and run.instruction.target.startswith("__cublas$"):
+        return _cublas(run)
+    if fused_attention(run.instruction):
+        return attention_flops(run)
+    return 0.0
+
+
+def _speed(run: Run, chip: Chip) -> float:
+    """FLOP/s of a product of these operands."""
+    dtype = next((a[0].dtype for a in _operands(run) if a), "bf16")
+    if dtype != "f32":
+        return chip.flops
+    passes = {"high": 3, "highest": 6} if chip.platform == "tpu" else {}
+    asked = run.instruction.attribute(r"operand_precision=\{(\w+)") or "default"
+    return chip.float32_flops / passes.get(asked, 1)
+
+
+def _operands(run: Run) -> list:
+    found = [run.computation.instructions.get(name) for name in run.instruction.operands]
+    return [() if one is None else one.arrays for one in found]
+
+
+def _dot(run: Run, pattern: str = r"lhs_contracting_dims=\{([\d,]*)\}") -> float:
+    left = _operands(run)[0]
+    listed = run.instruction.attribute(pattern) or ""
+    dims = [int(n) for n in re.findall(r"\d+", listed)]
+    out = run.instruction.arrays[0].sizes
+    return 2.0 * math.prod(out) * math.prod(left[0].sizes[i] for i in dims) if left else 0.0
+
+
+def _cublas(run: Run) -> float:
+    return _dot(run, r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+
+
+def _convolution(run: Run) -> float:
+    """TPUs write every product as a convolution; padding and holes are not multiplied."""
+    instruction = run.instruction
+    labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|\s|$)") or ""
+    found = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
+    operands = _operands(run)
+    if not found or len(operands) < 2 or not operands[0] or not operands[1]:
+        return 0.0
+    left, kernel, out = found.groups()
+    sizes = [operands[0][0].sizes, operands[1][0].sizes, instruction.arrays[0].sizes]
+    window = instruction.attribute(r"window=\{([^}]*)\}") or ""
+    spatial = [c for c in out if c.isdigit()]
+    pairs = 1
+    for i, c in enumerate(sorted(spatial)):
+        pairs *= _pairs(
+            sizes[0][left.index(c)], sizes[1][kernel.index(c)], sizes[2][out.index(c)], window, i
+        )
+    batch, features = sizes[2][out.index("b")], sizes[2][out.index("f")]
+    groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
+    return 2.0 * batch * features * sizes[1][kernel.index("i")] * pairs / groups
+
+
+def _pairs(size: int, kernel: int, out: int, window: str, axis: int) -> int:
+    """Pairs of an output's and a kernel's place on one axis that meet an element of the input."""
+
+    def option(name: str, default: int) -> int:
+        found = re.search(rf"\b{name}=(\S+)", window)
+        return int(found.group(1).split("x")[axis]) if found else default
+
+    found = re.search(r"\bpad=(\S+)", window)
+    low = int(found.group(1).split("x")[axis].split("_")[0]) if found else 0
+    stride, holes, spread = option("stride", 1), option("lhs_dilate", 1), option("rhs_dilate", 1)
+    last = (size - 1) * holes
+    count = 0
+    for k in range(kernel):
+        start = k * spread - low  # the place of output 0 in the dilated input
+        if holes == 1:
+            first = max(0, -(start // stride))
+            count += max(0, min(out - 1, (last - start) // stride) - first + 1)
+        else:
+            places = (start + o * stride for o in range(out))
+            count += sum(0 <= p <= last and p % holes == 0 for p in places)
+    return count
+
+
+def _moved(run: Run, module: Module) -> float:
+    """Bytes between a kernel and HBM."""
+    instruction = run.instruction
+    if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
+        return 0.0
+    results = instruction.arrays
+    if instruction.opcode.endswith("-start"):
+        results = results[:1]
+    called = module.computations.get(instruction.calls[0]) if instruction.calls else None
+    if instruction.opcode != "fusion":
+        called = None
+    written = _written(instruction, called, results)
+    read = sum(
+        _read(number, arrays, called, instruction) for number, arrays in enumerate(_operands(run))
+    )
+    return written + read
+
+
+def _written(instruction: Instruction, called: Computation | None, results: tuple) -> float:
+    """Results; of one that is written in place, the part that is."""
+    if called is not None or instruction.opcode == "dynamic-update-slice":
+        part = _update(called.root if called else instruction, called)
+        if part is not None:
+            return part
+    return sum(a.bytes for a in results if not a.on_chip)
+
+
+def _update(root: Instruction, where: Computation | None) -> float | None:
+    if root.opcode != "dynamic-update-slice" or where is None:
+        return None
+    update = where.instructions.get(root.operands[1])
+    return None if update is None else float(sum(a.bytes for a in update.arrays))
+
+
+def _read(number: int, arrays: tuple, called: Computation | None, run: Instruction) -> float:
+    """An operand, or the part of it that is used."""
+    whole = sum(a.bytes for a in arrays if not a.on_chip)
+    if run.opcode in _SLICES and number == 0:
+        return min(whole, sum(a.bytes for a in run.arrays))
+    if called is None or not whole:
+        return whole
+    name = next(
+        i.name
+        for i in called.instructions.values()
+        if i.opcode == "parameter" and int(i.argument) == number
+    )
+    users = [i for i in called.instructions.values() if name in i.operands]
+    if users and all(_takes_part(i, name) for i in users):
+        return min(whole, sum(_part(i, called) for i in users))
+    return whole
+
+
+def _takes_part(user: Instruction, name: str) -> bool:
+    return user.operands[0] == name and user.opcode in (*_SLICES, "dynamic-update-slice")
+
+
+def _part(user: Instruction, where: Computation) -> float:
+    if user.opcode == "dynamic-update-slice":  # written in place: what was there is not read
+        return 0.0
+    return sum(a.bytes for a in user.arrays)

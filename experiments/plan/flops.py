@@ -1,0 +1,62 @@
+"""Model FLOPs: the products that a loss needs, counted in the traced program.
+
+The one thing to know: model FLOPs are what MFU divides by (Chowdhery et al. 2022, "PaLM", appendix B): the
+products of one forward pass three times, for the backward pass has two for each; attention counts whole,
+whatever its mask hides, and what is computed again to save memory counts once.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from crossattn import use_backend
+from crossattn.train.config import Task
+
+
+def model_flops(task: Task, params: Any, batch: Any) -> int:
+    """FLOPs of one training step, forward and backward, of the whole batch.
+
+    Args:
+      task: whose loss is trained.
+      params, batch: shapes.
+    """
+
+    def loss(params, batch):
+        return task.loss(params, batch, None)
+
+    unplaced = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    with use_backend("reference"):  # whose products stand in the open
+        return 3 * products(jax.make_jaxpr(loss)(*unplaced))
+
+
+def products(jaxpr: Any) -> int:
+    """FLOPs of the matrix products of a program, loops as often as they run.
+
+    Of a branch the longest counts; the body of a loop without a known end counts once.
+    """
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            total += _dot(eqn)
+        elif eqn.primitive.name == "cond":
+            total += max(products(branch) for branch in eqn.params["branches"])
+        else:
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            total += times * sum(products(inner) for inner in _inner(eqn.params))
+    return total
+
+
+def _dot(eqn: Any) -> int:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left, (out,) = eqn.invars[0].aval.shape, eqn.outvars
+    return 2 * math.prod(out.aval.shape) * math.prod(left[i] for i in contracted)
+
+
+def _inner(params: dict[str, Any]) -> Iterator[Any]:
+    """The programs that an equation holds; what differentiates it is not run."""
+    for value in params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
+                yield one

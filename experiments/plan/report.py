@@ -1,0 +1,266 @@
+"""The plan of a run: what a device holds, sends and computes, and what bounds a step.
+
+The one thing to know: the estimate is a roofline. Every kernel takes as long as its products or its bytes,
+whichever is longer, at the chip's figures; collectives are hidden behind kernels in the estimate, and in
+its other bound behind nothing.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from experiments.plan.collectives import Collective, collectives, totals
+from experiments.plan.compiling import Planned, UnreadCorpus
+from experiments.plan.cost import cost
+from experiments.plan.flops import model_flops
+from experiments.plan.hlo import Module
+from experiments.plan.kernels import Kernel, attention_kernels
+from experiments.plan.network import seconds
+from experiments.tasks import make_task
+
+GiB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all of it,
+    results that take the place of what was given counted once; available: of the chip, for a program."""
+
+    parameters: int
+    optimizer: int
+    other: int
+    batch: int
+    temporaries: int
+    total: int
+    available: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has that much."""
+        return self.total <= self.available
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is told of a step.
+
+    Attributes:
+      mesh: axes and sizes.
+      parameters: of the model.
+      tokens: positions of a batch, source and target.
+      sent: bytes by (collective, mesh axes).
+      kernels: attention by place.
+      reasons: why places have no fused kernel, as ``attend`` tells it.
+      compute, memory_time, network: seconds of each by itself; kernels_time: of all kernels.
+    """
+
+    topology: str
+    chip: str
+    mesh: dict[str, int]
+    parameters: int
+    tokens: int
+    memory: Memory
+    sent: dict[tuple[str, str], float]
+    kernels: dict[str, tuple[Kernel, ...]]
+    reasons: tuple[str, ...]
+    model_flops: int
+    hardware_flops: float
+    compute: float
+    memory_time: float
+    kernels_time: float
+    network: float
+    peak_flops: float
+    compile_seconds: float
+    unknown_loops: int
+
+    @property
+    def devices(self) -> int:
+        """Of the mesh."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def step(self) -> float:
+        """Seconds, collectives hidden."""
+        return max(self.kernels_time, self.network)
+
+    @property
+    def step_unhidden(self) -> float:
+        """Seconds, nothing hidden."""
+        return self.kernels_time + self.network
+
+    @property
+    def bound(self) -> str:
+        """What takes longest."""
+        times = {"compute": self.compute, "memory": self.memory_time, "network": self.network}
+        return max(times, key=lambda name: times[name])
+
+    def mfu(self, step: float) -> float:
+        """Model FLOPs a second, as a share of the devices' peak."""
+        return self.model_flops / (self.devices * self.peak_flops * step)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = asdict(self)
+        found["sent"] = [
+            {"collective": kind, "axes": axes, "bytes": sent}
+            for (kind, axes), sent in self.sent.items()
+        ]
+        found |= dict(
+            devices=self.devices,
+            fits=self.memory.fits,
+            sent_bytes=sum(self.sent.values()),
+            step_seconds=self.step,
+            step_seconds_unhidden=self.step_unhidden,
+            mfu=self.mfu(self.step),
+            mfu_unhidden=self.mfu(self.step_unhidden),
+            bound=self.bound,
+        )
+        return found
+
+
+def plan(planned: Planned) -> Plan:
+    """Read a compiled step."""
+    chip, module = planned.topology.chip, Module(planned.text)
+    found: list[Collective] = collectives(module, planned.axes)
+    spent = cost(module, chip)
+    state = planned.program.target
+    task = make_task(planned.config, corpus=UnreadCorpus(planned.config))
+    devices = planned.topology.devices[:1] if planned.mesh is None else planned.mesh.devices.flat
+    return Plan(
+        topology=planned.topology.name,
+        chip=chip.name,
+        mesh=planned.axes,
+        parameters=_size(state.params),
+        tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
+        memory=memory(planned),
+        sent=totals(found),
+        kernels=attention_kernels(module),
+        reasons=planned.reasons,
+        model_flops=model_flops(task, state.params, planned.batch),
+        hardware_flops=spent.flops,
+        compute=spent.compute,
+        memory_time=spent.memory,
+        kernels_time=spent.kernels,
+        network=seconds(found, planned.topology, list(devices)),
+        peak_flops=chip.flops,
+        compile_seconds=planned.seconds,
+        unknown_loops=module.unknown_loops,
+    )
+
+
+def memory(planned: Planned) -> Memory:
+    """What one device holds."""
+    state, said = planned.program.target, planned.compiled.memory_analysis()
+    parameters, optimizer = _on_a_device(state.params), _on_a_device(state.opt_state)
+    whole, batch = _on_a_device(state), _on_a_device(planned.batch)
+    results = said.output_size_in_bytes - said.alias_size_in_bytes
+    total = (
+        said.argument_size_in_bytes
+        + said.temp_size_in_bytes
+        + results
+        + said.generated_code_size_in_bytes
+    )
+    return Memory(
+        parameters=parameters,
+        optimizer=optimizer,
+        other=whole - parameters - optimizer,
+        batch=batch,
+        temporaries=said.temp_size_in_bytes,
+        total=total,
+        available=planned.topology.chip.available,
+    )
+
+
+def _size(tree: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(tree))
+
+
+def _on_a_device(tree: Any) -> int:
+    """Bytes of its part of every array."""
+
+    def part(x: Any) -> int:
+        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+        return math.prod(shape) * x.dtype.itemsize
+
+    return sum(part(x) for x in jax.tree.leaves(tree))
+
+
+def text(plan: Plan) -> str:
+    """What the launcher prints."""
+    mesh = (
+        " x ".join(f"{name}={size}" for name, size in plan.mesh.items() if size > 1) or "one device"
+    )
+    memory = plan.memory
+    lines = [
+        f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh}; {plan.parameters / 1e6:,.1f} M "
+        f"parameters, {plan.tokens:,} tokens a step (compiled in {plan.compile_seconds:.0f} s)",
+        "",
+        "a device holds",
+        *_held(memory),
+        "",
+        f"a device sends {_bytes(sum(plan.sent.values()))} a step",
+        *(
+            f"  {kind:<20} over {axes:<12} {_bytes(sent):>10}"
+            for (kind, axes), sent in plan.sent.items()
+        ),
+        "",
+        "attention",
+        *(
+            f"  {place.replace('_', ' '):<20} {_told(found)}"
+            for place, found in plan.kernels.items()
+        ),
+        *(f"  {reason}" for reason in plan.reasons),
+        "",
+        f"a step has {plan.model_flops:.3g} model FLOPs; a device computes {plan.hardware_flops:.3g}, all "
+        f"{plan.hardware_flops * plan.devices / plan.model_flops:.2f} times the model's",
+        f"  compute {plan.compute * 1e3:8.2f} ms   memory {plan.memory_time * 1e3:8.2f} ms   network "
+        f"{plan.network * 1e3:8.2f} ms   bound by {plan.bound}",
+        f"  estimated step {plan.step * 1e3:.2f} ms, MFU {100 * plan.mfu(plan.step):.1f} %; with nothing "
+        f"hidden behind computing {plan.step_unhidden * 1e3:.2f} ms, "
+        f"{100 * plan.mfu(plan.step_unhidden):.1f} %",
+    ]
+    if plan.unknown_loops:
+        lines.append(
+            f"  {plan.unknown_loops} loops run an unknown number of times, and count as running once"
+        )
+    return "\n".join(lines)
+
+
+def overfull(plan: Plan) -> str:
+    """One sentence for a plan that does not fit."""
+    memory = plan.memory
+    return (
+        f"a device needs {_bytes(memory.total)} of the {_bytes(memory.available)} that a {plan.chip} has "
+        "for a program; split more (mesh.fsdp), take fewer rows, train.accumulate or model.remat."
+    )
+
+
+def _held(memory: Memory) -> list[str]:
+    rows = [
+        ("parameters", memory.parameters),
+        ("optimiser", memory.optimizer),
+        ("other state", memory.other),
+        ("batch", memory.batch),
+        ("temporaries", memory.temporaries),
+        ("in all", memory.total),
+        ("of the chip's", memory.available),
+    ]
+    return [f"  {name:<20} {_bytes(size):>10}" for name, size in rows]
+
+
+def _told(kernels: tuple[Kernel, ...]) -> str:
+    if not kernels:
+        return "no fused kernel: XLA's own operations"
+    return ", ".join(
+        f"{one.name} ({'backward' if one.backward else 'forward'}, {one.runs} times)"
+        for one in kernels
+    )
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GiB", GiB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} B"
