@@ -1,6 +1,7 @@
 """Devices that are not here, as the accelerators' own compilers know them.
 
-The one thing to know: a topology is CHIP:SIZES, ``v5e:4x4`` (a slice), ``v5p:4x4x4``, ``h100:2x8`` (hosts x devices of each).
+The one thing to know: a topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``) or of hosts and the
+devices of each (``h100:2x8``).
 """
 
 import functools
