@@ -20,6 +20,7 @@ from crossattn.axes import RULES, Rules, spec
 
 MESH_AXES = ("data", "fsdp", "tensor", "seq")
 
+
 @dataclass(frozen=True)
 class MeshConfig:
     """Devices along each mesh axis; -1 (one axis at most) takes all that are left."""
@@ -31,7 +32,7 @@ class MeshConfig:
 
 
 def make_mesh(
-    config: MeshConfig = MeshConfig(), devices: Sequence[jax.Device] | None = None
+    config: MeshConfig = MeshConfig(), devices: Sequence[Any] | None = None
 ) -> Mesh | None:
     """The mesh over all devices of all processes, or those given; None when there is only one.
 
@@ -62,9 +63,7 @@ def placement(
     return lambda axes, shape: NamedSharding(mesh, spec(axes, shape, mesh, rules))
 
 
-def params_sharding(
-    params: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES
-) -> Any:
+def params_sharding(params: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES) -> Any:
     """A sharding for each parameter (arrays or their shapes); None without a mesh."""
     place = placement(mesh, rules)
     if place is None:
@@ -72,9 +71,7 @@ def params_sharding(
     return jax.tree.map(lambda x, axes: place(axes, x.shape), params, logical_axes)
 
 
-def state_sharding(
-    state: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES
-) -> Any:
+def state_sharding(state: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES) -> Any:
     """A sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
 
     Whatever sits in the optimiser's state or in the average under a parameter's name, and has

@@ -24,7 +24,7 @@ def model_flops(task: Task, params: Any, batch: Any) -> int:
     """
 
     def loss(params, batch):
-        return task.loss(params, batch, None)
+        return task.loss(params, batch, jax.random.key(0))
 
     unplaced = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     with use_backend("reference"):  # whose products stand in the open

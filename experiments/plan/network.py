@@ -6,17 +6,15 @@ network cards of all members between hosts. Latencies do not count.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 
 from experiments.plan.collectives import Collective
 from experiments.plan.topologies import Topology
 
 
-def seconds(
-    found: Sequence[Collective], topology: Topology, devices: Sequence[jax.Device]
-) -> float:
+def seconds(found: Sequence[Collective], topology: Topology, devices: Sequence[Any]) -> float:
     """Of all collectives, one after the other.
 
     Args:

@@ -50,7 +50,7 @@ class Plan:
       mesh: axes and sizes.
       parameters: of the model.
       tokens: positions of a batch, source and target.
-      sent: bytes by (collective, mesh axes).
+      collectives: all that a step has.
       kernels: attention by place.
       reasons: why places have no fused kernel, as ``attend`` tells it.
       compute, memory_time, network: seconds of each by itself; kernels_time: of all kernels.
@@ -62,7 +62,7 @@ class Plan:
     parameters: int
     tokens: int
     memory: Memory
-    sent: dict[tuple[str, str], float]
+    collectives: tuple[Collective, ...]
     kernels: dict[str, tuple[Kernel, ...]]
     reasons: tuple[str, ...]
     model_flops: int
@@ -79,6 +79,11 @@ class Plan:
     def devices(self) -> int:
         """Of the mesh."""
         return math.prod(self.mesh.values())
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a device sends in a step."""
+        return sum(one.sent for one in self.collectives)
 
     @property
     def step(self) -> float:
@@ -103,14 +108,21 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         found = asdict(self)
-        found["sent"] = [
-            {"collective": kind, "axes": axes, "bytes": sent}
-            for (kind, axes), sent in self.sent.items()
+        found["collectives"] = [
+            dict(
+                kind=one.kind,
+                axes=one.axes,
+                arrays=[dict(dtype=a.dtype, sizes=a.sizes) for a in one.arrays],
+                times=one.times,
+                sent=one.sent,
+                scope=one.scope,
+            )
+            for one in self.collectives
         ]
         found |= dict(
             devices=self.devices,
             fits=self.memory.fits,
-            sent_bytes=sum(self.sent.values()),
+            sent=self.sent,
             step_seconds=self.step,
             step_seconds_unhidden=self.step_unhidden,
             mfu=self.mfu(self.step),
@@ -135,7 +147,7 @@ def plan(planned: Planned) -> Plan:
         parameters=_size(state.params),
         tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
         memory=memory(planned),
-        sent=totals(found),
+        collectives=tuple(found),
         kernels=attention_kernels(module),
         reasons=planned.reasons,
         model_flops=model_flops(task, state.params, planned.batch),
@@ -200,10 +212,10 @@ def text(plan: Plan) -> str:
         "a device holds",
         *_held(memory),
         "",
-        f"a device sends {_bytes(sum(plan.sent.values()))} a step",
+        f"a device sends {_bytes(plan.sent)} a step",
         *(
             f"  {kind:<20} over {axes:<12} {_bytes(sent):>10}"
-            for (kind, axes), sent in plan.sent.items()
+            for (kind, axes), sent in totals(plan.collectives).items()
         ),
         "",
         "attention",

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import jax
 import numpy as np
 from jax.experimental import topologies
 
@@ -35,9 +35,9 @@ class Topology:
     name: str
     chip: Chip
     sizes: tuple[int, ...]
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Any, ...]
 
-    def places(self, devices: Sequence[jax.Device]) -> np.ndarray:
+    def places(self, devices: Sequence[Any]) -> np.ndarray:
         """Where devices stand: coordinates in the slice, or (host, number in it)."""
         if self.chip.platform == "tpu":
             return np.asarray([device.coords[: len(self.sizes)] for device in devices])
@@ -86,14 +86,14 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     return chip, sizes
 
 
-def _tpu(name: str, sizes: tuple[int, ...]) -> Sequence[jax.Device]:
+def _tpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
     options = {}
     if math.prod(sizes) < _HOST:  # of a slice within one host, all of it
         options["chips_per_host_bounds"] = [*sizes, *[1] * (3 - len(sizes))]
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
-def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[jax.Device]:
+def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name=name.partition(":")[0],
