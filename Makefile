@@ -4,6 +4,7 @@
 # make bench  the benchmarks behind the README's figures (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
+# make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity fuzz clean
+.PHONY: demo test lint format bench conformance parity accelerators fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -38,6 +39,9 @@ conformance: $(VENV)/.conformance
 
 parity: $(VENV)/.bench
 	$(BIN)/python -m experiments.parity
+
+accelerators: $(VENV)-accelerators/.accelerators
+	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest tests/accelerators
 
 fuzz: $(VENV)/.test $(VENV)/.bench
 	$(BIN)/python -m experiments.fuzz
@@ -66,5 +70,11 @@ $(VENV)/.conformance: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,tokamax]'
 	touch $@
 
+# Apart, for JAX looks for the devices of whatever compilers it finds.
+$(VENV)-accelerators/.accelerators: pyproject.toml
+	$(MAKE) VENV=$(VENV)-accelerators $(VENV)-accelerators/bin/python
+	$(VENV)-accelerators/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,plan-tpu,plan-gpu]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-accelerators build *.egg-info .pytest_cache .ruff_cache

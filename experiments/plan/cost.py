@@ -10,13 +10,14 @@ import re
 from dataclasses import dataclass
 
 from experiments.plan.chips import Chip
-from experiments.plan.hlo import Computation, Instruction, Module, Run
+from experiments.plan.hlo import Computation, Instruction, Module, Run, Shape
 from experiments.plan.kernels import attention_flops, fused_attention
 
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "after-all", "partition-id", "replica-id", "opt-barrier", "iota", "domain", "add-dependency",
 }  # fmt: skip
+_SEEN_THROUGH = ("bitcast", "copy", "reshape", "convert")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -144,58 +145,100 @@ def _moved(run: Run, module: Module) -> float:
     instruction = run.instruction
     if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
         return 0.0
+    if instruction.opcode in ("copy-start", "slice-start", "async-start"):
+        return _copied(instruction)
     results = instruction.arrays
     if instruction.opcode.endswith("-start"):
         results = results[:1]
-    called = module.computations.get(instruction.calls[0]) if instruction.calls else None
-    if instruction.opcode != "fusion":
-        called = None
-    written = _written(instruction, called, results)
+    fused = instruction.opcode == "fusion" and instruction.calls
+    called = module.computations.get(instruction.calls[0]) if fused else None
     read = sum(
-        _read(number, arrays, called, instruction) for number, arrays in enumerate(_operands(run))
+        _read(number, arrays, called, instruction, module)
+        for number, arrays in enumerate(_operands(run))
     )
-    return written + read
+    if instruction.opcode == "dynamic-update-slice":
+        return 2.0 * sum(a.bytes for a in _operands(run)[1])
+    return _written(results, called, module) + read
 
 
-def _written(instruction: Instruction, called: Computation | None, results: tuple) -> float:
+def _copied(start: Instruction) -> float:
+    """Of source and copy, whichever lies in HBM; a slice's source is larger than what is copied."""
+    arrays = [a for a in start.arrays if a.sizes]
+    size = min((a.bytes for a in arrays), default=0)
+    return float(size * sum(not a.on_chip for a in arrays))
+
+
+def _written(results: tuple[Shape, ...], called: Computation | None, module: Module) -> float:
     """Results; of one that is written in place, the part that is."""
-    if called is not None or instruction.opcode == "dynamic-update-slice":
-        part = _update(called.root if called else instruction, called)
-        if part is not None:
-            return part
-    return sum(a.bytes for a in results if not a.on_chip)
+    roots = [] if called is None else _roots(called.root, called)
+    if len(roots) != len(results):
+        return float(sum(a.bytes for a in results if not a.on_chip))
+    parts = (
+        a.bytes if update is None else min(update, a.bytes)
+        for a, update in zip(results, (_update(*root, module) for root in roots), strict=True)
+        if not a.on_chip
+    )
+    return float(sum(parts))
 
 
-def _update(root: Instruction, where: Computation | None) -> float | None:
-    if root.opcode != "dynamic-update-slice" or where is None:
+def _roots(root: Instruction, where: Computation) -> list[tuple[Instruction | None, Computation]]:
+    if root.opcode == "tuple":
+        return [(where.instructions.get(name), where) for name in root.operands]
+    return [(root, where)]
+
+
+def _update(root: Instruction | None, where: Computation, module: Module) -> int | None:
+    """Bytes that are written into an array that was there before; None where all of it is new."""
+    while root is not None and root.opcode in _SEEN_THROUGH:
+        root = where.instructions.get(root.operands[0])
+    if root is None:
+        return None
+    if root.opcode == "fusion" and root.calls:
+        inner = module.computations[root.calls[0]]
+        return _update(inner.root, inner, module)
+    if root.opcode != "dynamic-update-slice":
         return None
     update = where.instructions.get(root.operands[1])
-    return None if update is None else float(sum(a.bytes for a in update.arrays))
+    return None if update is None else sum(a.bytes for a in update.arrays)
 
 
-def _read(number: int, arrays: tuple, called: Computation | None, run: Instruction) -> float:
+def _read(
+    number: int,
+    arrays: tuple[Shape, ...],
+    called: Computation | None,
+    by: Instruction,
+    module: Module,
+) -> float:
     """An operand, or the part of it that is used."""
-    whole = sum(a.bytes for a in arrays if not a.on_chip)
-    if run.opcode in _SLICES and number == 0:
-        return min(whole, sum(a.bytes for a in run.arrays))
+    whole = float(sum(a.bytes for a in arrays if not a.on_chip))
+    if by.opcode in _SLICES and number == 0:
+        return min(whole, sum(a.bytes for a in by.arrays))
     if called is None or not whole:
         return whole
-    name = next(
-        i.name
-        for i in called.instructions.values()
-        if i.opcode == "parameter" and int(i.argument) == number
-    )
-    users = [i for i in called.instructions.values() if name in i.operands]
-    if users and all(_takes_part(i, name) for i in users):
-        return min(whole, sum(_part(i, called) for i in users))
-    return whole
+    return min(whole, _used(number, called, module, whole))
 
 
-def _takes_part(user: Instruction, name: str) -> bool:
-    return user.operands[0] == name and user.opcode in (*_SLICES, "dynamic-update-slice")
+def _used(number: int, where: Computation, module: Module, whole: float) -> float:
+    """Bytes of a parameter that a fused kernel looks at."""
+    parameters = (i for i in where.instructions.values() if i.opcode == "parameter")
+    name = next((i.name for i in parameters if int(i.argument) == number), None)
+    return whole if name is None else _looked_at(name, where, module, whole)
 
 
-def _part(user: Instruction, where: Computation) -> float:
-    if user.opcode == "dynamic-update-slice":  # written in place: what was there is not read
-        return 0.0
-    return sum(a.bytes for a in user.arrays)
+def _looked_at(name: str, where: Computation, module: Module, whole: float) -> float:
+    total = 0.0
+    for user in where.instructions.values():
+        if name not in user.operands:
+            continue
+        if user.opcode in _SEEN_THROUGH:
+            total += _looked_at(user.name, where, module, whole)
+        elif user.opcode == "fusion" and user.calls:
+            inner = module.computations[user.calls[0]]
+            total += _used(user.operands.index(name), inner, module, whole)
+        elif user.operands[0] == name and user.opcode in _SLICES:
+            total += sum(a.bytes for a in user.arrays)
+        elif user.operands[0] == name and user.opcode == "dynamic-update-slice":
+            continue  # written in place: what was there is not read
+        else:
+            return whole
+    return total

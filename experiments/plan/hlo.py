@@ -138,16 +138,15 @@ class Module:
         self.entry = ""
         self.unknown_loops = 0
         current: Computation | None = None
-        for line in text.splitlines():
-            if current is None or not line.startswith(" "):
-                head = _HEAD.match(line)
-                if head:
-                    current = Computation(head["name"].lstrip("%"))
-                    self.computations[current.name] = current
-                    self.entry = current.name if head["entry"] else self.entry
+        for line in _whole_lines(text):
+            head = _HEAD.match(line)
+            if head:
+                current = Computation(head["name"].lstrip("%"))
+                self.computations[current.name] = current
+                self.entry = current.name if head["entry"] else self.entry
                 continue
-            instruction = _instruction(line)
-            if instruction is not None:
+            instruction = None if current is None else _instruction(line)
+            if current is not None and instruction is not None:
                 current.instructions[instruction.name] = instruction
 
     def runs(self) -> Iterator[Run]:
@@ -293,6 +292,18 @@ def _outer_names(outer: Computation, inner: Computation) -> dict[str, str]:
         for i in inner.instructions.values()
         if i.opcode == "parameter" and int(i.argument) < len(caller.operands)
     }
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Lines, with those that an attribute of several lines goes on in."""
+    whole = ""
+    for line in text.splitlines():
+        if _LINE.match(line) or _HEAD.match(line) or line in ("", "}"):
+            yield whole
+            whole = line
+        else:
+            whole += line
+    yield whole
 
 
 def _instruction(line: str) -> Instruction | None:

@@ -1,0 +1,170 @@
+"""What a step holds and sends on sixteen accelerators, held to the arithmetic of its mesh.
+
+The accelerators' own compilers compile it, on any CPU machine (``make accelerators``); each program takes
+10 to 90 seconds. ``W`` are the bytes of all weights in bfloat16, and as many of all gradients; ``A`` those
+of one [rows, 256, 1024] activation of a device that splits the rows over ``data`` and ``fsdp``.
+"""
+
+import functools
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from itertools import permutations
+
+import pytest
+
+from tests.conftest import ROOT, as_users_have_it
+
+ROWS, LENGTH, DIM, VOCAB = 256, 256, 1024, 32000
+LAYERS = 2  # of the encoder, and of the decoder
+PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
+COMPILERS = {"v5e:4x4": ("libtpu", "plan-tpu"), "h100:2x8": ("jax_cuda12_plugin", "plan-gpu")}
+MESHES = (
+    {"data": 16},
+    {"fsdp": 16},
+    {"data": 4, "fsdp": 4},
+    {"fsdp": 4, "tensor": 4},
+    {"data": 4, "seq": 4},
+)
+
+
+def figures(weights, *, data=1, fsdp=1, tensor=1, seq=1):
+    """What a device should send in a step: (collective, axis) -> bytes, ``weights`` in bfloat16."""
+    W, A = weights, ROWS // (data * fsdp) * LENGTH // seq * DIM * 2
+    own = W / tensor  # weights and gradients of a row of devices along data, fsdp and seq
+    found = {}
+    # Gradients of what a device keeps are summed over those that keep the same, once.
+    found["all-reduce", "data"] = 2 * own / fsdp * ring(data)
+    # Each layer's weights are gathered for the forward and for the backward pass; gradients are scattered.
+    found["all-gather", "fsdp"] = 2 * own * ring(fsdp)
+    found["reduce-scatter", "fsdp"] = own * ring(fsdp)
+    # What a sublayer adds is summed over its heads or hidden units, and so is the gradient of what it
+    # reads: an encoder layer has 2 sublayers, a decoder layer 3 and the gradient of the memory; so are
+    # two embeddings, and the gradient of what the output layer reads.
+    sums = LAYERS * (2 * 2 + 2 * 3 + 1) + 2 + 1
+    found["all-reduce", "tensor"] = sums * 2 * A * ring(tensor)
+    # Every attention reads the keys and values of all, once for each pass, and scatters their gradients.
+    found["all-gather", "seq"] = 3 * LAYERS * 2 * 2 * A * seq * ring(seq)
+    found["reduce-scatter", "seq"] = 3 * LAYERS * 2 * A * seq * ring(seq)
+    # The sequence's parts have each their gradients of all weights.
+    found["all-reduce", "seq"] = 2 * own / fsdp * ring(seq)
+    return {which: sent for which, sent in found.items() if sent}
+
+
+def ring(n):
+    """The share of an array that each of n devices passes on, for all to have it."""
+    return (n - 1) / n
+
+
+def name_of(mesh):
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+@functools.cache
+def planned(topology, mesh, *options):
+    """The plan of the config's step on a mesh such as "data=4,fsdp=4", as JSON."""
+    package, extra = COMPILERS[topology]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"no compiler for {topology}: pip install 'crossattn[{extra}]'")
+    command = [sys.executable, "-m", "experiments.plan", "--json", f"--topology={topology}"]
+    command += ["--config=tests/accelerators/config.py", "--config.mesh.data=1"]
+    command += [f"--config.mesh.{axis}" for axis in mesh.split(",")]
+    run = subprocess.run(
+        [*command, *options], cwd=ROOT, env=as_users_have_it(), capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(params=COMPILERS)
+def topology(request):
+    return request.param
+
+
+@pytest.fixture(params=MESHES, ids=name_of)
+def mesh(request):
+    return request.param
+
+
+def test_no_more_than_twice_the_arithmetic_of_the_mesh_is_sent(topology, mesh):
+    plan = planned(topology, name_of(mesh))
+    expected = figures(2 * plan["parameters"], **mesh)
+    assert plan["sent"] <= 2 * sum(expected.values()), told(plan)
+    for axis in mesh:
+        sent = sum(c["sent"] for c in plan["collectives"] if axis in c["axes"])
+        assert sent <= 2 * sum(v for (_, own), v in expected.items() if own == axis), told(plan)
+
+
+def test_temporaries_are_near_those_of_splitting_the_rows_alone(topology, mesh):
+    least = planned(topology, "data=16")["memory"]["temporaries"]
+    plan = planned(topology, name_of(mesh))
+    assert plan["memory"]["temporaries"] <= 1.3 * least
+
+
+def test_every_attention_runs_a_fused_kernel_forward_and_backward(topology, mesh):
+    kernels = planned(topology, name_of(mesh))["kernels"]
+    assert set(kernels) == set(PLACES)
+    for place in PLACES:
+        assert {kernel["backward"] for kernel in kernels[place]} == {False, True}, place
+
+
+def test_no_activation_crosses_fsdp(topology, mesh):
+    plan = planned(topology, name_of(mesh))
+    crossing = [
+        (c["kind"], array["sizes"], c["scope"])
+        for c in plan["collectives"]
+        for array in c["arrays"]
+        if "fsdp" in c["axes"] and is_activation(array["sizes"])
+    ]
+    assert not crossing, told(plan)
+
+
+@pytest.mark.parametrize("layout", ["--config.model.scan=True", "--config.model.scan=False"])
+def test_accumulating_sends_gradients_once_a_step(topology, layout):
+    once = planned(topology, "data=16", layout)
+    twice = planned(topology, "data=16", layout, "--config.train.accumulate=2")
+    assert twice["sent"] <= 1.1 * once["sent"], told(twice)
+
+
+def test_scanned_layers_are_gathered_one_at_a_time(topology):
+    plan = planned(topology, "fsdp=16", "--config.model.scan=True")
+    layer = 4 * DIM * DIM + 2 * DIM * 4 * DIM
+    expected = figures(2 * plan["parameters"], fsdp=16)
+    assert plan["sent"] <= 2 * sum(expected.values()), told(plan)
+    for c in plan["collectives"]:
+        if c["kind"] == "all-gather" and "fsdp" in c["axes"]:
+            largest = max(math.prod(array["sizes"]) for array in c["arrays"])
+            assert largest <= max(VOCAB * DIM, 2 * layer), told(plan)
+
+
+# What weights are cut from, biggest axes and all; one more axis of layers where they are scanned.
+_WEIGHTS = ((VOCAB, DIM), (DIM, 4 * DIM), (DIM, 16, 64))
+
+
+def is_activation(sizes):
+    """Whether an array is large, and no part of a weight: weights have other axes than [rows, length, ..]."""
+    sizes = [size for size in sizes if size > 1]
+    if math.prod(sizes) < LENGTH * DIM or len(sizes) < 2:
+        return False  # statistics, ids; and the flat arrays that GPUs send many weights in
+    if sizes[0] == LAYERS and len(sizes) > 2:
+        sizes = sizes[1:]
+    return not any(is_part(sizes, weight) for weight in _WEIGHTS)
+
+
+def is_part(sizes, weight):
+    return len(sizes) <= len(weight) and any(
+        all(whole % size == 0 for size, whole in zip(sizes, order, strict=False))
+        for order in permutations(weight)
+    )
+
+
+def told(plan):
+    """The largest collectives, for a failure's message."""
+    rows = sorted(plan["collectives"], key=lambda c: -c["sent"])[:12]
+    return "\n" + "\n".join(
+        f"{c['sent'] / 2**20:9.1f} MiB {c['kind']} over {'+'.join(c['axes'])} x{c['times']} "
+        f"{[a['sizes'] for a in c['arrays']][:4]} {c['scope'][-80:]}"
+        for c in rows
+    )
