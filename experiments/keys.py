@@ -12,6 +12,7 @@ from typing import Any, get_args
 from crossattn.nn.feedforward import Activation
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.layers import NormName
+from crossattn.nn.stack import POLICIES
 from crossattn.train.alignment import ROWS
 
 TASKS = ("translation", "language_model")
@@ -39,7 +40,7 @@ class Key:
         of a column.
       meaning: one line.
       within: the range of a number.
-      choices: the texts that there are; () is any.
+      choices: the texts that there are; () is any. A bool with choices is true, false or one of them.
       none: None is a value too.
       needed: a config has it; otherwise it may be left out.
       only: the task that has it; None is every task.
@@ -62,7 +63,7 @@ class Key:
         if self.kind is str:
             return isinstance(value, str) and (value in self.choices or not self.choices)
         if self.kind is bool or isinstance(value, bool):
-            return self.kind is bool and isinstance(value, bool)
+            return self.kind is bool and (isinstance(value, bool) or value in self.choices)
         if not isinstance(value, int if self.kind is int else (int, float)):
             return False
         low, high = _ends(self.within)
@@ -74,7 +75,8 @@ class Key:
     def expected(self) -> str:
         """Those values in words."""
         if self.choices:
-            text = f"one of {', '.join(self.choices)}"
+            listed = f"one of {', '.join(self.choices)}"
+            text = f"{_TEXTS[bool]}, or {listed}" if self.kind is bool else listed
         elif self.kind in (int, float):
             text = _TEXTS[self.kind] + _range(self.within)
         else:
@@ -153,7 +155,10 @@ KEYS: dict[str, Key] = {
         "dtype": Key(str, "Of the computation.", choices=("float32", "bfloat16", "float16")),
         "tie_output": Key(bool, "The output layer is the table of embeddings."),
         "scan": Key(bool, "Scan over layers: compiles once for all of them."),
-        "remat": Key(bool, "Compute activations again in the backward pass, to save memory."),
+        "remat": Key(
+            bool, "Compute activations again in the backward pass, to save memory: all, or by policy.",
+            choices=POLICIES,
+        ),
     }),
     **_keys("model", _EXTRA, {
         "num_kv_heads": Key(int, "Key and value heads, K; none is N.", "[1, inf)", none=True),

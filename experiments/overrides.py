@@ -1,7 +1,8 @@
 """Keys of a config on the command line, beyond those that its file writes down.
 
 ``ml_collections`` changes what a config file has. Keys that a config may leave out, such as the columns of
-``files:``, are taken from the command line here and put in afterwards.
+``files:``, are taken from the command line here and put in afterwards; so are those whose values are of
+more than one type.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,9 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         if word == "--":
             return [*rest, word, *words], found
         name, equals, value = _override(word)
-        if name in KEYS and not KEYS[name].needed:
+        if name in KEYS and (not KEYS[name].needed or _of_two_types(KEYS[name])):
             if not equals:
-                value = next(words, None)
+                value = "true" if _of_two_types(KEYS[name]) else next(words, None)
             if value is None:
                 raise SettingsError(f"--config.{name} has no value.")
             found[name] = value
@@ -45,7 +46,7 @@ def put(config: Any, texts: dict[str, str]) -> None:
         raise SettingsError(
             f"--config.{next(iter(texts))} changes a config; name one with --config."
         )
-    with config.unlocked():
+    with config.unlocked(), config.ignore_type():
         for name, text in texts.items():
             *parents, last = name.split(".")
             section = config
@@ -54,6 +55,10 @@ def put(config: Any, texts: dict[str, str]) -> None:
                     section[parent] = type(config)()
                 section = section[parent]
             section[last] = _value(name, KEYS[name], text)
+
+
+def _of_two_types(key: Key) -> bool:
+    return key.kind is bool and bool(key.choices)
 
 
 def unknown_key(argv: Sequence[str], path: str) -> str:
@@ -89,7 +94,7 @@ def _value(name: str, key: Key, text: str) -> Any:
         if key.none and text.lower() == "none":
             return None
         if key.kind is bool:
-            found = _BOOLS[text.lower()]
+            found = text if text in key.choices else _BOOLS[text.lower()]
         elif key.kind in (int, float):
             found = key.kind(text)
         elif key.kind is object:

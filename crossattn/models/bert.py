@@ -51,7 +51,7 @@ class BertConfig:
     pooler: bool = False
     next_sentence: bool = False
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
 
 
 def tiny(**changes: Any) -> BertConfig:

@@ -35,7 +35,7 @@ class DecoderConfig:
       input: embeddings.
       output: what stands around the output layer's table.
       scan: scan over layers instead of looping.
-      remat: recompute activations in the backward pass.
+      remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
 
     vocab_size: int
@@ -48,7 +48,7 @@ class DecoderConfig:
     input: InputConfig = InputConfig()
     output: OutputConfig = OutputConfig()
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
 
 
 def tiny(**changes: Any) -> DecoderConfig:

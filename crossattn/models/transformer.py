@@ -44,7 +44,7 @@ class TransformerConfig:
       output: what stands around the output layer's table.
       lexicon: add the layer that ``word_scores`` needs.
       scan: scan over layers instead of looping.
-      remat: recompute activations in the backward pass.
+      remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
 
     vocab_size: int
@@ -62,7 +62,7 @@ class TransformerConfig:
     output: OutputConfig = OutputConfig()
     lexicon: bool = False
     scan: bool = False
-    remat: bool = False
+    remat: bool | str = False
 
 
 def tiny(**changes: Any) -> TransformerConfig:

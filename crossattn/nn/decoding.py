@@ -37,7 +37,7 @@ class DecoderStack(nnx.Module):
         memory_dim: int | None,
         positions: PositionScheme,
         scan: bool,
-        remat: bool,
+        remat: bool | str,
         rngs: nnx.Rngs,
     ):
         self.stack = Stack(

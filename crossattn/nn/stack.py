@@ -16,6 +16,9 @@ from crossattn.nn.blocks import split
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Key, Params
 
+POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
+"""What rematerialised blocks may keep: results of all products, or of those with weights alone."""
+
 
 class Stack(nnx.Module):
     """Blocks one after the other.
@@ -24,7 +27,11 @@ class Stack(nnx.Module):
       build: makes one block from ``nnx.Rngs``.
       num_layers: L.
       scan: run as ``lax.scan`` over parameters stacked on a leading "layers" axis.
-      remat: recompute each block's activations in the backward pass instead of keeping them.
+      remat: compute each block's activations again in the backward pass instead of keeping them. True
+        keeps none; a name of ``POLICIES``, those that this policy of ``jax.checkpoint_policies`` keeps.
+
+    Raises:
+      ValueError: there is no policy of that name.
     """
 
     def __init__(
@@ -33,9 +40,13 @@ class Stack(nnx.Module):
         num_layers: int,
         *,
         scan: bool = False,
-        remat: bool = False,
+        remat: bool | str = False,
         rngs: nnx.Rngs,
     ):
+        if isinstance(remat, str) and remat not in POLICIES:
+            raise ValueError(
+                f"remat is {remat!r}; expected True, False or one of {', '.join(POLICIES)}."
+            )
         blocks = [build(rngs) for _ in range(num_layers)]
         self.layers: Any = _stacked(blocks) if scan else nnx.List(blocks)
         self.num_layers = num_layers
@@ -91,7 +102,11 @@ class Stack(nnx.Module):
 
         def run_again(params, x, state, key, shared):
             arrays, rest = _split_arrays(shared)
-            inner = jax.checkpoint(lambda p, x, s, k, a: run(p, x, s, k, {**a, **rest}))
+            policy = (
+                getattr(jax.checkpoint_policies, self.remat) if self.remat in POLICIES else None
+            )
+            call = lambda p, x, s, k, a: run(p, x, s, k, {**a, **rest})  # noqa: E731
+            inner = jax.checkpoint(call, policy=policy)
             return inner(params, x, state, key, arrays)
 
         return run_again
@@ -142,4 +157,4 @@ def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
     return states.weights
 
 
-__all__ = ["Stack", "layer_weights", "stack_layers", "unstack_layers"]
+__all__ = ["POLICIES", "Stack", "layer_weights", "stack_layers", "unstack_layers"]

@@ -1,32 +1,48 @@
-"""What a run will need on accelerators that are not here: their own compilers compile its very step.
+"""Plan a run on accelerators that are not here: their own compilers compile the very step of ``train``.
 
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4
+    python -m experiments.plan --config=configs/wmt14_de_en.py --topology=h100:2x8 --config.mesh.fsdp=16
 
-The one thing to know: ``prepare`` must run before JAX looks for devices, for a TPU's compiler would
-otherwise ask the network whether it stands on one. Everything but the compiling stays on this CPU.
+It prints what a device holds, what it sends by collective and mesh axis, which kernel computes each
+attention, and a roofline estimate of the step. Exit code 2 where it does not fit.
 """
 
-import os
-import sys
+import json
+from collections.abc import Sequence
 
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TF_CPP_MIN_LOG_LEVEL": "2",  # of XLA, errors alone
-}
+from absl import flags
 
+from experiments import launch
+from experiments.plan import report
+from experiments.plan.compiling import DoesNotFit, compile_step
+from experiments.plan.topologies import TopologyError, prepare, topology
 
-def prepare() -> None:
-    """Set this process up to compile for devices that it has not got."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if "jax" in sys.modules:  # which has read its variables
-        sys.modules["jax"].config.update("jax_platforms", "cpu")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology",
+    None,
+    "Devices: v5e:4x4, v5p:4x4x4, v6e:4x4 (a slice); h100:2x8, h200:1x8 (hosts x devices).",
+)
+_JSON = flags.DEFINE_bool("json", False, "Print JSON.")
+FLAGS = (launch.CONFIG, _TOPOLOGY, _JSON)
 
 
-# Before JAX is imported, where this is a process of its own.
-if sys.argv[:1] == ["-m"]:
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if arguments:
+        raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
+    config = launch.required_config()
+    if not _TOPOLOGY.value:
+        raise launch.Refused("--topology is missing; name the devices, --topology=v5e:4x4.")
     prepare()
+    try:
+        return _plan(config, _TOPOLOGY.value)
+    except (TopologyError, DoesNotFit, ValueError) as error:
+        raise launch.Refused(f"{error}") from error
+
+
+def _plan(config, name: str) -> int:
+    plan = report.plan(compile_step(config, topology(name)))
+    print(json.dumps(plan.as_dict(), indent=1) if _JSON.value else report.text(plan), flush=True)
+    if not plan.memory.fits:
+        raise DoesNotFit(report.overfull(plan))
+    return 0

@@ -7,6 +7,7 @@ devices of each (``h100:2x8``).
 import functools
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,16 @@ from typing import Any
 import numpy as np
 from jax.experimental import topologies
 
-from experiments.plan import prepare
 from experiments.plan.chips import CHIPS, Chip
 
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # of XLA, errors alone
+}
 _INSTALL = {"tpu": "crossattn[plan-tpu]", "cuda": "crossattn[plan-gpu]"}
 _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 _HOST = 4  # chips of a host in a slice of several hosts
@@ -47,6 +55,17 @@ class Topology:
     @functools.cached_property
     def _number(self) -> dict[int, int]:
         return {device.id: number for number, device in enumerate(self.devices)}
+
+
+def prepare() -> None:
+    """Set this process up to compile for devices that it has not got, before JAX looks for its own.
+
+    A TPU's compiler would otherwise ask the network whether it stands on one. Everything but the
+    compiling stays on this CPU.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    jax.config.update("jax_platforms", "cpu")  # whose variable JAX has read already
 
 
 def topology(name: str) -> Topology:

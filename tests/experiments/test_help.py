@@ -25,6 +25,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
     "train", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
+    "plan",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.decode",
@@ -41,7 +42,9 @@ def test_all_that_can_be_started_is_tested_here():
         if re.search('^if __name__ == "__main__"', path.read_text(), re.MULTILINE)
     }
     found.remove("fuzz.process")  # what the fuzz job starts, nobody else
-    assert found == {*LAUNCHERS, *BENCHMARKS} - {"fetch_weights"} | {"fetch_weights.__main__"}
+    packages = {"fetch_weights", "plan"}
+    expected = {*LAUNCHERS, *BENCHMARKS} - packages | {f"{name}.__main__" for name in packages}
+    assert found == expected
 
 
 @pytest.mark.parametrize("asked", ["--help", "-h"])

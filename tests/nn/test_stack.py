@@ -57,7 +57,10 @@ def looped():
     return value_and_gradient(encoder(), LOOPED, jax.random.key(7))
 
 
-@pytest.mark.parametrize(("scan", "remat"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("scan", "remat"),
+    [(True, False), (False, True), (True, True), (False, "dots_saveable"), (True, "dots_saveable")],
+)
 def test_scan_and_remat_change_neither_values_nor_gradients(scan, remat, looped):
     params = SCANNED if scan else LOOPED
     key = jax.random.key(7)
@@ -71,6 +74,25 @@ def test_scan_and_remat_change_neither_values_nor_gradients(scan, remat, looped)
         gradient,
         expected_gradient,
     )
+
+
+def products(remat):
+    """Matrix products of the gradient of a stack, which are what computing again repeats."""
+    key = jax.random.key(7)
+    traced = jax.make_jaxpr(lambda p: value_and_gradient(encoder(remat=remat), p, key))(LOOPED)
+    return str(traced).count("dot_general")
+
+
+def test_a_policy_keeps_what_it_names():
+    assert products(True) > products("dots_with_no_batch_dims_saveable")
+    assert products("dots_with_no_batch_dims_saveable") >= products("dots_saveable")
+
+
+def test_a_policy_that_there_is_not_is_refused():
+    with pytest.raises(
+        ValueError, match="remat is 'everything'; expected True, False or one of dots"
+    ):
+        xa.init(encoder(remat="everything"), jax.random.key(0))
 
 
 def test_a_looped_stack_equals_numpy_layer_by_layer():
