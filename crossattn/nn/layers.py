@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.axes import placed
+from crossattn.axes import constrain, placed
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import product
 from crossattn.types import Array, Float, Int
@@ -90,7 +90,9 @@ class Embedding(nnx.Module):
 
         Source: Vaswani et al. 2017, section 3.4.
         """
-        vectors = jnp.take(self.table[...], tokens, axis=0).astype(self.dtype or jnp.float32)
+        # Gathered along the width, and its gradient scattered: vectors stay with their examples.
+        table = constrain(self.table[...], "vocab", None)
+        vectors = jnp.take(table, tokens, axis=0).astype(self.dtype or jnp.float32)
         return placed(vectors * self.scale, "embed")
 
     @on_any_mesh

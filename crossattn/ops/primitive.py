@@ -62,6 +62,13 @@ class Problem:
         options |= dict(return_weights=False, return_lse=self.lse)
         return given["q"], given["k"], given["v"], form.unflatten(leaves), options
 
+    def gathers(self, arrays: Sequence[Any]) -> bool:
+        """Whether devices that hold a part of the length each get all keys and values."""
+        given = self.form.unflatten(arrays)
+        with axes.use_rules(dict(self.rules)):
+            mesh = placement.attended_on(arrays)
+            return mesh is not None and "T" in spread.split_of(mesh, *map(given.get, "qkv")).axes
+
     def names(self, arrays: Sequence[Any]) -> list[Names]:
         """What the axes of each operand are."""
         given = self.form.unflatten(arrays)
@@ -113,9 +120,18 @@ def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> Atte
     return ran.attended
 
 
-def _part(*call: Any) -> tuple[Attended, spread.Tried]:
-    ran = choice.first_that_fits(None, *call)
-    return ran.attended, spread.Tried(ran.backend, ran.skipped)
+def _part(q, *call: Any) -> tuple[Attended, spread.Tried]:
+    ran = choice.first_that_fits(None, q, *call)
+    attended, options = ran.attended, call[-1]
+    if options["return_rows"] and attended.rows is None:
+        # Of a backend that does not reuse them; every device has some.
+        nothing = jnp.zeros((*q.shape[:-3], q.shape[-2], q.shape[-3]), _wide(q))
+        attended = attended._replace(rows=tuple(blocks.alike((nothing, nothing, q))[:2]))
+    return attended, spread.Tried(ran.backend, ran.skipped)
+
+
+def _wide(x: Any) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 @as_written
@@ -144,10 +160,10 @@ def _shapes(*avals: Any, problem: Problem) -> list[Any]:
         sharding = meshed.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
         return q.update(shape=tuple(shape), dtype=dtype, sharding=sharding, weak_type=False)
 
-    rows, wide = (*q.shape[:-3], q.shape[-2], q.shape[-3]), jnp.promote_types(q.dtype, jnp.float32)
+    rows = *q.shape[:-3], q.shape[-2], q.shape[-3]
     found = [shaped((*q.shape[:-1], v.shape[-1]), q.dtype)]
     found += [shaped(rows, jnp.dtype("float32"))] * problem.lse
-    return found + [shaped(rows, wide)] * (2 * problem.rows)
+    return found + [shaped(rows, _wide(q))] * (2 * problem.rows)
 
 
 def _differentiate(primals, tangents, *, problem: Problem):
@@ -216,6 +232,9 @@ def _taken_apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list,
 def _run_back(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
     arrays, found, cotangents = _taken_apart(operands, problem)
     known = found[0], *found[-2:]
+    if problem.gathers(arrays):
+        # Keys and values that devices gather are gathered anew, not kept since the forward pass.
+        arrays = jax.lax.optimization_barrier(arrays)
 
     def forward(*points: Any) -> list[Any]:
         given = _with(arrays, moving, points)

@@ -39,8 +39,7 @@ def attend(run: Callable, q, k, v, mask: Mask | None, options: dict) -> tuple[At
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _attend(run: Callable, static: tuple, mesh: Any, q, k, v, mask: Mask | None, arrays: dict):
-    names = named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
-    split = Split.of(mesh, tuple(zip((q, k, v), names, strict=True)))
+    names, split = _names(q, k, v), split_of(mesh, q, k, v)
     call = partial(_call, run, dict(static), split, (q, k, v, mask, arrays), names)
     # Which weights are dropped goes by their place in the whole.
     if split.nested or "dropout_key" in arrays:
@@ -52,6 +51,15 @@ def _attend(run: Callable, static: tuple, mesh: Any, q, k, v, mask: Mask | None,
             raise
     # Without a log-sum-exp, or for weights, all keys must be in one place.
     return partial(_call, run, dict(static), split.without("S"), (q, k, v, mask, arrays), names)()
+
+
+def split_of(mesh: Any, q, k, v) -> Split:
+    """Which axes of the mesh split batch, heads, queries and keys."""
+    return Split.of(mesh, tuple(zip((q, k, v), _names(q, k, v), strict=True)))
+
+
+def _names(q, k, v) -> tuple[Names, Names, Names]:
+    return named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
 
 
 def _has_arrays(x: Any) -> bool:

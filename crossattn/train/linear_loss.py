@@ -65,13 +65,16 @@ def _loss(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
 
 
 def _forward(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
+    # One chunk's is the whole, and sent to other devices as it is.
+    added = table.dtype if chunks == 1 else jnp.float32
+
     def chunk(x, label, weight):
         logits = _logits(x, table)
         sums, log_z = _sums(logits, label, weight, label_smoothing, z_loss)
         gradient = _gradient(logits, log_z, label, weight, label_smoothing, z_loss).astype(x.dtype)
         d_x = jnp.einsum("btv,vd->btd", gradient, table.astype(x.dtype))
-        d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=jnp.float32)
-        return (sums, constrain(d_table, "vocab", "embed")), placed(d_x, "embed")
+        d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=added)
+        return (sums, d_table), placed(d_x, "embed")
 
     (sums, d_table), d_hidden = _over_chunks_mapped(chunk, (hidden, labels, weights), chunks)
     return (sums["loss"], sums), (d_hidden, d_table.astype(table.dtype))

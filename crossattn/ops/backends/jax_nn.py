@@ -8,15 +8,22 @@ Here the operands are cleaned first and the result is repaired after (``crossatt
 Run here: XLA's implementation, which takes the same arguments. Not run yet: cuDNN with them.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from crossattn.ops import lowering, platforms
 from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Float, Key
+
+
+REUSES = True
+_FORWARD = "dot_product_attention_fwd_wrapper"
 
 
 def rank(platform: str) -> int | None:
@@ -37,8 +44,10 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
+    return_rows: bool = False,
+    known: Any = None,
 ) -> Attended:
-    """See ``crossattn.attend``."""
+    """See ``crossattn.attend``; for ``known``, ``backends``."""
     _refuse(q, v, softcap, dropout_key, return_weights, return_lse)
     lowered = lowering.lower(mask, q.shape[-3], k.shape[-3])
     matrix = bias is not None or bool(lowered.rest.terms)
@@ -51,18 +60,117 @@ def attend(
     if bias is not None:
         operands = (*operands[:3], operands[3].astype(compute), operands[4])
     try:
-        out = jax.nn.dot_product_attention(
-            *operands, scale=scale, implementation=implementation, **keywords
-        )
+        kernel = partial(jax.nn.dot_product_attention, scale=scale, implementation=implementation)
+        if known is not None and implementation == "cudnn":
+            out, rows = _again(kernel, operands, keywords, *_folded(known)), None
+        elif return_rows and implementation == "cudnn":
+            out, lse = _with_lse(kernel, operands, keywords)
+            lse = lse.reshape(*q.shape[:-3], q.shape[-2], q.shape[-3])
+            rows = lse, jnp.ones_like(lse)
+        else:
+            out, rows = kernel(*operands, **keywords), None
     except RuntimeError as error:
         if implementation != "cudnn":
             raise
         raise NotImplementedError(f"cuDNN: {error}") from error  # none here, or too old
     out = out.reshape(*q.shape[:-1], v.shape[-1])
-    return Attended(lowering.repair(out, prepared).astype(dtype))
+    return Attended(lowering.repair(out, prepared).astype(dtype), rows=rows)
 
 
-def _implementation(q: Array, k: Array, matrix: bool) -> Literal["xla", "cudnn"]:
+def _folded(known: Any) -> tuple[Array, Array]:
+    """Output [B T N Hv] and log-sum-exp [B N T] as the kernel gave them; what was repaired is 0."""
+    out, lse = known[0], known[1] + jnp.log(known[2])
+    out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
+    return out.reshape(-1, *out.shape[-3:]), lse.reshape(-1, *lse.shape[-2:])
+
+
+def _again(kernel: Callable[..., Array], operands: tuple, keywords: dict, out, lse) -> Array:
+    """The output, which is known already, with the gradient that cuDNN gives for it.
+
+    JAX has no public name for the backward pass alone: it is taken out of the whole of both.
+    """
+
+    @jax.custom_vjp
+    def again(operands, keywords, out, lse):
+        return out
+
+    def forward(*given):
+        return given[2], given
+
+    def backward(given, d_out):
+        operands, keywords, out, lse = given
+        arrays, whole = operands[:4], operands[4]
+
+        def both(arrays, whole, keywords, d_out):
+            return jax.vjp(lambda *a: kernel(*a, whole, **keywords), *arrays)[1](d_out)
+
+        gradients = _evaluate(lambda compute: (out, lse), both, arrays, whole, keywords, d_out)
+        return (*gradients, None), None, None, None
+
+    again.defvjp(forward, backward)
+    traced, static = _by_kind(keywords)
+    kernel = partial(kernel, **static)
+    return again(operands, traced, out.astype(operands[0].dtype), lse)
+
+
+def _with_lse(kernel: Callable[..., Any], operands: tuple, keywords: dict) -> tuple[Array, Array]:
+    """Output and log-sum-exp [B N T]; from JAX's interface it comes rounded to the operands' type."""
+    kept = []
+
+    def keep(compute: Callable[[], list[Array]]) -> list[Array]:
+        kept.append(compute())
+        return kept[-1]
+
+    traced, static = _by_kind(keywords)
+
+    def trained(arrays, whole, traced):
+        return jax.vjp(lambda *a: kernel(*a, whole, **static, **traced), *arrays)[0]
+
+    out = _evaluate(keep, trained, operands[:4], operands[4], traced)
+    return out, kept[-1][1]
+
+
+def _by_kind(keywords: dict) -> tuple[dict, dict]:
+    """Arrays, and what is not."""
+    arrays = {name: x for name, x in keywords.items() if hasattr(x, "dtype")}
+    return arrays, {name: x for name, x in keywords.items() if name not in arrays}
+
+
+def _evaluate(forward: Callable[[Callable], Any], call: Callable, *arguments: Any) -> Any:
+    """``call`` of arguments, where ``forward`` says what cuDNN's forward kernel gives, if it computes at all."""
+    traced, shapes = jax.make_jaxpr(call, return_shape=True)(*arguments)
+    found = _run(forward, traced, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+
+def _run(forward: Callable[[Callable], Any], traced: Any, arguments: list[Any]) -> list[Any]:
+    values = dict(zip(traced.jaxpr.invars, arguments, strict=True))
+    values |= dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+
+    def read(x: Any) -> Any:
+        return x.val if isinstance(x, Literal) else values[x]
+
+    for equation in traced.jaxpr.eqns:
+        given = [read(x) for x in equation.invars]
+
+        def compute(equation: Any = equation, given: list[Any] = given) -> list[Any]:
+            if equation.primitive.name in ("jit", "pjit"):
+                return _run(forward, equation.params["jaxpr"], given)
+            parameters = equation.primitive.get_bind_params(equation.params)
+            found = equation.primitive.bind(*given, **parameters)
+            return found if equation.primitive.multiple_results else [found]
+
+        if equation.primitive.name == _FORWARD:
+            shapes = [x.aval for x in equation.outvars]
+            found = zip(forward(compute), shapes, strict=True)
+            found = [x.reshape(kind.shape).astype(kind.dtype) for x, kind in found]
+        else:
+            found = compute()
+        values |= dict(zip(equation.outvars, found, strict=True))
+    return [read(x) for x in traced.jaxpr.outvars]
+
+
+def _implementation(q: Array, k: Array, matrix: bool) -> str:
     if platforms.platform() != "gpu":
         return "xla"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
