@@ -14,6 +14,7 @@ from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
+
 def attend(
     q: Float[AnyArray, "*B T N H"],
     k: Float[AnyArray, "*B S K H"],

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from crossattn.ops import backends, platforms
 from crossattn.ops.masks import Mask

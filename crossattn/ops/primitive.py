@@ -24,6 +24,7 @@ from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask
 from crossattn.ops.placement import Names, named
 from crossattn.ops.promotion import as_written
+from crossattn.ops.slices import Form
 
 _TRACED = ("bias", "scale", "softcap")
 
@@ -34,8 +35,7 @@ class Problem:
 
     Attributes:
       form: of the tree of operands.
-      mask: the mask's form; those of its leaves that are plain numbers, by their place; of the others,
-        what their axes after those of the batch are.
+      mask: the mask without its arrays.
       numbers: options that are plain numbers.
       lse: whether the log-sum-exp is returned.
       rows: whether what the backward pass needs is returned too.
@@ -43,7 +43,7 @@ class Problem:
     """
 
     form: Any
-    mask: tuple[Any, tuple[tuple[int, int], ...], tuple[tuple[str, ...], ...]]
+    mask: Form
     numbers: tuple[tuple[str, Any], ...]
     lse: bool
     rows: bool
@@ -52,15 +52,11 @@ class Problem:
     def unpack(self, arrays: Sequence[Any]) -> tuple[Any, Any, Any, Mask | None, dict[str, Any]]:
         """The arguments of a backend."""
         given = self.form.unflatten(arrays)
-        form, plain, _ = self.mask
-        leaves = list(given["mask"])
-        for index, value in plain:
-            leaves.insert(index, value)
         options = {**dict.fromkeys(_TRACED), **dict(self.numbers)}
         options |= {name: given[name] for name in _TRACED if name in given}
         options |= dict(dropout_rate=0.0, dropout_key=None)
         options |= dict(return_weights=False, return_lse=self.lse)
-        return given["q"], given["k"], given["v"], form.unflatten(leaves), options
+        return given["q"], given["k"], given["v"], self.mask.mask(given["mask"]), options
 
     def gathers(self, arrays: Sequence[Any]) -> bool:
         """Whether devices that hold a part of the length each get all keys and values."""
@@ -75,7 +71,7 @@ class Problem:
         found = {name: named(given[name], "S", "N", None) for name in ("k", "v")}
         found |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
         found["mask"] = [
-            named(x, *inner) for x, inner in zip(given["mask"], self.mask[2], strict=True)
+            named(x, *inner) for x, inner in zip(given["mask"], self.mask.inner, strict=True)
         ]
         if "bias" in given:
             found["bias"] = named(given["bias"], "N", "T", "S")
@@ -92,16 +88,13 @@ def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
 
 def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> Attended:
     """Output, and the log-sum-exp where it is asked for."""
-    leaves, form = jax.tree.flatten(mask)
-    numbers = tuple((i, x) for i, x in enumerate(leaves) if isinstance(x, int))
-    inner = [] if mask is None else slices.axes_of(mask)
-    inner = tuple(n for x, n in zip(leaves, inner, strict=True) if not isinstance(x, int))
-    given = dict(q=q, k=k, v=v, mask=[x for x in leaves if not isinstance(x, int)])
+    terms, form = slices.taken_apart(mask)
+    given = dict(q=q, k=k, v=v, mask=terms)
     given |= {name: options[name] for name in _TRACED if hasattr(options[name], "dtype")}
     plain = tuple((name, options[name]) for name in _TRACED if name not in given)
     arrays, structure = jax.tree.flatten(given)
     rules = tuple(sorted(axes.rules().items()))
-    problem = Problem(structure, (form, numbers, inner), plain, options["return_lse"], False, rules)
+    problem = Problem(structure, form, plain, options["return_lse"], False, rules)
     found = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
     return Attended(found[0], None, found[1] if problem.lse else None)
 

@@ -9,10 +9,8 @@ Two ways, and ``plan`` takes the one that moves fewer bytes:
 Source: the merge, Dao et al. 2023, "Flash-Decoding"; the ring, Liu et al. 2023, "Ring Attention".
 """
 
-import math
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,41 +22,8 @@ from crossattn.ops.masks import Mask, as_mask, lengths
 from crossattn.ops.merge import merge_over
 from crossattn.ops.placement import Names, Split, named
 from crossattn.ops.promotion import as_written
-from crossattn.ops.spread import heads_of
+from crossattn.ops.spread import Plan, Strategy, heads_of, plan
 from crossattn.types import AnyArray, Array, Bool, Float, Key
-
-Strategy = Literal["merge", "ring"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to attend, and the bytes each device sends in one forward pass either way."""
-
-    strategy: Strategy
-    merge_bytes: int
-    ring_bytes: int
-
-
-def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
-    """The strategy that moves fewer bytes; of both, the merge, whose work is even under any mask.
-
-    Merging gathers the queries, then reduces one float32 output, peak and sum for each query and head
-    over the devices (a reduction sends what it reduces twice). The ring sends all keys and values but
-    the device's own.
-
-    Args:
-      q: [*B T N H]; only shapes and dtypes are looked at, as of k [*B S K H] and v [*B S K Hv].
-      k: keys.
-      v: values.
-      devices: how many devices hold a part of the memory each.
-    """
-    rows = math.prod(q.shape[:-1])
-    gathered = rows * q.shape[-1] * jnp.dtype(q.dtype).itemsize
-    reduced = 4 * rows * (v.shape[-1] + 2)
-    memory = sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in (k, v))
-    merged = (devices - 1) * (gathered + 2 * reduced) // devices
-    sent = (devices - 1) * memory // devices
-    return Plan("merge" if merged <= sent else "ring", merged, sent)
 
 
 @as_written
@@ -188,3 +153,6 @@ def _pad(x: Any, axis: int, multiple: int, split: Split, names: Names) -> Any:
     width = [(0, 0)] * x.ndim
     width[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(split.without("T", "S").put(x, names), width)
+
+
+__all__ = ["Plan", "attend_sharded", "plan"]

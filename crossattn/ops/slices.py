@@ -5,8 +5,8 @@ their places in the whole. ``part`` cuts the arrays of each term and moves its i
 a mask of the same terms, and no matrix of T x S is made on the way.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -66,6 +66,37 @@ def axes_of(mask: Mask) -> list[tuple[str, ...]]:
     found = []
     _map(mask, lambda x, *inner: found.append(inner) or x)
     return found
+
+
+@dataclass(frozen=True)
+class Form:
+    """A mask without its arrays: what of it is known before a program runs.
+
+    Attributes:
+      structure: of its leaves.
+      numbers: those of them that are plain numbers, by their place.
+      inner: of the arrays, what their axes after those of the batch are.
+    """
+
+    structure: Any
+    numbers: tuple[tuple[int, int], ...]
+    inner: tuple[tuple[str, ...], ...]
+
+    def mask(self, arrays: Sequence[Any]) -> Mask | None:
+        """The mask with these arrays."""
+        leaves = list(arrays)
+        for place, number in self.numbers:
+            leaves.insert(place, number)
+        return self.structure.unflatten(leaves)
+
+
+def taken_apart(mask: Mask | None) -> tuple[list[Any], Form]:
+    """The arrays of a mask, and the rest, which can be compared; a plain number stays one."""
+    leaves, structure = jax.tree.flatten(mask)
+    inner = [] if mask is None else axes_of(mask)
+    numbers = tuple((i, x) for i, x in enumerate(leaves) if isinstance(x, int))
+    pairs = [(x, n) for x, n in zip(leaves, inner, strict=True) if not isinstance(x, int)]
+    return [x for x, _ in pairs], Form(structure, numbers, tuple(n for _, n in pairs))
 
 
 def places_of(x: Any, *inner: str) -> dict[str, int]:

@@ -116,9 +116,7 @@ def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
     return pad(q, -3, None), pad(k, None, -3), pad(v, None, -3), mask, bias
 
 
-def _attend(
-    plan: Plan, rate: float, given: Operands, v: Any, setting: Setting, known: Any
-) -> Any:
+def _attend(plan: Plan, rate: float, given: Operands, v: Any, setting: Setting, known: Any) -> Any:
     """Output [*B K G T Hv] and log-sum-exp [*B K G T]; for the backward pass, what it was made from."""
 
     def run(given, v, setting, known):

@@ -20,7 +20,6 @@ from crossattn.ops.masks import Explicit, Mask
 from crossattn.ops.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int, Key
 
-
 REUSES = True
 
 

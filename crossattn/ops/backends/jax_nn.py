@@ -21,7 +21,6 @@ from crossattn.ops.backends import Attended
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Float, Key
 
-
 REUSES = True
 _FORWARD = "dot_product_attention_fwd_wrapper"
 

@@ -10,7 +10,6 @@ Triton and Mosaic kernels, which need a GPU.
 import importlib
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from crossattn.ops import lowering, platforms
