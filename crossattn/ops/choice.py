@@ -1,4 +1,4 @@
-"""Which backend takes a call of ``attend``: the first, in the platform's order, that keeps the contract for it."""
+"""Which backend takes a call of ``attend``: the platform's first that keeps the contract for it."""
 
 import functools
 import warnings

@@ -40,7 +40,7 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
 
 
 def attended_on(tree: Any) -> AbstractMesh | None:
-    """The mesh over whose devices attention is split: one with Explicit axes, or with Auto axes of the table."""
+    """The mesh over whose devices attention is split: of Explicit axes, or of Auto ones in the table."""
     found = mesh_of(tree)
     if found is not None:
         return found

@@ -136,7 +136,7 @@ def _by_kind(keywords: dict) -> tuple[dict, dict]:
 
 
 def _evaluate(forward: Callable[[Callable], Any], call: Callable, *arguments: Any) -> Any:
-    """``call`` of arguments, where ``forward`` says what cuDNN's forward kernel gives, if it computes at all."""
+    """``call`` of arguments, where ``forward`` says what cuDNN's forward kernel gives."""
     traced, shapes = jax.make_jaxpr(call, return_shape=True)(*arguments)
     found = _run(forward, traced, jax.tree.leaves(arguments))
     return jax.tree.unflatten(jax.tree.structure(shapes), found)
