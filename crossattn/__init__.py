@@ -4,6 +4,7 @@
 
 * ``xa.attend``: the one attention function; ``xa.masks``, ``xa.Mask``, ``xa.Memory`` go with it;
 * ``xa.use_backend``: one kernel for all attention inside, for debugging, export and forward mode;
+* ``xa.use_rules``: which axes of a mesh split examples, heads and lengths, where they have other names;
 * ``xa.explain``: which backend would run for a call, and why not another; ``python -m crossattn doctor``;
 * ``xa.testing``: what ``attend`` promises, as a suite for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
@@ -23,6 +24,7 @@ _LOCATIONS = {
     "attention_stats": "crossattn.ops.stats:attention_stats",
     "merge": "crossattn.ops.merge:merge",
     "use_backend": "crossattn.ops.backends:use_backend",
+    "use_rules": "crossattn.axes:use_rules",
     "explain": "crossattn.ops.explain:explain",
     "Mask": "crossattn.ops.masks:Mask",
     "Memory": "crossattn.ops.memory:Memory",
@@ -38,6 +40,7 @@ _LOCATIONS = {
     "nn": "crossattn.nn",
     "models": "crossattn.models",
     "functional": "crossattn.functional",
+    "axes": "crossattn.axes",
     "decode": "crossattn.decode",
     "weights": "crossattn.weights",
     "viz": "crossattn.viz",

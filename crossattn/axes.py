@@ -34,7 +34,7 @@ _rules = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
-def use_rules(rules: Rules) -> Iterator[None]:
+def use_rules(rules: Mapping[str, Sequence[str]]) -> Iterator[None]:
     """Inside, activations and attention are placed by these rules instead of ``axes.RULES``.
 
         with xa.use_rules({"batch": ("dp",), "heads": ("tp",)}):

@@ -61,6 +61,7 @@ def attend(
     try:
         kernel = partial(jax.nn.dot_product_attention, scale=scale, implementation=implementation)
         if known is not None and implementation == "cudnn":
+            jax.eval_shape(partial(kernel, *operands, **keywords))  # whether it is here
             out, rows = _again(kernel, operands, keywords, *_folded(known)), None
         elif return_rows and implementation == "cudnn":
             out, lse = _with_lse(kernel, operands, keywords)
