@@ -135,8 +135,13 @@ def gather(place: Place, seconds: float) -> tuple[list[Channel], list[Present]]:
     deadline = time.monotonic() + _PATIENCE * seconds
     speaks, pause = time.monotonic() + 10, 10.0
     try:
-        with _listening(place, seconds) as listener, selectors.DefaultSelector() as ready:
+        with (
+            _listening(place, seconds) as listener,
+            selectors.DefaultSelector() as ready,
+            contextlib.ExitStack() as strays,
+        ):
             ready.register(listener, selectors.EVENT_READ)
+            strays.callback(_close_strays, ready, roll)
             while missing := roll.missing():
                 for key, _ in ready.select(1.0):
                     if key.fileobj is listener:
@@ -157,6 +162,8 @@ def gather(place: Place, seconds: float) -> tuple[list[Channel], list[Present]]:
                     speaks = time.monotonic() + pause
     except JoinError as error:
         roll.tell(refused=str(error))
+        for channel in roll.channels.values():
+            channel.close()
         raise
     order = [roll.channels[index] for index in range(1, place.count)]
     return order, [Present.here(), *(roll.said[index] for index in range(1, place.count))]
@@ -212,6 +219,13 @@ def _read(channel: Any, roll: _Roll, forget: Callable[[Any], object]) -> None:
         roll.leave(channel)
         forget(channel)
         channel.close()
+
+
+def _close_strays(ready: selectors.BaseSelector, roll: _Roll) -> None:
+    """Those that came and did not say who they are."""
+    for key in list(ready.get_map().values()):
+        if isinstance(key.fileobj, Channel) and key.fileobj not in roll.channels.values():
+            key.fileobj.close()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from crossattn.train.channel import Channel, Gone
 from crossattn.train.rollcall import Present, named
 
 LOST = 75  # EX_TEMPFAIL of sysexits.h: start again
-_OWN_WORD = 2.0  # seconds in which a process may say itself what went wrong
+_NEWS_TRAVELS = 1.0  # seconds in which all know of one that is gone
 _SPEAKS_AFTER = 10.0  # seconds of waiting for the others to end
 
 
@@ -66,7 +66,7 @@ class Watch:
 
     def wait_for_cause(self) -> None:
         """Gives the thread a moment to end this process, if another is gone: errors follow from that."""
-        time.sleep(_OWN_WORD / 2)
+        time.sleep(_NEWS_TRAVELS)
 
     def leave(self, note: Callable[[str], None]) -> None:
         """Waits until all processes have come to their end."""
@@ -80,22 +80,20 @@ class Watch:
         with selectors.DefaultSelector() as ready:
             for index, channel in self._channels.items():
                 ready.register(channel, selectors.EVENT_READ, index)
-            while ready.get_map():
+            while not self._over:
                 for key, _ in ready.select():
-                    if not self._take(key.data):
-                        ready.unregister(key.fileobj)
+                    self._take(key.data)
+        for channel in self._channels.values():
+            channel.close()
 
-    def _take(self, index: int) -> bool:
-        """What comes from one of the others; whether it is still there."""
+    def _take(self, index: int) -> None:
+        """What comes from one of the others, or that it is gone, as all are once they are done."""
         try:
-            messages = self._channels[index].receive()
+            for message in self._channels[index].receive():
+                self._heard(index, message)
         except Gone:
             if not self._over:
                 self._lost(index)
-            return False
-        for message in messages:
-            self._heard(index, message)
-        return True
 
     def _heard(self, index: int, message: dict[str, Any]) -> None:
         match message:
@@ -125,7 +123,6 @@ class Watch:
 
     def _failed(self, index: int, text: str, code: int) -> None:
         self._pass_on(index, failed=index, text=text, code=code)
-        time.sleep(_OWN_WORD)  # what is wrong there may be wrong here, and is better said here
         self._say_and_leave(f"{self._names[index]} failed: {text}", code)
 
     def _say_and_leave(self, line: str, code: int, **message: Any) -> NoReturn:
