@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from crossattn.train.checkpoint_files import steps_in
+from crossattn.train.checkpoint_files import quiet_orbax, steps_in
 from experiments.options import Options
 
 
@@ -57,12 +57,15 @@ def compare(one: str, other: str) -> int:
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
-    """By name, all arrays of a checkpoint."""
+    """By name, all arrays of a checkpoint, whatever mesh it was saved on."""
     found = {}
-    for tree in sorted(path for path in folder.iterdir() if (path / "_METADATA").exists()):
-        values: Any = ocp.PyTreeCheckpointer().restore(tree)
-        for path, value in jax.tree_util.tree_leaves_with_path(values):
-            found[tree.name + jax.tree_util.keystr(path)] = np.asarray(value)
+    with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
+        for tree in sorted(path for path in folder.iterdir() if (path / "_METADATA").exists()):
+            shapes = reader.metadata(tree).item_metadata.tree
+            to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+            values: Any = reader.restore(tree, restore_args=to_numpy)
+            for path, value in jax.tree_util.tree_leaves_with_path(values):
+                found[tree.name + jax.tree_util.keystr(path)] = np.asarray(value)
     return found
 
 
