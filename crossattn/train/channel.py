@@ -5,6 +5,7 @@ once, and a machine that is cut off or loses its power after `SILENT` seconds, h
 processes are.
 """
 
+import errno
 import json
 import selectors
 import socket
@@ -13,11 +14,16 @@ from typing import Any
 
 SILENT = 30  # seconds
 _LONGEST = 2**20  # bytes of a line
+_CUT_OFF = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _OTHER = "what answers there is no process of this run"
 
 
 class Gone(Exception):
     """The other end has closed the connection, or sends what is no message."""
+
+
+class Silent(Gone):
+    """The other end, or what lies between, has not answered for `SILENT` seconds."""
 
 
 class Channel:
@@ -67,8 +73,10 @@ class Channel:
         """
         try:
             some = self._connection.recv(2**16)
+        except TimeoutError as error:
+            raise Silent(error.strerror) from None
         except OSError as error:
-            raise Gone(error.strerror) from None
+            raise (Silent if error.errno in _CUT_OFF else Gone)(error.strerror) from None
         if not some:
             raise Gone("the connection was closed")
         *lines, self._received = (self._received + some).split(b"\n")

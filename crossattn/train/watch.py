@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from crossattn.train.channel import Channel, Gone
+from crossattn.train.channel import SILENT, Channel, Gone, Silent
 from crossattn.train.rollcall import Present, named
 
 LOST = 75  # EX_TEMPFAIL of sysexits.h: start again
@@ -91,14 +91,15 @@ class Watch:
         try:
             for message in self._channels[index].receive():
                 self._heard(index, message)
-        except Gone:
+        except Gone as gone:
             if not self._over:
-                self._lost(index)
+                silent = isinstance(gone, Silent)
+                self._lost(index, f"has not answered for {SILENT} s" if silent else "died")
 
     def _heard(self, index: int, message: dict[str, Any]) -> None:
         match message:
-            case {"lost": int(lost)}:
-                self._lost(lost)
+            case {"lost": int(lost), "how": str(how)}:
+                self._lost(lost, how)
             case {"failed": int(failed), "text": str(text), "code": int(code)}:
                 self._failed(failed, text, code)
             case {"stop": str(reason)}:
@@ -114,12 +115,12 @@ class Watch:
             case {"over": _}:
                 self._end()
 
-    def _lost(self, index: int) -> None:
+    def _lost(self, index: int, how: str) -> None:
         line = (
-            f"{self._names[index]} died; the others end with it: start the run again, and it goes on from"
+            f"{self._names[index]} {how}; the others end with it: start the run again, and it goes on from"
             " its last checkpoint"
         )
-        self._say_and_leave(line, LOST, lost=index)
+        self._say_and_leave(line, LOST, lost=index, how=how)
 
     def _failed(self, index: int, text: str, code: int) -> None:
         self._pass_on(index, failed=index, text=text, code=code)
