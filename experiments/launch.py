@@ -68,27 +68,26 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     own_process = begun()
     keep_heap()
     logs.begin(None, own_process)
+    text = ""
     try:
-        code = _started(main, own_process)
+        code = _started(main, own_process) or 0
     except (*_EXPECTED, Refused) as error:
         if watch := cluster.current():
             watch.wait_for_cause()
         logs.keep(error)
         complain(error)
-        code = 2
-        if watch:
-            watch.fail(_one_line(error), code)
+        code, text = 2, _one_line(error)
     except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        code, text = 141, "nobody reads its output"
     except KeyboardInterrupt:
         if own_process:  # which ends now; a second Ctrl-C would only print where
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
-        code = 130
-        if watch := cluster.current():
-            watch.fail("it was stopped", code)
-    sys.exit(code or 0)
+        code, text = 130, "it was stopped"
+    if text and (watch := cluster.current()):
+        watch.fail(text, code)  # or the others would wait for this process
+    sys.exit(code)
 
 
 def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> int | None:
