@@ -18,7 +18,7 @@ _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, BEAMS, _LIMIT, launch.DISTRIBUTED,
+    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from ml_collections import config_flags
 
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.train import cluster
 from crossattn.train.errors import TrainError
 from crossattn.train.workdir import local_folder
 from crossattn.viz.writing import FORMATS
@@ -34,10 +35,15 @@ DISTRIBUTED = flags.DEFINE_bool(
     "Join the processes of one run through jax.distributed (cluster found by itself, or given by "
     "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
 )
+JOIN_SECONDS = flags.DEFINE_float(
+    "join_seconds",
+    25.0,
+    "Seconds in which --distributed must reach process 0, which waits ten times as long for all to come.",
+    lower_bound=0.1,
+)
 
 _DEFAULT = "configs/libreoffice.py"
 _WORTH_KEEPING = 0.1  # seconds that a program took to compile
-_PROCESSES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _EXPECTED = (
     DataError,
     DataUnavailable,
@@ -62,21 +68,26 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     own_process = begun()
     keep_heap()
     logs.begin(None, own_process)
+    text = ""
     try:
-        code = _started(main, own_process)
+        code = _started(main, own_process) or 0
     except (*_EXPECTED, Refused) as error:
+        if watch := cluster.current():
+            watch.wait_for_cause()
         logs.keep(error)
         complain(error)
-        code = 2
+        code, text = 2, _one_line(error)
     except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
+        code, text = 141, "nobody reads its output"
     except KeyboardInterrupt:
         if own_process:  # which ends now; a second Ctrl-C would only print where
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
-        code = 130
-    sys.exit(code or 0)
+        code, text = 130, "it was stopped"
+    if text and (watch := cluster.current()):
+        watch.fail(text, code)  # or the others would wait for this process
+    sys.exit(code)
 
 
 def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> int | None:
@@ -90,7 +101,7 @@ def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> 
     arguments = _parse(sys.argv, taken)
     logs.begin(WORKDIR.value, own_process)
     if DISTRIBUTED.value:
-        _join()
+        cluster.join(JOIN_SECONDS.value)
     return main(arguments[1:])
 
 
@@ -260,21 +271,6 @@ def _config_path(argv: Sequence[str]) -> str:
         if name in ("--config", "-config"):
             return (value if equals else following).partition(":")[0]
     return ""
-
-
-def _join() -> None:
-    """Becomes one process of several; what is not in the environment, JAX finds out itself."""
-    address, count, index = map(os.environ.get, _PROCESSES)
-    try:
-        if address and count and index:
-            jax.distributed.initialize(address, int(count), int(index))
-        else:
-            jax.distributed.initialize()
-    except (RuntimeError, ValueError) as error:
-        raise Refused(
-            f"--distributed could not join the other processes ({_one_line(error)}); outside a "
-            f"cluster that JAX knows, set {', '.join(_PROCESSES)}."
-        ) from error
 
 
 def _one_line(error: BaseException) -> str:

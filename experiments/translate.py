@@ -43,7 +43,7 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
 )
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, BEAMS, _LENGTH_PENALTY, _NBEST, _NO_REPEAT_NGRAM,
-    _TEMPERATURE, _TOP_K, _TOP_P, _SEED, launch.PLOT, launch.DISTRIBUTED,
+    _TEMPERATURE, _TOP_K, _TOP_P, _SEED, launch.PLOT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
 

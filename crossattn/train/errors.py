@@ -23,3 +23,7 @@ class CheckpointError(TrainError):
 
 class MissingPackage(TrainError):
     """An optional package that was asked for is not installed."""
+
+
+class JoinError(TrainError):
+    """The processes of one run did not find each other."""

@@ -136,7 +136,8 @@ class _Run:
                 state = self._advance(state, data, step)
                 step += 1
                 self._evaluate_and_save(state, data, step)
-                if step < self.config.steps and self._asked_to_stop(stop, step):
+                last = step == self.config.steps
+                if not last and processes.stop_after(step, stop.requested, self.config.log_every):
                     self._save(state, data, step)
                     self.checkpoints.wait()
                     self.log.note(
@@ -242,12 +243,6 @@ class _Run:
         return NonFiniteLoss(
             f"{error}; {kept}. Try a lower learning rate, a longer warm-up or a smaller clip_norm"
         )
-
-    def _asked_to_stop(self, stop: StopRequest, step: int) -> bool:
-        """All processes must agree, which costs a message: several ask only now and then."""
-        if jax.process_count() == 1:
-            return stop.requested
-        return step % self.config.log_every == 0 and processes.any_of(stop.requested)
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from crossattn.train import cluster
+
 
 def is_main() -> bool:
     """Whether this is the one process that writes logs and files."""
@@ -28,9 +30,17 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:size]).decode()) for row, size in zip(rows, sizes, strict=True)]
 
 
-def any_of(flag: bool) -> bool:
-    """Whether any process says so."""
-    return any(gather(bool(flag)))
+def stop_after(step: int, asked: str | None, every: int) -> bool:
+    """Whether all processes stop after this step, since one of them was asked to; called after each.
+
+    asked: what asked this process, if anything did. Processes that have joined by `cluster` know of it at
+    once; others ask each other, which costs a message, after one step in ``every``.
+    """
+    if jax.process_count() == 1:
+        return asked is not None
+    if (watch := cluster.current()) is not None:
+        return watch.stop_after(step, asked)
+    return step % every == 0 and any(gather(asked is not None))
 
 
 def barrier(name: str) -> None:

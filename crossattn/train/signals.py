@@ -6,14 +6,14 @@ import threading
 
 
 class StopRequest:
-    """`with StopRequest() as stop:` then look at `stop.requested` between steps.
+    """`with StopRequest() as stop:` then look at `stop.requested` between steps: the signal's name.
 
     The first signal asks, the second kills at once. Outside the main thread, where Python
     allows no handlers, nothing is changed.
     """
 
     def __init__(self):
-        self.requested = False
+        self.requested: str | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -27,9 +27,8 @@ class StopRequest:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def _ask(self, number: int, _) -> None:
-        self.requested = True
+        self.requested = name = signal.Signals(number).name
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
-        name = signal.Signals(number).name
         # Not print: a handler may come in the middle of one.
         os.write(2, f"\n{name}: finishing the step and saving; once more to kill\n".encode())

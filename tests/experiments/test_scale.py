@@ -5,6 +5,7 @@ Each way to split the devices of one process is checked in ``tests/train/test_sh
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from crossattn.data.sources import open_source
+from crossattn.train import cluster
 from tests.conftest import with_devices
 from tests.experiments.conftest import ROOT, TINY, start
 
@@ -127,3 +129,43 @@ def test_four_devices_of_two_processes_are_one_device_from_training_to_translati
         np.testing.assert_allclose(together_said[name], alone_said[name], rtol=1e-4)
     texts = [sample["translation"] for sample in together_said["samples"]]
     assert main.endswith("\n".join([*texts, "ended translate 0"]) + "\n")
+
+
+@pytest.fixture
+def environment_of_one(monkeypatch):
+    """Sets what names a process of several, or takes it away."""
+
+    def put(address=None, count=None, index=None):
+        for name, value in zip(cluster.BY_HAND, (address, count, index), strict=True):
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, str(value))
+
+    return put
+
+
+def test_a_process_that_cannot_reach_process_0_says_so(environment_of_one, refused, tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        environment_of_one(address, 3, 2)
+        said = refused(
+            "train", TINY, "--distributed", "--join_seconds=0.6", f"--workdir={tmp_path / 'run'}"
+        )
+    assert re.match(rf"error: process 2 of 3 on \S+ cannot reach process 0 at {address} \(", said)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ((), "finds no cluster .* set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID"),
+        (("host", 2, 0), "the address of process 0 is 'host'; expected HOST:PORT"),
+        (("host:80", "two", 0), "JAX_NUM_PROCESSES is 'two'; expected a number"),
+        (("host:80", 2, 2), "this is process 2 of 2; expected an index from 0 to 1"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(environment_of_one, refused, tmp_path, place, message):
+    environment_of_one(*place)
+    assert re.search(message, refused("train", TINY, "--distributed", f"--workdir={tmp_path}"))

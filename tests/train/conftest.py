@@ -27,11 +27,12 @@ def toy_process(compiled_code):
     """Starts the toy program in a process of its own; whatever still runs at the end is ended."""
     started = []
 
-    def start(workdir, options, *, devices=1):
+    def start(workdir, options, *, devices=1, **variables):
         env = with_devices(devices) | {
             "JAX_COMPILATION_CACHE_DIR": compiled_code,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            **variables,
         }
         if "file_limit" in options:  # what it cut short, others would read
             del env["JAX_COMPILATION_CACHE_DIR"]

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.train import cluster
 from crossattn.train.checksum import checksum
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import TrainError
@@ -37,12 +38,15 @@ AXES = {
 class ToyBatches:
     """Batch n is a function of n and of nothing else; rows go round the shards in turn."""
 
-    def __init__(self, rows=16, length=6, shard=(0, 1), poison_at=None, delay=0.0):
+    def __init__(self, rows=16, length=6, shard=(0, 1), poison_at=None, delay=0.0, broken_in=None):
         self.rows, self.length, self.shard = rows, length, shard
         self.poison_at, self.delay, self.position = poison_at, delay, 0
+        self.broken_in = broken_in
 
     def __next__(self):
         time.sleep(self.delay)
+        if self.position == 5 and self.shard[0] == self.broken_in:
+            raise ValueError("row 5 cannot be read")
         random = np.random.default_rng([7, self.position])
         source = random.integers(0, VOCAB, (self.rows, self.length))
         lengths = random.integers(1, self.length + 1, (self.rows, 1))
@@ -67,12 +71,14 @@ class ToyBatches:
 
 @dataclass
 class ToyTask:
-    """poison_at: the batch, from 1, that makes the loss NaN; delay: seconds to make a batch."""
+    """poison_at: the batch, from 1, that makes the loss NaN; delay: seconds to make a batch;
+    broken_in: the shard whose sixth batch cannot be read."""
 
     dropout: float = 0.1
     rows: int = 16
     poison_at: int | None = None
     delay: float = 0.0
+    broken_in: int | None = None
 
     def init(self, key):
         keys = iter(jax.random.split(key, 3))
@@ -100,7 +106,13 @@ class ToyTask:
 
     def train_iterator(self, shard_index, shard_count):
         shard = (shard_index, shard_count)
-        return ToyBatches(self.rows, shard=shard, poison_at=self.poison_at, delay=self.delay)
+        return ToyBatches(
+            self.rows,
+            shard=shard,
+            poison_at=self.poison_at,
+            delay=self.delay,
+            broken_in=self.broken_in,
+        )
 
     def evaluate(self, params, step):
         tokens = np.arange(VOCAB)
@@ -112,7 +124,9 @@ class ToyTask:
 
 
 def main(workdir, options):
-    """Joins jax.distributed or limits the size of files when asked, then trains."""
+    """Joins other processes or limits the size of files when asked, then trains."""
+    if "join_seconds" in options:
+        cluster.join(options["join_seconds"])
     if "distributed" in options:
         jax.distributed.initialize(**options["distributed"])
     if "file_limit" in options:

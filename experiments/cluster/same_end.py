@@ -1,0 +1,82 @@
+"""Whether two runs ended with the same bits.
+
+    python -m experiments.cluster.same_end runs/whole runs/killed
+
+Compared are the files of their last checkpoints, array by array (parameters, averages, the optimiser's
+state), and every loss on the way there. Exit code 1 when something differs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from crossattn.train.checkpoint_files import quiet_orbax, steps_in
+from experiments.options import Options
+
+
+def main() -> int:
+    """The command."""
+    parser = Options(__doc__)
+    parser.add_argument("runs", nargs=2, metavar="WORKDIR", help="a finished run")
+    runs = parser.parse_args().runs
+    for run in runs:
+        if not steps_in(Path(run) / "checkpoints"):
+            parser.error(f"there are no checkpoints in {run}: train first")
+    return compare(*runs)
+
+
+def compare(one: str, other: str) -> int:
+    """Prints what is the same, or the first thing that is not."""
+    steps = [steps_in(Path(run) / "checkpoints")[-1] for run in (one, other)]
+    if steps[0] != steps[1]:
+        print(f"different: {one} ended with step {steps[0]}, {other} with step {steps[1]}")
+        return 1
+    arrays = [_arrays(Path(run).absolute() / "checkpoints" / str(steps[0])) for run in (one, other)]
+    losses = [_losses(Path(run)) for run in (one, other)]
+    if arrays[0].keys() != arrays[1].keys():
+        print("different: they do not hold the same arrays")
+        return 1
+    changed = [name for name in arrays[0] if not _same(arrays[0][name], arrays[1][name])]
+    if changed:
+        print(f"different: {len(changed)} of {len(arrays[0])} arrays, {changed[0]} the first")
+        return 1
+    if losses[0] != losses[1]:
+        print("different: the losses on the way")
+        return 1
+    size = sum(each.nbytes for each in arrays[0].values())
+    print(
+        f"the same bits: {len(arrays[0])} arrays of {size:,} bytes at step {steps[0]}, and"
+        f" {len(losses[0])} losses"
+    )
+    return 0
+
+
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    """By name, all arrays of a checkpoint, whatever mesh it was saved on."""
+    found = {}
+    with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
+        for tree in sorted(path for path in folder.iterdir() if (path / "_METADATA").exists()):
+            shapes = reader.metadata(tree).item_metadata.tree
+            to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+            values: Any = reader.restore(tree, restore_args=to_numpy)
+            for path, value in jax.tree_util.tree_leaves_with_path(values):
+                found[tree.name + jax.tree_util.keystr(path)] = np.asarray(value)
+    return found
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def _losses(run: Path) -> dict[int, float]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

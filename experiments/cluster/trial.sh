@@ -1,0 +1,34 @@
+# What the trials share: the run that is tried, and how its processes are watched and ended. To be sourced.
+
+export PYTHON=${PYTHON:-python} JAX_PLATFORMS=cpu
+# Small enough to compile in seconds; evaluated on the way, as real runs are.
+OPTIONS=(--config=configs/libreoffice.py:fr,tiny --config.train.steps=24 --config.train.log_every=1
+    --config.train.eval_every=8 --config.checkpoint.every=4 --config.evaluate.examples=4
+    --config.evaluate.decoding.max_length=8 --config.evaluate.alignment.choose=False)
+
+# Waits until a run has made a step.
+reach_step() { # WORKDIR STEP
+    local _
+    for _ in $(seq 600); do
+        grep -q "\"step\": $2, " "$1/metrics.jsonl" 2> /dev/null && return
+        sleep 0.5
+    done
+    echo "$1 did not reach step $2" >&2
+    return 1
+}
+
+# The process that trains in a work directory, and has a variable with a value: its index.
+process_with() { # WORKDIR VARIABLE=VALUE
+    local pid
+    for pid in $(pgrep -f "experiments.train .*--workdir=$1( |$)"); do
+        if tr '\0' '\n' < "/proc/$pid/cmdline" | head -n 1 | grep -q python &&
+            tr '\0' '\n' < "/proc/$pid/environ" | grep -qx "$2"; then
+            echo "$pid"
+            return
+        fi
+    done
+    echo "no process with $2" >&2
+    return 1
+}
+
+say() { echo "$(date +%T) $*"; }

@@ -1,0 +1,39 @@
+#!/bin/bash
+# A run of four processes under Open MPI, of which one is killed and one is asked to stop: does it end as it would have?
+#
+#     experiments/cluster/try_openmpi.sh [FOLDER]
+#
+# From the root of the repository, with Debian's openmpi-bin installed. mpirun does not start a run again itself:
+# the loop below does, as a scheduler around it would. PYTHON names the interpreter, if it is not `python`.
+set -eu
+folder=$(mkdir -p "${1:-openmpi-trial}" && cd "${1:-openmpi-trial}" && pwd)
+source experiments/cluster/trial.sh
+[ "$(id -u)" = 0 ] && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+until_done() { # NAME
+    local code=75 start=1
+    while [[ $code =~ ^(75|130|137|143)$ ]]; do
+        echo "start $((start++)) of $1: 4 processes" >> "$folder/$1.log"
+        code=0
+        # --bind-to none: or all of a machine's processes may be put on its first cores.
+        mpirun -n 4 --oversubscribe --bind-to none --tag-output "$PYTHON" -m experiments.train --distributed \
+            "${OPTIONS[@]}" --workdir="$folder/$1" >> "$folder/$1.log" 2>&1 || code=$?
+        echo "ended with exit code $code" >> "$folder/$1.log"
+    done
+    return "$code"
+}
+
+say "the run that is left alone"
+until_done whole
+
+say "the run that is not"
+until_done killed &
+reach_step "$folder/killed" 6
+say "kill -9 of process 2"
+kill -9 "$(process_with "$folder/killed" OMPI_COMM_WORLD_RANK=2)"
+reach_step "$folder/killed" 14
+say "SIGTERM to process 1"
+kill -TERM "$(process_with "$folder/killed" OMPI_COMM_WORLD_RANK=1)"
+wait $!
+say "it has ended"
+$PYTHON -m experiments.cluster.same_end "$folder/whole" "$folder/killed"
