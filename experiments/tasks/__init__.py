@@ -1,8 +1,8 @@
 """What can be trained: a task joins a model, a data source and a way to score it."""
 
-from pathlib import Path
 from typing import Any
 
+from crossattn.train.storage import Folder
 from experiments.settings import SettingsError
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.translation import TranslationTask
@@ -10,7 +10,7 @@ from experiments.tasks.translation import TranslationTask
 TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
 
 
-def make_task(config: Any, assets: Path | None = None) -> TranslationTask | LanguageModelTask:
+def make_task(config: Any, assets: Folder | None = None) -> TranslationTask | LanguageModelTask:
     """The task that ``config.task`` names.
 
     Args:
