@@ -29,6 +29,8 @@ def context(directory: Folder) -> ocp.Context:
     context = ocp.Context()
     if storage.in_store(directory):  # Nothing is renamed there.
         context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
+        # Of runs that were copied there from a disk; whether one is whole, the seal says.
+        context.atomicity.allow_legacy_atomic_rename = True
     # Trained float32 hardly compresses, and the cores have better things to do.
     context.array.saving.use_compression = False
     # Else threads wait for minutes, and the process with them, where a folder cannot be made.

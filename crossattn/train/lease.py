@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 _KEY = ".lock"
 _BEAT = 10.0  # seconds between renewals
 _STALE = 45.0  # seconds after which a lease that has not changed is nobody's
+_UNTOLD = bytes(
+    9
+)  # the generation of what is read where a store tells none, as emulators of gs:// do
 
 
 class Lease:
@@ -96,8 +99,12 @@ class Lease:
             with contextlib.suppress(TrainError):  # The store may answer again.
                 found, generation = self._read()
                 self._lost = not self._is_own(found)
-                if not self._lost and (renewed := self._write(generation)) is not None:
+                if self._lost:
+                    return
+                if (renewed := self._write(self._generation)) is not None:
                     self._generation, self._since = renewed, time.monotonic()
+                else:  # It is of this process, so the answer to the last renewal was lost.
+                    self._generation = generation
             self._lost = self._lost or time.monotonic() - self._since > _STALE
 
     def _is_own(self, found: dict[str, Any]) -> bool:
@@ -107,7 +114,8 @@ class Lease:
         """What the object says, nothing where there is none, and which generation of it."""
         try:
             found = self._objects.read(_KEY).result()
-            held = json.loads(found.value) if found.state == "value" else {}
+            # Empty is the lock of a run that was copied there from a disk.
+            held = json.loads(found.value) if found.value else {}
         except json.JSONDecodeError:
             held = {"damaged": True}
         except Exception as error:  # tensorstore raises ValueError for whatever a store answers.
@@ -117,6 +125,8 @@ class Lease:
     def _write(self, generation: Any) -> Any:
         """The new generation; None when the object was no longer of the one given."""
         self._beats += 1
+        if generation == _UNTOLD:
+            generation = None
         text = json.dumps({**self._own, "beats": self._beats})
         try:
             written = self._objects.write(_KEY, text.encode(), if_equal=generation).result()
