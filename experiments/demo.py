@@ -14,7 +14,7 @@ from typing import Any
 from configs import greek_english, libreoffice
 from crossattn.data.errors import DataUnavailable
 from crossattn.data.sources import open_source
-from crossattn.train.workdir import local_folder
+from crossattn.train import storage
 from experiments import launch, report, train, translate
 from experiments.runs import parameters
 from experiments.settings import saved_config
@@ -26,7 +26,12 @@ FLAGS = (launch.WORKDIR,)
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    workdir = local_folder(launch.WORKDIR.value or "runs/demo")
+    workdir = storage.folder(launch.WORKDIR.value or "runs/demo")
+    if not isinstance(workdir, Path):
+        raise launch.Refused(
+            f"the work directory is {workdir}; the demo draws pictures into a folder of this machine, "
+            "--workdir=runs/demo."
+        )
     finished = workdir / "results-test.json"
     if finished.exists():
         print(f"The run in {workdir} is finished; its results:")

@@ -4,7 +4,6 @@ python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
-    path = Path(launch.required_workdir()) / f"results-{_SPLIT.value}.json"
+    path = launch.required_workdir() / f"results-{_SPLIT.value}.json"
     _, task, params = open_run()
     launch.writable(path)
     if task.config.task == "translation":

@@ -18,16 +18,21 @@ from ml_collections import config_flags
 
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.train import cluster
+from crossattn.train import cluster, storage
 from crossattn.train.errors import TrainError
-from crossattn.train.workdir import local_folder
+from crossattn.train.storage import Folder
+from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
 from crossattn.weights.safetensors import CheckpointError
 from experiments import begun, help, logs, overrides
 from experiments.settings import SettingsError, saved_config
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+WORKDIR = flags.DEFINE_string(
+    "workdir",
+    None,
+    "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME, s3://BUCKET/NAME.",
+)
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed",
@@ -85,6 +90,8 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
         code, text = 130, "it was stopped"
+    finally:
+        logs.end()
     if text and (watch := cluster.current()):
         watch.fail(text, code)  # or the others would wait for this process
     sys.exit(code)
@@ -116,7 +123,7 @@ def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
         raise Refused(f"there is no --help={about}; expected --help{known}.")
     _parse([word for word in sys.argv if word.partition("=")[0] not in help.ASKS], taken)
     if CONFIG.value is None and WORKDIR.value:
-        config, title = saved_config(Path(WORKDIR.value)), f"the config of {WORKDIR.value}"
+        config, title = saved_config(required_workdir()), f"the config of {WORKDIR.value}"
     elif CONFIG.value is None:
         _read([sys.argv[0], f"--config={_DEFAULT}"])
         config, title = CONFIG.value, f"the config of --config={_DEFAULT}"
@@ -125,11 +132,13 @@ def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
     print(help.of_config(config.to_dict(), title))
 
 
-def required_workdir() -> str:
+def required_workdir() -> Folder:
     """--workdir, which this launcher cannot do without."""
     if not WORKDIR.value:
         raise Refused("--workdir is missing; name the folder of the run, --workdir=runs/NAME.")
-    return str(local_folder(WORKDIR.value))
+    workdir = storage.folder(WORKDIR.value)
+    storage.reach(workdir)
+    return workdir
 
 
 def required_config():
@@ -151,8 +160,11 @@ def picture() -> Path | None:
     return path
 
 
-def writable(path: Path) -> None:
+def writable(path: Folder) -> None:
     """Refuse a file that results could not be written to, before they are computed."""
+    if storage.in_store(path):
+        refuse_unwritable(path.parent)
+        return
     trial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with trial.open("x"):

@@ -3,13 +3,12 @@
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from crossattn.train.evaluate import translation_scores
-from crossattn.train.workdir import write_atomically
+from crossattn.train.storage import Folder, write_whole
 from experiments.settings import build
 from experiments.tasks.alignment import aligned_pairs, choose_recipe, score
 from experiments.tasks.generation import Translator
@@ -79,10 +78,10 @@ def stated_recipe(config: Any) -> Recipe:
     return build(Recipe, "evaluate.alignment", options)
 
 
-def save(results: Mapping[str, Any], path: Path) -> None:
+def save(results: Mapping[str, Any], path: Folder) -> None:
     """Results as JSON, whole or not at all; of several processes the main one writes."""
     if processes.is_main():
-        write_atomically(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        write_whole(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def show(results: Mapping[str, Any]) -> None:

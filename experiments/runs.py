@@ -1,6 +1,5 @@
 """A finished (or unfinished) run as its launchers find it: config, task, parameters."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,6 +7,7 @@ from absl import flags
 
 from crossattn.train.checkpoint import load_params
 from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
+from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.settings import SettingsError, check, saved_config
 from experiments.tasks import make_task
@@ -19,12 +19,12 @@ BEAMS = flags.DEFINE_integer(
 )
 
 
-def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:
+def open_run(task_name: str | None = None) -> tuple[Folder, Any, Any]:
     """(work directory, task, parameters) of the run that the command line names.
 
     ``--config`` is only needed to evaluate a checkpoint under another config than its own.
     """
-    workdir = Path(launch.required_workdir())
+    workdir = launch.required_workdir()
     config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
     check(config)
     if task_name is not None and config.task != task_name:
@@ -33,7 +33,7 @@ def open_run(task_name: str | None = None) -> tuple[Path, Any, Any]:
     return workdir, task, parameters(task, workdir, STEP.value)
 
 
-def parameters(task: Any, workdir: Path, step: str = "last") -> Any:
+def parameters(task: Any, workdir: Folder, step: str = "last") -> Any:
     """The parameters of one checkpoint of a run, averaged ones where it kept them.
 
     Over several devices each holds its part, as in training: on the config's mesh, or where that is

@@ -6,7 +6,6 @@ becomes one sentence that names it, before anything is computed.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
+from crossattn.train.storage import Folder
 from crossattn.train.workdir import read_settings
 from experiments.keys import KEYS, TASKS, suggestion
 
@@ -225,7 +225,7 @@ def _model(kind: Callable[..., T], model: ConfigDict, **sizes: Any) -> T:
     return build(kind, "model", values, block=build(BlockConfig, "model", block), **sizes)
 
 
-def saved_config(workdir: Path) -> ConfigDict:
+def saved_config(workdir: Folder) -> ConfigDict:
     """The config that a run was started with.
 
     Raises:

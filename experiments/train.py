@@ -7,7 +7,6 @@ The same command again goes on where the run stopped, or says that it is finishe
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -20,6 +19,7 @@ from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import make_mesh
+from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
@@ -42,12 +42,14 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
-    config, workdir = launch.required_config(), Path(launch.required_workdir())
+    config, workdir = launch.required_config(), launch.required_workdir()
     result = run(config, workdir, _RESUME.value, wandb=_WANDB.value)
     return 130 if result.status == "interrupted" else 0
 
 
-def run(config: Any, workdir: Path, resume: str = "auto", wandb: str | None = None) -> TrainResult:
+def run(
+    config: Any, workdir: Folder, resume: str = "auto", wandb: str | None = None
+) -> TrainResult:
     """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
     settings = config.to_dict()
     values = train_config(config, resume)

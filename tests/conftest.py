@@ -85,6 +85,25 @@ def compiled_code(tmp_path_factory):
     return jax.config.jax_compilation_cache_dir or str(tmp_path_factory.mktemp("compiled"))
 
 
+@pytest.fixture(scope="session")
+def store_servers():
+    """Servers of gs:// and s3://, which this process and those that it starts speak to."""
+    from tests.store_servers import serving
+
+    with serving() as environment, pytest.MonkeyPatch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        yield
+
+
+@pytest.fixture
+def store(request, store_servers):
+    """A new folder in a store, of the scheme that the test is parametrised with."""
+    from tests.store_servers import fresh
+
+    return fresh(request.param)
+
+
 @contextlib.contextmanager
 def kept(folder):
     """Compiled code goes to a folder, and is taken from there."""

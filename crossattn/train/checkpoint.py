@@ -15,12 +15,11 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from crossattn.train import processes
+from crossattn.train import processes, storage
 from crossattn.train.checkpoint_files import (
     abstract,
     check_intact,
@@ -37,9 +36,10 @@ from crossattn.train.checkpoint_files import (
 )
 from crossattn.train.checkpoint_writing import Writing, clean_up
 from crossattn.train.checksum import checksum
-from crossattn.train.errors import CheckpointError
+from crossattn.train.errors import CheckpointError, TrainError
 from crossattn.train.exhausted import exhausted
 from crossattn.train.state import TrainState
+from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
 _UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal: only its arrays are checked"
@@ -60,30 +60,33 @@ class Checkpoints:
     """The checkpoints of one run.
 
     keep: how many of the newest stay; best_metric: the metric whose best checkpoint stays too;
-    best_mode: "max" or "min"; note: is told in one line what was skipped, and why.
+    best_mode: "max" or "min"; note: is told in one line what was skipped, and why; before_seal: is
+    called, in another thread, when all files of a checkpoint are there and none knows of it yet.
     """
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | Folder,
         *,
         keep: int = 2,
         best_metric: str | None = None,
         best_mode: str = "max",
         note: Callable[[str], None] = print,
+        before_seal: Callable[[], None] = lambda: None,
     ):
         if keep < 1 or best_mode not in ("max", "min"):
             raise ValueError(f"keep is {keep} (1 or more), best_mode {best_mode!r} (max or min)")
-        self.directory = Path(directory).absolute()
+        self.directory = storage.absolute(directory)
         self._keep, self._best = keep, (best_metric, best_mode)
-        self._note = note
+        self._note, self._before_seal = note, before_seal
         self._writing: Writing | None = None
         self._goodness_then: dict[int, float] = {}
         self._resources = contextlib.ExitStack()
         self._resources.enter_context(quiet_orbax())
         found = None
         if processes.is_main():
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not storage.in_store(self.directory):
+                self.directory.mkdir(parents=True, exist_ok=True)
             clean_up(self.directory)
             found = [(step, self._goodness_of(step)) for step in steps_in(self.directory)]
         # Kept in mind from here on: what the others would list may lag behind, or be half moved.
@@ -142,7 +145,9 @@ class Checkpoints:
         then = {**self._goodness, step: goodness(metrics, *self._best)}
         superfluous = self._superfluous(then)
         try:
-            self._writing = Writing(self.directory, step, trees, record, superfluous)
+            self._writing = Writing(
+                self.directory, step, trees, record, superfluous, self._before_seal
+            )
         except Exception as error:
             raise self._failed(error) from error
         self._goodness_then = {each: then[each] for each in then if each not in superfluous}
@@ -186,16 +191,19 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Until what was being saved is on disk.
+        """Until what was being saved is on disk, or in the store.
 
         Raises:
             CheckpointError: it could not be written; earlier checkpoints are as they were.
+            TrainError: `before_seal` refused; likewise.
         """
         writing, self._writing = self._writing, None
         if writing is None:
             return
         try:
             writing.result()
+        except TrainError:  # It was not to be sealed, and the folder may be another's by now.
+            raise
         except Exception as error:
             raise self._failed(error) from error
         self._goodness = self._goodness_then
@@ -206,6 +214,8 @@ class Checkpoints:
             self.wait()
 
     def _refuse_full_disk(self, step: int, trees: Mapping[str, Any]) -> None:
+        if storage.in_store(self.directory):
+            return
         need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
         free = shutil.disk_usage(self.directory).free
         if free < need * 1.02:
@@ -216,9 +226,7 @@ class Checkpoints:
 
     def _failed(self, error: Exception) -> CheckpointError:
         if processes.is_main():
-            with contextlib.suppress(
-                OSError
-            ):  # Where no file can be opened, the next start does it.
+            with contextlib.suppress(Exception):  # Where that fails too, the next start does it.
                 clean_up(self.directory)
         cause = exhausted(error) or one_line(error)
         return CheckpointError(
@@ -239,16 +247,17 @@ class Checkpoints:
                 f" from step {used}"
             )
             if processes.is_main():
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(self.directory / str(step), aside)
+                storage.delete(aside)
+                if not storage.in_store(aside):
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                storage.move(self.directory / str(step), aside)
             del self._goodness[step]
         if failures:
             processes.barrier("unreadable checkpoints moved")
 
 
 def load_params(
-    directory: str | Path, target: Any, *, step: int | str = "last", average: bool = True
+    directory: str | Folder, target: Any, *, step: int | str = "last", average: bool = True
 ) -> tuple[Any, int]:
     """(parameters, step) for evaluation, without the optimiser; changes nothing on disk.
 
@@ -261,7 +270,7 @@ def load_params(
     Raises:
         CheckpointError: no such checkpoint, or it cannot be read into the target.
     """
-    directory = Path(directory).absolute()
+    directory = storage.absolute(directory)
     if not directory.is_dir():
         raise CheckpointError(f"there are no checkpoints in {directory}: train first")
     failures = []
@@ -284,7 +293,7 @@ def load_params(
     raise CheckpointError(f"no checkpoint in {directory} can be read ({'; '.join(failures)})")
 
 
-def _candidates(step: int | str, directory: Path) -> list[int]:
+def _candidates(step: int | str, directory: Folder) -> list[int]:
     """The steps to try, in order."""
     steps = steps_in(directory)
     if step == "last" and steps:

@@ -11,21 +11,26 @@ import logging
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from crossattn.train import processes
+from crossattn.train import processes, storage
 from crossattn.train.checksum import checksum
+from crossattn.train.storage import Folder
 
+UNSEALED = ".unsealed"  # at the end of what marks a step that is not whole
 _SEAL = "_FILES.json"
 
 
-def context() -> ocp.Context:
-    """Orbax's options."""
+def context(directory: Folder) -> ocp.Context:
+    """Orbax's options for checkpoints in a folder."""
     context = ocp.Context()
+    if storage.in_store(directory):  # Nothing is renamed there.
+        context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
+        # Of runs that were copied there from a disk; whether one is whole, the seal says.
+        context.atomicity.allow_legacy_atomic_rename = True
     # Trained float32 hardly compresses, and the cores have better things to do.
     context.array.saving.use_compression = False
     # Else threads wait for minutes, and the process with them, where a folder cannot be made.
@@ -48,20 +53,22 @@ def quiet_orbax() -> Iterator[None]:
         logger.removeFilter(other)
 
 
-def steps_in(directory: Path) -> list[int]:
-    """The steps whose checkpoints lie in a directory, oldest first."""
-    names = (path.name for path in directory.iterdir())
-    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+def steps_in(directory: Folder) -> list[int]:
+    """The steps whose checkpoints lie in a directory, oldest first, but for those marked as unsealed."""
+    names = storage.names(directory)
+    marked = {name.removesuffix(UNSEALED) for name in names if name.endswith(UNSEALED)}
+    numbers = (name for name in names if name.isascii() and name.isdecimal())
+    return sorted(int(name) for name in numbers if name not in marked)
 
 
-def seal(directory: Path) -> None:
+def seal(directory: Folder) -> None:
     """Writes down size and CRC of every file of a finished checkpoint, beside them."""
     files = _fingerprints(directory)
     text = json.dumps({"files": files, "checksum": _json_checksum(files)})
-    (directory / _SEAL).write_text(text, encoding="utf-8")
+    storage.write_whole(directory / _SEAL, text)
 
 
-def check_intact(directory: Path) -> tuple[dict[str, Any], bool]:
+def check_intact(directory: Folder) -> tuple[dict[str, Any], bool]:
     """The record of a checkpoint, whose files are as they were sealed, and whether it has a seal:
     those of earlier versions of this library may lack one, and only their arrays have checksums.
 
@@ -85,7 +92,7 @@ def check_intact(directory: Path) -> tuple[dict[str, Any], bool]:
     return found["record"], found["sealed"]
 
 
-def _check_files(directory: Path) -> bool:
+def _check_files(directory: Folder) -> bool:
     """Whether there is a seal; raises ValueError when a file is not as it says."""
     try:
         sealed = json.loads((directory / _SEAL).read_text(encoding="utf-8"))
@@ -94,7 +101,7 @@ def _check_files(directory: Path) -> bool:
         if files is not sealed and sealed["checksum"] != _json_checksum(files):
             raise ValueError("its own checksum is wrong")
         found = _fingerprints(directory)
-        wrong = [name for name in files if found.get(name) != files[name]]
+        wrong = [name for name in files if not _is_same(found.get(name), files[name])]
     except FileNotFoundError:
         return False
     except (OSError, ValueError, TypeError, KeyError):
@@ -109,17 +116,33 @@ def _json_checksum(value: Any) -> int:
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
-def _fingerprints(directory: Path) -> dict[str, list[int]]:
-    """name -> [size, CRC-32], of every file but the seal."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        if path.is_file() and not path.name.startswith(_SEAL):
-            crc, size = 0, 0
-            with path.open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-            found[str(path.relative_to(directory))] = [size, crc]
+def _fingerprints(directory: Folder) -> dict[str, list[int | None]]:
+    """name -> [size, CRC-32], of every file but the seal.
+
+    Of objects the CRC is None: a store checks them itself, arrays have checksums of their own, and all
+    would have to be fetched again.
+    """
+    found: dict[str, list[int | None]] = {}
+    remote = storage.in_store(directory)
+    for name, size in sorted(storage.sizes(directory).items()):
+        if not name.startswith(_SEAL):
+            found[name] = [size, None if remote else _crc(directory / name)]
     return found
+
+
+def _crc(path: Folder) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _is_same(found: Any, sealed: Any) -> bool:
+    """Whether a file has the size and, where both are known, the CRC that it was sealed with."""
+    if found is None or None not in (found[1], sealed[1]):
+        return found == sealed
+    return found[0] == sealed[0]
 
 
 def sealed_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,14 +150,15 @@ def sealed_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "checksum": _json_checksum(record)}
 
 
-def read_record(directory: Path) -> dict[str, Any]:
+def read_record(directory: Folder) -> dict[str, Any]:
     """The JSON that was saved with the checkpoint in a directory.
 
     Raises:
         ValueError: it is not there, damaged, or of another step.
     """
     try:
-        record = ocp.checkpointables_metadata(str(directory)).custom_metadata
+        with context(directory):
+            record = ocp.checkpointables_metadata(str(directory)).custom_metadata
     except Exception as error:  # Orbax raises whatever its readers come upon.
         raise ValueError(f"its metadata is missing or damaged ({one_line(error)})") from error
     if not isinstance(record, dict) or str(record.get("step")) != directory.name:
@@ -157,7 +181,7 @@ def describe(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def read_trees(
-    directory: Path, targets: Mapping[str, Any], record: Mapping[str, Any]
+    directory: Folder, targets: Mapping[str, Any], record: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The trees named in targets, in the targets' structure and places.
 
@@ -173,7 +197,7 @@ def read_trees(
                     f"{name} {key} is {saved.get(key, 'missing')} in the checkpoint and"
                     f" {wanted.get(key, 'missing')} in the model"
                 )
-    with context():
+    with context(directory):
         loaded = ocp.load_checkpointables(str(directory), targets)
     for name in targets:
         if checksum(loaded[name]) != record["checksums"][name]:

@@ -1,47 +1,47 @@
-"""How a checkpoint gets on disk: written under another name, sealed, and only then named.
+"""How a checkpoint gets on disk or into a store: marked as unsealed, written, sealed, unmarked.
 
-The one thing to know: a folder that bears a step's number is complete and sealed at any moment,
-and what is removed loses its number first; whatever a killed run left half done has another name.
+The one thing to know: STEP.unsealed beside a folder STEP says that the folder is not whole, from before
+its first byte until after its seal, and again while it is removed. A store has no renames by which a
+folder could get its name when it is complete; a mark does the same for both.
 """
 
-import os
-import shutil
 import threading
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orbax.checkpoint import v1 as ocp
 
-from crossattn.train import processes
-from crossattn.train.checkpoint_files import context, seal
-
-_UNSEALED = ".unsealed"
-_REMOVED = ".removed"
+from crossattn.train import processes, storage
+from crossattn.train.checkpoint_files import UNSEALED, context, seal
+from crossattn.train.storage import Folder
 
 
 class Writing:
     """A checkpoint on its way to the disk, in the background.
 
     trees: what Orbax writes, record: the JSON beside it; superfluous: the steps whose checkpoints
-    go once this one is there. All processes make one; process 0 seals, names and removes.
+    go once this one is there; before_seal: is called, and may refuse, when all its files are there.
+    All processes make one; process 0 marks, seals and removes.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Folder,
         step: int,
         trees: Mapping[str, Any],
         record: Mapping[str, Any],
         superfluous: Sequence[int],
+        before_seal: Callable[[], None],
     ):
         self.step = step
-        self._final = directory / str(step)
-        self._unsealed = directory / f"{step}{_UNSEALED}"
+        self._folder = directory / str(step)
         self._superfluous = [directory / str(each) for each in superfluous]
-        with context():
+        self._before_seal = before_seal
+        if processes.is_main():
+            _mark(self._folder).write_bytes(b"")
+        with context(directory):
             self._response = ocp.save_checkpointables_async(
-                self._unsealed,  # pyright: ignore[reportArgumentType]
+                self._folder,  # pyright: ignore[reportArgumentType]
                 dict(trees),
                 custom_metadata=dict(record),
             )
@@ -60,24 +60,32 @@ class Writing:
             # Orbax gives its thread and descriptors back only to who asks for the result.
             self._response.result()
             if processes.is_main():
-                seal(self._unsealed)
-                os.rename(self._unsealed, self._final)
+                self._before_seal()
+                seal(self._folder)
+                storage.delete(_mark(self._folder))
                 for folder in self._superfluous:
                     remove(folder)
         except BaseException as error:  # Raised by `result`, in the thread that asks.
             self._error = error
 
 
-def remove(folder: Path) -> None:
+def remove(folder: Folder) -> None:
     """Deletes a checkpoint; killed halfway, it leaves nothing that looks like one."""
-    removed = folder.with_name(folder.name + _REMOVED)
-    shutil.rmtree(removed, ignore_errors=True)
-    os.rename(folder, removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    _mark(folder).write_bytes(b"")
+    storage.delete(folder)
+    storage.delete(_mark(folder))
 
 
-def clean_up(directory: Path) -> None:
+def clean_up(directory: Folder) -> None:
     """Deletes what was left half written or half removed."""
-    for pattern in ("*orbax-checkpoint-tmp*", f"*{_UNSEALED}", f"*{_REMOVED}"):
-        for unfinished in directory.glob(pattern):
-            shutil.rmtree(unfinished, ignore_errors=True)
+    for name in storage.names(directory):
+        if "orbax-checkpoint-tmp" in name:
+            storage.delete(directory / name)
+    for name in storage.names(directory):
+        if name.endswith(UNSEALED):
+            storage.delete(directory / name.removesuffix(UNSEALED))
+            storage.delete(directory / name)
+
+
+def _mark(folder: Folder) -> Folder:
+    return folder.with_name(folder.name + UNSEALED)

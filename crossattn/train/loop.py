@@ -20,12 +20,11 @@ How a run begins, in this order:
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from crossattn.train import processes
+from crossattn.train import processes, storage
 from crossattn.train.checkpoint import Checkpoints, Restored
 from crossattn.train.config import Task, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
@@ -36,7 +35,8 @@ from crossattn.train.program import make_program
 from crossattn.train.sharding import data_shard, make_mesh, put_batch
 from crossattn.train.signals import StopRequest
 from crossattn.train.state import TrainState
-from crossattn.train.workdir import claim, local_folder
+from crossattn.train.storage import Folder
+from crossattn.train.workdir import claim
 from crossattn.train.writers import Several, Writer, default_writers
 
 
@@ -55,7 +55,7 @@ class TrainResult:
 def train(
     task: Task,
     config: TrainConfig,
-    workdir: str | Path,
+    workdir: str | Folder,
     *,
     settings: Mapping[str, Any] | None = None,
     writers: Sequence[Writer] | None = None,
@@ -71,20 +71,27 @@ def train(
     Raises:
         TrainError: see errors.py; checkpoints on disk are good in every case.
     """
-    workdir = local_folder(workdir).absolute()
-    with claim(workdir, settings or asdict(config), config.checkpoint.resume) as steps_before:
+    workdir = storage.absolute(workdir)
+    with claim(workdir, settings or asdict(config), config.checkpoint.resume) as claimed:
         if writers is None:
             writers = default_writers(workdir, config.steps)
         log = Several(writers)
+
+        def settle() -> None:
+            """A checkpoint is of this run only, and nothing that led to it is lost after it."""
+            claimed.confirm()
+            log.flush()
+
         checkpoints = Checkpoints(
             workdir / "checkpoints",
             keep=config.checkpoint.keep,
             best_metric=config.checkpoint.best_metric,
             best_mode=config.checkpoint.best_mode,
             note=log.note,
+            before_seal=settle,
         )
         try:
-            result = _Run(task, config, workdir, log, checkpoints).result(steps_before)
+            result = _Run(task, config, workdir, log, checkpoints).result(claimed.steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
             if isinstance(error, OSError) and (cause := exhausted(error)):
@@ -105,7 +112,7 @@ class _Run:
         self,
         task: Task,
         config: TrainConfig,
-        workdir: Path,
+        workdir: Folder,
         log: Several,
         checkpoints: Checkpoints,
     ):
@@ -158,9 +165,8 @@ class _Run:
         data = self.task.train_iterator(*data_shard(self.mesh))
         if restored is None:
             if processes.is_main():
-                assets = self.workdir / "assets"
-                assets.mkdir(exist_ok=True)
-                self.task.save_assets(assets)
+                with storage.filled(self.workdir / "assets") as assets:
+                    self.task.save_assets(assets)
             fresh = jax.jit(self.program.fresh, out_shardings=self.program.sharding)
             state, step = fresh(jax.random.key(self.config.seed)), 0
         else:
@@ -251,5 +257,5 @@ class _Run:
 def _close_quietly(*things: Any) -> None:
     """After an error that is already on its way up, which must not be hidden by another."""
     for thing in things:
-        with contextlib.suppress(CheckpointError, OSError):
+        with contextlib.suppress(TrainError, OSError):
             thing.close()

@@ -8,14 +8,14 @@ Nothing is ever deleted.
 import fcntl
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from crossattn.train import processes
+from crossattn.train import lease, processes, storage
 from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
+from crossattn.train.storage import Folder
 
 # What a run writes, and what `resume="never"` puts aside.
 OWNED = (
@@ -31,37 +31,19 @@ MAY_CHANGE = frozenset({"log_every", "eval_every", "checkpoint", "mesh", "resume
 # ended; fewer would be another run.
 MAY_GROW = ("train.steps", "steps")
 
-_GLOB = re.compile(r"[\[\]*?\\\x00-\x1f]")
-_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-
-def local_folder(path: str | Path) -> Path:
-    """The path of a work directory, if it is one that can be written and read again.
-
-    Raises:
-        TrainError: it lies in a bucket, or its name has characters that Orbax reads as a pattern.
-    """
-    text = str(path)
-    if _ELSEWHERE.match(text):
-        raise TrainError(
-            f"the work directory is {text}; runs are kept in folders of this machine only: train into one"
-            " and copy it there"
-        )
-    if wrong := _GLOB.search(text):
-        raise TrainError(
-            f"the work directory {text!r} has {wrong.group()!r} in its name, which checkpoints cannot be"
-            " read from; use a name without [, ], *, ? and backslashes"
-        )
-    return Path(path)
-
-
-def refuse_unwritable(workdir: str | Path) -> None:
+def refuse_unwritable(workdir: str | Folder) -> None:
     """What can be known, before anything is made, of a work directory that cannot be written.
 
     Raises:
         TrainError: it is none, or the file system takes nothing there.
     """
-    path = local_folder(workdir).absolute()
+    path = storage.folder(workdir)
+    if storage.in_store(path):
+        if processes.is_main():
+            _refuse_closed_store(path)
+        return
+    path = path.absolute()
     try:
         while not path.exists() and not path.is_symlink():
             path = path.parent
@@ -75,16 +57,34 @@ def refuse_unwritable(workdir: str | Path) -> None:
         raise _unwritable(workdir, error.strerror) from None
 
 
-def _unwritable(workdir: str | Path, reason: str | None) -> TrainError:
+def _refuse_closed_store(path: Folder) -> None:
+    storage.reach(path)
+    trial = path / f".writable-{os.getpid()}"
+    try:
+        trial.write_bytes(b"")
+        trial.unlink()
+    except Exception as error:  # Each package has errors of its own.
+        raise _unwritable(path, storage.told(error, path)) from error
+
+
+def _unwritable(workdir: str | Folder, reason: str | None) -> TrainError:
     return TrainError(
         f"the work directory {workdir} cannot be written: {reason}; name another with --workdir"
     )
 
 
+@dataclass(frozen=True)
+class Claim:
+    """steps_before: how many steps the run had, if it has grown; confirm: raises WorkdirBusy when
+    another process has taken the work directory over, as it may where there are no locks."""
+
+    steps_before: int | None = None
+    confirm: Callable[[], None] = lambda: None
+
+
 @contextmanager
-def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[int | None]:
-    """Holds the work directory for one run with these settings; gives the number of steps before, if
-    it has grown.
+def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator[Claim]:
+    """Holds the work directory for one run with these settings.
 
     Raises:
         WorkdirMismatch: other settings made it.
@@ -92,15 +92,32 @@ def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[i
         TrainError: it is no folder that can be written.
     """
     refuse_unwritable(workdir)
+    if not processes.is_main():
+        _make(workdir)
+        processes.barrier("work directory claimed")
+        yield Claim()
+        return
+    with _leased(workdir) if storage.in_store(workdir) else _locked(workdir) as confirm:
+        if resume == "never":
+            _put_aside(workdir)
+        grown = _settle_config(workdir, flatten(settings))
+        processes.barrier("work directory claimed")
+        yield Claim(grown, confirm)
+
+
+@contextmanager
+def _leased(workdir: Folder) -> Iterator[Callable[[], None]]:
+    with lease.held(workdir) as held:
+        yield held.confirm
+
+
+@contextmanager
+def _locked(workdir: Folder) -> Iterator[Callable[[], None]]:
+    _make(workdir)
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w") if processes.is_main() else None
+        lock = (workdir / ".lock").open("w")
     except OSError as error:
         raise _unwritable(workdir, error.strerror) from None
-    if lock is None:
-        processes.barrier("work directory claimed")
-        yield None
-        return
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,11 +125,16 @@ def claim(workdir: Path, settings: Mapping[str, Any], resume: str) -> Iterator[i
             raise WorkdirBusy(
                 f"another process is training in {workdir}; wait for it or use another workdir"
             ) from None
-        if resume == "never":
-            _put_aside(workdir)
-        grown = _settle_config(workdir, flatten(settings))
-        processes.barrier("work directory claimed")
-        yield grown
+        yield lambda: None
+
+
+def _make(workdir: Folder) -> None:
+    """The folder; in a store it is there as soon as something is in it."""
+    try:
+        if not storage.in_store(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(workdir, error.strerror) from None
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -127,7 +149,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return dict(sorted(flat.items()))
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Folder) -> dict[str, Any]:
     """What ``config.json`` holds: dotted keys and their values.
 
     Raises:
@@ -143,14 +165,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or the file as it was before."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
-
-
-def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> int | None:
+def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:
     """Writes the settings down; gives the number of steps that the run had before it grew."""
     path = workdir / "config.json"
     grown = None
@@ -181,7 +196,7 @@ def _settle_config(workdir: Path, settings: Mapping[str, Any]) -> int | None:
                 f"{workdir} was made by another config ({differences}): use the old values,"
                 " another workdir, or resume 'never', which puts the old run aside"
             )
-    write_atomically(path, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+    storage.write_whole(path, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     return grown
 
 
@@ -194,14 +209,16 @@ def _show(settings: Mapping[str, Any], key: str) -> str:
     return json.dumps(settings[key], ensure_ascii=False) if key in settings else "not set"
 
 
-def _put_aside(workdir: Path) -> None:
-    old = [workdir / name for name in OWNED if (workdir / name).exists()]
-    if not old:
+def _put_aside(workdir: Folder) -> None:
+    there = storage.names(workdir)
+    if not (old := [name for name in OWNED if name in there]):
         return
     number = 1
-    while (workdir / f"previous-{number}").exists():
+    while f"previous-{number}" in there:
         number += 1
     aside = workdir / f"previous-{number}"
-    aside.mkdir()
-    for path in old:
-        path.rename(aside / path.name)
+    if not storage.in_store(workdir):
+        aside.mkdir()
+    # What says whose run it is, goes last: cut short, the rest is still refused to another config.
+    for name in reversed(old):
+        storage.move(workdir / name, aside / name)

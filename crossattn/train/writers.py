@@ -1,7 +1,8 @@
 """Where numbers go: a JSONL file, TensorBoard, the console, Weights & Biases.
 
 The one thing to know: a writer is told the step it goes on from, and forgets what it wrote past
-it, so that a run that was interrupted reads as one run.
+it, so that a run that was interrupted reads as one run. Before a checkpoint counts, `flush` is called:
+what was written until then must not be lost any more.
 """
 
 import json
@@ -14,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from crossattn.train import processes
+from crossattn.train import processes, storage
 from crossattn.train.errors import MissingPackage, TrainError
+from crossattn.train.spool import Spool
+from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +39,9 @@ class Writer(Protocol):
     def note(self, text: str) -> None:
         """A line for a person."""
 
+    def flush(self) -> None:
+        """What was written is kept; called from another thread."""
+
     def close(self) -> None: ...
 
 
@@ -52,6 +58,9 @@ class Silent:
         pass
 
     def note(self, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def close(self) -> None:
@@ -80,6 +89,10 @@ class Several(Silent):
         for writer in self._writers:
             writer.note(text)
 
+    def flush(self) -> None:
+        for writer in self._writers:
+            writer.flush()
+
     def close(self) -> None:
         for writer in self._writers:
             writer.close()
@@ -88,20 +101,25 @@ class Several(Silent):
 class Jsonl(Silent):
     """One JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null."""
 
-    def __init__(self, path: Path):
-        self._path = Path(path)
+    def __init__(self, path: str | Folder):
+        self._path = storage.folder(path)
         self._file: Any = None
+        self._spool: Spool | None = None
 
     def start(self, step: int) -> None:
         try:
-            if self._path.exists():
-                self._forget_after(step)
-            self._file = self._path.open("a", encoding="utf-8")
+            path = self._path
+            if not isinstance(path, Path):
+                self._spool = Spool(path.parent)
+                path = self._spool.fetch(path.name)
+            if path.exists():
+                self._forget_after(step, path)
+            self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise TrainError(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def _forget_after(self, step: int) -> None:
-        lines = self._path.read_bytes().splitlines(keepends=True)
+    def _forget_after(self, step: int, path: Path) -> None:
+        lines = path.read_bytes().splitlines(keepends=True)
         steps = [_step_of(line) for line in lines]
         kept = [
             line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
@@ -109,18 +127,24 @@ class Jsonl(Silent):
         if lost := steps[:-1].count(None):  # the last was being written when the run was killed
             _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
         if kept != lines:
-            unfinished = self._path.with_name(self._path.name + ".tmp")
+            unfinished = path.with_name(path.name + ".tmp")
             unfinished.write_bytes(b"".join(kept))
-            os.replace(unfinished, self._path)
+            os.replace(unfinished, path)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         numbers = {k: v if math.isfinite(v) else None for k, v in values.items()}
         self._file.write(json.dumps({"step": step, "kind": kind, **numbers}) + "\n")
         self._file.flush()
 
+    def flush(self) -> None:
+        if self._spool is not None:
+            self._spool.flush()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self._spool is not None:
+            self._spool.close()
 
 
 def _step_of(line: bytes) -> int | None:
@@ -135,7 +159,7 @@ def _step_of(line: bytes) -> int | None:
 class TensorBoard(Silent):
     """Event files for TensorBoard, through tensorboardX (no TensorFlow)."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: str | Folder):
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -143,21 +167,33 @@ class TensorBoard(Silent):
                 "TensorBoard events need the package tensorboardX: pip install tensorboardX"
             ) from None
         self._make = SummaryWriter
-        self._directory = str(directory)
+        self._directory = storage.folder(directory)
         self._events: Any = None
+        self._spool: Spool | None = None
 
     def start(self, step: int) -> None:
+        directory = self._directory
+        if storage.in_store(directory):
+            self._spool = Spool(directory)
+            directory = self._spool.local
         # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
         purge: dict[str, Any] = {"purge_step": step + 1} if step else {}
-        self._events = self._make(self._directory, filename_suffix=f".from-{step}", **purge)
+        self._events = self._make(str(directory), filename_suffix=f".from-{step}", **purge)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._events.add_scalar(f"{kind}/{name}", value, step)
 
+    def flush(self) -> None:
+        if self._spool is not None:
+            self._events.flush()
+            self._spool.flush()
+
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+        if self._spool is not None:
+            self._spool.close()
 
 
 class WeightsAndBiases(Silent):
@@ -236,9 +272,9 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def default_writers(workdir: Path, total_steps: int) -> list[Writer]:
+def default_writers(workdir: str | Folder, total_steps: int) -> list[Writer]:
     """JSONL, TensorBoard and the console, as a run has them when it asks for nothing else."""
-    workdir = Path(workdir)
+    workdir = storage.folder(workdir)
     return [
         Console(total_steps),
         Jsonl(workdir / "metrics.jsonl"),

@@ -1,8 +1,8 @@
 """What can be trained: a task joins a model, a data source and a way to score it."""
 
-from pathlib import Path
 from typing import Any
 
+from crossattn.train.storage import Folder
 from experiments.settings import SettingsError
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.language_model import LanguageModelTask
@@ -12,7 +12,7 @@ TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
 
 
 def make_task(
-    config: Any, assets: Path | None = None, corpus: Corpus | None = None
+    config: Any, assets: Folder | None = None, corpus: Corpus | None = None
 ) -> TranslationTask | LanguageModelTask:
     """The task that ``config.task`` names.
 

@@ -15,7 +15,7 @@ from typing import Any
 from crossattn.data.errors import DataError
 from crossattn.data.sources import open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
-from crossattn.train.workdir import write_atomically
+from crossattn.train.storage import Folder, local_copy, write_whole
 
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
@@ -29,7 +29,7 @@ class Corpus:
       assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
     """
 
-    def __init__(self, config: Any, assets: Path | None = None):
+    def __init__(self, config: Any, assets: Folder | None = None):
         self.config = config
         self.assets = assets
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
@@ -82,7 +82,7 @@ class Corpus:
         if self.target_tokenizer is not None:
             files.append(self.target_tokenizer.save(folder, "target_tokenizer"))
         sums = {path.name: _sha256(path) for path in files}
-        write_atomically(folder / _SUMS, json.dumps(sums, indent=1) + "\n")
+        write_whole(folder / _SUMS, json.dumps(sums, indent=1) + "\n")
 
     def _trained(self, name: str) -> bool:
         """Whether the run has its tokenizer already.
@@ -106,14 +106,14 @@ class Corpus:
     def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
         if self.assets is not None and self._trained(name):
             _refuse_another(self.assets / f"{name}.json")
-            return Tokenizer.load(self.assets, name)
+            return Tokenizer.load(local_copy(self.assets), name)
         train = self.split("train")
         texts = [train[i][side] for i in range(len(train)) for side in sides]
         options = self.config.tokenizer
         return train_tokenizer(texts, options.vocab_size, options.kind)
 
 
-def _refuse_another(path: Path) -> None:
+def _refuse_another(path: Folder) -> None:
     """Hold a tokenizer to the checksum that its run wrote down."""
     record = path.with_name(_SUMS)
     try:
@@ -135,5 +135,5 @@ def _refuse_another(path: Path) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: Folder) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

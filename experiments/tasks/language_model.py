@@ -14,6 +14,7 @@ from crossattn.models import Decoder
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on
+from crossattn.train.storage import Folder
 from experiments.settings import decoder_config
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.placement import config_mesh
@@ -23,7 +24,7 @@ from experiments.tasks.translation import summed
 class LanguageModelTask:
     """The ``Task`` of the training loop for a ``Decoder``."""
 
-    def __init__(self, config: Any, assets: Path | None = None, corpus: Corpus | None = None):
+    def __init__(self, config: Any, assets: Folder | None = None, corpus: Corpus | None = None):
         self.config = config
         self.corpus = Corpus(config, assets) if corpus is None else corpus
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])

@@ -13,6 +13,7 @@ from crossattn.models import Transformer
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.storage import Folder
 from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
@@ -25,7 +26,7 @@ _INPUTS = ("source_segments", "target_segments", "source_positions", "target_pos
 class TranslationTask:
     """The ``Task`` of the training loop for a ``Transformer``."""
 
-    def __init__(self, config: Any, assets: Path | None = None, corpus: Corpus | None = None):
+    def __init__(self, config: Any, assets: Folder | None = None, corpus: Corpus | None = None):
         self.config = config
         self.corpus = Corpus(config, assets) if corpus is None else corpus
         if config.loss.alignment == "gold":

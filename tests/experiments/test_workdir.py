@@ -18,8 +18,9 @@ from tests.experiments.conftest import STEPS, TINY, start
         ("runs/a]", "']' in its name"),
         ("runs/*", "'*' in its name"),
         ("runs/a\\b", "'\\\\' in its name"),
-        ("gs://bucket/run", "gs://bucket/run; runs are kept in folders of this machine only"),
-        ("s3://bucket/run", "folders of this machine only"),
+        ("az://bucket/run", "kept in folders of this machine, in gs:// and in s3://: train into"),
+        ("gs:/bucket/run", "expected gs://BUCKET/FOLDER"),
+        ("s3://bucket", "expected s3://BUCKET/FOLDER"),
     ],
 )
 @pytest.mark.parametrize("launcher", ["train", "evaluate", "demo"])

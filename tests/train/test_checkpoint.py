@@ -14,9 +14,9 @@ from toy_task import AXES, ToyTask
 
 from crossattn.train import checkpoint_writing
 from crossattn.train.checkpoint import Checkpoints, load_params
-from crossattn.train.checkpoint_files import check_intact, seal
+from crossattn.train.checkpoint_files import check_intact, seal, steps_in
 from crossattn.train.checksum import checksum
-from crossattn.train.errors import CheckpointError
+from crossattn.train.errors import CheckpointError, TrainError
 from crossattn.train.optim import OptimConfig, make_optimizer
 from crossattn.train.state import TrainState, init_state
 
@@ -286,13 +286,23 @@ def test_whichever_file_is_damaged_the_checkpoint_before_is_taken(small, caplog)
     assert load_params(directory, target)[1] == 2
 
 
-def test_a_checkpoint_is_sealed_before_it_has_its_name(opened, state):
+def test_a_checkpoint_is_sealed_before_it_counts(opened, state):
     checkpoints = opened()
     checkpoints.save(1, state)
-    named = checkpoints.directory / "1"
-    while not named.exists():
+    while steps_in(checkpoints.directory) != [1]:
         time.sleep(0.001)
-    assert check_intact(named)[1]
+    assert check_intact(checkpoints.directory / "1")[1]
+
+
+def test_a_checkpoint_that_may_not_be_sealed_never_counts(opened, state):
+    def refuse():
+        raise TrainError("it is another's")
+
+    checkpoints = opened(before_seal=refuse)
+    checkpoints.save(1, state)
+    with pytest.raises(TrainError, match="another's"):
+        checkpoints.wait()
+    assert steps_in(checkpoints.directory) == [] and opened().restore(shapes(state)) is None
 
 
 def test_the_best_is_not_guessed_when_a_record_is_damaged(saved, state, tmp_path):
@@ -324,10 +334,13 @@ def test_a_checkpoint_of_an_earlier_version_is_read_with_a_line(small, opened, c
 
 def test_what_a_killed_run_left_half_done_is_cleaned_up(small, opened):
     directory, states = small
-    for name in ("3.unsealed", "3.unsealed.orbax-checkpoint-tmp", "1.removed"):
+    for name in ("3", "4.orbax-checkpoint-tmp"):
         shutil.copytree(directory / "2", directory / name)
-    assert opened().steps == [1, 2]
-    assert {path.name for path in directory.iterdir()} == {"1", "2"}
+    for step in (1, 3, 4):
+        (directory / f"{step}.unsealed").touch()
+    assert steps_in(directory) == [2] and load_params(directory, shapes(states[2]).params)[1] == 2
+    assert opened().steps == [2]
+    assert {path.name for path in directory.iterdir()} == {"2"}
 
 
 def open_files():

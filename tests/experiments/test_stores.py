@@ -1,0 +1,110 @@
+"""Launchers on gs:// and s3://: killed at any moment a run ends as if it had not been; then it is read
+as one on a disk is."""
+
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from crossattn.train import storage
+from crossattn.train.errors import TrainError
+from tests.experiments.conftest import ROOT, STEPS, TINY
+from tests.experiments.test_resume import losses
+
+in_both = pytest.mark.parametrize("store", ["gs", "s3"], indirect=True)
+
+
+def is_written(checkpoints):
+    """Whether a checkpoint is being written at this moment."""
+    return any(name.endswith(".unsealed") for name in storage.names(checkpoints))
+
+
+@in_both
+def test_killed_three_times_is_the_run_never_killed(
+    store, tiny_run, parameters, environment, launched
+):
+    workdir = storage.folder(store)
+    command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={store}"]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    moments = random.Random(os.getpid())
+    for writing, earliest in ((True, 1), (False, 10), (True, 18)):
+        step = earliest + moments.randrange(6)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment | servers(), **piped)
+        while not process.stdout.readline().startswith((f"step {step}/", f"step {step + 1}/")):
+            assert process.poll() is None
+        while writing and not is_written(workdir / "checkpoints"):
+            assert process.poll() is None
+        process.kill()
+        process.stdout.close()
+        assert process.wait(60) == -signal.SIGKILL
+    code, out, err = launched("train", TINY, *STEPS, f"--workdir={store}")
+    assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
+    jax.tree.map(np.testing.assert_array_equal, parameters(workdir), parameters(tiny_run))
+    assert losses(workdir) == losses(tiny_run)
+    assert not is_written(workdir / "checkpoints")
+
+
+def servers():
+    """What points a process at the servers: it is in this process's environment since they were started."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("AWS_", "GCSFS_", "STORAGE_", "TENSORSTORE_"))
+    }
+
+
+@pytest.fixture
+def copied(store, tiny_run):
+    """The finished run of the tests, in a store."""
+    with storage.filled(storage.folder(store)) as folder:
+        shutil.copytree(tiny_run, folder, dirs_exist_ok=True)
+    return store
+
+
+@in_both
+def test_what_reads_a_run_reads_it_in_a_store(copied, launched, tiny_run):
+    code, out, err = launched("evaluate", f"--workdir={copied}", "--limit=4", "--split=validation")
+    assert code == 0 and "bleu" in out, err
+    results = storage.folder(copied) / "results-validation.json"
+    assert json.loads(results.read_text())["sentences"] == 4
+    there = launched("translate", "The file is open.", f"--workdir={copied}")
+    assert there[:2] == launched("translate", "The file is open.", f"--workdir={tiny_run}")[:2]
+    assert there[0] == 0
+    code, out, err = launched("train", TINY, *STEPS, f"--workdir={copied}")
+    assert code == 0 and "is finished: all 32 steps are made" in out, err
+
+
+@in_both
+def test_stacks_of_other_libraries_are_appended_to_the_log_of_a_run(copied, refused, monkeypatch):
+    def fail(*_, **__):
+        logging.getLogger("other").error("went wrong", exc_info=RuntimeError("deep"))
+        raise TrainError("it failed")
+
+    monkeypatch.setattr("experiments.train.train", fail)
+    for _ in range(2):
+        assert refused("train", TINY, *STEPS, f"--workdir={copied}") == "error: it failed\n"
+    assert (storage.folder(copied) / "log.txt").read_text().count("RuntimeError: deep") == 2
+
+
+@in_both
+def test_a_store_that_has_no_such_run_is_one_sentence(store, refused):
+    line = refused("evaluate", f"--workdir={store}")
+    assert "there is no run in" in line and store in line
+    line = refused("evaluate", f"--workdir={store.replace('bucket', 'nobucket')}")
+    assert "there is no bucket nobucket" in line
+    line = refused("train", TINY, f"--workdir={store.replace('bucket', 'nobucket')}")
+    assert "there is no bucket nobucket" in line
+    assert storage.names(storage.folder(store)) == []
+
+
+@in_both
+def test_the_demo_wants_a_folder_of_this_machine(store, refused):
+    assert "a folder of this machine, --workdir=runs/demo" in refused("demo", f"--workdir={store}")
