@@ -30,8 +30,8 @@ def serving():
         for scheme, words in _SERVERS.items()
     ]
     try:
-        _answered(f"http://127.0.0.1:{ports['gs']}/storage/v1/b", "GET")
-        _answered(f"http://127.0.0.1:{ports['s3']}/bucket", "PUT")
+        _answered(servers[0], f"http://127.0.0.1:{ports['gs']}/storage/v1/b", "GET")
+        _answered(servers[1], f"http://127.0.0.1:{ports['s3']}/bucket", "PUT")
         yield {
             "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{ports['gs']}",
             "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{ports['gs']}",
@@ -58,13 +58,14 @@ def _free_port():
         return found.getsockname()[1]
 
 
-def _answered(url, method, seconds=60):
+def _answered(server, url, method, seconds=60):
     deadline = time.monotonic() + seconds
     while True:
         try:
             with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10):
                 return
         except OSError:
+            assert server.poll() is None, f"{server.args[2]} ends at once: pip install '.[test]'"
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

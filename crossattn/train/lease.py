@@ -25,9 +25,8 @@ _LOG = logging.getLogger(__name__)
 _KEY = ".lock"
 _BEAT = 10.0  # seconds between renewals
 _STALE = 45.0  # seconds after which a lease that has not changed is nobody's
-_UNTOLD = bytes(
-    9
-)  # the generation of what is read where a store tells none, as emulators of gs:// do
+# The generation of what is read, where a store tells none, as emulators of gs:// do.
+_UNTOLD = bytes(9)
 
 
 class Lease:
@@ -40,7 +39,6 @@ class Lease:
         self._beats = 0
         self._lost = False
         self._generation = self._taken()
-        self._since = time.monotonic()
         self._given_back = threading.Event()
         self._thread = threading.Thread(target=self._renew, name=f"lease {folder}", daemon=True)
         self._thread.start()
@@ -60,8 +58,10 @@ class Lease:
     def give_back(self) -> None:
         """Ends the renewal; whoever comes next need not wait."""
         self._given_back.set()
-        self._thread.join()
-        with contextlib.suppress(Exception):  # It would only be found stale.
+        self._thread.join(_BEAT)
+        if self._lost or self._thread.is_alive():  # In a store that is away it will be found stale.
+            return
+        with contextlib.suppress(Exception):
             self._objects.write(_KEY, None, if_equal=self._generation).result()
 
     def _taken(self) -> Any:
@@ -95,17 +95,17 @@ class Lease:
         )
 
     def _renew(self) -> None:
-        while not self._lost and not self._given_back.wait(_BEAT):
-            with contextlib.suppress(TrainError):  # The store may answer again.
+        while not self._given_back.wait(_BEAT):
+            # A store that is away for a while answers again; whose the lease is by then, it says.
+            with contextlib.suppress(TrainError):
                 found, generation = self._read()
                 self._lost = not self._is_own(found)
                 if self._lost:
                     return
                 if (renewed := self._write(self._generation)) is not None:
-                    self._generation, self._since = renewed, time.monotonic()
+                    self._generation = renewed
                 else:  # It is of this process, so the answer to the last renewal was lost.
                     self._generation = generation
-            self._lost = self._lost or time.monotonic() - self._since > _STALE
 
     def _is_own(self, found: dict[str, Any]) -> bool:
         return found.get("token") == self._own["token"]
