@@ -42,7 +42,7 @@ DISTRIBUTED = flags.DEFINE_bool(
 )
 JOIN_SECONDS = flags.DEFINE_float(
     "join_seconds",
-    25.0,
+    20.0,
     "Seconds in which --distributed must reach process 0, which waits ten times as long for all to come.",
     lower_bound=0.1,
 )

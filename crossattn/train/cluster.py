@@ -26,7 +26,7 @@ _ALL_DONE = 30  # seconds for JAX's own leaving, once all are known to be done
 _watch: Watch | None = None
 
 
-def join(seconds: float = 25.0) -> None:
+def join(seconds: float = 20.0) -> None:
     """Makes this process one of a run's; called before anything is computed, in each of them.
 
     What BY_HAND names is taken from the environment, and what is not there from the cluster, if JAX knows it

@@ -1,4 +1,4 @@
-"""JAX's coordination service in a process of its own: ``python -m crossattn.train.coordinator COUNT``.
+"""JAX's coordination service in a process of its own, which runs this file.
 
 The one thing to know: JAX ends a process with a dump from its C++ the moment that this service is gone. In
 process 0, as JAX has it, the service dies with it, and none of the others gets to say which has died; here
@@ -20,7 +20,7 @@ class Coordinator:
 
     def __init__(self, count: int):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(count)],
+            [sys.executable, "-P", __file__, str(count)],  # found wherever this one found it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -58,11 +58,8 @@ def ends(process):
     return process.wait(60), process.stderr.read()
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_process_that_is_killed_ends_the_other_with_a_line_and_the_restart_goes_on_exactly(
-    two, last_line, whole, tmp_path, index
-):
-    processes = two(tmp_path / "run")
+def kill(processes, index):
+    """Kills one of two in the middle; the other has to say so in one line, and soon."""
     reach(processes[0], 10)
     processes[index].kill()
     killed_at = time.monotonic()
@@ -70,9 +67,19 @@ def test_a_process_that_is_killed_ends_the_other_with_a_line_and_the_restart_goe
     assert code == LOST and time.monotonic() - killed_at < 30
     assert stderr.endswith("\n") and stderr.count("\n") == 1, stderr
     assert stderr.startswith(f"error: process {index} of 2 on {socket.gethostname()} died; ")
+
+
+def test_a_process_that_is_killed_ends_the_other_with_a_line_and_the_restart_goes_on_exactly(
+    two, last_line, whole, tmp_path
+):
+    kill(two(tmp_path / "run"), 1)
     said, lines, _ = last_line(two(tmp_path / "run")[0])
     assert any(line.startswith("note going on from the checkpoint of step") for line in lines)
     assert said == whole
+
+
+def test_the_loss_of_process_0_is_told_by_the_other_and_not_by_a_dump(two, tmp_path):
+    kill(two(tmp_path / "run"), 0)
 
 
 def test_sigterm_for_one_process_saves_one_checkpoint_on_all(two, last_line, whole, tmp_path):
