@@ -66,15 +66,17 @@ class Collective:
         return self.times * self.bytes * share
 
 
-def collectives(module: Module, mesh: dict[str, int]) -> list[Collective]:
-    """Every collective of a program.
+def collectives(
+    module: Module, mesh: dict[str, int], computation: str | None = None
+) -> list[Collective]:
+    """Every collective of a program, or of one of its computations.
 
     Args:
       module: the compiled program.
       mesh: the mesh's axes and sizes, in order.
     """
     found = []
-    for run in module.runs():
+    for run in module.runs(computation):
         kind = run.instruction.opcode.removesuffix("-start")
         if kind in KINDS and not _goes_on(run):
             found.append(_collective(run, kind, mesh))

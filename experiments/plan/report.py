@@ -18,9 +18,8 @@ from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
 from experiments.plan.network import seconds
+from experiments.plan.wording import amount, mesh_of, size_of
 from experiments.tasks import make_task
-
-GiB = 2**30
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,13 @@ class Memory:
     def fits(self) -> bool:
         """Whether the device has that much."""
         return self.total <= self.available
+
+    def overfull(self, chip: str) -> str:
+        """One sentence where it does not."""
+        return (
+            f"a device needs {amount(self.total)} of the {amount(self.available)} that a {chip} has for a"
+            " program; split more (mesh.fsdp), take fewer rows, train.accumulate or model.remat."
+        )
 
 
 @dataclass(frozen=True)
@@ -165,8 +171,8 @@ def plan(planned: Planned) -> Plan:
 def memory(planned: Planned) -> Memory:
     """What one device holds."""
     state, said = planned.program.target, planned.compiled.memory_analysis()
-    parameters, optimizer = _on_a_device(state.params), _on_a_device(state.opt_state)
-    whole, batch = _on_a_device(state), _on_a_device(planned.batch)
+    parameters, optimizer = size_of(state.params), size_of(state.opt_state)
+    whole, batch = size_of(state), size_of(planned.batch)
     results = said.output_size_in_bytes - said.alias_size_in_bytes
     total = (
         said.argument_size_in_bytes
@@ -189,32 +195,20 @@ def _size(tree: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def _on_a_device(tree: Any) -> int:
-    """Bytes of its part of every array."""
-
-    def part(x: Any) -> int:
-        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-        return math.prod(shape) * x.dtype.itemsize
-
-    return sum(part(x) for x in jax.tree.leaves(tree))
-
-
 def text(plan: Plan) -> str:
     """What the launcher prints."""
-    mesh = (
-        " x ".join(f"{name}={size}" for name, size in plan.mesh.items() if size > 1) or "one device"
-    )
     memory = plan.memory
     lines = [
-        f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh}; {plan.parameters / 1e6:,.1f} M "
-        f"parameters, {plan.tokens:,} tokens a step (compiled in {plan.compile_seconds:.0f} s)",
+        f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh_of(plan.mesh)}; "
+        f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens:,} tokens a step (compiled in "
+        f"{plan.compile_seconds:.0f} s)",
         "",
         "a device holds",
         *_held(memory),
         "",
-        f"a device sends {_bytes(plan.sent)} a step",
+        f"a device sends {amount(plan.sent)} a step",
         *(
-            f"  {kind:<20} over {axes:<12} {_bytes(sent):>10}"
+            f"  {kind:<20} over {axes:<12} {amount(sent):>10}"
             for (kind, axes), sent in totals(plan.collectives).items()
         ),
         "",
@@ -240,15 +234,6 @@ def text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def overfull(plan: Plan) -> str:
-    """One sentence for a plan that does not fit."""
-    memory = plan.memory
-    return (
-        f"a device needs {_bytes(memory.total)} of the {_bytes(memory.available)} that a {plan.chip} has "
-        "for a program; split more (mesh.fsdp), take fewer rows, train.accumulate or model.remat."
-    )
-
-
 def _held(memory: Memory) -> list[str]:
     rows = [
         ("parameters", memory.parameters),
@@ -259,7 +244,7 @@ def _held(memory: Memory) -> list[str]:
         ("in all", memory.total),
         ("of the chip's", memory.available),
     ]
-    return [f"  {name:<20} {_bytes(size):>10}" for name, size in rows]
+    return [f"  {name:<20} {amount(size):>10}" for name, size in rows]
 
 
 def _told(kernels: tuple[Kernel, ...]) -> str:
@@ -269,10 +254,3 @@ def _told(kernels: tuple[Kernel, ...]) -> str:
         f"{one.name} ({'backward' if one.backward else 'forward'}, {one.runs} times)"
         for one in kernels
     )
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GiB", GiB), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"
