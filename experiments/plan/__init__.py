@@ -15,7 +15,7 @@ from absl import flags
 
 from experiments import launch
 from experiments.plan import decoding, report
-from experiments.plan.compiling import DoesNotFit, compile_step
+from experiments.plan.compiling import DoesNotFit, MeshError, compile_step
 from experiments.plan.topologies import Topology, TopologyError, prepare, topology
 
 _TOPOLOGY = flags.DEFINE_string(
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     prepare()
     try:
         return _plan(config, topology(_TOPOLOGY.value))
-    except (TopologyError, DoesNotFit, ValueError) as error:
+    except (TopologyError, DoesNotFit, MeshError) as error:
         raise launch.Refused(f"{error}") from error
 
 

@@ -25,6 +25,10 @@ from experiments.tasks import make_task
 from experiments.tasks.corpus import Corpus
 
 
+class MeshError(Exception):
+    """A mesh does not fit the devices, or a batch the mesh."""
+
+
 class DoesNotFit(Exception):
     """A program needs more memory than a device has."""
 
@@ -78,13 +82,16 @@ def compile_step(config: Any, topology: Topology) -> Planned:
 
     Raises:
       SettingsError: the config has a value that does not fit.
-      ValueError: the mesh or the rows do not fit the devices.
+      MeshError: the mesh or the rows do not fit the devices.
     """
     values: TrainConfig = train_config(config)
     task = make_task(config, corpus=UnreadCorpus(config))
-    mesh = make_mesh(values.mesh, topology.devices)
+    try:
+        mesh = make_mesh(values.mesh, topology.devices)
+        batch = batch_shapes(config, mesh)
+    except ValueError as error:
+        raise MeshError(f"{error}") from error
     program = make_program(task, values, mesh)
-    batch = batch_shapes(config, mesh)
     state = program.target
     if mesh is None:
         only = SingleDeviceSharding(topology.devices[0])

@@ -16,7 +16,7 @@ from crossattn import decode
 from crossattn.train.program import make_program
 from crossattn.train.sharding import batch_sharding, everywhere, make_mesh, row_shares, rows_on
 from experiments.plan.collectives import collectives
-from experiments.plan.compiling import UnreadCorpus, compiled_for
+from experiments.plan.compiling import MeshError, UnreadCorpus, compiled_for
 from experiments.plan.cost import cost
 from experiments.plan.hlo import Module
 from experiments.plan.network import seconds
@@ -80,11 +80,14 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     Raises:
       SettingsError: the config has a value that does not fit.
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
-      ValueError: the mesh does not fit the devices.
+      MeshError: the mesh does not fit the devices.
     """
     values = train_config(config)
     task = make_task(config, corpus=UnreadCorpus(config))
-    mesh = make_mesh(values.mesh, topology.devices)
+    try:
+        mesh = make_mesh(values.mesh, topology.devices)
+    except ValueError as error:
+        raise MeshError(f"{error}") from error
     params = make_program(task, values, mesh).target.params
     rows = rows_on(mesh, config.evaluate.decoding.rows if "decoding" in config.evaluate else 32)
     length = _length(config)
