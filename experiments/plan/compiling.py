@@ -22,7 +22,6 @@ from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
 from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
-from experiments.tasks.corpus import Corpus
 
 
 class MeshError(Exception):
@@ -33,21 +32,13 @@ class DoesNotFit(Exception):
     """A program needs more memory than a device has."""
 
 
-class UnreadCorpus(Corpus):
-    """A corpus of which only the size of the vocabulary is known: no text is read."""
+class UnreadCorpus:
+    """The corpus of a config of which only the sizes of the vocabularies are known: no text is read."""
 
-    @property
-    def tokenizer(self) -> Any:
-        """Of the size that the config asks for; one trained on little text comes out smaller."""
-        return _Vocabulary(self.config.tokenizer.vocab_size)
-
-    @property
-    def target_tokenizer(self) -> Any:
-        """None when both sides share one."""
-        return None if self.config.tokenizer.joint else self.tokenizer
-
-    def refuse_without_links(self) -> None:
-        """Whether there are links, the data will say."""
+    def __init__(self, config: Any):
+        # As the config asks; a tokenizer that is trained on little text comes out smaller.
+        self.tokenizer = self.output_tokenizer = _Vocabulary(config.tokenizer.vocab_size)
+        self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
       MeshError: the mesh or the rows do not fit the devices.
     """
     values: TrainConfig = train_config(config)
-    task = make_task(config, corpus=UnreadCorpus(config))
+    task = unread_task(config)
     try:
         mesh = make_mesh(values.mesh, topology.devices)
         batch = batch_shapes(config, mesh)
@@ -104,6 +95,13 @@ def compile_step(config: Any, topology: Topology) -> Planned:
     reasons = tuple(dict.fromkeys(str(w.message) for w in said if "attend" in str(w.message)))
     text = compiled.as_text()
     return Planned(config, topology, mesh, program, batch, compiled, text, reasons, seconds)
+
+
+def unread_task(config: Any) -> Any:
+    """The task of a config, without its data."""
+    task: Any = make_task(config)
+    task.corpus = UnreadCorpus(config)
+    return task
 
 
 def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
@@ -130,9 +128,9 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
 def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
     data, loss = config.data, config.loss
-    source_len = data.source_len if config.task == "translation" else 0
+    source_len = 0 if config.task == "language_model" else data.source_len
     rows = data.rows
-    if data.mode == "bucket":
+    if data.get("mode") == "bucket":
         buckets = length_buckets(rows, source_len, data.target_len, multiple=row_shares(mesh))
         rows = buckets[-1].rows
     none = np.zeros(0, np.int64)

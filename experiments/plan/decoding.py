@@ -16,7 +16,7 @@ from crossattn import decode
 from crossattn.train.program import make_program
 from crossattn.train.sharding import batch_sharding, everywhere, make_mesh, row_shares, rows_on
 from experiments.plan.collectives import collectives
-from experiments.plan.compiling import MeshError, UnreadCorpus, compiled_for
+from experiments.plan.compiling import MeshError, compiled_for, unread_task
 from experiments.plan.cost import cost
 from experiments.plan.hlo import Module
 from experiments.plan.network import seconds
@@ -24,7 +24,6 @@ from experiments.plan.report import Memory
 from experiments.plan.topologies import Topology
 from experiments.plan.wording import amount, mesh_of, size_of
 from experiments.settings import train_config
-from experiments.tasks import make_task
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
       MeshError: the mesh does not fit the devices.
     """
     values = train_config(config)
-    task = make_task(config, corpus=UnreadCorpus(config))
+    task = unread_task(config)
     try:
         mesh = make_mesh(values.mesh, topology.devices)
     except ValueError as error:
@@ -160,7 +159,7 @@ def _loop(module: Module, topology: Topology) -> str:
 def _caches(config: Any, rows: int, length: int) -> int:
     """Bytes of all keys and values that are kept, on all devices."""
     model, source = config.model, 0
-    if config.task == "translation":
+    if config.task != "language_model":
         source = config.data.source_len
     layers = model.get("decoder_layers") or model.layers
     heads = model.get("num_kv_heads") or model.num_heads

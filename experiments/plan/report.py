@@ -12,14 +12,13 @@ from typing import Any
 import jax
 
 from experiments.plan.collectives import Collective, collectives, totals
-from experiments.plan.compiling import Planned, UnreadCorpus
+from experiments.plan.compiling import Planned, unread_task
 from experiments.plan.cost import cost
 from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
 from experiments.plan.network import seconds
 from experiments.plan.wording import amount, mesh_of, size_of
-from experiments.tasks import make_task
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def plan(planned: Planned) -> Plan:
     found: list[Collective] = collectives(module, planned.axes)
     spent = cost(module, chip)
     state = planned.program.target
-    task = make_task(planned.config, corpus=UnreadCorpus(planned.config))
+    task = unread_task(planned.config)
     devices = planned.topology.devices[:1] if planned.mesh is None else planned.mesh.devices.flat
     return Plan(
         topology=planned.topology.name,

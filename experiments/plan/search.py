@@ -28,9 +28,9 @@ from experiments.plan.collectives import Collective
 from experiments.plan.compiling import (
     DoesNotFit,
     MeshError,
-    UnreadCorpus,
     batch_shapes,
     compile_step,
+    unread_task,
 )
 from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Shape
@@ -39,7 +39,6 @@ from experiments.plan.report import Plan, plan
 from experiments.plan.topologies import Topology
 from experiments.plan.wording import amount, mesh_of, size_of
 from experiments.settings import train_config
-from experiments.tasks import make_task
 
 _REMATS = (False, POLICIES[1], True)
 _AGAIN = {False: 1.0, POLICIES[1]: 1.05, True: 4 / 3}  # all FLOPs over the model's
@@ -138,7 +137,7 @@ class _Estimates:
     def __init__(self, config: Any, topology: Topology):
         self.config, self.topology = config, topology
         values = train_config(config)
-        task = make_task(config, corpus=UnreadCorpus(config))
+        task = unread_task(config)
         program = make_program(task, values, None)
         self.axes, self.shapes = task.logical_axes(), program.target
         self.batch = batch_shapes(config, None)

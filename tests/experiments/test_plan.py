@@ -17,7 +17,7 @@ import pytest
 from crossattn.train.program import make_program
 from experiments.plan import chips, collectives, cost, hlo, kernels, network, search, topologies
 from experiments.plan.collectives import Collective, axes_of, replica_groups
-from experiments.plan.compiling import UnreadCorpus, batch_shapes
+from experiments.plan.compiling import batch_shapes, unread_task
 from experiments.plan.flops import model_flops, products
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -270,7 +270,7 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     config.tokenizer.vocab_size = 512
     config.loss.update(chunks=2, alignment="none")
     config.mesh.update(data=1, fsdp=1)
-    task = make_task(config, corpus=UnreadCorpus(config))
+    task = unread_task(config)
     program = make_program(task, train_config(config), None)
     tokens, D, F, length = 4 * 32, 64, 128, 32
     encoder, decoder = 4 * D * D + 2 * D * F, 8 * D * D + 2 * D * F
