@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from crossattn.train.program import make_program
+from experiments.bench import plans
 from experiments.plan import chips, collectives, cost, hlo, kernels, network, search, topologies
 from experiments.plan.collectives import Collective, axes_of, replica_groups
 from experiments.plan.compiling import batch_shapes, unread_task
@@ -372,3 +373,22 @@ def test_layouts_divide_rows_heads_and_hidden_features(monkeypatch):
         assert config.model.num_heads % sizes["tensor"] == 0
         laid = layout.of(config)
         assert dict(laid.mesh) == sizes and laid.model.remat == layout.remat
+
+
+def test_the_table_says_what_fits_and_why_not():
+    plan = dict(
+        mesh={"data": 2, "fsdp": 8, "tensor": 1, "seq": 1},
+        memory={"total": 3 * 2**30, "available": 16 * 2**30},
+        sent=2**29,
+        bound="network",
+        step_seconds=0.25,
+        mfu=0.41,
+        mfu_unhidden=0.2,
+    )
+    row = plans.row("configs/t5_1b.py:v5e@v5e:4x4,config.train.accumulate=2", plan)
+    assert row == (
+        "| t5_1b:v5e | v5e:4x4 | data=2 x fsdp=8, train.accumulate=2 | 3.00 GiB of 16.00 GiB | 512.00 MiB "
+        "| network | 250.0 ms | 41 % | 20 % |"
+    )
+    refusal = plans.row("configs/t5_11b.py@v5e:4x4", {"error": "it is too large"})
+    assert refusal.count("|") == row.count("|") and "it is too large" in refusal
