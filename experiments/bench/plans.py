@@ -1,7 +1,7 @@
 """The table of plans: what models hold and send on accelerators, and what bounds their step.
 
     python -m experiments.bench.plans --folder=runs/plans
-    python -m experiments.bench.plans --folder=runs/plans configs/wmt14_de_en.py:big@h100:1x8,config.mesh.fsdp=2
+    python -m experiments.bench.plans configs/wmt14_de_en.py:big@h100:1x8,config.mesh.fsdp=2
 
 Each case is CONFIG@TOPOLOGY, with changes of the config's keys behind commas; a word ``search`` takes the
 best layout that ``experiments.plan --search`` finds. Plans are kept in the folder, and made once.
@@ -68,7 +68,7 @@ def planned(case: str, folder: Path) -> dict[str, Any]:
     found = json.loads(run.stdout) if run.stdout.strip() else {}
     if isinstance(found, list):
         best = found[0]
-        found = (best["plan"] or {}) | {k: best[k] for k in ("remat", "accumulate", "flags")}
+        found = (best["plan"] or {}) | {"flags": best["flags"]}
     if run.returncode == 2:
         found["error"] = errors[-1].removeprefix("error: ")
     found.pop("collectives", None)
@@ -84,8 +84,8 @@ def row(case: str, plan: dict[str, Any]) -> str:
     if "error" in plan:
         return f"| {name} | {topology} | {' '.join(changes)} | {plan['error']} |" + " |" * 5
     layout = [mesh_of(plan["mesh"])]
-    layout += [f"{key} {plan[key]}" for key in ("remat", "accumulate") if key in plan]
-    layout += [word.removeprefix("config.") for word in changes if word != "search"]
+    layout += [f"remat {plan['remat']}".lower()] if plan["remat"] else []
+    layout += [f"accumulate {plan['accumulate']}"] if plan["accumulate"] > 1 else []
     memory = plan["memory"]
     cells = (
         name,

@@ -52,7 +52,7 @@ class Plan:
     """All that is told of a step.
 
     Attributes:
-      mesh: axes and sizes.
+      mesh: axes and sizes; remat, accumulate: as in the config.
       parameters: of the model.
       tokens: positions of a batch, source and target.
       collectives: all that a step has.
@@ -64,6 +64,8 @@ class Plan:
     topology: str
     chip: str
     mesh: dict[str, int]
+    remat: bool | str
+    accumulate: int
     parameters: int
     tokens: int
     memory: Memory
@@ -149,6 +151,8 @@ def plan(planned: Planned) -> Plan:
         topology=planned.topology.name,
         chip=chip.name,
         mesh=planned.axes,
+        remat=planned.config.model.get("remat", False),
+        accumulate=planned.config.train.accumulate,
         parameters=_size(state.params),
         tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
         memory=memory(planned),

@@ -379,6 +379,8 @@ def test_the_table_says_what_fits_and_why_not():
     plan = dict(
         mesh={"data": 2, "fsdp": 8, "tensor": 1, "seq": 1},
         memory={"total": 3 * 2**30, "available": 16 * 2**30},
+        remat=True,
+        accumulate=2,
         sent=2**29,
         bound="network",
         step_seconds=0.25,
@@ -387,8 +389,8 @@ def test_the_table_says_what_fits_and_why_not():
     )
     row = plans.row("configs/t5_1b.py:v5e@v5e:4x4,config.train.accumulate=2", plan)
     assert row == (
-        "| t5_1b:v5e | v5e:4x4 | data=2 x fsdp=8, train.accumulate=2 | 3.00 GiB of 16.00 GiB | 512.00 MiB "
-        "| network | 250.0 ms | 41 % | 20 % |"
+        "| t5_1b:v5e | v5e:4x4 | data=2 x fsdp=8, remat true, accumulate 2 | 3.00 GiB of 16.00 GiB "
+        "| 512.00 MiB | network | 250.0 ms | 41 % | 20 % |"
     )
     refusal = plans.row("configs/t5_11b.py@v5e:4x4", {"error": "it is too large"})
     assert refusal.count("|") == row.count("|") and "it is too large" in refusal
