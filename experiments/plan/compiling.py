@@ -24,6 +24,10 @@ from experiments.settings import train_config
 from experiments.tasks import make_task
 
 
+# Without a GPU nothing tunes the tiles of Triton's products, and for some sizes none are found.
+_OPTIONS = {"tpu": None, "cuda": {"xla_gpu_enable_triton_gemm": False}}
+
+
 class MeshError(Exception):
     """A mesh does not fit the devices, or a batch the mesh."""
 
@@ -113,7 +117,7 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
     platform = topology.chip.platform
     lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
     try:
-        return lowered.compile()
+        return lowered.compile(_OPTIONS[platform])
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
