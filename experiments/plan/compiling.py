@@ -23,7 +23,6 @@ from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
 
-
 # Without a GPU nothing tunes the tiles of Triton's products, and for some sizes none are found.
 _OPTIONS = {"tpu": None, "cuda": {"xla_gpu_enable_triton_gemm": False}}
 
