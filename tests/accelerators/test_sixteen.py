@@ -113,10 +113,10 @@ def test_every_attention_runs_a_fused_kernel_forward_and_backward(topology, mesh
 def test_no_activation_crosses_fsdp(topology, mesh):
     plan = planned(topology, name_of(mesh))
     crossing = [
-        (c["kind"], sizes, c["scope"])
+        (c["kind"], array["sizes"], c["scope"])
         for c in plan["collectives"]
-        for sizes in parts(c)
-        if "fsdp" in c["axes"] and is_activation(sizes)
+        for array in c["arrays"]
+        if "fsdp" in c["axes"] and is_activation(array["sizes"])
     ]
     assert not crossing, f"{crossing[:3]} {told(plan)}"
 
@@ -137,12 +137,6 @@ def test_scanned_layers_are_gathered_one_at_a_time(topology):
         if c["kind"] == "all-gather" and "fsdp" in c["axes"]:
             largest = max(math.prod(array["sizes"]) for array in c["arrays"])
             assert largest <= max(VOCAB * DIM, 2 * layer), told(plan)
-
-
-def parts(collective):
-    """Sizes of its arrays; what is scattered comes as [devices, *part]."""
-    scattered = collective["kind"] == "reduce-scatter"
-    return [array["sizes"][scattered:] for array in collective["arrays"]]
 
 
 # What weights are cut from, biggest axes and all; one more axis of layers where they are scanned.

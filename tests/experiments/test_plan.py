@@ -151,6 +151,34 @@ def test_what_is_begun_is_counted_once_by_what_a_ring_sends():
     }
 
 
+SCATTERED = """HloModule step
+
+%add_up (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.1 (p: f32[64,16], i: s32[]) -> f32[16,16] {
+  %p = f32[64,16]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %whole = f32[64,16]{1,0} all-reduce(%p), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add_up
+  ROOT %part = f32[16,16]{1,0} dynamic-slice(%whole, %i, %zero), dynamic_slice_sizes={16,16}
+}
+
+ENTRY %main (x: f32[64,16], place: s32[]) -> f32[16,16] {
+  %x = f32[64,16]{1,0} parameter(0)
+  %place = s32[] parameter(1)
+  ROOT %out = f32[16,16]{1,0} fusion(%x, %place), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_a_sum_of_which_a_device_keeps_its_part_is_scattered():
+    assert sent(SCATTERED) == {("reduce-scatter", "fsdp"): 64 * 16 * 4 * 3 / 4}
+
+
 EIGHT = """
 import json, sys, jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
