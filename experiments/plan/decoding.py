@@ -178,7 +178,7 @@ def text(plan: DecodingPlan) -> str:
         ("parameters", memory.parameters),
         ("caches", plan.caches),
         ("temporaries", memory.temporaries),
-        ("in all", memory.total),
+        ("peak", memory.total),
         ("of the chip's", memory.available),
     ]
     lines = [

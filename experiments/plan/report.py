@@ -23,7 +23,7 @@ from experiments.plan.wording import amount, mesh_of, size_of
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all of it,
+    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all at once,
     results that take the place of what was given counted once; available: of the chip, for a program."""
 
     parameters: int
@@ -244,7 +244,7 @@ def _held(memory: Memory) -> list[str]:
         ("other state", memory.other),
         ("batch", memory.batch),
         ("temporaries", memory.temporaries),
-        ("in all", memory.total),
+        ("peak", memory.total),
         ("of the chip's", memory.available),
     ]
     return [f"  {name:<20} {amount(size):>10}" for name, size in rows]
