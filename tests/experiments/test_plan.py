@@ -278,6 +278,12 @@ def test_kernels_are_found_by_the_attention_that_they_compute():
     assert cost.cost(module, chips.CHIPS["h100"]).flops == (2 + 5) * 2 * 4 * 8 * 256 * 512 * 64
 
 
+def test_a_forward_kernel_that_runs_again_among_derivatives_stays_one():
+    again = KERNELS.replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
+    found = kernels.attention_kernels(hlo.Module(again))["cross_attention"]
+    assert [kernel.backward for kernel in found] == [False, True]
+
+
 def test_products_of_loops_and_branches_are_counted():
     def program(x):
         def body(x, _):
