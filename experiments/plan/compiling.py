@@ -91,11 +91,8 @@ def compile_step(config: Any, topology: Topology) -> Planned:
         only = SingleDeviceSharding(topology.devices[0])
         state, batch = (jax.tree.map(lambda x: _placed(x, only), tree) for tree in (state, batch))
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        compiled = compiled_for(topology, program.step, state, batch)
+    compiled, reasons = compiled_for(topology, program.step, state, batch)
     seconds = time.perf_counter() - start
-    reasons = tuple(dict.fromkeys(str(w.message) for w in said if "attend" in str(w.message)))
     text = compiled.as_text()
     return Planned(config, topology, mesh, program, batch, compiled, text, reasons, seconds)
 
@@ -107,16 +104,19 @@ def unread_task(config: Any) -> Any:
     return task
 
 
-def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
-    """A jitted function, compiled for arguments that say where they lie.
+def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[Any, tuple[str, ...]]:
+    """A jitted function, compiled for arguments that say where they lie, and what ``attend`` warned of.
 
     Raises:
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
     """
     platform = topology.chip.platform
-    lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+    reasons = dict.fromkeys(f"{w.message}" for w in said if f"{w.message}".startswith("attend "))
     try:
-        return lowered.compile(_OPTIONS[platform])
+        return lowered.compile(_OPTIONS[platform]), tuple(reasons)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise

@@ -36,6 +36,7 @@ class DecodingPlan:
       caches: bytes of keys and values, of self-attention at full length and of the source.
       read: bytes read and written for one token of every row; sent: those sent.
       compute, memory_time, network: seconds of each, for one token of every row.
+      reasons: why fused kernels of attention refused, as ``attend`` tells it.
     """
 
     topology: str
@@ -50,6 +51,7 @@ class DecodingPlan:
     compute: float
     memory_time: float
     network: float
+    reasons: tuple[str, ...]
 
     @property
     def step(self) -> float:
@@ -98,7 +100,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     else:
         arguments = [_placed(x, batch_sharding(x.shape, mesh)) for x in shapes]
     jitted = jax.jit(function, out_shardings=everywhere(mesh))
-    compiled = compiled_for(topology, jitted, params, *arguments)
+    compiled, reasons = compiled_for(topology, jitted, params, *arguments)
     module, said = Module(compiled.as_text()), compiled.memory_analysis()
     axes = {"data": 1} if mesh is None else dict(mesh.shape)
     body = _loop(module, topology)
@@ -126,6 +128,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
         compute=spent.compute,
         memory_time=spent.memory,
         network=seconds(found, topology, devices),
+        reasons=reasons,
     )
 
 
@@ -192,5 +195,6 @@ def text(plan: DecodingPlan) -> str:
         f"  compute {plan.compute * 1e3:8.3f} ms   memory {plan.memory_time * 1e3:8.3f} ms   network "
         f"{plan.network * 1e3:8.3f} ms   bound by {plan.bound}",
         f"  estimated {plan.step * 1e3:.3f} ms a token, {plan.rows / plan.step:,.0f} tokens a second",
+        *(f"  {reason}" for reason in plan.reasons),
     ]
     return "\n".join(lines)
