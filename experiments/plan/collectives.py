@@ -34,7 +34,7 @@ class Collective:
       kind: one of ``KINDS``.
       axes: the mesh axes along which members of a group differ, in the mesh's order.
       groups: places in the mesh of those that talk to one another (of a permutation, the pairs).
-      arrays: what one device has of the result (of a reduce-scatter, of what goes in).
+      arrays: what one device gets.
       times: runs in a step.
       scope: where in the traced program it comes from.
     """
@@ -53,8 +53,9 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the arrays, whole."""
-        return sum(shape.bytes for shape in self.arrays)
+        """Bytes of the arrays, whole: of what is scattered, those of all parts."""
+        parts = self.size if self.kind == "reduce-scatter" else 1
+        return parts * sum(shape.bytes for shape in self.arrays)
 
     @property
     def sent(self) -> float:
@@ -66,15 +67,17 @@ class Collective:
         return self.times * self.bytes * share
 
 
-def collectives(module: Module, mesh: dict[str, int]) -> list[Collective]:
-    """Every collective of a program.
+def collectives(
+    module: Module, mesh: dict[str, int], computation: str | None = None
+) -> list[Collective]:
+    """Every collective of a program, or of one of its computations.
 
     Args:
       module: the compiled program.
       mesh: the mesh's axes and sizes, in order.
     """
     found = []
-    for run in module.runs():
+    for run in module.runs(computation):
         kind = run.instruction.opcode.removesuffix("-start")
         if kind in KINDS and not _goes_on(run):
             found.append(_collective(run, kind, mesh))
@@ -99,18 +102,11 @@ def _collective(run: Run, kind: str, mesh: dict[str, int]) -> Collective:
         groups = _pairs(instruction.attributes)
     else:
         groups = replica_groups(instruction.attributes, count)
-    if kind == "all-reduce" and _keeps_a_part(run):
-        kind = "reduce-scatter"
-    elif kind == "reduce-scatter":
-        n = len(groups[0])
-        arrays = tuple(Shape(s.dtype, (n, *s.sizes)) for s in arrays)
+    if kind == "all-reduce" and run.fused and "all-reduce-scatter" in run.computation.name:
+        # TPUs' reduce-scatter: fused with taking this device's part.
+        kind, arrays = "reduce-scatter", run.computation.root.arrays
     axes = axes_of(groups, mesh)
     return Collective(kind, axes, groups, arrays, run.times, instruction.scope)
-
-
-def _keeps_a_part(run: Run) -> bool:
-    """Whether an all-reduce is fused with taking this device's part: TPUs' reduce-scatter."""
-    return run.fused and "all-reduce-scatter" in run.computation.name
 
 
 def _result(instruction: Instruction) -> tuple[Shape, ...]:

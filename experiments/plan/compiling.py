@@ -22,28 +22,26 @@ from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
 from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
-from experiments.tasks.corpus import Corpus
+
+# Without a GPU nothing tunes the tiles of Triton's products, and for some sizes none are found.
+_OPTIONS = {"tpu": None, "cuda": {"xla_gpu_enable_triton_gemm": False}}
+
+
+class MeshError(Exception):
+    """A mesh does not fit the devices, or a batch the mesh."""
 
 
 class DoesNotFit(Exception):
     """A program needs more memory than a device has."""
 
 
-class UnreadCorpus(Corpus):
-    """A corpus of which only the size of the vocabulary is known: no text is read."""
+class UnreadCorpus:
+    """The corpus of a config of which only the sizes of the vocabularies are known: no text is read."""
 
-    @property
-    def tokenizer(self) -> Any:
-        """Of the size that the config asks for; one trained on little text comes out smaller."""
-        return _Vocabulary(self.config.tokenizer.vocab_size)
-
-    @property
-    def target_tokenizer(self) -> Any:
-        """None when both sides share one."""
-        return None if self.config.tokenizer.joint else self.tokenizer
-
-    def refuse_without_links(self) -> None:
-        """Whether there are links, the data will say."""
+    def __init__(self, config: Any):
+        # As the config asks; a tokenizer that is trained on little text comes out smaller.
+        self.tokenizer = self.output_tokenizer = _Vocabulary(config.tokenizer.vocab_size)
+        self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,37 +76,47 @@ def compile_step(config: Any, topology: Topology) -> Planned:
 
     Raises:
       SettingsError: the config has a value that does not fit.
-      ValueError: the mesh or the rows do not fit the devices.
+      MeshError: the mesh or the rows do not fit the devices.
     """
     values: TrainConfig = train_config(config)
-    task = make_task(config, corpus=UnreadCorpus(config))
-    mesh = make_mesh(values.mesh, topology.devices)
+    task = unread_task(config)
+    try:
+        mesh = make_mesh(values.mesh, topology.devices)
+        batch = batch_shapes(config, mesh)
+    except ValueError as error:
+        raise MeshError(f"{error}") from error
     program = make_program(task, values, mesh)
-    batch = batch_shapes(config, mesh)
     state = program.target
     if mesh is None:
         only = SingleDeviceSharding(topology.devices[0])
         state, batch = (jax.tree.map(lambda x: _placed(x, only), tree) for tree in (state, batch))
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        compiled = compiled_for(topology, program.step, state, batch)
+    compiled, reasons = compiled_for(topology, program.step, state, batch)
     seconds = time.perf_counter() - start
-    reasons = tuple(dict.fromkeys(str(w.message) for w in said if "attend" in str(w.message)))
     text = compiled.as_text()
     return Planned(config, topology, mesh, program, batch, compiled, text, reasons, seconds)
 
 
-def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
-    """A jitted function, compiled for arguments that say where they lie.
+def unread_task(config: Any) -> Any:
+    """The task of a config, without its data."""
+    task: Any = make_task(config)
+    task.corpus = UnreadCorpus(config)
+    return task
+
+
+def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[Any, tuple[str, ...]]:
+    """A jitted function, compiled for arguments that say where they lie, and what ``attend`` warned of.
 
     Raises:
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
     """
     platform = topology.chip.platform
-    lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+    reasons = dict.fromkeys(f"{w.message}" for w in said if f"{w.message}".startswith("attend "))
     try:
-        return lowered.compile()
+        return lowered.compile(_OPTIONS[platform]), tuple(reasons)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
@@ -123,9 +131,9 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
 def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
     data, loss = config.data, config.loss
-    source_len = data.source_len if config.task == "translation" else 0
+    source_len = 0 if config.task == "language_model" else data.source_len
     rows = data.rows
-    if data.mode == "bucket":
+    if data.get("mode") == "bucket":
         buckets = length_buckets(rows, source_len, data.target_len, multiple=row_shares(mesh))
         rows = buckets[-1].rows
     none = np.zeros(0, np.int64)

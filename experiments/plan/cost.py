@@ -33,8 +33,8 @@ class Cost:
     kernels: float
 
 
-def cost(module: Module, chip: Chip) -> Cost:
-    """Sums over the kernels of a program."""
+def cost(module: Module, chip: Chip, computation: str | None = None) -> Cost:
+    """Sums over the kernels of a program, or of one of its computations."""
     total = [0.0] * 5
     flops = slow = moved = 0.0  # of the kernel at hand; slow: seconds of its products
 
@@ -43,7 +43,7 @@ def cost(module: Module, chip: Chip) -> Cost:
         for i, value in enumerate((flops, moved, slow, memory, max(slow, memory))):
             total[i] += value
 
-    for run in module.runs():
+    for run in module.runs(computation):
         if not run.fused:
             close()
             flops = slow = 0.0

@@ -149,10 +149,10 @@ class Module:
             if current is not None and instruction is not None:
                 current.instructions[instruction.name] = instruction
 
-    def runs(self) -> Iterator[Run]:
-        """Everything that a device runs in one call of the program."""
+    def runs(self, computation: str | None = None) -> Iterator[Run]:
+        """Everything that a device runs in one call of the program, or of one of its computations."""
         self.unknown_loops = 0
-        yield from self._walk(self.entry, 1, False)
+        yield from self._walk(computation or self.entry, 1, False)
 
     def _walk(self, name: str, times: int, fused: bool) -> Iterator[Run]:
         computation = self.computations.get(name)

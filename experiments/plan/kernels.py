@@ -42,7 +42,7 @@ def attention_kernels(module: Module) -> dict[str, tuple[Kernel, ...]]:
         place = next((p for p in places if p in run.instruction.scope), None)
         if name is None or place is None:
             continue
-        key = name, "transpose(" in run.instruction.scope or _is_backward(run.instruction)
+        key = name, _is_backward(run.instruction)
         found[place][key] = found[place].get(key, 0) + run.times
     return {
         place: tuple(Kernel(name, backward, times) for (name, backward), times in own.items())
@@ -79,7 +79,7 @@ def attention_flops(run: Run) -> int:
     q, k = floats[0].sizes, floats[1].sizes
     longest = _length(run.instruction, k)
     whole = 2 * math.prod(q) * longest
-    if not (_is_backward(run.instruction) or "transpose(" in run.instruction.scope):
+    if not _is_backward(run.instruction):
         return 2 * whole
     scope = run.instruction.scope
     # Splash has one kernel for dq and one for dk and dv, each of which makes the logits again.
@@ -98,4 +98,10 @@ def _length(instruction: Instruction, sizes: Sequence[int]) -> int:
 
 
 def _is_backward(instruction: Instruction) -> bool:
-    return "Backward" in instruction.target or bool(re.search(r"_(dq|dkv|bwd)", instruction.scope))
+    """By the kernel's name where it says so; what is computed again stands among derivatives too."""
+    scope = instruction.scope
+    if instruction.target.startswith("__cudnn"):
+        return "Backward" in instruction.target
+    if found := re.findall(r"_(fwd|dq|dkv|bwd)", scope):
+        return found[-1] != "fwd"
+    return "transpose(" in scope and "rematted_computation" not in scope

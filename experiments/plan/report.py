@@ -12,20 +12,18 @@ from typing import Any
 import jax
 
 from experiments.plan.collectives import Collective, collectives, totals
-from experiments.plan.compiling import Planned, UnreadCorpus
+from experiments.plan.compiling import Planned, unread_task
 from experiments.plan.cost import cost
 from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
 from experiments.plan.network import seconds
-from experiments.tasks import make_task
-
-GiB = 2**30
+from experiments.plan.wording import amount, mesh_of, size_of
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all of it,
+    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all at once,
     results that take the place of what was given counted once; available: of the chip, for a program."""
 
     parameters: int
@@ -41,13 +39,20 @@ class Memory:
         """Whether the device has that much."""
         return self.total <= self.available
 
+    def overfull(self, chip: str) -> str:
+        """One sentence where it does not."""
+        return (
+            f"a device needs {amount(self.total)} of the {amount(self.available)} that a {chip} has for a"
+            " program; split more (mesh.fsdp), take fewer rows, train.accumulate or model.remat."
+        )
+
 
 @dataclass(frozen=True)
 class Plan:
     """All that is told of a step.
 
     Attributes:
-      mesh: axes and sizes.
+      mesh: axes and sizes; remat, accumulate: as in the config.
       parameters: of the model.
       tokens: positions of a batch, source and target.
       collectives: all that a step has.
@@ -59,6 +64,8 @@ class Plan:
     topology: str
     chip: str
     mesh: dict[str, int]
+    remat: bool | str
+    accumulate: int
     parameters: int
     tokens: int
     memory: Memory
@@ -138,12 +145,14 @@ def plan(planned: Planned) -> Plan:
     found: list[Collective] = collectives(module, planned.axes)
     spent = cost(module, chip)
     state = planned.program.target
-    task = make_task(planned.config, corpus=UnreadCorpus(planned.config))
+    task = unread_task(planned.config)
     devices = planned.topology.devices[:1] if planned.mesh is None else planned.mesh.devices.flat
     return Plan(
         topology=planned.topology.name,
         chip=chip.name,
         mesh=planned.axes,
+        remat=planned.config.model.get("remat", False),
+        accumulate=planned.config.train.accumulate,
         parameters=_size(state.params),
         tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
         memory=memory(planned),
@@ -165,8 +174,8 @@ def plan(planned: Planned) -> Plan:
 def memory(planned: Planned) -> Memory:
     """What one device holds."""
     state, said = planned.program.target, planned.compiled.memory_analysis()
-    parameters, optimizer = _on_a_device(state.params), _on_a_device(state.opt_state)
-    whole, batch = _on_a_device(state), _on_a_device(planned.batch)
+    parameters, optimizer = size_of(state.params), size_of(state.opt_state)
+    whole, batch = size_of(state), size_of(planned.batch)
     results = said.output_size_in_bytes - said.alias_size_in_bytes
     total = (
         said.argument_size_in_bytes
@@ -189,32 +198,20 @@ def _size(tree: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
 
 
-def _on_a_device(tree: Any) -> int:
-    """Bytes of its part of every array."""
-
-    def part(x: Any) -> int:
-        shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-        return math.prod(shape) * x.dtype.itemsize
-
-    return sum(part(x) for x in jax.tree.leaves(tree))
-
-
 def text(plan: Plan) -> str:
     """What the launcher prints."""
-    mesh = (
-        " x ".join(f"{name}={size}" for name, size in plan.mesh.items() if size > 1) or "one device"
-    )
     memory = plan.memory
     lines = [
-        f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh}; {plan.parameters / 1e6:,.1f} M "
-        f"parameters, {plan.tokens:,} tokens a step (compiled in {plan.compile_seconds:.0f} s)",
+        f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh_of(plan.mesh)}; "
+        f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens:,} tokens a step (compiled in "
+        f"{plan.compile_seconds:.0f} s)",
         "",
         "a device holds",
         *_held(memory),
         "",
-        f"a device sends {_bytes(plan.sent)} a step",
+        f"a device sends {amount(plan.sent)} a step",
         *(
-            f"  {kind:<20} over {axes:<12} {_bytes(sent):>10}"
+            f"  {kind:<20} over {axes:<12} {amount(sent):>10}"
             for (kind, axes), sent in totals(plan.collectives).items()
         ),
         "",
@@ -240,15 +237,6 @@ def text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def overfull(plan: Plan) -> str:
-    """One sentence for a plan that does not fit."""
-    memory = plan.memory
-    return (
-        f"a device needs {_bytes(memory.total)} of the {_bytes(memory.available)} that a {plan.chip} has "
-        "for a program; split more (mesh.fsdp), take fewer rows, train.accumulate or model.remat."
-    )
-
-
 def _held(memory: Memory) -> list[str]:
     rows = [
         ("parameters", memory.parameters),
@@ -256,10 +244,10 @@ def _held(memory: Memory) -> list[str]:
         ("other state", memory.other),
         ("batch", memory.batch),
         ("temporaries", memory.temporaries),
-        ("in all", memory.total),
+        ("peak", memory.total),
         ("of the chip's", memory.available),
     ]
-    return [f"  {name:<20} {_bytes(size):>10}" for name, size in rows]
+    return [f"  {name:<20} {amount(size):>10}" for name, size in rows]
 
 
 def _told(kernels: tuple[Kernel, ...]) -> str:
@@ -269,10 +257,3 @@ def _told(kernels: tuple[Kernel, ...]) -> str:
         f"{one.name} ({'backward' if one.backward else 'forward'}, {one.runs} times)"
         for one in kernels
     )
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GiB", GiB), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} B"

@@ -24,6 +24,7 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once: none of them holds a TPU
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "2",  # of XLA, errors alone
 }

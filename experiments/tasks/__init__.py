@@ -4,22 +4,18 @@ from typing import Any
 
 from crossattn.train.storage import Folder
 from experiments.settings import SettingsError
-from experiments.tasks.corpus import Corpus
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.translation import TranslationTask
 
 TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
 
 
-def make_task(
-    config: Any, assets: Folder | None = None, corpus: Corpus | None = None
-) -> TranslationTask | LanguageModelTask:
+def make_task(config: Any, assets: Folder | None = None) -> TranslationTask | LanguageModelTask:
     """The task that ``config.task`` names.
 
     Args:
       config: an ``ml_collections.ConfigDict``.
       assets: folder of a run with its tokenizers; without it (or while it is empty) they are trained.
-      corpus: takes the place of the config's own.
 
     Raises:
       SettingsError: there is no such task.
@@ -27,4 +23,4 @@ def make_task(
     if config.task not in TASKS:
         known = ", ".join(TASKS)
         raise SettingsError(f"config.task is {config.task!r}; expected one of {known}.")
-    return TASKS[config.task](config, assets, corpus)
+    return TASKS[config.task](config, assets)

@@ -24,9 +24,9 @@ from experiments.tasks.translation import summed
 class LanguageModelTask:
     """The ``Task`` of the training loop for a ``Decoder``."""
 
-    def __init__(self, config: Any, assets: Folder | None = None, corpus: Corpus | None = None):
+    def __init__(self, config: Any, assets: Folder | None = None):
         self.config = config
-        self.corpus = Corpus(config, assets) if corpus is None else corpus
+        self.corpus = Corpus(config, assets)
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
 
     @cached_property

@@ -26,9 +26,9 @@ _INPUTS = ("source_segments", "target_segments", "source_positions", "target_pos
 class TranslationTask:
     """The ``Task`` of the training loop for a ``Transformer``."""
 
-    def __init__(self, config: Any, assets: Folder | None = None, corpus: Corpus | None = None):
+    def __init__(self, config: Any, assets: Folder | None = None):
         self.config = config
-        self.corpus = Corpus(config, assets) if corpus is None else corpus
+        self.corpus = Corpus(config, assets)
         if config.loss.alignment == "gold":
             self.corpus.refuse_without_links()
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])

@@ -118,7 +118,7 @@ def test_no_activation_crosses_fsdp(topology, mesh):
         for array in c["arrays"]
         if "fsdp" in c["axes"] and is_activation(array["sizes"])
     ]
-    assert not crossing, told(plan)
+    assert not crossing, f"{crossing[:3]} {told(plan)}"
 
 
 @pytest.mark.parametrize("layout", ["--config.model.scan=True", "--config.model.scan=False"])

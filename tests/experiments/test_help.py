@@ -29,8 +29,8 @@ LAUNCHERS = (
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.decode",
-    "bench.translation_step", "bench.whisper", "bench.word_times", "cluster.same_end",
-    "parity.__main__", "fuzz.__main__",
+    "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
+    "cluster.same_end", "parity.__main__", "fuzz.__main__",
 )  # fmt: skip
 
 

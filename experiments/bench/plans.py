@@ -1,0 +1,105 @@
+"""The table of plans: what models hold and send on accelerators, and what bounds their step.
+
+    python -m experiments.bench.plans --folder=runs/plans
+    python -m experiments.bench.plans configs/wmt14_de_en.py:big@h100:1x8,config.mesh.fsdp=2
+
+Each case is CONFIG@TOPOLOGY, with changes of the config's keys behind commas; a word ``search`` takes the
+best layout that ``experiments.plan --search`` finds. Plans are kept in the folder, and made once.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments.options import Options
+from experiments.plan.wording import amount, mesh_of
+
+_CONFIGS = {
+    "wmt14_de_en.py:base": ("", "", ""),
+    "wmt14_de_en.py:big": ("", "", ""),
+    "t5_1b.py": ("v5e", "v5p", "h100"),
+    "t5_11b.py": ("v5e", "v5p", "h100"),
+}
+_TOPOLOGIES = {"v5e:4x4": 0, "v5e:16x16": 0, "v5p:4x4x4": 1, "h100:1x8": 2, "h100:8x8": 2}
+CASES = tuple(
+    f"configs/{name}{':' + chips[chip] if chips[chip] else ''}@{topology}"
+    for name, chips in _CONFIGS.items()
+    for topology, chip in _TOPOLOGIES.items()
+)
+_HEAD = ("config", "topology", "layout", "holds", "sends", "bound", "step", "MFU", "nothing hidden")
+
+
+def main() -> None:
+    """Make what is not there yet, and print the table."""
+    parser = Options(__doc__)
+    parser.add_argument("cases", nargs="*", help="CONFIG@TOPOLOGY[,KEY=VALUE..][,search]")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/plans"), help="where plans are kept"
+    )
+    options = parser.parse_args()
+    cases = options.cases or CASES
+    for case in cases:
+        if not re.fullmatch(r"[^@]+@\w+:[\dx]+(,[^,]+)*", case):
+            parser.error(f"got case {case!r}; expected CONFIG@TOPOLOGY, such as {CASES[0]}")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    print("| " + " | ".join(_HEAD) + " |")
+    print("|" + "---|" * len(_HEAD))
+    for case in cases:
+        print(row(case, planned(case, options.folder)), flush=True)
+
+
+def planned(case: str, folder: Path) -> dict[str, Any]:
+    """What ``experiments.plan --json`` says of a case; {"error": ..} where it refuses."""
+    kept = folder / (re.sub(r"\W+", "_", case) + ".json")
+    if kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    config, _, rest = case.partition("@")
+    topology, *changes = rest.split(",")
+    command = [sys.executable, "-m", "experiments.plan", "--json"]
+    command += [f"--config={config}", f"--topology={topology}"]
+    command += ["--search" if word == "search" else f"--{word}" for word in changes]
+    run = subprocess.run(command, capture_output=True, text=True)
+    errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    if run.returncode not in (0, 2) or (run.returncode == 2 and not errors):
+        raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
+    found = json.loads(run.stdout) if run.stdout.strip() else {}
+    if isinstance(found, list):
+        best = found[0]
+        found = (best["plan"] or {}) | {"flags": best["flags"]}
+    if run.returncode == 2:
+        found["error"] = errors[-1].removeprefix("error: ")
+    found.pop("collectives", None)
+    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def row(case: str, plan: dict[str, Any]) -> str:
+    """A line of the table."""
+    config, _, rest = case.partition("@")
+    topology, *changes = rest.split(",")
+    name = config.removeprefix("configs/").replace(".py", "")
+    if "error" in plan:
+        return f"| {name} | {topology} | {' '.join(changes)} | {plan['error']} |" + " |" * 5
+    layout = [mesh_of(plan["mesh"])]
+    layout += [f"remat {plan['remat']}".lower()] if plan["remat"] else []
+    layout += [f"accumulate {plan['accumulate']}"] if plan["accumulate"] > 1 else []
+    memory = plan["memory"]
+    cells = (
+        name,
+        topology,
+        ", ".join(layout),
+        f"{amount(memory['total'])} of {amount(memory['available'])}",
+        amount(plan["sent"]),
+        plan["bound"],
+        f"{plan['step_seconds'] * 1e3:.1f} ms",
+        f"{100 * plan['mfu']:.0f} %",
+        f"{100 * plan['mfu_unhidden']:.0f} %",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""Reading compiled programs: what runs, how often, what it sends along which mesh axis, what it costs.
+
+Programs are compiled for eight CPU devices, or written here as the accelerators' compilers print them;
+``tests/accelerators`` runs those compilers.
+"""
+
+import json
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from crossattn.train.program import make_program
+from experiments.bench import plans
+from experiments.plan import chips, collectives, cost, hlo, kernels, network, search, topologies
+from experiments.plan.collectives import Collective, axes_of, replica_groups
+from experiments.plan.compiling import batch_shapes, unread_task
+from experiments.plan.flops import model_flops, products
+from experiments.settings import train_config
+from experiments.tasks import make_task
+from tests.conftest import ROOT, with_devices
+from tests.experiments.test_configs import get_config
+
+MESH = {"data": 2, "fsdp": 4, "tensor": 1, "seq": 1}
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
+COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@pytest.mark.parametrize(
+    ("printed", "groups", "axes"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ROWS, ("fsdp",)),
+        ("[2,4]<=[8]", ROWS, ("fsdp",)),
+        ("[4,2]<=[2,4]T(1,0)", COLUMNS, ("data",)),
+        ("[1,8]<=[8]", (tuple(range(8)),), ("data", "fsdp")),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", ROWS, ("fsdp",)),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", COLUMNS, ("data",)),
+        ("mesh['axis_0'=8] {'axis_0':(1)2}", COLUMNS, ("data",)),
+        ("mesh['axis_0'=8] {'axis_0':(2)4}", ROWS, ("fsdp",)),
+        ("{}", (tuple(range(8)),), ("data", "fsdp")),
+    ],
+)
+def test_groups_are_read_in_every_form_that_compilers_print(printed, groups, axes):
+    found = replica_groups(f", channel_id=1, replica_groups={printed}, dimensions={{0}}", 8)
+    assert sorted(found) == sorted(groups)
+    assert axes_of(found, MESH) == axes
+
+
+LOOP = """HloModule step
+
+%body (state: (s32[], f32[16])) -> (s32[], f32[16]) {
+  %state = (s32[], f32[16]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %x = f32[16]{0} get-tuple-element(%state), index=1
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %sum = f32[16]{0} all-reduce(%x), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %out = (s32[], f32[16]{0}) tuple(%next, %sum)
+}
+
+%condition (state.1: (s32[], f32[16])) -> pred[] {
+  %state.1 = (s32[], f32[16]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  %end = s32[] constant(12)
+  ROOT %less = pred[] compare(%i.1, %end), direction=LT
+}
+
+ENTRY %main (x.1: f32[16]) -> f32[16] {
+  %x.1 = f32[16]{0} parameter(0)
+  %start = s32[] constant(2)
+  %init = (s32[], f32[16]{0}) tuple(%start, %x.1)
+  %loop = (s32[], f32[16]{0}) while(%init), condition=%condition, body=%body
+  ROOT %result = f32[16]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def sent(text, mesh=MESH):
+    found = collectives.collectives(hlo.Module(text), mesh)
+    return collectives.totals(found)
+
+
+def test_a_loop_runs_as_often_as_its_counter_says():
+    assert sent(LOOP) == {("all-reduce", "fsdp"): 5 * 2 * 64 * 3 / 4}  # i = 2, 4, .. 10
+
+
+def test_what_the_compiler_says_of_a_loop_goes_before_its_counter():
+    known = 'body=%body, backend_config={"known_trip_count":{"n":"7"}}'
+    assert sent(LOOP.replace("body=%body", known)) == {("all-reduce", "fsdp"): 7 * 2 * 64 * 3 / 4}
+
+
+def test_a_loop_that_nobody_knows_the_end_of_counts_once_and_is_told():
+    module = hlo.Module(LOOP.replace("constant(12)", "parameter(1)"))
+    assert sum(run.instruction.opcode == "all-reduce" for run in module.runs()) == 1
+    assert [run.times for run in module.runs() if run.instruction.opcode == "all-reduce"] == [1]
+    assert module.unknown_loops == 1
+
+
+# A TPU spreads one gather over three kernels; each has a copy of it, with metadata over several lines.
+SPREAD = """HloModule step
+
+%begin (p: f32[4]) -> f32[16] {
+  %p = f32[4]{0} parameter(0)
+  %gather = f32[16]{0} all-gather(%p), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="1"}
+  ROOT %token = f32[16]{0} custom-call(%gather), custom_call_target="AsyncCollectiveStart", frontend_attributes={kernel_metadata={
+"note":"several lines"
+}}, metadata={op_name="jit(step)/gather"}
+}
+
+%go_on (p.1: f32[4]) -> f32[16] {
+  %p.1 = f32[4]{0} parameter(0)
+  ROOT %gather.1 = f32[16]{0} all-gather(%p.1), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="1"}
+}
+
+ENTRY %main (x: f32[4]) -> f32[16] {
+  %x = f32[4]{0} parameter(0)
+  %a = f32[16]{0} fusion(%x), kind=kCustom, calls=%begin
+  ROOT %b = f32[16]{0} fusion(%x), kind=kCustom, calls=%go_on
+}
+"""  # noqa: E501
+
+
+def test_a_gather_that_goes_over_several_kernels_is_sent_once():
+    assert sent(SPREAD) == {("all-gather", "fsdp"): 64 * 3 / 4}
+
+
+STARTED = """HloModule step
+
+ENTRY %main (x: bf16[8]) -> bf16[32] {
+  %x = bf16[8]{0} parameter(0)
+  %begun = (bf16[8]{0}, bf16[32]{0}) all-gather-start(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  %all = bf16[32]{0} all-gather-done(%begun)
+  %part = bf16[8]{0} reduce-scatter(%all), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
+  %moved = (bf16[8]{0}, bf16[8]{0}, u32[], u32[]) collective-permute-start(%part), channel_id=3, source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}
+  %there = bf16[8]{0} collective-permute-done(%moved)
+  ROOT %mixed = bf16[8]{0} all-to-all(%there), channel_id=4, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+}
+"""  # noqa: E501
+
+
+def test_what_is_begun_is_counted_once_by_what_a_ring_sends():
+    assert sent(STARTED) == {
+        ("all-gather", "fsdp"): 64 * 3 / 4,
+        ("reduce-scatter", "fsdp"): 64 * 3 / 4,
+        ("collective-permute", "data"): 16,
+        ("all-to-all", "data"): 16 / 2,
+    }
+
+
+SCATTERED = """HloModule step
+
+%add_up (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.1 (p: f32[64,16], i: s32[]) -> f32[16,16] {
+  %p = f32[64,16]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %whole = f32[64,16]{1,0} all-reduce(%p), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add_up
+  ROOT %part = f32[16,16]{1,0} dynamic-slice(%whole, %i, %zero), dynamic_slice_sizes={16,16}
+}
+
+ENTRY %main (x: f32[64,16], place: s32[]) -> f32[16,16] {
+  %x = f32[64,16]{1,0} parameter(0)
+  %place = s32[] parameter(1)
+  ROOT %out = f32[16,16]{1,0} fusion(%x, %place), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_a_sum_of_which_a_device_keeps_its_part_is_scattered():
+    assert sent(SCATTERED) == {("reduce-scatter", "fsdp"): 64 * 16 * 4 * 3 / 4}
+
+
+EIGHT = """
+import json, sys, jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from crossattn.train.sharding import MeshConfig, make_mesh
+from experiments.plan import hlo, collectives, cost, chips
+mesh = make_mesh(MeshConfig(data=2, fsdp=4))
+place = lambda *axes: NamedSharding(mesh, P(*axes))
+def step(x, w):
+    def layer(x, w):
+        return jnp.tanh(x @ w), None
+    return jax.lax.scan(layer, x, w)[0]
+x = jax.ShapeDtypeStruct((64, 32), "float32", sharding=place(("data", "fsdp")))
+w = jax.ShapeDtypeStruct((6, 32, 32), "float32", sharding=place(None, "fsdp"))
+compiled = jax.jit(step, out_shardings=place(("data", "fsdp"))).lower(x, w).compile()
+module = hlo.Module(compiled.as_text())
+found = collectives.collectives(module, dict(mesh.shape))
+print(json.dumps([[one.kind, one.axes, one.times, one.sent] for one in found]))
+print(json.dumps(cost.cost(module, chips.CHIPS["h100"]).flops))
+"""
+
+
+def test_a_program_of_eight_devices_computes_and_sends_what_its_arithmetic_says():
+    run = subprocess.run(
+        [sys.executable, "-c", EIGHT], env=with_devices(8), cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    found, flops = map(json.loads, run.stdout.splitlines())
+    # All six layers' weights are gathered along fsdp, one at a time or all at once.
+    assert {(kind, *axes) for kind, axes, _, _ in found} == {("all-gather", "fsdp")}
+    assert sum(sent for *_, sent in found) == 6 * 32 * 32 * 4 * 3 / 4
+    assert flops == 6 * 2 * (64 / 8) * 32 * 32
+
+
+def test_convolutions_count_what_they_multiply():
+    """TPUs write products so; the sums are numpy's, one by one."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        size, kernel, stride, holes, spread = rng.integers(1, 5, 5).tolist()
+        low, high = rng.integers(0, 3, 2).tolist()
+        reach = (kernel - 1) * spread + 1
+        out = ((size - 1) * holes + 1 + low + high - reach) // stride + 1
+        if out < 1:
+            continue
+        counted = 0
+        for o in range(out):
+            for k in range(kernel):
+                place = o * stride + k * spread - low
+                counted += 0 <= place <= (size - 1) * holes and place % holes == 0
+        window = (
+            f"size={kernel} stride={stride} pad={low}_{high} lhs_dilate={holes} rhs_dilate={spread}"
+        )
+        assert cost._pairs(size, kernel, out, window, 0) == counted, window
+
+
+FUSED = """HloModule step
+
+%fused (p0: f32[6,128,128], p1: s32[], p2: f32[6,128,128]) -> f32[6,128,128] {
+  %p0 = f32[6,128,128]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %p2 = f32[6,128,128]{2,1,0} parameter(2)
+  %layer = f32[1,128,128]{2,1,0} dynamic-slice(%p2, %p1, %zero, %zero), dynamic_slice_sizes={1,128,128}
+  ROOT %put = f32[6,128,128]{2,1,0} dynamic-update-slice(%p0, %layer, %p1, %zero, %zero)
+}
+
+ENTRY %main (a: f32[6,128,128], i: s32[], b: f32[6,128,128]) -> f32[6,128,128] {
+  %a = f32[6,128,128]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %b = f32[6,128,128]{2,1,0} parameter(2)
+  ROOT %out = f32[6,128,128]{2,1,0} fusion(%a, %i, %b), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_a_kernel_moves_the_parts_that_it_reads_and_writes():
+    spent = cost.cost(hlo.Module(FUSED), chips.CHIPS["v5e"])
+    assert spent.bytes == 2 * 128 * 128 * 4 + 4  # a layer read, a layer written, and which
+
+
+KERNELS = """HloModule step
+
+ENTRY %main (q: bf16[4,256,8,64], k: bf16[4,512,8,64]) -> bf16[4,256,8,64] {
+  %q = bf16[4,256,8,64]{3,2,1,0} parameter(0)
+  %k = bf16[4,512,8,64]{3,2,1,0} parameter(1)
+  %out = bf16[4,256,8,64]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(step)/jvp()/cross_attention/dot_product"}
+  ROOT %d = bf16[4,256,8,64]{3,2,1,0} custom-call(%q, %k, %k, %out), custom_call_target="__cudnn$fmhaSoftmaxBackward", metadata={op_name="jit(step)/transpose(jvp())/cross_attention/dot_product"}
+}
+"""  # noqa: E501
+
+
+def test_kernels_are_found_by_the_attention_that_they_compute():
+    module = hlo.Module(KERNELS)
+    found = kernels.attention_kernels(module)
+    assert found == {
+        "cross_attention": (kernels.Kernel("cuDNN", False, 1), kernels.Kernel("cuDNN", True, 1))
+    }
+    assert cost.cost(module, chips.CHIPS["h100"]).flops == (2 + 5) * 2 * 4 * 8 * 256 * 512 * 64
+
+
+def test_a_forward_kernel_that_runs_again_among_derivatives_stays_one():
+    again = KERNELS.replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
+    found = kernels.attention_kernels(hlo.Module(again))["cross_attention"]
+    assert [kernel.backward for kernel in found] == [False, True]
+
+
+def test_products_of_loops_and_branches_are_counted():
+    def program(x):
+        def body(x, _):
+            return x @ x, None
+
+        x = jax.lax.scan(body, x, None, length=5)[0]
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x, x)
+
+    traced = jax.make_jaxpr(program)(jnp.ones((8, 8)))
+    assert products(traced) == (5 + 2) * 2 * 8**3
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat):
+    config = get_config("wmt14_de_en")
+    config.data.update(rows=4, source_len=32, target_len=32)
+    config.model.update(dim=64, num_heads=4, mlp_dim=128, encoder_layers=2, decoder_layers=2)
+    config.model.update(scan=True, remat=remat)
+    config.tokenizer.vocab_size = 512
+    config.loss.update(chunks=2, alignment="none")
+    config.mesh.update(data=1, fsdp=1)
+    task = unread_task(config)
+    program = make_program(task, train_config(config), None)
+    tokens, D, F, length = 4 * 32, 64, 128, 32
+    encoder, decoder = 4 * D * D + 2 * D * F, 8 * D * D + 2 * D * F
+    weights = 2 * (encoder + decoder) + 512 * D
+    attention = 3 * 2 * 3 * tokens * 2 * 2 * length * D
+    found = model_flops(task, program.target.params, batch_shapes(config, None))
+    assert found == 6 * tokens * weights + attention
+
+
+def test_a_batch_has_the_shapes_of_the_data_pipeline():
+    config = get_config("copy_task", "tiny")
+    task = make_task(config)
+    made = next(task.train_iterator(0, 1))
+    planned = batch_shapes(config, None)
+    assert {n: (x.shape, x.dtype) for n, x in made.items()} == {
+        n: (x.shape, x.dtype) for n, x in planned.items()
+    }
+
+
+def gathered(group, axes):
+    return Collective("all-gather", axes, (tuple(group),), (hlo.Shape("s8", (1600,)),), 1, "")
+
+
+class Slice:
+    """A topology without a compiler: devices are their places."""
+
+    def __init__(self, name):
+        self.chip, self.sizes = topologies.parse(name)
+        self.devices = list(np.ndindex(*self.sizes))
+
+    def places(self, devices):
+        return np.asarray(devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "links"),
+    [
+        ("v5e:4x4", [0, 1, 2, 3], 1),  # a line
+        ("v5e:4x4", range(16), 2),  # both axes of a square that does not close
+        ("v5e:16x16", range(16), 2),  # a ring
+        ("v5p:4x4x4", range(64), 6),
+        ("v5p:4x4x4", [0, 1], 1),
+    ],
+)
+def test_tpus_have_the_links_that_a_group_spans(name, group, links):
+    slice_ = Slice(name)
+    one = gathered(group, ("data",))
+    speed = network.bandwidth(one, slice_, slice_.places(slice_.devices))
+    assert speed == links * slice_.chip.link
+
+
+@pytest.mark.parametrize(
+    ("group", "speed"),
+    [
+        (range(8), chips.CHIPS["h100"].link),
+        ([0, 8], chips.CHIPS["h100"].network),  # one of each host
+        (range(16), 8 * chips.CHIPS["h100"].network),
+    ],
+)
+def test_gpus_have_nvlink_within_a_host_and_their_cards_beyond(group, speed):
+    hosts = Slice("h100:2x8")
+    assert (
+        network.bandwidth(gathered(group, ("data",)), hosts, hosts.places(hosts.devices)) == speed
+    )
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5e:4", "v5e:4x4x4", "v9:2x2", "h100:8", "v5e:0x4", ""])
+def test_a_topology_that_there_is_not_is_refused_in_words(name):
+    with pytest.raises(topologies.TopologyError, match="expected one of v5e, v5p, v6e, h100, h200"):
+        topologies.parse(name)
+
+
+def test_a_compiler_that_is_missing_is_told_with_what_installs_it(refused, monkeypatch):
+    monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
+    config = f"--config={ROOT}/configs/wmt14_de_en.py:tiny"
+    for name, extra in (("v5e:2x2", "plan-tpu"), ("h100:1x8", "plan-gpu")):
+        said = refused("plan", config, f"--topology={name}")
+        assert f"pip install 'crossattn[{extra}]'" in said
+
+
+def test_what_plan_does_not_get_or_cannot_do_at_once_is_one_line(refused):
+    config = f"--config={ROOT}/configs/wmt14_de_en.py:tiny"
+    assert "--topology is missing" in refused("plan", config)
+    both = refused("plan", config, "--topology=v5e:2x2", "--search", "--decode")
+    assert "--search lays out training" in both
+
+
+def test_layouts_divide_rows_heads_and_hidden_features(monkeypatch):
+    config = get_config("wmt14_de_en", "tiny")
+    config.data.rows = 8
+    slice_ = Slice("v5e:4x4")
+    monkeypatch.setattr(search, "make_mesh", lambda config, devices: None)
+    found = search.layouts(config, slice_)
+    assert found
+    for layout in found:
+        sizes = dict(layout.mesh)
+        assert math.prod(sizes.values()) == 16
+        assert 8 % (sizes["data"] * sizes["fsdp"] * layout.accumulate) == 0
+        assert config.model.num_heads % sizes["tensor"] == 0
+        laid = layout.of(config)
+        assert dict(laid.mesh) == sizes and laid.model.remat == layout.remat
+
+
+def test_the_table_says_what_fits_and_why_not():
+    plan = dict(
+        mesh={"data": 2, "fsdp": 8, "tensor": 1, "seq": 1},
+        memory={"total": 3 * 2**30, "available": 16 * 2**30},
+        remat=True,
+        accumulate=2,
+        sent=2**29,
+        bound="network",
+        step_seconds=0.25,
+        mfu=0.41,
+        mfu_unhidden=0.2,
+    )
+    row = plans.row("configs/t5_1b.py:v5e@v5e:4x4,config.train.accumulate=2", plan)
+    assert row == (
+        "| t5_1b:v5e | v5e:4x4 | data=2 x fsdp=8, remat true, accumulate 2 | 3.00 GiB of 16.00 GiB "
+        "| 512.00 MiB | network | 250.0 ms | 41 % | 20 % |"
+    )
+    refusal = plans.row("configs/t5_11b.py@v5e:4x4", {"error": "it is too large"})
+    assert refusal.count("|") == row.count("|") and "it is too large" in refusal
