@@ -20,6 +20,8 @@ _SUBMODULES = (
     "packing",
     "phrases",
     "pipeline",
+    "prepare",
+    "shards",
     "sources",
     "speech",
     "synthetic",

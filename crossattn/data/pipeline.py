@@ -75,8 +75,6 @@ def make_train_iterator(
     Raises:
         DataError: an option is out of range, no example fits, or there are no links to carry.
     """
-    multiple = int(np.lcm(process_count, rows_multiple))
-    _check_options(mode, rows, multiple, process_index, process_count, window)
     encoded = encode_pairs(
         source,
         tokenizer,
@@ -88,9 +86,45 @@ def make_train_iterator(
         link_share=link_share,
         seed=seed,
     )
+    return train_batches(
+        encoded,
+        mode=mode,
+        rows=rows,
+        source_len=source_len,
+        target_len=target_len,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+        rows_multiple=rows_multiple,
+        window=window,
+        prefetch=prefetch,
+    )
+
+
+def train_batches(
+    encoded: EncodedPairs,
+    *,
+    mode: str = "pack",
+    rows: int = 16,
+    source_len: int = 128,
+    target_len: int = 128,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    rows_multiple: int = 1,
+    window: int = 8192,
+    prefetch: int = 2,
+) -> "TrainIterator":
+    """`make_train_iterator` of pairs that are tokens already, in memory or on disk.
+
+    Raises:
+        DataError: an option is out of range.
+    """
+    multiple = int(np.lcm(process_count, rows_multiple))
+    check_batches(mode, rows, multiple, process_index, process_count, window)
     shape: dict[str, Any] = {
         "rows": rows,
-        "source_len": source_len if side == "both" else 0,
+        "source_len": 0 if encoded.source is None else source_len,
         "target_len": target_len,
     }
     if mode == "pack":
@@ -165,13 +199,11 @@ class _Planner:
     """Turns window number `index` of shuffled pair indices into batch layouts."""
 
     def __init__(self, encoded: EncodedPairs, plan: Any, seed: int):
-        self._source_lengths = encoded.source_lengths
-        self._target_lengths = encoded.target_lengths
-        self._plan, self._seed = plan, seed
+        self._encoded, self._plan, self._seed = encoded, plan, seed
 
     def __call__(self, index: int, pairs: np.ndarray) -> list[Layout]:
         rng = np.random.default_rng([self._seed % 2**32, index])
-        return self._plan(pairs, self._source_lengths[pairs], self._target_lengths[pairs], rng=rng)
+        return self._plan(pairs, *self._encoded.lengths_of(pairs), rng=rng)
 
 
 class _Flatten(grain.experimental.FlatMapTransform):
@@ -179,9 +211,10 @@ class _Flatten(grain.experimental.FlatMapTransform):
         return element
 
 
-def _check_options(
+def check_batches(
     mode: str, rows: int, multiple: int, process_index: int, process_count: int, window: int
 ) -> None:
+    """Raises DataError for options of batches that are out of range."""
     if mode not in ("pack", "bucket"):
         raise DataError(f"mode is {mode!r}; expected 'pack' or 'bucket'")
     if rows < 1 or rows % multiple:

@@ -9,7 +9,9 @@ import contextlib
 import functools
 import io
 import os
+import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from crossattn.data.errors import DataError, DataUnavailable
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
+_SAMPLED = 64  # examples that tell one version of a source from another
 
 
 def open_source(
@@ -69,19 +72,65 @@ def open_source(
     return MappedSource(opened, reversed_example) if reverse else opened
 
 
+def identity(
+    name: str,
+    split: str = "train",
+    *,
+    data_dir: str | os.PathLike | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `open_source` of the same arguments depends on, JSON-able; differs when the data do.
+
+    The user's files are known by path, size and time of change, and not opened; everything else by its
+    files, where it has any, its number of examples, and some of them.
+
+    Raises:
+        DataError, DataUnavailable: as `open_source`.
+    """
+    found: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
+    kind, _, rest = name.partition(":")
+    if kind == "files" and rest:
+        return found | {"files": [_stat(path) for path in textfiles.split_files(rest, split)]}
+    source = open_source(name, split, data_dir=data_dir, reverse=reverse, **options)
+    crc = 0
+    for index in range(0, len(source), max(len(source) // _SAMPLED, 1)):
+        example = source[index]
+        crc = zlib.crc32(f"{example['id']}\n{example['source']}\n{example['target']}".encode(), crc)
+        crc = zlib.crc32(np.asarray(example.get("links", ()), np.int32).tobytes(), crc)
+    files = [_stat(path) for path in _record_files(source)]
+    return found | {"files": files, "examples": len(source), "sample": crc}
+
+
+def _stat(path: Path) -> list[Any]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+
+
+def _record_files(source: Any) -> list[Path]:
+    """The files of a dataset of TFDS; none for examples that are made by code."""
+    while isinstance(source, MappedSource | _Numbered):
+        source = source.items
+    info = getattr(source, "dataset_info", None)
+    return [] if info is None else sorted(Path(info.data_dir).iterdir())
+
+
 class MappedSource(Sequence):
     """A sequence whose items are computed from another's when they are asked for."""
 
     def __init__(self, items: Sequence, function: Callable[[Any], Example]):
-        self._items, self._function = items, function
+        self.items, self._function = items, function
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Example:
         if not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of a source of {len(self)}")
-        return self._function(self._items[int(index) % len(self)])
+        return self._function(self.items[int(index) % len(self)])
 
 
 def reversed_example(example: Example) -> Example:
@@ -188,13 +237,13 @@ class _Numbered(Sequence):
     """Rows with their place as "id", for datasets that have none."""
 
     def __init__(self, rows: Sequence):
-        self._rows = rows
+        self.items = rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Example:
-        return {"id": str(index)} | self._rows[index]
+        return {"id": str(index)} | self.items[index]
 
 
 def _prepared(builder_class, config: str, split: str, data_dir) -> Sequence:

@@ -1,7 +1,8 @@
-"""The text side of a task: sources by split, and tokenizers trained once and kept with the run.
+"""The text side of a task: sources by split, tokenizers kept with the run, and batches to train on.
 
 The one thing to know: parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
-those that it was trained with, and none is read, or trained anew, in their place.
+those that it was trained with, and none is read, or trained anew, in their place. A small corpus is tokenised
+in memory at every start; a large one is prepared once, see ``crossattn.data.prepare``.
 """
 
 import hashlib
@@ -12,13 +13,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from crossattn.data.encoded import EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
-from crossattn.data.sources import open_source
+from crossattn.data.pipeline import TrainIterator, train_batches
+from crossattn.data.prepare import (
+    PreparedCorpus,
+    is_prepared,
+    open_prepared,
+    prepare,
+    prepared_dir,
+)
+from crossattn.data.sources import identity, open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+from crossattn.train.sharding import row_shares
 from crossattn.train.workdir import write_atomically
+from experiments.tasks.placement import config_mesh
 
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
+_IN_MEMORY = 50_000
+"""Examples that take a few seconds to tokenise; more of them are prepared."""
+_SAMPLE = 200_000
+"""Examples that a tokenizer learns from; of more, as many in equal distances."""
 
 
 class Corpus:
@@ -27,25 +45,84 @@ class Corpus:
     Args:
       config: the whole config.
       assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
+      side: what is trained on, as ``encode_pairs`` has it.
+      link_share: of the examples with gold links, those whose links are in the batches.
     """
 
-    def __init__(self, config: Any, assets: Path | None = None):
+    def __init__(
+        self,
+        config: Any,
+        assets: Path | None = None,
+        *,
+        side: str = "both",
+        link_share: float = 0.0,
+    ):
         self.config = config
         self.assets = assets
+        self._side, self._link_share = side, link_share
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
     def split(self, name: str) -> Sequence[dict[str, Any]]:
         """The examples of "train", "validation" or "test"."""
         if name not in self._splits:
-            data = self.config.data
-            self._splits[name] = open_source(
-                data.name,
-                data.get("splits", {}).get(name, name),
-                data_dir=data.get("data_dir"),
-                reverse=data.get("reverse", False),
-                **data.get("options", {}),
-            )
+            self._splits[name] = open_source(self.config.data.name, **self._opening(name))
         return self._splits[name]
+
+    def _opening(self, split: str) -> dict[str, Any]:
+        data = self.config.data
+        return dict(
+            split=data.get("splits", {}).get(split, split),
+            data_dir=data.get("data_dir"),
+            reverse=data.get("reverse", False),
+            **data.get("options", {}),
+        )
+
+    def train_iterator(self, process_index: int, process_count: int) -> TrainIterator:
+        """Batches of the training split without end, for one of the processes that train together."""
+        data = self.config.data
+        return train_batches(
+            self._train_pairs(),
+            mode=data.mode,
+            rows=data.rows,
+            source_len=data.source_len,
+            target_len=data.target_len,
+            seed=self.config.seed,
+            process_index=process_index,
+            process_count=process_count,
+            rows_multiple=row_shares(config_mesh(self.config)),
+        )
+
+    def _train_pairs(self) -> EncodedPairs:
+        prepared, share, seed = self._prepared, self._link_share, self.config.seed
+        if not is_prepared(prepared):
+            train = self.split("train")
+            if len(train) <= _IN_MEMORY:
+                return encode_pairs(train, **vars(prepared.encoding), link_share=share, seed=seed)
+            prepare(prepared)
+        return open_prepared(prepared, share, seed)
+
+    def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
+        """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
+        for name in self._sides:
+            if not self._trained(name):
+                self._keep(name)
+        folder = prepare(self._prepared, workers)
+        return open_prepared(self._prepared, self._link_share, self.config.seed), folder
+
+    @cached_property
+    def _prepared(self) -> PreparedCorpus:
+        data, opening = self.config.data, self._opening("train")
+        known = {name: opening.pop(name) for name in ("split", "data_dir", "reverse")}
+        encoding = Encoding(
+            tokenizer=self.tokenizer,
+            target_tokenizer=self.target_tokenizer,
+            source_len=data.source_len,
+            target_len=data.target_len,
+            overlong=data.overlong,
+            side=self._side,
+        )
+        links = self._link_share > 0
+        return PreparedCorpus(data.name, encoding, **known, options=opening, links=links)
 
     def refuse_without_links(self) -> None:
         """Raises DataError when a run is to begin on training data without gold word links."""
@@ -61,15 +138,12 @@ class Corpus:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Of both sides, or of the source when they are separate."""
-        sides = ("source", "target") if self.config.tokenizer.joint else ("source",)
-        return self._tokenizer("tokenizer", sides)
+        return self._tokenizer("tokenizer")
 
     @cached_property
     def target_tokenizer(self) -> Tokenizer | None:
         """Of the target; None when both sides share one."""
-        if self.config.tokenizer.joint:
-            return None
-        return self._tokenizer("target_tokenizer", ("target",))
+        return None if self.config.tokenizer.joint else self._tokenizer("target_tokenizer")
 
     @property
     def output_tokenizer(self) -> Tokenizer:
@@ -103,14 +177,48 @@ class Corpus:
             )
         return False
 
-    def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
+    @property
+    def _sides(self) -> dict[str, tuple[str, ...]]:
+        """The texts that each tokenizer learns from."""
+        if self.config.tokenizer.joint:
+            return {"tokenizer": ("source", "target")}
+        return {"tokenizer": ("source",), "target_tokenizer": ("target",)}
+
+    def _tokenizer(self, name: str) -> Tokenizer:
+        """The run's own, the one that was kept for this corpus, or a new one."""
         if self.assets is not None and self._trained(name):
             _refuse_another(self.assets / f"{name}.json")
             return Tokenizer.load(self.assets, name)
-        train = self.split("train")
-        texts = [train[i][side] for i in range(len(train)) for side in sides]
-        options = self.config.tokenizer
+        kept = self._kept(name)
+        if kept.exists():
+            return Tokenizer.load(kept.parent, kept.stem)
+        if len(self.split("train")) > _IN_MEMORY:
+            return self._keep(name)
+        return self._train(name)
+
+    def _train(self, name: str) -> Tokenizer:
+        train, options = self.split("train"), self.config.tokenizer
+        count = min(len(train), _SAMPLE)
+        examples = (train[i * len(train) // count] for i in range(count))
+        texts = [example[side] for example in examples for side in self._sides[name]]
         return train_tokenizer(texts, options.vocab_size, options.kind)
+
+    def _keep(self, name: str) -> Tokenizer:
+        """Train a tokenizer that all starts and processes on this corpus share."""
+        path = self._kept(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():  # or another process has trained it meanwhile
+                self._train(name).save(path.parent, path.stem)
+        return Tokenizer.load(path.parent, path.stem)
+
+    def _kept(self, name: str) -> Path:
+        options = self.config.tokenizer
+        known = identity(self.config.data.name, **self._opening("train"))
+        named = [known, options.kind, options.vocab_size, self._sides[name], _SAMPLE]
+        key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+        folder = prepared_dir(self.config.data.get("data_dir")) / "tokenizers"
+        return folder / f"{key}.json"
 
 
 def _refuse_another(path: Path) -> None:

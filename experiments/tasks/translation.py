@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from crossattn import functional
-from crossattn.data.pipeline import eval_batches, make_train_iterator
+from crossattn.data.pipeline import eval_batches
 from crossattn.models import Transformer
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
@@ -17,7 +17,6 @@ from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
-from experiments.tasks.placement import config_mesh
 
 _INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
 
@@ -27,8 +26,10 @@ class TranslationTask:
 
     def __init__(self, config: Any, assets: Path | None = None, corpus: Corpus | None = None):
         self.config = config
-        self.corpus = Corpus(config, assets) if corpus is None else corpus
-        if config.loss.alignment == "gold":
+        gold = config.loss.alignment == "gold"
+        share = config.loss.alignment_share * gold
+        self.corpus = corpus or Corpus(config, assets, link_share=share)
+        if gold:
             self.corpus.refuse_without_links()
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
 
@@ -95,22 +96,7 @@ class TranslationTask:
         return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        data, loss = self.config.data, self.config.loss
-        return make_train_iterator(
-            self.corpus.split("train"),
-            self.corpus.tokenizer,
-            target_tokenizer=self.corpus.target_tokenizer,
-            mode=data.mode,
-            rows=data.rows,
-            source_len=data.source_len,
-            target_len=data.target_len,
-            overlong=data.overlong,
-            link_share=loss.alignment_share if loss.alignment == "gold" else 0.0,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-            rows_multiple=row_shares(config_mesh(self.config)),
-        )
+        return self.corpus.train_iterator(shard_index, shard_count)
 
     def save_assets(self, directory: Path) -> None:
         self.corpus.save(directory)
