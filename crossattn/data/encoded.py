@@ -9,13 +9,13 @@ import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Integer
 
 from crossattn.data.errors import DataError
-from crossattn.data.links import TokenLinks, encode_links
+from crossattn.data.links import encode_links
 from crossattn.data.tokenizers import BOS, EOS, Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -64,6 +64,41 @@ class Ragged:
         return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.ids.tobytes(), crc))
 
 
+@runtime_checkable
+class Rows(Protocol):
+    """What pairs need of the ids of a side: a `Ragged`, or a `shards.RaggedShards`."""
+
+    @property
+    def lengths(self) -> Integer[np.ndarray, " rows"]:
+        """Length of each row."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Int[np.ndarray, " length"]: ...
+
+    def lengths_of(self, rows: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+        """Lengths of some rows."""
+        ...
+
+    def fingerprint(self, crc: int = 0) -> int:
+        """A checksum of all rows, going on from another one."""
+        ...
+
+
+@runtime_checkable
+class Links(Protocol):
+    """What pairs need of their links: a `links.TokenLinks`, or a `shards.LinkShards`."""
+
+    known: Bool[np.ndarray, " pairs"]
+
+    def __getitem__(self, pair: int) -> Int[np.ndarray, "links 4"]: ...
+
+    def fingerprint(self) -> int:
+        """A checksum of all links."""
+        ...
+
+
 @dataclass(frozen=True)
 class EncodedPairs:
     """Tokenised pairs, within the maximal lengths, and what it took to make them fit.
@@ -71,17 +106,17 @@ class EncodedPairs:
     `source` is None for a language model's data, `links` unless they are asked for. `example` is
     the index in the source of each pair. `cut_sources` and `cut_targets` count texts that were
     shortened, `dropped` pairs that were left out, `total` all there were. `checksum` is that of the
-    ids where it is known already. Rows may lie on disk instead (`shards.RaggedShards`).
+    ids where it is known already.
     """
 
-    source: Ragged | None
-    target: Ragged
+    source: Rows | None
+    target: Rows
     example: Int[np.ndarray, " pairs"]
     total: int
     dropped: int
     cut_sources: int
     cut_targets: int
-    links: TokenLinks | None = None
+    links: Links | None = None
     checksum: int | None = None
 
     def __len__(self) -> int:
@@ -249,10 +284,10 @@ def encode_pairs(
 
 def joined(parts: Sequence[EncodedPairs]) -> EncodedPairs:
     """The pairs of all parts, one behind the other; they have no links yet."""
-    sources = [part.source for part in parts if part.source is not None]
+    sources = [part.source for part in parts if isinstance(part.source, Ragged)]
     return EncodedPairs(
         source=Ragged.joined(sources) if sources else None,
-        target=Ragged.joined([part.target for part in parts]),
+        target=Ragged.joined([part.target for part in parts if isinstance(part.target, Ragged)]),
         example=np.concatenate([part.example for part in parts]),
         total=sum(part.total for part in parts),
         dropped=sum(part.dropped for part in parts),

@@ -169,13 +169,29 @@ def open_prepared(corpus: PreparedCorpus, link_share: float = 0.0, seed: int = 0
     return pairs
 
 
+def keep_tokenizer(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
+    """The tokenizer in a file of `prepared_dir`, trained by the first process that asks for it.
+
+    Raises:
+      DataUnavailable: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path):
+            if not path.exists():
+                train().save(path.parent, path.stem)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    return Tokenizer.load(path.parent, path.stem)
+
+
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+def _alone(path: Path) -> Iterator[None]:
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(timeout=1)
     except Timeout:
-        _LOG.warning("waiting for another process that prepares %s", folder)
+        _LOG.warning("waiting for another process that makes %s", path)
         lock.acquire()
     try:
         yield
@@ -217,6 +233,7 @@ def _prepare(corpus: PreparedCorpus, folder: Path, workers: int) -> None:
     record["shards"] = list(shards)
     record["files"] = {name: (folder / name).stat().st_size for name in files}
     record["corpus"] = corpus.description
+    remove_partial(folder)  # of processes that outlived the one that was killed by a moment
     with written(folder / _MANIFEST) as file:
         file.write(json.dumps(record, indent=1).encode())
 
@@ -240,7 +257,7 @@ def shard_indices(examples: int) -> dict[str, range]:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         return json.loads((folder / _MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise DataUnavailable(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Integer
 
 from crossattn.data.encoded import EncodedPairs, Encoding, Ragged
 from crossattn.data.errors import DataUnavailable
@@ -47,7 +47,7 @@ class RaggedShards:
 
     files: tuple["ShardFile", ...]
     edges: Int[np.ndarray, " edges"]
-    lengths: Int[np.ndarray, " rows"]
+    lengths: Integer[np.ndarray, " rows"]
     starts: Int[np.ndarray, " rows"]
     dtype: np.dtype
     columns: int = 1
@@ -263,7 +263,9 @@ def read_shards(
     """
     counts = {name: record[name] for name in COUNTS}
     if not sum(record["pairs"]):
-        return EncodedPairs(None, Ragged.of([]), np.zeros(0, np.int64), **counts)
+        none = Ragged.of([])
+        source = none if encoding.side == "both" else None
+        return EncodedPairs(source, none, np.zeros(0, np.int64), **counts)
     edges = np.cumsum([0, *record["pairs"]])
     mapped = partial(_mapped, folder)
 
@@ -322,18 +324,6 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Removes what processes of this machine that are no more had not finished."""
-    for path in folder.glob(".*.partial"):
-        host, _, process = path.name.split(".")[-2].rpartition("-")[0].rpartition("-")
-        if host == _HOST and not _is_running(int(process)):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
-    return True
+    """Removes what this machine's processes have not finished; for whoever is alone in the folder."""
+    for path in folder.glob(f".*.{_HOST}-*.partial"):
+        path.unlink(missing_ok=True)

@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from crossattn.data.encoded import EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
 from crossattn.data.pipeline import TrainIterator, train_batches
 from crossattn.data.prepare import (
     PreparedCorpus,
     is_prepared,
+    keep_tokenizer,
     open_prepared,
     prepare,
     prepared_dir,
@@ -205,12 +204,7 @@ class Corpus:
 
     def _keep(self, name: str) -> Tokenizer:
         """Train a tokenizer that all starts and processes on this corpus share."""
-        path = self._kept(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if not path.exists():  # or another process has trained it meanwhile
-                self._train(name).save(path.parent, path.stem)
-        return Tokenizer.load(path.parent, path.stem)
+        return keep_tokenizer(self._kept(name), lambda: self._train(name))
 
     def _kept(self, name: str) -> Path:
         options = self.config.tokenizer
