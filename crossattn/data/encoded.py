@@ -90,7 +90,10 @@ class Rows(Protocol):
 class Links(Protocol):
     """What pairs need of their links: a `links.TokenLinks`, or a `shards.LinkShards`."""
 
-    known: Bool[np.ndarray, " pairs"]
+    @property
+    def known(self) -> Bool[np.ndarray, " pairs"]:
+        """Which pairs' links were given."""
+        ...
 
     def __getitem__(self, pair: int) -> Int[np.ndarray, "links 4"]: ...
 

@@ -285,7 +285,7 @@ def _forget_wrong_files(folder: Path) -> None:
 
 
 def _by_processes(
-    corpus: PreparedCorpus, shards: Mapping[str, range], workers: int, done: Callable[[int], None]
+    corpus: PreparedCorpus, shards: Mapping[str, range], workers: int, done: Callable[[int], Any]
 ) -> None:
     """Each process asks for the next shard when it has written one."""
     waiting, lock = iter(shards.items()), threading.Lock()

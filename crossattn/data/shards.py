@@ -146,7 +146,7 @@ def write_shard(
     indices: range,
     *,
     links: bool = False,
-    done: Callable[[int], None] = lambda count: None,
+    done: Callable[[int], Any] = lambda count: None,
 ) -> None:
     """Writes what becomes of the examples of these indices; the shard's index comes last.
 
@@ -170,7 +170,7 @@ def write_shard(
                     index[name].append(side.lengths.astype(np.int32))
             if links:
                 tables = [_links(source[i], encoding) for i in part.example.tolist()]
-                files["links"].write(np.concatenate(tables).tobytes())
+                files["links"].write(b"".join(table.tobytes() for table in tables))
                 index["links"].append(np.array([len(table) for table in tables], np.int32))
                 index["example"].append(part.example)
                 those = range(first, first + part.total)
@@ -178,8 +178,9 @@ def write_shard(
             index["counts"].append(np.array([[getattr(part, name) for name in COUNTS]]))
             first += part.total
             done(part.total)
+    arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in index.items()}
     with written(folder / f"index-{shard}") as file:
-        np.savez(file, **{name: np.concatenate(found) for name, found in index.items()})
+        np.savez(file, **arrays)
 
 
 def sides_of(encoding: Encoding, links: bool) -> list[str]:
@@ -215,13 +216,13 @@ def write_index(
     of each pair in the source, and `linked.npy`, which examples of the source have links.
     """
     read = partial(_column, folder, shards)
-    counts = sum(found.sum(0) for found in read("counts"))
+    counts = np.concatenate(list(read("counts"))).sum(0).tolist()
     pairs = [len(found) for found in read("target")]
-    record: dict[str, Any] = dict(zip(COUNTS, map(int, counts), strict=True)) | {"pairs": pairs}
+    record: dict[str, Any] = dict(zip(COUNTS, counts, strict=True)) | {"pairs": pairs}
     total = sum(pairs)
     for side in sides_of(encoding, links):
-        most = {"source": encoding.source_len, "target": encoding.target_len + 1}.get(side, 2**31)
-        dtype = np.uint16 if most < 2**16 else np.int32
+        short = side != "links" and max(encoding.source_len, encoding.target_len + 1) < 2**16
+        dtype = np.uint16 if short else np.int32
         _write_column(folder / f"{side}-lengths.npy", total, dtype, read(side))
         starts = (np.cumsum(found, dtype=np.int64) - found for found in read(side))
         _write_column(folder / f"{side}-starts.npy", total, np.int64, starts)

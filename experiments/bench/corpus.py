@@ -87,7 +87,7 @@ def config_of(folder: Path, data: str = "data") -> ConfigDict:
 def command_of(folder: Path, data: str) -> list[str]:
     """The command that prepares it."""
     config = config_of(folder, data).data
-    names = [f"--config.data.{name}={config[name]}" for name in ("name", "data_dir")]
+    names = [f"--config.data.name={config.name}", f"--config.data.data_dir={config.data_dir}"]
     path = _ROOT / "configs" / "libreoffice.py"
     return [sys.executable, "-m", "experiments.prepare", f"--config={path}:fr", *names]
 
@@ -112,6 +112,7 @@ class _Watched:
     """A command and the memory of its processes."""
 
     def __init__(self, command: list[str]):
+        self.command = command
         self.process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
         self.most = 0
 
@@ -120,7 +121,7 @@ class _Watched:
             self.most = max(self.most, sum(_memory(each, "VmRSS") for each in self._family()))
             time.sleep(0.1)
         if self.process.returncode:
-            sys.exit(f"error: {' '.join(self.process.args)} ended with {self.process.returncode}")
+            sys.exit(f"error: {' '.join(self.command)} ended with {self.process.returncode}")
         return self.process.communicate()[0].strip()
 
     def _family(self) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossattn.data import encoded, pipeline, prepare, sources, tokenizers
+from crossattn.data import encoded, pipeline, prepare, sources, textfiles, tokenizers
 from crossattn.data.errors import DataError, DataUnavailable
 
 ROOT = Path(__file__).parents[2]
@@ -214,8 +214,6 @@ def test_other_data_tokenizers_or_options_lie_elsewhere(corpus, pairs, tmp_path)
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_line_of_a_large_file_is_named(corpus, tmp_path, monkeypatch, workers):
-    from crossattn.data import textfiles
-
     lines = ["a\tb\n"] * 600
     lines[300] = "a\n"
     (tmp_path / "train.tsv").write_text("".join(lines))

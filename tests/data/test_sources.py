@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from crossattn.data import sources
+from crossattn.data import sources, textfiles
 from crossattn.data.errors import DataError, DataUnavailable
 
 VOWELS = "aeiouéê"
@@ -101,6 +101,33 @@ def test_tables_may_name_their_columns(tmp_path):
     options = {"source_column": "en", "target_column": "de", "reverse": True}
     (example,) = sources.open_source(f"files:{tmp_path}/{{split}}.jsonl", **options)
     assert (example["source"], example["target"]) == ("ja", "yes")
+
+
+def test_lines_are_those_of_the_whole_text_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(textfiles, "_CHUNK", 50)  # bytes: chunks end within lines, and characters
+    rng = np.random.default_rng(0)
+    for count in (1, 63, 64, 65, 128, 400):
+        texts = ["ß" * size + "x" for size in rng.integers(0, 40, count)]
+        for begin, between, end in (("", "\n", ""), ("\ufeff", "\r\n", "\r\n \n")):
+            path = tmp_path / "text"
+            path.write_bytes((begin + between.join(texts) + end).encode())
+            lines = textfiles.Lines(path)
+            assert list(lines) == texts and lines[-1] == texts[-1]
+            for i in rng.permutation(count).tolist():
+                assert lines[i] == texts[i]
+
+
+def test_lines_are_dealt_out_once(tmp_path):
+    for count in (20, 21, 22, 39, 100):
+        path = tmp_path / "table.tsv"
+        path.write_text("".join(f"{i}\tx\n" for i in range(count)))
+        found = {
+            split: [int(e["source"]) for e in sources.open_source(f"files:{path}", split)]
+            for split in sources.SPLITS
+        }
+        assert sorted(sum(found.values(), [])) == list(range(count))
+        assert found["test"] == list(range(0, count, 20))
+        assert found["validation"] == list(range(1, count, 20))
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\n \t\r\n\n"])
