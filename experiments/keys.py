@@ -110,7 +110,7 @@ _EXTRA = {"needed": False}
 KEYS: dict[str, Key] = {
     "task": Key(str, "What is trained.", choices=TASKS),
     "seed": Key(int, "Of parameters, dropout and the order of the data.", "[0, 4294967295]"),
-    "data.name": Key(str, "The source of the data, such as phrases, greek_english, files:mine.tsv."),
+    "data.name": Key(str, "The source of the data: phrases, greek_english, files:mine.tsv, stream:..."),
     "data.data_dir": Key(str, "Where fetched data lie; none is $CROSSATTN_DATA.", none=True),
     "data.reverse": Key(bool, "Exchange source and target."),
     "data.mode": Key(str, "pack several examples a row, or like lengths.", choices=("pack", "bucket")),
@@ -124,8 +124,10 @@ KEYS: dict[str, Key] = {
     "tokenizer.vocab_size": Key(int, "The most tokens; bytes and specials take 261.", "[261, inf)"),
     "tokenizer.joint": Key(bool, "One tokenizer for both sides."),
     **_keys("data.options", _EXTRA, {
-        "source_column": Key(object, "files: the column of the source in a table."),
-        "target_column": Key(object, "files: the column of the target in a table."),
+        "source_column": Key(object, "files, stream: the column of the source."),
+        "target_column": Key(object, "files, stream: the column of the target."),
+        "at_end": Key(str, "stream: begin again after the last shard, or wait.", choices=("repeat", "wait")),
+        "lanes": Key(int, "stream: parts that processes share; they divide data.rows.", "[1, inf)"),
         "size": Key(int, "copy: training examples.", "[1, inf)"),
         "num_words": Key(int, "copy: kinds of words.", "[1, 4900]"),
         "min_length": Key(int, "copy: the fewest words.", "[1, inf)"),

@@ -24,6 +24,7 @@ _SUBMODULES = (
     "shards",
     "sources",
     "speech",
+    "stream",
     "synthetic",
     "textfiles",
     "tokenizers",

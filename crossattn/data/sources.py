@@ -12,13 +12,16 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
 
 from crossattn.data import fetch, phrases, synthetic, textfiles
 from crossattn.data.errors import DataError, DataUnavailable
+
+if TYPE_CHECKING:
+    from crossattn.data import stream
 
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
@@ -37,13 +40,14 @@ def open_source(
 
     Names: "libreoffice_help/en-fr" (de, es, ja, hi), "greek_english", "phrases", "copy",
         "files:PATH",
-    "files:SOURCE,TARGET", "tfds:NAME/CONFIG". A direction written the other way round
+    "files:SOURCE,TARGET", "tfds:NAME/CONFIG", and "stream:PATTERN", of which only the first examples
+    are opened here (see `stream`). A direction written the other way round
     ("libreoffice_help/fr-en", "greek_english/en-el", "phrases/fr-en") exchanges source and target,
     as `reverse` does for every name.
 
     Args:
         name: the source; `options` are those of `synthetic.CopyTask` for "copy", of
-            `textfiles.read_pairs` for "files:", none otherwise.
+            `textfiles.read_pairs` for "files:", of `stream.Stream` for "stream:", none otherwise.
         split: "train", "validation" or "test"; for "tfds:" any split or slice of that dataset.
         data_dir: where fetched and prepared data lie; default $CROSSATTN_DATA, else
             ~/.cache/crossattn.
@@ -54,6 +58,8 @@ def open_source(
         DataUnavailable: the data cannot be brought to this machine; says which file to put where.
     """
     kind, _, rest = name.partition(":")
+    if kind == "stream" and rest:
+        return _stream(rest, reverse, options).head(split)
     if kind in ("files", "tfds") and rest:
         opened = (
             _files(rest, split, options)
@@ -63,7 +69,7 @@ def open_source(
     else:
         base, _, direction = name.partition("/")
         if base not in _OPENERS:
-            known = ", ".join([*_OPENERS, "files:PATH", "tfds:NAME/CONFIG"])
+            known = ", ".join([*_OPENERS, "files:PATH", "tfds:NAME/CONFIG", "stream:PATTERN"])
             raise DataError(f"there is no data source {name!r}; expected one of {known}")
         if split not in SPLITS:
             raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -92,6 +98,8 @@ def identity(
     kind, _, rest = name.partition(":")
     if kind == "files" and rest:
         return found | {"files": [_stat(path) for path in textfiles.split_files(rest, split)]}
+    if kind == "stream" and rest:
+        return found | _stream(rest, reverse, options).identity()
     source = open_source(name, split, data_dir=data_dir, reverse=reverse, **options)
     crc = 0
     for index in range(0, len(source), max(len(source) // _SAMPLED, 1)):
@@ -196,6 +204,12 @@ _OPENERS: dict[str, Callable] = {
     "phrases": _phrases,
     "copy": _copy,
 }
+
+
+def _stream(pattern: str, reverse: bool, options: dict) -> "stream.Stream":
+    from crossattn.data import stream
+
+    return stream.Stream.named(pattern, reverse=reverse, **options)
 
 
 def _files(paths: str, split: str, options: dict) -> Sequence[Example]:

@@ -100,15 +100,24 @@ def example(tables: "Sequence[Lines]", number: int, texts: tuple[str, str]) -> d
         DataError: a text is empty, or holds half a character.
     """
     for text, side, table in zip(texts, ("source", "target"), (tables[0], tables[-1]), strict=True):
-        if not text.strip():
-            raise DataError(f"{table.path}, line {number + 1}: the {side} text is empty")
-        if not text.isascii() and (half := _HALF.search(text)):
-            raise DataError(
-                f"{table.path}, line {number + 1}: the {side} text has \\u{ord(half[0]):04x}, half a "
-                "character; write both halves of its surrogate pair, or the character"
-            )
+        check_text(text, side, f"{table.path}, line {number + 1}")
     name = f"{tables[0].path.name}:{number + 1}"
     return {"id": name, "source": texts[0], "target": texts[1]}
+
+
+def check_text(text: str, side: str, place: str) -> None:
+    """Refuses what nothing can be learnt from, or written as UTF-8.
+
+    Raises:
+        DataError: the text is empty, or holds half a character; the message begins with the place.
+    """
+    if not text.strip():
+        raise DataError(f"{place}: the {side} text is empty")
+    if not text.isascii() and (half := _HALF.search(text)):
+        raise DataError(
+            f"{place}: the {side} text has \\u{ord(half[0]):04x}, half a "
+            "character; write both halves of its surrogate pair, or the character"
+        )
 
 
 Parse = Callable[[Sequence["Lines"], int], tuple[str, str]]
@@ -289,7 +298,10 @@ def texts_of(record: object, keys: tuple[int | str, int | str], place: str) -> t
     Raises:
         DataError: it has no text under one of the keys.
     """
+    texts = []
     for key in keys:
-        if not isinstance(record, dict) or not isinstance(record.get(key), str):
+        text = record.get(key) if isinstance(record, dict) else None
+        if not isinstance(text, str):
             raise DataError(f"{place}: no text under the key {key!r}")
-    return record[keys[0]], record[keys[1]]
+        texts.append(text)
+    return texts[0], texts[1]

@@ -25,7 +25,9 @@ from crossattn.data.prepare import (
     prepared_dir,
 )
 from crossattn.data.sources import identity, open_source
+from crossattn.data.stream import Stream, stream_batches
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+from crossattn.train import processes
 from crossattn.train.sharding import row_shares
 from crossattn.train.workdir import write_atomically
 from experiments.tasks.placement import config_mesh
@@ -59,6 +61,7 @@ class Corpus:
         self.config = config
         self.assets = assets
         self._side, self._link_share = side, link_share
+        self._stream = _stream_of(config)
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
     def split(self, name: str) -> Sequence[dict[str, Any]]:
@@ -76,22 +79,27 @@ class Corpus:
             **data.get("options", {}),
         )
 
-    def train_iterator(self, process_index: int, process_count: int) -> TrainIterator:
+    def train_iterator(self, process_index: int, process_count: int) -> Any:
         """Batches of the training split without end, for one of the processes that train together."""
         data = self.config.data
-        return train_batches(
-            self._train_pairs(),
-            mode=data.mode,
+        shared = dict(
             rows=data.rows,
-            source_len=data.source_len,
-            target_len=data.target_len,
             seed=self.config.seed,
             process_index=process_index,
             process_count=process_count,
             rows_multiple=row_shares(config_mesh(self.config)),
         )
+        if self._stream is not None:
+            return _Together(stream_batches(self._stream, self._prepared.encoding, **shared))
+        lengths = dict(source_len=data.source_len, target_len=data.target_len)
+        return train_batches(self.train_pairs(), mode=data.mode, **lengths, **shared)
 
-    def _train_pairs(self) -> EncodedPairs:
+    def train_pairs(self) -> EncodedPairs:
+        """The training split as tokens, in memory or on disk."""
+        if self._stream is not None:
+            raise DataError(
+                f"{self.config.data.name} has no end; this task learns from data that do"
+            )
         prepared, share, seed = self._prepared, self._link_share, self.config.seed
         if not is_prepared(prepared):
             train = self.split("train")
@@ -102,6 +110,10 @@ class Corpus:
 
     def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
         """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
+        if self._stream is not None:
+            raise DataError(
+                f"{self.config.data.name} is tokenised while it is read; there is nothing to prepare"
+            )
         for name in self._sides:
             if not self._trained(name):
                 self._keep(name)
@@ -191,12 +203,13 @@ class Corpus:
         kept = self._kept(name)
         if kept.exists():
             return Tokenizer.load(kept.parent, kept.stem)
-        if len(self.split("train")) > _IN_MEMORY:
+        if self._stream is not None or len(self.split("train")) > _IN_MEMORY:
             return self._keep(name)
         return self._train(name)
 
     def _train(self, name: str) -> Tokenizer:
-        train, options = self.split("train"), self.config.tokenizer
+        stream, options = self._stream, self.config.tokenizer
+        train = self.split("train") if stream is None else stream.head("train", _SAMPLE)
         count = min(len(train), _SAMPLE)
         examples = (train[i * len(train) // count] for i in range(count))
         texts = [example[side] for example in examples for side in self._sides[name]]
@@ -213,6 +226,43 @@ class Corpus:
         key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
         folder = prepared_dir(self.config.data.get("data_dir")) / "tokenizers"
         return folder / f"{key}.json"
+
+
+def _stream_of(config: Any) -> Stream | None:
+    """The stream that the data are, if they are one; refused where the rest of the config does not fit."""
+    data = config.data
+    kind, _, pattern = data.name.partition(":")
+    if kind != "stream":
+        return None
+    options = data.get("options", {})
+    stream = Stream.named(pattern, reverse=data.get("reverse", False), **options)
+    if (mode := data.get("mode", "pack")) != "pack":
+        raise DataError(f"config.data.mode is {mode!r}; a stream is only packed, 'pack'")
+    if stream.lanes is not None and data.rows % stream.lanes:
+        raise DataError(
+            f"config.data.options.lanes is {stream.lanes}; expected a divisor of config.data.rows, "
+            f"{data.rows}"
+        )
+    return stream
+
+
+class _Together:
+    """Batches of a stream, of which every process has its own lanes and saves those of all."""
+
+    def __init__(self, own: TrainIterator):
+        self._own = own
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._own)
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of all processes, each of which must ask for it."""
+        states = processes.gather(self._own.get_state())
+        return states[0] | {"lanes": {k: lane for s in states for k, lane in s["lanes"].items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with this process's part."""
+        self._own.set_state(state)
 
 
 def _refuse_another(path: Path) -> None:
