@@ -264,6 +264,10 @@ class _Together:
         """Continues with this process's part."""
         self._own.set_state(state)
 
+    def close(self) -> None:
+        """Stops the prefetching thread."""
+        self._own.close()
+
 
 def _refuse_another(path: Path) -> None:
     """Hold a tokenizer to the checksum that its run wrote down."""
