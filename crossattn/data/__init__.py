@@ -11,6 +11,8 @@ _SUBMODULES = (
     "archives",
     "audio",
     "builders",
+    "corruption",
+    "denoising",
     "encoded",
     "errors",
     "evaluation",
