@@ -40,14 +40,16 @@ def open_source(
 
     Names: "libreoffice_help/en-fr" (de, es, ja, hi), "greek_english", "phrases", "copy",
         "files:PATH",
-    "files:SOURCE,TARGET", "tfds:NAME/CONFIG", and "stream:PATTERN", of which only the first examples
+    "files:SOURCE,TARGET", "tfds:NAME/CONFIG"; where there is one text, which is then source and
+    target, "text:PATH" (a text a line, or JSONL); and "stream:PATTERN", of which only the first examples
     are opened here (see `stream`). A direction written the other way round
     ("libreoffice_help/fr-en", "greek_english/en-el", "phrases/fr-en") exchanges source and target,
     as `reverse` does for every name.
 
     Args:
         name: the source; `options` are those of `synthetic.CopyTask` for "copy", of
-            `textfiles.read_pairs` for "files:", of `stream.Stream` for "stream:", none otherwise.
+            `textfiles.read_pairs` for "files:", `source_column` for "text:", of `stream.Stream` for
+            "stream:", none otherwise.
         split: "train", "validation" or "test"; for "tfds:" any split or slice of that dataset.
         data_dir: where fetched and prepared data lie; default $CROSSATTN_DATA, else
             ~/.cache/crossattn.
@@ -60,7 +62,9 @@ def open_source(
     kind, _, rest = name.partition(":")
     if kind == "stream" and rest:
         return _stream(rest, reverse, options).head(split)
-    if kind in ("files", "tfds") and rest:
+    if kind == "text" and rest:
+        opened = _files(rest, split, _one_column(rest, **options))
+    elif kind in ("files", "tfds") and rest:
         opened = (
             _files(rest, split, options)
             if kind == "files"
@@ -69,7 +73,8 @@ def open_source(
     else:
         base, _, direction = name.partition("/")
         if base not in _OPENERS:
-            known = ", ".join([*_OPENERS, "files:PATH", "tfds:NAME/CONFIG", "stream:PATTERN"])
+            kinds = ("files:PATH", "text:PATH", "tfds:NAME/CONFIG", "stream:PATTERN")
+            known = ", ".join([*_OPENERS, *kinds])
             raise DataError(f"there is no data source {name!r}; expected one of {known}")
         if split not in SPLITS:
             raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -96,7 +101,7 @@ def identity(
     """
     found: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
     kind, _, rest = name.partition(":")
-    if kind == "files" and rest:
+    if kind in ("files", "text") and rest:
         return found | {"files": [_stat(path) for path in textfiles.split_files(rest, split)]}
     if kind == "stream" and rest:
         return found | _stream(rest, reverse, options).identity()
@@ -219,8 +224,20 @@ def _files(paths: str, split: str, options: dict) -> Sequence[Example]:
         raise DataError(f"files:{paths}: {error}") from None
 
 
+def _one_column(path: str, **options: Any) -> dict[str, Any]:
+    """The options of a file whose one text is source and target.
+
+    Raises:
+        DataError: there are others than `source_column`.
+    """
+    column = options.pop("source_column", "text" if path.endswith((".jsonl", ".ndjson")) else 0)
+    if options:
+        raise DataError(f"text:{path} takes source_column; {', '.join(sorted(options))} was given")
+    return {"source_column": column, "target_column": column}
+
+
 def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
-    """Any TFDS dataset whose supervised pair is two texts."""
+    """Any TFDS dataset whose supervised pair is two texts, or which has a text under "text"."""
     _no_options(f"tfds:{name}", options)
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
@@ -240,9 +257,12 @@ def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
         raise DataError(
             f"tfds:{name} has no split {split!r}; it has {', '.join(builder.info.splits)}"
         )
-    if not builder.info.supervised_keys:
-        raise DataError(f"tfds:{name} is no translation dataset: it names no source and target")
-    source, target = map(str, builder.info.supervised_keys[:2])
+    keys = builder.info.supervised_keys or ("text", "text")
+    if not builder.info.supervised_keys and "text" not in (builder.info.features or ()):
+        raise DataError(
+            f"tfds:{name} is no dataset of texts: it names no source and target, and has no 'text'"
+        )
+    source, target = map(str, keys[:2])
     rows: Any = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
     return MappedSource(_Numbered(rows), functools.partial(_example, source=source, target=target))
 
