@@ -14,24 +14,14 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.corruption import Objective, Pair
-from crossattn.data.encoded import EncodedPairs, Ragged, encode_pairs
+from crossattn.data.encoded import EncodedPairs, Ragged
 from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
 from crossattn.data.packing import Batch, Layout, fill
 from crossattn.data.pipeline import TrainIterator
-from crossattn.data.tokenizers import BOS, Tokenizer
+from crossattn.data.tokenizers import BOS
 
-_ANY_LENGTH = 2**31 - 2
 _BLOCK = 4096  # texts whose lengths are added up at a time
-
-
-def encode_texts(source: Sequence, tokenizer: Tokenizer, side: str) -> EncodedPairs:
-    """One side of a source as its targets, however long they are.
-
-    Raises:
-        DataError: the source is empty.
-    """
-    return encode_pairs(source, tokenizer, side=side, source_len=2, target_len=_ANY_LENGTH)
 
 
 class Chunks(Sequence):
@@ -41,7 +31,7 @@ class Chunks(Sequence):
     no target ends with, tells where one begins.
 
     Args:
-        texts: the targets of pairs: rows of BOS, ids, EOS.
+        texts: rows of BOS, ids, EOS, in memory or on disk.
         longest: the most tokens of a chunk.
     """
 
@@ -91,7 +81,7 @@ def make_denoising_iterator(
     """Batches [rows, length] without end, as `pipeline.make_train_iterator` packs them.
 
     Args:
-        texts: what `encode_texts` gives.
+        texts: whole texts as targets, of a `side` alone.
         objective: what becomes of a chunk.
         rows: of the global batch; each process gets its block of rows / process_count.
         seed: of the order and the noise.
@@ -99,7 +89,7 @@ def make_denoising_iterator(
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
-        DataError: rows do not divide over the processes, or there is too little text.
+        DataError: rows do not divide over the processes, or the texts have no tokens.
     """
     if rows < 1 or rows % process_count:
         raise DataError(

@@ -19,6 +19,8 @@ from crossattn.data.links import encode_links
 from crossattn.data.tokenizers import BOS, EOS, Tokenizer
 
 _LOG = logging.getLogger(__name__)
+ANY_LENGTH = 2**31 - 2
+"""The most tokens of a text that nothing is to shorten."""
 _CHUNK = 4096  # texts tokenised at a time: enough to keep every core busy, little memory
 
 

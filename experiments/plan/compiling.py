@@ -39,8 +39,8 @@ class UnreadCorpus(Corpus):
 
     @property
     def target_tokenizer(self) -> Any:
-        """None when both sides share one."""
-        return None if self.config.tokenizer.joint else self.tokenizer
+        """None when there is one."""
+        return None if self.config.tokenizer.get("joint", True) else self.tokenizer
 
     def refuse_without_links(self) -> None:
         """Whether there are links, the data will say."""
@@ -123,9 +123,9 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> Any:
 def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
     data, loss = config.data, config.loss
-    source_len = data.source_len if config.task == "translation" else 0
+    source_len = 0 if config.task == "language_model" else data.source_len
     rows = data.rows
-    if data.mode == "bucket":
+    if data.get("mode") == "bucket":
         buckets = length_buckets(rows, source_len, data.target_len, multiple=row_shares(mesh))
         rows = buckets[-1].rows
     none = np.zeros(0, np.int64)

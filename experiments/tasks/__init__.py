@@ -5,15 +5,20 @@ from typing import Any
 
 from experiments.settings import SettingsError
 from experiments.tasks.corpus import Corpus
+from experiments.tasks.denoising import DenoisingTask
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.translation import TranslationTask
 
-TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
+TASKS = {
+    "translation": TranslationTask,
+    "language_model": LanguageModelTask,
+    "denoising": DenoisingTask,
+}
 
 
 def make_task(
     config: Any, assets: Path | None = None, corpus: Corpus | None = None
-) -> TranslationTask | LanguageModelTask:
+) -> TranslationTask | LanguageModelTask | DenoisingTask:
     """The task that ``config.task`` names.
 
     Args:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from crossattn.data.encoded import EncodedPairs, Encoding, encode_pairs
+from crossattn.data.encoded import ANY_LENGTH, EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
 from crossattn.data.pipeline import TrainIterator, train_batches
 from crossattn.data.prepare import (
@@ -48,6 +48,7 @@ class Corpus:
       assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
       side: what is trained on, as ``encode_pairs`` has it.
       link_share: of the examples with gold links, those whose links are in the batches.
+      whole: texts are kept however long they are; ``config.data`` need not say what becomes of long ones.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Corpus:
         *,
         side: str = "both",
         link_share: float = 0.0,
+        whole: bool = False,
     ):
         self.config = config
         self.assets = assets
-        self._side, self._link_share = side, link_share
+        self._side, self._link_share, self._whole = side, link_share, whole
         self._stream = _stream_of(config)
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
@@ -108,6 +110,10 @@ class Corpus:
             prepare(prepared)
         return open_prepared(prepared, share, seed)
 
+    def pairs(self, split: str) -> EncodedPairs:
+        """A split as tokens, in memory."""
+        return encode_pairs(self.split(split), **vars(self._prepared.encoding))
+
     def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
         """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
         if self._stream is not None:
@@ -127,9 +133,9 @@ class Corpus:
         encoding = Encoding(
             tokenizer=self.tokenizer,
             target_tokenizer=self.target_tokenizer,
-            source_len=data.source_len,
-            target_len=data.target_len,
-            overlong=data.overlong,
+            source_len=ANY_LENGTH if self._whole else data.source_len,
+            target_len=ANY_LENGTH if self._whole else data.target_len,
+            overlong="cut" if self._whole else data.overlong,
             side=self._side,
         )
         links = self._link_share > 0
@@ -148,13 +154,13 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of both sides, or of the source when they are separate."""
+        """Of both sides, of the source when they are separate, or of the one side that is learnt."""
         return self._tokenizer("tokenizer")
 
     @cached_property
     def target_tokenizer(self) -> Tokenizer | None:
-        """Of the target; None when both sides share one."""
-        return None if self.config.tokenizer.joint else self._tokenizer("target_tokenizer")
+        """Of the target; None when there is one tokenizer."""
+        return self._tokenizer("target_tokenizer") if "target_tokenizer" in self._sides else None
 
     @property
     def output_tokenizer(self) -> Tokenizer:
@@ -191,6 +197,8 @@ class Corpus:
     @property
     def _sides(self) -> dict[str, tuple[str, ...]]:
         """The texts that each tokenizer learns from."""
+        if self._side != "both" and "joint" not in self.config.tokenizer:
+            return {"tokenizer": (self._side,)}
         if self.config.tokenizer.joint:
             return {"tokenizer": ("source", "target")}
         return {"tokenizer": ("source",), "target_tokenizer": ("target",)}

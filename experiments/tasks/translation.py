@@ -18,7 +18,11 @@ from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
 
-_INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
+_SEGMENTS = ("source_segments", "target_segments")
+_POSITIONS = ("source_positions", "target_positions")
+# Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
+# rows takes their number times less memory than one for each.
+_DISTANCES = ("relative", "alibi")
 
 
 class TranslationTask:
@@ -71,12 +75,15 @@ class TranslationTask:
         the sum "loss" has both, "cross_entropy" neither.
         """
         model, options = self.bind(params), self.config.loss
+        near = self.config.model.positions in _DISTANCES
+        aligned = options.get("alignment", "none") != "none"
+        covered = options.get("alignment_coverage", 0.0) > 0
         hidden, weights = model.hidden(
             batch["source"],
             batch["target_in"],
-            **{name: batch[name] for name in _INPUTS},
+            **{name: batch[name] for name in (_SEGMENTS if near else _SEGMENTS + _POSITIONS)},
             key=key,
-            return_weights=options.alignment != "none" or options.alignment_coverage > 0,
+            return_weights=aligned or covered,
         )
         real = batch["target_segments"] > 0
         smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
@@ -84,10 +91,10 @@ class TranslationTask:
             hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
         terms = []
-        if weights is not None and options.alignment != "none":
+        if weights is not None and aligned:
             found = alignment_loss(model, batch, weights, options)
             terms.append((options.alignment_weight, *found))
-        if weights is not None and options.alignment_coverage > 0:
+        if weights is not None and covered:
             terms.append((options.alignment_coverage, *coverage_loss(batch, weights, options)))
         if terms:
             sums = {**sums, "cross_entropy": sums["loss"]}

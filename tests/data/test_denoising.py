@@ -8,12 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossattn.data import denoising, sources, tokenizers
+from crossattn.data import denoising, encoded, sources, tokenizers
 from crossattn.data.corruption import PrefixLM, SpanCorruption
 from crossattn.data.encoded import Ragged
 from crossattn.data.errors import DataError
 
 BOS, EOS = 1, 2
+
+
+def whole(examples, tokenizer):
+    lengths = {"source_len": encoded.ANY_LENGTH, "target_len": encoded.ANY_LENGTH}
+    return encoded.encode_pairs(examples, tokenizer, side="source", **lengths)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +33,7 @@ def tokenizer(examples):
 
 @pytest.fixture(scope="module")
 def texts(examples, tokenizer):
-    return denoising.encode_texts(examples, tokenizer, "source")
+    return whole(examples, tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +180,7 @@ def test_a_state_of_other_data_or_another_objective_is_refused(
     texts, objective, examples, tokenizer
 ):
     state = train(texts, objective).get_state()
-    fewer = denoising.encode_texts(examples[:300], tokenizer, "source")
+    fewer = whole(examples[:300], tokenizer)
     for other in (
         train(texts, objective, seed=1),
         train(texts, objective, rows=8),
@@ -201,8 +206,6 @@ def test_evaluation_holds_every_chunk_once_under_the_same_noise(texts, objective
     assert real and np.array_equal(sources[1][:rows], sources[0][:rows])
 
 
-def test_no_text_and_rows_that_do_not_divide_are_refused(texts, objective, tokenizer):
-    with pytest.raises(DataError, match="no examples"):
-        denoising.encode_texts([], tokenizer, "source")
+def test_rows_that_do_not_divide_are_refused(texts, objective):
     with pytest.raises(DataError, match="rows is 4; expected a positive multiple of 3 processes"):
         train(texts, objective, process_count=3)
