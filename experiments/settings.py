@@ -219,7 +219,7 @@ def decoder_config(model: ConfigDict, vocab_size: int, max_length: int) -> Decod
     return _model(DecoderConfig, model, vocab_size=vocab_size, max_length=max_length)
 
 
-def objective(data: ConfigDict, vocab_size: int) -> Objective:
+def objective(data: Any, vocab_size: int) -> Objective:
     """What the section ``data`` of a denoising makes of text, with so many tokens in the tokenizer.
 
     Raises:

@@ -257,8 +257,9 @@ def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
         raise DataError(
             f"tfds:{name} has no split {split!r}; it has {', '.join(builder.info.splits)}"
         )
-    keys = builder.info.supervised_keys or ("text", "text")
-    if not builder.info.supervised_keys and "text" not in (builder.info.features or ()):
+    features: Any = builder.info.features or ()
+    keys = builder.info.supervised_keys or [name for name in ("text", "text") if name in features]
+    if not keys:
         raise DataError(
             f"tfds:{name} is no dataset of texts: it names no source and target, and has no 'text'"
         )

@@ -46,7 +46,7 @@ class FactoredMoments(NamedTuple):
     """count: updates made; rows, columns: means of squared gradients over the columns and the rows of
     each parameter. Where there are none, ``rows`` is the whole second moment."""
 
-    count: jax.Array
+    count: Any
     rows: Any
     columns: Any
 
@@ -71,9 +71,7 @@ def scale_by_adafactor(sides: Any) -> optax.GradientTransformation:
             columns=jax.tree.map(columns, sides, params),
         )
 
-    def update(
-        grads: Any, state: FactoredMoments, params: Any = None
-    ) -> tuple[Any, FactoredMoments]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FactoredMoments]:
         if params is None:
             raise ValueError("adafactor needs the parameters; call update(grads, state, params)")
         past = 1.0 - (state.count + 1.0) ** -_DECAY
@@ -87,9 +85,9 @@ def scale_by_adafactor(sides: Any) -> optax.GradientTransformation:
             )
             return past * rows + (1 - past) * by_row, past * columns + (1 - past) * by_column
 
-        both = jax.tree.map(moments, sides, grads, state.rows, state.columns)
+        both = jax.tree.map(moments, sides, updates, state.rows, state.columns)
         rows, columns = (jax.tree.map(lambda _, pair, i=i: pair[i], sides, both) for i in (0, 1))
-        steps = jax.tree.map(_step, sides, grads, rows, columns, params)
+        steps = jax.tree.map(_step, sides, updates, rows, columns, params)
         return steps, FactoredMoments(optax.safe_increment(state.count), rows, columns)
 
     return optax.GradientTransformation(init, update)

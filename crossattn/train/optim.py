@@ -163,7 +163,7 @@ def _adafactor(logical_axes: Any) -> optax.GradientTransformation:
 
     return optax.GradientTransformation(
         lambda params: last_two(params).init(params),
-        lambda grads, state, params=None: last_two(grads).update(grads, state, params),
+        lambda updates, state, params=None: last_two(updates).update(updates, state, params),
     )
 
 
