@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 from configs import translation
 
@@ -83,7 +84,7 @@ def _base(objective: str) -> ConfigDict:
         schedule="rsqrt",
         warmup_steps=10_000,
         weight_decay=0.0,
-        clip_norm=None,
+        clip_norm=placeholder(float),  # T5 has none
     )
     config.train.update(steps=1_000_000, log_every=100, eval_every=5000)
     config.checkpoint.update(every=2000, keep=3, best_metric="loss", best_mode="min")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -132,3 +133,8 @@ def test_a_text_file_of_ones_own_is_learnt(launched, tmp_path):
     given = (TINY, f"--config.data.name=text:{tmp_path}/a.txt", "--config.train.steps=2")
     code, out, err = launched("train", *given, f"--workdir={tmp_path / 'run'}")
     assert code == 0 and "evaluation at step 2" in out, err
+
+
+def test_what_is_none_in_the_config_can_be_set(launched):
+    code, out, _ = launched("train", TINY, "--config.optim.clip_norm=2", "--help=config")
+    assert code == 0 and re.search(r"^  optim.clip_norm +2.0 ", out, re.MULTILINE)
