@@ -20,6 +20,20 @@ def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
     return found
 
 
+def choice(given: Sequence[str], of: Sequence[str]) -> str:
+    """The one of several variants that the words name, the first where they name none.
+
+    Raises:
+      ValueError: they name two.
+    """
+    found = [word for word in given if word in of]
+    if len(found) > 1:
+        raise ValueError(
+            f"the variants {' and '.join(found)} exclude each other; name one of them."
+        )
+    return found[0] if found else of[0]
+
+
 def small() -> ConfigDict:
     """An encoder-decoder that learns the most in minutes on two CPU cores."""
     return ConfigDict(

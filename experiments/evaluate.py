@@ -1,4 +1,4 @@
-"""Score a checkpoint on a split: translation, loss, word alignment.
+"""Score a checkpoint on a split: translation, loss, word alignment; of text alone, loss and a few samples.
 
 python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
 """
@@ -16,6 +16,7 @@ _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
+_SAMPLES = 3
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         )
     else:
         results = task.split_loss(params, _SPLIT.value)
-        sample = task.sample(params, task.config.data.target_len)[0]
+        samples = task.sample(params, task.config.data.target_len)
         if processes.is_main():
-            print(sample)
+            print("\n\n".join(samples[:_SAMPLES]))
     report.save(results, path)
     report.show(results)
     return 0

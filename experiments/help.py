@@ -47,7 +47,7 @@ def of_config(values: dict[str, Any], title: str) -> str:
     rows = [
         (name, _shown(found[name]) if name in found else "-", key)
         for name, key in KEYS.items()
-        if key.only in (None, found.get("task"))
+        if key.belongs(found.get("task"))
     ]
     names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [

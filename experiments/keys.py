@@ -15,8 +15,9 @@ from crossattn.nn.layers import NormName
 from crossattn.nn.stack import POLICIES
 from crossattn.train.alignment import ROWS
 
-TASKS = ("translation", "language_model")
+TASKS = ("translation", "language_model", "denoising")
 ALIGNMENTS = ("none", "diagonal", "latent", "gold")
+OBJECTIVES = ("span_corruption", "prefix_lm")
 _METRICS = ("loss", "nll", "perplexity", "accuracy", "bleu", "chrf")
 _SYMMETRISED = ("none", "union", "intersection", "grow-diag")
 _OPTIMIZERS = ("adamw", "adafactor", "lion", "muon", "sgd")
@@ -43,7 +44,7 @@ class Key:
       choices: the texts that there are; () is any. A bool with choices is true, false or one of them.
       none: None is a value too.
       needed: a config has it; otherwise it may be left out.
-      only: the task that has it; None is every task.
+      only: the tasks that have it; () is every task.
     """
 
     kind: type
@@ -52,7 +53,11 @@ class Key:
     choices: tuple[str, ...] = ()
     none: bool = False
     needed: bool = True
-    only: str | None = None
+    only: tuple[str, ...] = ()
+
+    def belongs(self, task: Any) -> bool:
+        """Whether a config of this task may have it."""
+        return not self.only or task in self.only
 
     def takes(self, value: Any) -> bool:
         """Whether a value is one of those."""
@@ -104,28 +109,42 @@ def _keys(section: str, more: Mapping[str, Any], keys: Mapping[str, Key]) -> dic
     return {f"{section}.{name}": Key(**{**vars(key), **more}) for name, key in keys.items()}
 
 
-_TRANSLATION = {"only": "translation"}
+_TRANSLATION = {"only": ("translation",)}
+_DENOISING = {"only": ("denoising",)}
+_PAIRED = ("translation", "language_model")
+_TWO_STACKS = ("translation", "denoising")
 _EXTRA = {"needed": False}
 
 KEYS: dict[str, Key] = {
     "task": Key(str, "What is trained.", choices=TASKS),
     "seed": Key(int, "Of parameters, dropout and the order of the data.", "[0, 4294967295]"),
-    "data.name": Key(str, "The source of the data, such as phrases, greek_english, files:mine.tsv."),
+    "data.name": Key(str, "Where the data come from: phrases, files:mine.tsv, text:mine.txt, stream:..."),
     "data.data_dir": Key(str, "Where fetched data lie; none is $CROSSATTN_DATA.", none=True),
     "data.reverse": Key(bool, "Exchange source and target."),
-    "data.mode": Key(str, "pack several examples a row, or like lengths.", choices=("pack", "bucket")),
+    "data.mode": Key(str, "pack several examples a row, or like lengths.", choices=("pack", "bucket"),
+                     only=_PAIRED),
     "data.rows": Key(int, "Rows of a batch; of the longest ones where mode is bucket.", "[1, inf)"),
     "data.source_len": Key(int, "The most tokens of a source, its end included.", "[2, inf)"),
     "data.target_len": Key(int, "The most tokens of a target, its end included.", "[2, inf)"),
-    "data.overlong": Key(str, "What is done with longer examples.", choices=("drop", "cut")),
-    "data.side": Key(str, "Which side a language model learns.", choices=("source", "target"),
-                     only="language_model"),
+    "data.overlong": Key(str, "What is done with longer examples.", choices=("drop", "cut"),
+                         only=_PAIRED),
+    "data.side": Key(str, "Which side is learnt.", choices=("source", "target"),
+                     only=("language_model", "denoising")),
     "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram")),
     "tokenizer.vocab_size": Key(int, "The most tokens; bytes and specials take 261.", "[261, inf)"),
-    "tokenizer.joint": Key(bool, "One tokenizer for both sides."),
+    "tokenizer.joint": Key(bool, "One tokenizer for both sides.", only=_PAIRED),
+    **_keys("data", _DENOISING, {
+        "objective": Key(str, "Fill in spans that were taken out, or go on after a prefix.",
+                         choices=OBJECTIVES),
+        "density": Key(float, "Share of the tokens that is taken out.", "(0, 1)"),
+        "span": Key(float, "Mean tokens of what is taken out in one piece.", "[1, inf)"),
+        "sentinels": Key(int, "Tokens beyond the tokenizer's that stand for spans.", "[1, inf)"),
+    }),
     **_keys("data.options", _EXTRA, {
-        "source_column": Key(object, "files: the column of the source in a table."),
-        "target_column": Key(object, "files: the column of the target in a table."),
+        "source_column": Key(object, "files, text, stream: the column of the source."),
+        "target_column": Key(object, "files, stream: the column of the target."),
+        "at_end": Key(str, "stream: begin again after the last shard, or wait.", choices=("repeat", "wait")),
+        "lanes": Key(int, "stream: parts that processes share; they divide data.rows.", "[1, inf)"),
         "size": Key(int, "copy: training examples.", "[1, inf)"),
         "num_words": Key(int, "copy: kinds of words.", "[1, 4900]"),
         "min_length": Key(int, "copy: the fewest words.", "[1, inf)"),
@@ -142,9 +161,9 @@ KEYS: dict[str, Key] = {
         "dim": Key(int, "Size of the vectors, D.", "[1, inf)"),
         "num_heads": Key(int, "Query heads, N.", "[1, inf)"),
         "mlp_dim": Key(int, "Hidden size of the feed-forward network, F.", "[1, inf)"),
-        "encoder_layers": Key(int, "Depth of the encoder.", "[1, inf)", only="translation"),
-        "decoder_layers": Key(int, "Depth of the decoder.", "[1, inf)", only="translation"),
-        "layers": Key(int, "Depth.", "[1, inf)", only="language_model"),
+        "encoder_layers": Key(int, "Depth of the encoder.", "[1, inf)", only=_TWO_STACKS),
+        "decoder_layers": Key(int, "Depth of the decoder.", "[1, inf)", only=_TWO_STACKS),
+        "layers": Key(int, "Depth.", "[1, inf)", only=("language_model",)),
         "activation": Key(str, "Of the feed-forward network.", choices=get_args(Activation)),
         "norm": Key(str, "Layer norm or RMS norm.", choices=get_args(NormName)),
         "norm_first": Key(bool, "Norms before sublayers (pre-norm), or after."),
@@ -172,7 +191,7 @@ KEYS: dict[str, Key] = {
         "relative_buckets": Key(int, "Of relative positions.", "[4, inf)"),
         "relative_distance": Key(int, "From where on distances share a bucket.", "[1, inf)"),
         "separate_inputs": Key(bool, "Source and target have positions and norms of their own.",
-                               only="translation"),
+                               only=_TWO_STACKS),
     }),
     **_keys("loss", {}, {
         "label_smoothing": Key(float, "Probability spread over the whole vocabulary.", "[0, 1)"),

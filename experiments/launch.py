@@ -238,7 +238,7 @@ def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
             raise Refused(f"--config={path}: {last}") from None
         raise
     except Exception as error:
-        if unknown := overrides.unknown_key(argv, path):
+        if unknown := overrides.unknown_key(argv, error):
             raise Refused(unknown) from None
         if isinstance(error, AttributeError) and "get_config" in str(error):
             raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None

@@ -61,11 +61,22 @@ def _of_two_types(key: Key) -> bool:
     return key.kind is bool and bool(key.choices)
 
 
-def unknown_key(argv: Sequence[str], path: str) -> str:
-    """A sentence on the first override of a key that there is not, or nothing."""
+def unknown_key(argv: Sequence[str], error: Exception) -> str:
+    """A sentence on the first override of a key that there is not, or only in others, or nothing.
+
+    Args:
+      argv: the command line.
+      error: what came of it.
+    """
     for name in _overridden(argv):
         if not is_key(name):
             return f"the config has no key {name}{suggestion(name)} --help=config lists all."
+        tasks = KEYS[name].only if name in KEYS else ()
+        if tasks and f"'{name.rpartition('.')[2]}'" in str(error):
+            others = " or ".join(f"a {task}" for task in tasks)
+            return (
+                f"the config has no key {name}, which only {others} has; --help=config lists all."
+            )
     return ""
 
 

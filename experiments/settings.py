@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from crossattn.data import evaluation
+from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
 from crossattn.data.packing import length_buckets
 from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
@@ -72,7 +73,7 @@ def check(config: ConfigDict) -> None:
     task = values.get("task")
     if task not in TASKS:
         raise SettingsError(f"config.task is {task!r}; expected one of {', '.join(TASKS)}.")
-    own = {name: key for name, key in KEYS.items() if key.only in (None, task)}
+    own = {name: key for name, key in KEYS.items() if key.belongs(task)}
     for name, value in values.items():
         if name not in own:
             raise SettingsError(
@@ -87,6 +88,8 @@ def check(config: ConfigDict) -> None:
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     _check_model(config.model)
+    if task == "denoising":
+        objective(config.data, config.tokenizer.vocab_size)
     _check_chunks(config)
     _check_metric(config)
     if task == "translation":
@@ -129,8 +132,9 @@ def _check_chunks(config: ConfigDict) -> None:
     data, chunks = config.data, config.loss.chunks
     source = data.source_len if config.task == "translation" else 0
     sizes = (data.rows, source, data.target_len)
-    buckets = length_buckets(*sizes, fractions=evaluation.FRACTIONS)
-    if data.mode == "bucket":
+    cut = config.task != "denoising"  # whose batches have one length
+    buckets = length_buckets(*sizes, fractions=evaluation.FRACTIONS) if cut else []
+    if data.get("mode") == "bucket":
         buckets = [*buckets, *length_buckets(*sizes)]
     lengths = sorted({data.target_len, *(bucket.target_len for bucket in buckets)})
     if any(length % chunks for length in lengths):
@@ -213,6 +217,19 @@ def transformer_config(
 def decoder_config(model: ConfigDict, vocab_size: int, max_length: int) -> DecoderConfig:
     """The decoder-only model that the section ``model`` describes."""
     return _model(DecoderConfig, model, vocab_size=vocab_size, max_length=max_length)
+
+
+def objective(data: Any, vocab_size: int) -> Objective:
+    """What the section ``data`` of a denoising makes of text, with so many tokens in the tokenizer.
+
+    Raises:
+      SettingsError: lengths or sentinels do not suffice.
+    """
+    lengths = {"source_len": data.source_len, "target_len": data.target_len}
+    if data.objective == "prefix_lm":
+        return build(PrefixLM, "data", lengths)
+    noise = {name: data[name] for name in ("sentinels", "density", "span")}
+    return build(SpanCorruption, "data", lengths | noise, vocab_size=vocab_size)
 
 
 def _model(kind: Callable[..., T], model: ConfigDict, **sizes: Any) -> T:

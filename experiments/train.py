@@ -89,7 +89,7 @@ def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
     """Rows of a batch go to devices, and those of each to the parts that it is computed in."""
     data, sizes = config.data, [config.data.rows]
     devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    if data.mode == "bucket":
+    if data.get("mode") == "bucket":
         source = data.source_len if config.task == "translation" else 0
         lengths = source, data.target_len
         sizes = [b.rows for b in length_buckets(data.rows, *lengths, multiple=devices)]

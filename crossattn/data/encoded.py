@@ -4,20 +4,23 @@ A source text ends with EOS. A target is stored as BOS, ids, EOS; the decoder re
 and predicts all but the first.
 """
 
+import itertools
 import logging
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Integer
 
 from crossattn.data.errors import DataError
-from crossattn.data.links import TokenLinks, encode_links
+from crossattn.data.links import encode_links
 from crossattn.data.tokenizers import BOS, EOS, Tokenizer
 
 _LOG = logging.getLogger(__name__)
+ANY_LENGTH = 2**31 - 2
+"""The most tokens of a text that nothing is to shorten."""
 _CHUNK = 4096  # texts tokenised at a time: enough to keep every core busy, little memory
 
 
@@ -39,13 +42,66 @@ class Ragged:
     def __getitem__(self, row: int) -> Int[np.ndarray, " length"]:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
+    def lengths_of(self, rows: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+        """Lengths of some rows."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> "Ragged":
         """Packs lists of ids."""
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
-        flat = np.fromiter((i for row in rows for i in row), np.int32, count=int(offsets[-1]))
-        return cls(flat, offsets)
+        every = itertools.chain.from_iterable(rows)
+        return cls(np.fromiter(every, np.int32, count=int(offsets[-1])), offsets)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of all parts, one behind the other."""
+        offsets = np.zeros(sum(map(len, parts)) + 1, np.int64)
+        np.cumsum(np.concatenate([part.lengths for part in parts]), out=offsets[1:])
+        return cls(np.concatenate([part.ids for part in parts]), offsets)
+
+    def fingerprint(self, crc: int = 0) -> int:
+        """A checksum of all rows, going on from another one."""
+        return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.ids.tobytes(), crc))
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """What pairs need of the ids of a side: a `Ragged`, or a `shards.RaggedShards`."""
+
+    @property
+    def lengths(self) -> Integer[np.ndarray, " rows"]:
+        """Length of each row."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> Int[np.ndarray, " length"]: ...
+
+    def lengths_of(self, rows: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+        """Lengths of some rows."""
+        ...
+
+    def fingerprint(self, crc: int = 0) -> int:
+        """A checksum of all rows, going on from another one."""
+        ...
+
+
+@runtime_checkable
+class Links(Protocol):
+    """What pairs need of their links: a `links.TokenLinks`, or a `shards.LinkShards`."""
+
+    @property
+    def known(self) -> Bool[np.ndarray, " pairs"]:
+        """Which pairs' links were given."""
+        ...
+
+    def __getitem__(self, pair: int) -> Int[np.ndarray, "links 4"]: ...
+
+    def fingerprint(self) -> int:
+        """A checksum of all links."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,17 +110,19 @@ class EncodedPairs:
 
     `source` is None for a language model's data, `links` unless they are asked for. `example` is
     the index in the source of each pair. `cut_sources` and `cut_targets` count texts that were
-    shortened, `dropped` pairs that were left out, `total` all there were.
+    shortened, `dropped` pairs that were left out, `total` all there were. `checksum` is that of the
+    ids where it is known already.
     """
 
-    source: Ragged | None
-    target: Ragged
+    source: Rows | None
+    target: Rows
     example: Int[np.ndarray, " pairs"]
     total: int
     dropped: int
     cut_sources: int
     cut_targets: int
-    links: TokenLinks | None = None
+    links: Links | None = None
+    checksum: int | None = None
 
     def __len__(self) -> int:
         return len(self.target)
@@ -81,11 +139,33 @@ class EncodedPairs:
 
     def fingerprint(self) -> int:
         """A checksum of all ids and links; differs when text, tokenizer or lengths differ."""
+        if self.links is None and self.checksum is not None:
+            return self.checksum
         sides = (self.target,) if self.source is None else (self.source, self.target)
         crc = 0 if self.links is None else self.links.fingerprint()
         for side in sides:
-            crc = zlib.crc32(side.offsets.tobytes(), zlib.crc32(side.ids.tobytes(), crc))
+            crc = side.fingerprint(crc)
         return crc
+
+    def refuse_empty(self, source_len: int, target_len: int) -> None:
+        """Logs what was dropped or cut.
+
+        Raises:
+            DataError: nothing is left.
+        """
+        report = self.report(source_len, target_len)
+        if not len(self):
+            raise DataError(f"no example is short enough: {report}")
+        if report:
+            _LOG.warning("%s", report)
+
+    def lengths_of(
+        self, pairs: Int[np.ndarray, " some"]
+    ) -> tuple[Int[np.ndarray, " some"], Int[np.ndarray, " some"]]:
+        """`source_lengths` and `target_lengths` of some pairs."""
+        none = self.source is None
+        source = np.zeros(len(pairs), np.int64) if none else self.source.lengths_of(pairs)
+        return source, self.target.lengths_of(pairs) - 1
 
     def report(self, source_len: int, target_len: int) -> str:
         """One line on over-long pairs, empty when all fit."""
@@ -98,6 +178,70 @@ class EncodedPairs:
         if self.cut_sources or self.cut_targets:
             parts.append(f"cut {self.cut_sources} sources and {self.cut_targets} targets {limit}")
         return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How examples become tokens: the tokenizers, the longest that is let be, and what then.
+
+    `target_tokenizer` None is `tokenizer`; `overlong` and `side` are those of `encode_pairs`.
+    """
+
+    tokenizer: Tokenizer
+    target_tokenizer: Tokenizer | None = None
+    source_len: int = 128
+    target_len: int = 128
+    overlong: str = "drop"
+    side: str = "both"
+
+    def __post_init__(self):
+        if self.overlong not in ("drop", "cut"):
+            raise DataError(f"overlong is {self.overlong!r}; expected 'drop' or 'cut'")
+        if self.side not in ("both", "source", "target"):
+            raise DataError(f"side is {self.side!r}; expected 'both', 'source' or 'target'")
+        if self.target_len < 2 or (self.side == "both" and self.source_len < 2):
+            lengths = f"{self.source_len} and {self.target_len}"
+            raise DataError(f"lengths are {lengths}; expected at least 2")
+
+    @property
+    def output_tokenizer(self) -> Tokenizer:
+        """That of the targets."""
+        return self.target_tokenizer or self.tokenizer
+
+    def chunk(self, examples: Sequence[dict[str, Any]], first: int = 0) -> EncodedPairs:
+        """Those of a few examples that fit, without links; `first` is the index of the first one."""
+        both = self.side == "both"
+        key = "source" if self.side == "source" else "target"
+        targets = self.output_tokenizer.encode_batch([example[key] for example in examples])
+        long_target = np.array([len(ids) + 1 > self.target_len for ids in targets], bool)
+        sources = long_source = None
+        if both:
+            sources = self.tokenizer.encode_batch([example["source"] for example in examples])
+            long_source = np.array([len(ids) + 1 > self.source_len for ids in sources], bool)
+        long = long_target if long_source is None else long_target | long_source
+        keep = np.flatnonzero(~long) if self.overlong == "drop" else np.arange(len(examples))
+        source = None
+        if sources is not None:
+            source = Ragged.of([sources[i][: self.source_len - 1] + [EOS] for i in keep])
+        cut = self.target_len + 1
+        return EncodedPairs(
+            source=source,
+            target=Ragged.of([([BOS] + targets[i] + [EOS])[:cut] for i in keep]),
+            example=first + keep,
+            total=len(examples),
+            dropped=len(examples) - len(keep),
+            cut_sources=0 if long_source is None else int(long_source[keep].sum()),
+            cut_targets=int(long_target[keep].sum()),
+        )
+
+    def chunks(
+        self, source: Sequence[dict[str, Any]], start: int = 0, stop: int | None = None
+    ) -> Iterator[EncodedPairs]:
+        """Examples `start` to below `stop` of a source, a few thousand at a time."""
+        stop = len(source) if stop is None else stop
+        for first in range(start, stop, _CHUNK):
+            indices = range(first, min(first + _CHUNK, stop))
+            yield self.chunk([source[i] for i in indices], first)
 
 
 def encode_pairs(
@@ -121,56 +265,37 @@ def encode_pairs(
         DataError: the source is empty, no example fits, an option is unknown, or links are asked
             for and there are none.
     """
-    _check_options(source, source_len, target_len, overlong, side)
+    encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, overlong, side)
+    if not len(source):
+        raise DataError("the data source has no examples")
     if link_share and side != "both":
         raise DataError(f"links join a source and a target; side is {side!r}")
-    sources: list[list[int]] = []
-    targets: list[list[int]] = []
-    for start in range(0, len(source), _CHUNK):
-        examples = [source[i] for i in range(start, min(start + _CHUNK, len(source)))]
-        if side == "both":
-            sources += tokenizer.encode_batch([example["source"] for example in examples])
-        key = "source" if side == "source" else "target"
-        targets += (target_tokenizer or tokenizer).encode_batch([e[key] for e in examples])
-    source_sizes = np.array([len(ids) + 1 for ids in sources] or [0] * len(targets))
-    target_sizes = np.array([len(ids) + 1 for ids in targets])
-    long_source = (source_sizes > source_len) if side == "both" else np.zeros(len(targets), bool)
-    long_target = target_sizes > target_len
-    fits = ~(long_source | long_target)
-    keep = np.flatnonzero(fits) if overlong == "drop" else np.arange(len(targets))
-    links = None
+    encoded = joined(list(encoding.chunks(source)))
+    encoded.refuse_empty(source_len, target_len)
     if link_share:
-        lengths = {"source_len": source_len, "target_len": target_len}
-        chosen = {"share": link_share, "seed": seed}
         links = encode_links(
-            source, keep, tokenizer, target_tokenizer or tokenizer, **lengths, **chosen
+            source,
+            encoded.example,
+            tokenizer,
+            encoding.output_tokenizer,
+            source_len=source_len,
+            target_len=target_len,
+            share=link_share,
+            seed=seed,
         )
-    encoded = EncodedPairs(
-        source=Ragged.of([sources[i][: source_len - 1] + [EOS] for i in keep]) if sources else None,
-        target=Ragged.of([([BOS] + targets[i] + [EOS])[: target_len + 1] for i in keep]),
-        example=keep,
-        total=len(targets),
-        dropped=len(targets) - len(keep),
-        cut_sources=int(long_source[keep].sum()),
-        cut_targets=int(long_target[keep].sum()),
-        links=links,
-    )
-    report = encoded.report(source_len, target_len)
-    if not len(encoded):
-        raise DataError(f"no example is short enough: {report}")
-    if report:
-        _LOG.warning("%s", report)
+        encoded = replace(encoded, links=links)
     return encoded
 
 
-def _check_options(
-    source: Sequence, source_len: int, target_len: int, overlong: str, side: str
-) -> None:
-    if overlong not in ("drop", "cut"):
-        raise DataError(f"overlong is {overlong!r}; expected 'drop' or 'cut'")
-    if side not in ("both", "source", "target"):
-        raise DataError(f"side is {side!r}; expected 'both', 'source' or 'target'")
-    if not len(source):
-        raise DataError("the data source has no examples")
-    if target_len < 2 or (side == "both" and source_len < 2):
-        raise DataError(f"lengths are {source_len} and {target_len}; expected at least 2")
+def joined(parts: Sequence[EncodedPairs]) -> EncodedPairs:
+    """The pairs of all parts, one behind the other; they have no links yet."""
+    sources = [part.source for part in parts if isinstance(part.source, Ragged)]
+    return EncodedPairs(
+        source=Ragged.joined(sources) if sources else None,
+        target=Ragged.joined([part.target for part in parts if isinstance(part.target, Ragged)]),
+        example=np.concatenate([part.example for part in parts]),
+        total=sum(part.total for part in parts),
+        dropped=sum(part.dropped for part in parts),
+        cut_sources=sum(part.cut_sources for part in parts),
+        cut_targets=sum(part.cut_targets for part in parts),
+    )

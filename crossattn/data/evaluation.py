@@ -1,15 +1,15 @@
 """Finite batches for evaluation: every example once, like lengths together, few shapes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.encoded import encode_pairs
+from crossattn.data.encoded import EncodedPairs, encode_pairs
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, fill, length_buckets, plan_buckets
+from crossattn.data.packing import Batch, Layout, fill, length_buckets, plan_buckets
 from crossattn.data.tokenizers import Tokenizer
 
 # A model is compiled for each shape, which in an evaluation costs more than padding does.
@@ -27,31 +27,39 @@ class EvalBatch:
 
 @dataclass(frozen=True)
 class EvalBatches(Sequence):
-    """All batches of a source, and how many of its texts had to be cut."""
+    """All batches of a source, each made when it is asked for, and how many texts had to be cut."""
 
-    batches: tuple[EvalBatch, ...]
-    examples: int
-    cut_sources: int
-    cut_targets: int
+    layouts: tuple[Layout, ...]
+    encoded: EncodedPairs
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.layouts)
 
     def __getitem__(self, index: int) -> EvalBatch:
-        return self.batches[index]
+        layout = self.layouts[index]
+        indices = np.full(layout.rows, -1, np.int64)
+        indices[layout.row] = self.encoded.example[layout.pairs]
+        return EvalBatch(indices, fill(layout, self.encoded))
 
-    def __iter__(self) -> Iterator[EvalBatch]:
-        return iter(self.batches)
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(self.encoded)
+
+    @property
+    def cut_sources(self) -> int:
+        """Sources that were too long."""
+        return self.encoded.cut_sources
+
+    @property
+    def cut_targets(self) -> int:
+        """Targets that were too long."""
+        return self.encoded.cut_targets
 
     @property
     def shapes(self) -> set[tuple[int, int, int]]:
         """The distinct (rows, source length, target length): one compilation each."""
-        found = set()
-        for item in self.batches:
-            rows, target_len = item.batch["target_in"].shape
-            source = item.batch.get("source")
-            found.add((rows, 0 if source is None else source.shape[1], target_len))
-        return found
+        return {(layout.rows, layout.source_len, layout.target_len) for layout in self.layouts}
 
 
 def eval_batches(
@@ -100,10 +108,6 @@ def eval_batches(
         fractions=FRACTIONS,
     )
     lengths = (encoded.source_lengths[order], encoded.target_lengths[order])
-    batches = []
-    for layout in plan_buckets(order, *lengths, buckets=buckets, rng=None):
-        mine = layout.shard(process_index, process_count)
-        indices = np.full(mine.rows, -1, np.int64)
-        indices[mine.row] = encoded.example[mine.pairs]
-        batches.append(EvalBatch(indices, fill(mine, encoded)))
-    return EvalBatches(tuple(batches), len(encoded), encoded.cut_sources, encoded.cut_targets)
+    layouts = plan_buckets(order, *lengths, buckets=buckets, rng=None)
+    mine = (layout.shard(process_index, process_count) for layout in layouts)
+    return EvalBatches(tuple(mine), encoded)

@@ -112,26 +112,48 @@ def encode_links(
     Raises:
         DataError: the share is out of range, or the data has no links.
     """
-    if not 0.0 < share <= 1.0:
-        raise DataError(f"the share of gold links is {share}; expected above 0 and at most 1")
-    known = np.isin(kept, _chosen(source, share, seed))
+    linked = [i for i in range(len(source)) if len(source[i].get("links", ()))]
+    known = np.isin(kept, choose_linked(np.array(linked, np.int64), share, seed))
     rows = []
     for index, given in zip(kept.tolist(), known.tolist(), strict=True):
-        links = np.zeros((0, 3), np.int32)
+        table = np.zeros((0, 4), np.int32)
         if given:
-            links = token_links(source[index], tokenizer, target_tokenizer, source_len, target_len)
-        rows.append(_ranked(links))
+            lengths = source_len, target_len
+            table = links_in_batches(source[index], tokenizer, target_tokenizer, *lengths)
+        rows.append(table)
     offsets = np.cumsum([0, *map(len, rows)]).astype(np.int64)
     return TokenLinks(np.concatenate(rows), offsets, known)
 
 
-def _chosen(source: Sequence[dict[str, Any]], share: float, seed: int) -> Int[np.ndarray, " some"]:
-    """Indices of the examples whose links are used."""
-    linked = [i for i in range(len(source)) if len(source[i].get("links", ()))]
-    if not linked:
+def choose_linked(
+    linked: Int[np.ndarray, " linked"], share: float, seed: int
+) -> Int[np.ndarray, " some"]:
+    """Those of the examples with links, by their indices, whose links are used.
+
+    Raises:
+        DataError: the share is out of range, or there are none.
+    """
+    if not 0.0 < share <= 1.0:
+        raise DataError(f"the share of gold links is {share}; expected above 0 and at most 1")
+    if not len(linked):
         raise DataError("the training data has no gold links between words")
     order = np.random.default_rng([seed % 2**32, 1]).permutation(linked)
     return order[: max(round(share * len(linked)), 1)]
+
+
+def links_in_batches(
+    example: dict[str, Any],
+    tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    source_len: int,
+    target_len: int,
+) -> Int[np.ndarray, "links 4"]:
+    """The rows of one example in the table of `TokenLinks`.
+
+    Raises:
+        DataError: a link is of a word that there is not.
+    """
+    return _ranked(token_links(example, tokenizer, target_tokenizer, source_len, target_len))
 
 
 def _ranked(links: Int[np.ndarray, "links 3"]) -> Int[np.ndarray, "kept 4"]:

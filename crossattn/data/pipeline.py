@@ -6,18 +6,20 @@ when it is asked for. The state is a place in the stream of windows, so it stays
 does not depend on prefetching.
 """
 
+import contextlib
 import functools
 import logging
+import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
 from crossattn.data.encoded import EncodedPairs, encode_pairs
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.evaluation import EvalBatch, EvalBatches, eval_batches
 from crossattn.data.packing import Batch, Layout, fill, length_buckets, plan_buckets, plan_packed
 from crossattn.data.tokenizers import Tokenizer
@@ -75,8 +77,6 @@ def make_train_iterator(
     Raises:
         DataError: an option is out of range, no example fits, or there are no links to carry.
     """
-    multiple = int(np.lcm(process_count, rows_multiple))
-    _check_options(mode, rows, multiple, process_index, process_count, window)
     encoded = encode_pairs(
         source,
         tokenizer,
@@ -88,9 +88,45 @@ def make_train_iterator(
         link_share=link_share,
         seed=seed,
     )
+    return train_batches(
+        encoded,
+        mode=mode,
+        rows=rows,
+        source_len=source_len,
+        target_len=target_len,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+        rows_multiple=rows_multiple,
+        window=window,
+        prefetch=prefetch,
+    )
+
+
+def train_batches(
+    encoded: EncodedPairs,
+    *,
+    mode: str = "pack",
+    rows: int = 16,
+    source_len: int = 128,
+    target_len: int = 128,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    rows_multiple: int = 1,
+    window: int = 8192,
+    prefetch: int = 2,
+) -> "TrainIterator":
+    """`make_train_iterator` of pairs that are tokens already, in memory or on disk.
+
+    Raises:
+        DataError: an option is out of range.
+    """
+    multiple = int(np.lcm(process_count, rows_multiple))
+    check_batches(mode, rows, multiple, process_index, process_count, window)
     shape: dict[str, Any] = {
         "rows": rows,
-        "source_len": source_len if side == "both" else 0,
+        "source_len": 0 if encoded.source is None else source_len,
         "target_len": target_len,
     }
     if mode == "pack":
@@ -118,26 +154,35 @@ class TrainIterator:
     """Iterator of batch dicts whose state resumes it bit for bit.
 
     Attributes:
-        examples: pairs that are trained on.
+        examples: pairs that are trained on; 0 of a stream, of which nobody knows.
         dropped: pairs left out for their length.
         cut_sources, cut_targets: texts shortened to the maximal length.
     """
 
-    def __init__(self, dataset: grain.IterDataset, encoded: EncodedPairs, fingerprint: int):
+    examples = dropped = cut_sources = cut_targets = 0
+
+    def __init__(
+        self,
+        dataset: grain.IterDataset,
+        encoded: EncodedPairs | None,
+        fingerprint: int,
+        stop: threading.Event | None = None,
+    ):
+        """`stop` is set, for whoever waits for data, when the iterator is closed."""
         self._iterator = iter(dataset)
         # Stops the prefetching thread before the interpreter takes its modules away.
-        self._finalizer = weakref.finalize(self, self._iterator.close)
+        self._finalizer = weakref.finalize(self, _end, self._iterator, stop)
         self._fingerprint = fingerprint
-        self.examples = len(encoded)
-        self.dropped = encoded.dropped
-        self.cut_sources = encoded.cut_sources
-        self.cut_targets = encoded.cut_targets
+        if encoded is not None:
+            self.examples, self.dropped = len(encoded), encoded.dropped
+            self.cut_sources, self.cut_targets = encoded.cut_sources, encoded.cut_targets
 
     def __iter__(self) -> "TrainIterator":
         return self
 
     def __next__(self) -> Batch:
-        return next(self._iterator)
+        with _in_our_words():
+            return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
         """A JSON-able state, from which the batch after the last one handed out comes next."""
@@ -154,24 +199,38 @@ class TrainIterator:
                 "the saved state of the data iterator belongs to other data, another tokenizer or "
                 "other batch options; resume with those it was saved with, or start a new run"
             )
-        self._iterator.set_state(state["stream"])
+        with _in_our_words():
+            self._iterator.set_state(state["stream"])
 
     def close(self) -> None:
         """Stops the prefetching thread; the iterator gives nothing afterwards."""
         self._finalizer()
 
 
+@contextlib.contextmanager
+def _in_our_words() -> Iterator[None]:
+    """Takes away what grain adds to the message of an error: a user reads one sentence."""
+    try:
+        yield
+    except (DataError, DataUnavailable) as error:
+        raise type(error)(str(error).partition("\n")[0]) from None
+
+
+def _end(iterator: Any, stop: threading.Event | None) -> None:
+    if stop is not None:
+        stop.set()
+    iterator.close()
+
+
 class _Planner:
     """Turns window number `index` of shuffled pair indices into batch layouts."""
 
     def __init__(self, encoded: EncodedPairs, plan: Any, seed: int):
-        self._source_lengths = encoded.source_lengths
-        self._target_lengths = encoded.target_lengths
-        self._plan, self._seed = plan, seed
+        self._encoded, self._plan, self._seed = encoded, plan, seed
 
     def __call__(self, index: int, pairs: np.ndarray) -> list[Layout]:
         rng = np.random.default_rng([self._seed % 2**32, index])
-        return self._plan(pairs, self._source_lengths[pairs], self._target_lengths[pairs], rng=rng)
+        return self._plan(pairs, *self._encoded.lengths_of(pairs), rng=rng)
 
 
 class _Flatten(grain.experimental.FlatMapTransform):
@@ -179,9 +238,10 @@ class _Flatten(grain.experimental.FlatMapTransform):
         return element
 
 
-def _check_options(
+def check_batches(
     mode: str, rows: int, multiple: int, process_index: int, process_count: int, window: int
 ) -> None:
+    """Raises DataError for options of batches that are out of range."""
     if mode not in ("pack", "bucket"):
         raise DataError(f"mode is {mode!r}; expected 'pack' or 'bucket'")
     if rows < 1 or rows % multiple:

@@ -9,8 +9,10 @@ import contextlib
 import functools
 import io
 import os
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
@@ -18,8 +20,12 @@ from filelock import FileLock
 from crossattn.data import fetch, phrases, synthetic, textfiles
 from crossattn.data.errors import DataError, DataUnavailable
 
+if TYPE_CHECKING:
+    from crossattn.data import stream
+
 Example = dict[str, Any]
 SPLITS = ("train", "validation", "test")
+_SAMPLED = 64  # examples that tell one version of a source from another
 
 
 def open_source(
@@ -34,13 +40,16 @@ def open_source(
 
     Names: "libreoffice_help/en-fr" (de, es, ja, hi), "greek_english", "phrases", "copy",
         "files:PATH",
-    "files:SOURCE,TARGET", "tfds:NAME/CONFIG". A direction written the other way round
+    "files:SOURCE,TARGET", "tfds:NAME/CONFIG"; where there is one text, which is then source and
+    target, "text:PATH" (a text a line, or JSONL); and "stream:PATTERN", of which only the first examples
+    are opened here (see `stream`). A direction written the other way round
     ("libreoffice_help/fr-en", "greek_english/en-el", "phrases/fr-en") exchanges source and target,
     as `reverse` does for every name.
 
     Args:
         name: the source; `options` are those of `synthetic.CopyTask` for "copy", of
-            `textfiles.read_pairs` for "files:", none otherwise.
+            `textfiles.read_pairs` for "files:", `source_column` for "text:", of `stream.Stream` for
+            "stream:", none otherwise.
         split: "train", "validation" or "test"; for "tfds:" any split or slice of that dataset.
         data_dir: where fetched and prepared data lie; default $CROSSATTN_DATA, else
             ~/.cache/crossattn.
@@ -51,7 +60,11 @@ def open_source(
         DataUnavailable: the data cannot be brought to this machine; says which file to put where.
     """
     kind, _, rest = name.partition(":")
-    if kind in ("files", "tfds") and rest:
+    if kind == "stream" and rest:
+        return _stream(rest, reverse, options).head(split)
+    if kind == "text" and rest:
+        opened = _files(rest, split, _one_column(rest, **options))
+    elif kind in ("files", "tfds") and rest:
         opened = (
             _files(rest, split, options)
             if kind == "files"
@@ -60,7 +73,8 @@ def open_source(
     else:
         base, _, direction = name.partition("/")
         if base not in _OPENERS:
-            known = ", ".join([*_OPENERS, "files:PATH", "tfds:NAME/CONFIG"])
+            kinds = ("files:PATH", "text:PATH", "tfds:NAME/CONFIG", "stream:PATTERN")
+            known = ", ".join([*_OPENERS, *kinds])
             raise DataError(f"there is no data source {name!r}; expected one of {known}")
         if split not in SPLITS:
             raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -69,19 +83,67 @@ def open_source(
     return MappedSource(opened, reversed_example) if reverse else opened
 
 
+def identity(
+    name: str,
+    split: str = "train",
+    *,
+    data_dir: str | os.PathLike | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `open_source` of the same arguments depends on, JSON-able; differs when the data do.
+
+    The user's files are known by path, size and time of change, and not opened; everything else by its
+    files, where it has any, its number of examples, and some of them.
+
+    Raises:
+        DataError, DataUnavailable: as `open_source`.
+    """
+    found: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
+    kind, _, rest = name.partition(":")
+    if kind in ("files", "text") and rest:
+        return found | {"files": [_stat(path) for path in textfiles.split_files(rest, split)]}
+    if kind == "stream" and rest:
+        return found | _stream(rest, reverse, options).identity()
+    source = open_source(name, split, data_dir=data_dir, reverse=reverse, **options)
+    crc = 0
+    for index in range(0, len(source), max(len(source) // _SAMPLED, 1)):
+        example = source[index]
+        crc = zlib.crc32(f"{example['id']}\n{example['source']}\n{example['target']}".encode(), crc)
+        crc = zlib.crc32(np.asarray(example.get("links", ()), np.int32).tobytes(), crc)
+    files = [_stat(path) for path in _record_files(source)]
+    return found | {"files": files, "examples": len(source), "sample": crc}
+
+
+def _stat(path: Path) -> list[Any]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+
+
+def _record_files(source: Any) -> list[Path]:
+    """The files of a dataset of TFDS; none for examples that are made by code."""
+    while isinstance(source, MappedSource | _Numbered):
+        source = source.items
+    info = getattr(source, "dataset_info", None)
+    return [] if info is None else sorted(Path(info.data_dir).iterdir())
+
+
 class MappedSource(Sequence):
     """A sequence whose items are computed from another's when they are asked for."""
 
     def __init__(self, items: Sequence, function: Callable[[Any], Example]):
-        self._items, self._function = items, function
+        self.items, self._function = items, function
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Example:
         if not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of a source of {len(self)}")
-        return self._function(self._items[int(index) % len(self)])
+        return self._function(self.items[int(index) % len(self)])
 
 
 def reversed_example(example: Example) -> Example:
@@ -149,6 +211,12 @@ _OPENERS: dict[str, Callable] = {
 }
 
 
+def _stream(pattern: str, reverse: bool, options: dict) -> "stream.Stream":
+    from crossattn.data import stream
+
+    return stream.Stream.named(pattern, reverse=reverse, **options)
+
+
 def _files(paths: str, split: str, options: dict) -> Sequence[Example]:
     try:
         return textfiles.read_pairs(paths, split, **options)
@@ -156,8 +224,20 @@ def _files(paths: str, split: str, options: dict) -> Sequence[Example]:
         raise DataError(f"files:{paths}: {error}") from None
 
 
+def _one_column(path: str, **options: Any) -> dict[str, Any]:
+    """The options of a file whose one text is source and target.
+
+    Raises:
+        DataError: there are others than `source_column`.
+    """
+    column = options.pop("source_column", "text" if path.endswith((".jsonl", ".ndjson")) else 0)
+    if options:
+        raise DataError(f"text:{path} takes source_column; {', '.join(sorted(options))} was given")
+    return {"source_column": column, "target_column": column}
+
+
 def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
-    """Any TFDS dataset whose supervised pair is two texts."""
+    """Any TFDS dataset whose supervised pair is two texts, or which has a text under "text"."""
     _no_options(f"tfds:{name}", options)
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
@@ -177,9 +257,13 @@ def _tfds(name: str, split: str, data_dir, options: dict) -> Sequence[Example]:
         raise DataError(
             f"tfds:{name} has no split {split!r}; it has {', '.join(builder.info.splits)}"
         )
-    if not builder.info.supervised_keys:
-        raise DataError(f"tfds:{name} is no translation dataset: it names no source and target")
-    source, target = map(str, builder.info.supervised_keys[:2])
+    features: Any = builder.info.features or ()
+    keys = builder.info.supervised_keys or [name for name in ("text", "text") if name in features]
+    if not keys:
+        raise DataError(
+            f"tfds:{name} is no dataset of texts: it names no source and target, and has no 'text'"
+        )
+    source, target = map(str, keys[:2])
     rows: Any = builder.as_data_source(split=split)  # pyright: ignore[reportCallIssue]
     return MappedSource(_Numbered(rows), functools.partial(_example, source=source, target=target))
 
@@ -188,13 +272,13 @@ class _Numbered(Sequence):
     """Rows with their place as "id", for datasets that have none."""
 
     def __init__(self, rows: Sequence):
-        self._rows = rows
+        self.items = rows
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.items)
 
     def __getitem__(self, index: int) -> Example:
-        return {"id": str(index)} | self._rows[index]
+        return {"id": str(index)} | self.items[index]
 
 
 def _prepared(builder_class, config: str, split: str, data_dir) -> Sequence:

@@ -132,6 +132,15 @@ class Tokenizer:
             raise DataError(f"{path} does not begin its vocabulary with {', '.join(SPECIALS)}")
         return cls(backend)
 
+    def to_json(self) -> str:
+        """All of it, as `save` writes it."""
+        return self._backend.to_str()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """The tokenizer that `to_json` gave."""
+        return cls(_Backend.from_str(text))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokenizer) and self._content() == other._content()
 

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from crossattn.train.adafactor import Sides, scale_by_adafactor
+
 Schedule = Callable[[Any], jax.Array]
 
 # Attention's heads and head size together are one side of a matrix; the others stand alone.
@@ -139,17 +141,39 @@ def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransfor
         "adamw": lambda: optax.scale_by_adam(b1, b2, eps),
         "lion": lambda: optax.scale_by_lion(b1, b2),
         "sgd": lambda: optax.trace(config.momentum, nesterov=True),
-        # Shazeer and Stern, https://arxiv.org/abs/1804.04235, in the form T5 uses.
-        "adafactor": lambda: optax.chain(
-            optax.scale_by_factored_rms(),
-            optax.clip_by_block_rms(1.0),
-            optax.scale_by_param_block_rms(),
-        ),
+        "adafactor": lambda: _adafactor(logical_axes),
         "muon": lambda: _muon(config, logical_axes),
     }
     if config.name not in makers:
         raise ValueError(f"optimizer {config.name!r} is not one of {', '.join(makers)}")
     return makers[config.name]()
+
+
+def _adafactor(logical_axes: Any) -> optax.GradientTransformation:
+    """Adafactor with the sides that logical axes name; without these, those of the last two axes."""
+    if logical_axes is not None:
+        return scale_by_adafactor(jax.tree.map(factored_sides, logical_axes, is_leaf=_is_axes))
+
+    def last_two(params: Any) -> optax.GradientTransformation:
+        return scale_by_adafactor(
+            jax.tree.map(
+                lambda x: Sides((x.ndim - 2,), (x.ndim - 1,)) if x.ndim > 1 else Sides(), params
+            )
+        )
+
+    return optax.GradientTransformation(
+        lambda params: last_two(params).init(params),
+        lambda updates, state, params=None: last_two(updates).update(updates, state, params),
+    )
+
+
+def factored_sides(axes: tuple[str | None, ...]) -> Sides:
+    """Which axes of a parameter are rows and columns to Adafactor: as `matrix_sides`, and tables too."""
+    stacked = tuple(index for index, name in enumerate(axes) if name == "layers")
+    groups = _groups(axes, (*_MATRIX_AXES, "vocab"))
+    if len(groups) != 2:
+        return Sides(stacked=stacked)
+    return Sides(groups[0], groups[1], stacked)
 
 
 def _muon(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
@@ -179,20 +203,24 @@ def matrix_sides(axes: tuple[str | None, ...]) -> MuonDimensionNumbers | None:
     ("embed", "heads", "head_dim") maps embed to all heads; ("heads", "head_dim", "embed") back.
     "layers" and unnamed axes count several matrices; "vocab" makes a table, never a matrix.
     """
-    if "vocab" in axes:
+    groups = _groups(axes, _MATRIX_AXES)
+    if "vocab" in axes or len(groups) != 2:
         return None
-    groups: list[list[int]] = []
+    return MuonDimensionNumbers(*groups)
+
+
+def _groups(axes: tuple[str | None, ...], names: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """Indices of the axes of these names, each alone but for heads and head size side by side."""
+    groups: list[tuple[int, ...]] = []
     for index, name in enumerate(axes):
-        if name not in _MATRIX_AXES:
+        if name not in names:
             continue
         previous = axes[groups[-1][-1]] if groups else None
         if name in _HEAD_AXES and previous in _HEAD_AXES:
-            groups[-1].append(index)
+            groups[-1] += (index,)
         else:
-            groups.append([index])
-    if len(groups) != 2:
-        return None
-    return MuonDimensionNumbers(tuple(groups[0]), tuple(groups[1]))
+            groups.append((index,))
+    return groups
 
 
 def _to_adam_size(update: jax.Array, sides: MuonDimensionNumbers) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from crossattn.axes import RULES, Rules, spec
 
@@ -71,16 +71,19 @@ def params_sharding(params: Any, logical_axes: Any, mesh: Mesh | None, rules: Ru
     return jax.tree.map(lambda x, axes: place(axes, x.shape), params, logical_axes)
 
 
-def state_sharding(state: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES) -> Any:
+def state_sharding(
+    state: Any, logical_axes: Any, mesh: Mesh | AbstractMesh | None, rules: Rules = RULES
+) -> Any:
     """A sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
 
     Whatever sits in the optimiser's state or in the average under a parameter's name, and has
-    the parameter's shape, lies where the parameter lies; everything else is on every device.
+    the parameter's shape, lies where the parameter lies. What has its rank, and is 1 where it is a
+    mean over an axis, is split along the axes it keeps. Everything else is on every device.
     """
     if mesh is None:
         return None
     by_name = {
-        _names(path): (x.shape, NamedSharding(mesh, spec(axes, x.shape, mesh, rules)))
+        _names(path): (x.shape, axes)
         for (path, x), axes in zip(
             jax.tree_util.tree_leaves_with_path(state.params),
             jax.tree.leaves(logical_axes, is_leaf=lambda x: isinstance(x, tuple)),
@@ -92,12 +95,17 @@ def state_sharding(state: Any, logical_axes: Any, mesh: Mesh | None, rules: Rule
     def place(path, x):
         names = _names(path)
         for start in range(len(names)):
-            shape, sharding = by_name.get(names[start:], (None, None))
-            if shape == x.shape:
-                return sharding
+            shape, axes = by_name.get(names[start:], (None, ()))
+            if shape is not None and _is_part(x.shape, shape):
+                return NamedSharding(mesh, spec(axes, x.shape, mesh, rules))
         return whole
 
     return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _is_part(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
+    """Whether a shape is another with 1 in the place of some axes, or with none."""
+    return len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True))
 
 
 def _names(path: tuple) -> tuple[str, ...]:

@@ -4,13 +4,20 @@ from typing import Any
 
 from crossattn.train.storage import Folder
 from experiments.settings import SettingsError
+from experiments.tasks.denoising import DenoisingTask
 from experiments.tasks.language_model import LanguageModelTask
 from experiments.tasks.translation import TranslationTask
 
-TASKS = {"translation": TranslationTask, "language_model": LanguageModelTask}
+TASKS = {
+    "translation": TranslationTask,
+    "language_model": LanguageModelTask,
+    "denoising": DenoisingTask,
+}
 
 
-def make_task(config: Any, assets: Folder | None = None) -> TranslationTask | LanguageModelTask:
+def make_task(
+    config: Any, assets: Folder | None = None
+) -> TranslationTask | LanguageModelTask | DenoisingTask:
     """The task that ``config.task`` names.
 
     Args:

@@ -1,7 +1,8 @@
-"""The text side of a task: sources by split, and tokenizers trained once and kept with the run.
+"""The text side of a task: sources by split, tokenizers kept with the run, and batches to train on.
 
 The one thing to know: parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
-those that it was trained with, and none is read, or trained anew, in their place.
+those that it was trained with, and none is read, or trained anew, in their place. A small corpus is tokenised
+in memory at every start; a large one is prepared once, see ``crossattn.data.prepare``.
 """
 
 import hashlib
@@ -12,13 +13,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from crossattn.data.encoded import ANY_LENGTH, EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
-from crossattn.data.sources import open_source
+from crossattn.data.pipeline import TrainIterator, train_batches
+from crossattn.data.prepare import (
+    PreparedCorpus,
+    is_prepared,
+    keep_tokenizer,
+    open_prepared,
+    prepare,
+    prepared_dir,
+)
+from crossattn.data.sources import identity, open_source
+from crossattn.data.stream import Stream, stream_batches
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+from crossattn.train import processes
+from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
+from experiments.tasks.placement import config_mesh
 
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
+_IN_MEMORY = 50_000
+"""Examples that take a few seconds to tokenise; more of them are prepared."""
+_SAMPLE = 200_000
+"""Examples that a tokenizer learns from; of more, as many in equal distances."""
 
 
 class Corpus:
@@ -27,25 +46,100 @@ class Corpus:
     Args:
       config: the whole config.
       assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
+      side: what is trained on, as ``encode_pairs`` has it.
+      link_share: of the examples with gold links, those whose links are in the batches.
+      whole: texts are kept however long they are; ``config.data`` need not say what becomes of long ones.
     """
 
-    def __init__(self, config: Any, assets: Folder | None = None):
+    def __init__(
+        self,
+        config: Any,
+        assets: Folder | None = None,
+        *,
+        side: str = "both",
+        link_share: float = 0.0,
+        whole: bool = False,
+    ):
         self.config = config
         self.assets = assets
+        self._side, self._link_share, self._whole = side, link_share, whole
+        self._stream = _stream_of(config)
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
     def split(self, name: str) -> Sequence[dict[str, Any]]:
         """The examples of "train", "validation" or "test"."""
         if name not in self._splits:
-            data = self.config.data
-            self._splits[name] = open_source(
-                data.name,
-                data.get("splits", {}).get(name, name),
-                data_dir=data.get("data_dir"),
-                reverse=data.get("reverse", False),
-                **data.get("options", {}),
-            )
+            self._splits[name] = open_source(self.config.data.name, **self._opening(name))
         return self._splits[name]
+
+    def _opening(self, split: str) -> dict[str, Any]:
+        data = self.config.data
+        return dict(
+            split=data.get("splits", {}).get(split, split),
+            data_dir=data.get("data_dir"),
+            reverse=data.get("reverse", False),
+            **data.get("options", {}),
+        )
+
+    def train_iterator(self, process_index: int, process_count: int) -> Any:
+        """Batches of the training split without end, for one of the processes that train together."""
+        data = self.config.data
+        shared = dict(
+            rows=data.rows,
+            seed=self.config.seed,
+            process_index=process_index,
+            process_count=process_count,
+            rows_multiple=row_shares(config_mesh(self.config)),
+        )
+        if self._stream is not None:
+            return _Together(stream_batches(self._stream, self._prepared.encoding, **shared))
+        lengths = dict(source_len=data.source_len, target_len=data.target_len)
+        return train_batches(self.train_pairs(), mode=data.mode, **lengths, **shared)
+
+    def train_pairs(self) -> EncodedPairs:
+        """The training split as tokens, in memory or on disk."""
+        if self._stream is not None:
+            raise DataError(
+                f"{self.config.data.name} has no end; this task learns from data that do"
+            )
+        prepared, share, seed = self._prepared, self._link_share, self.config.seed
+        if not is_prepared(prepared):
+            train = self.split("train")
+            if len(train) <= _IN_MEMORY:
+                return encode_pairs(train, **vars(prepared.encoding), link_share=share, seed=seed)
+            prepare(prepared)
+        return open_prepared(prepared, share, seed)
+
+    def pairs(self, split: str) -> EncodedPairs:
+        """A split as tokens, in memory."""
+        return encode_pairs(self.split(split), **vars(self._prepared.encoding))
+
+    def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
+        """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
+        if self._stream is not None:
+            raise DataError(
+                f"{self.config.data.name} is tokenised while it is read; there is nothing to prepare"
+            )
+        for name in self._sides:
+            if not self._trained(name):
+                self._keep(name)
+        folder = prepare(self._prepared, workers)
+        return open_prepared(self._prepared, self._link_share, self.config.seed), folder
+
+    @cached_property
+    def _prepared(self) -> PreparedCorpus:
+        data, opening = self.config.data, self._opening("train")
+        known = {name: opening.pop(name) for name in ("split", "data_dir", "reverse")}
+        encoding = Encoding(
+            tokenizer=self.tokenizer,
+            target_tokenizer=self.target_tokenizer,
+            source_len=ANY_LENGTH if self._whole else data.source_len,
+            target_len=ANY_LENGTH if self._whole else data.target_len,
+            overlong="cut" if self._whole else data.overlong,
+            side=self._side,
+        )
+        links = self._link_share > 0
+        return PreparedCorpus(data.name, encoding, **known, options=opening, links=links)
 
     def refuse_without_links(self) -> None:
         """Raises DataError when a run is to begin on training data without gold word links."""
@@ -60,16 +154,13 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of both sides, or of the source when they are separate."""
-        sides = ("source", "target") if self.config.tokenizer.joint else ("source",)
-        return self._tokenizer("tokenizer", sides)
+        """Of both sides, of the source when they are separate, or of the one side that is learnt."""
+        return self._tokenizer("tokenizer")
 
     @cached_property
     def target_tokenizer(self) -> Tokenizer | None:
-        """Of the target; None when both sides share one."""
-        if self.config.tokenizer.joint:
-            return None
-        return self._tokenizer("target_tokenizer", ("target",))
+        """Of the target; None when there is one tokenizer."""
+        return self._tokenizer("target_tokenizer") if "target_tokenizer" in self._sides else None
 
     @property
     def output_tokenizer(self) -> Tokenizer:
@@ -103,14 +194,87 @@ class Corpus:
             )
         return False
 
-    def _tokenizer(self, name: str, sides: Sequence[str]) -> Tokenizer:
+    @property
+    def _sides(self) -> dict[str, tuple[str, ...]]:
+        """The texts that each tokenizer learns from."""
+        if self._side != "both" and "joint" not in self.config.tokenizer:
+            return {"tokenizer": (self._side,)}
+        if self.config.tokenizer.joint:
+            return {"tokenizer": ("source", "target")}
+        return {"tokenizer": ("source",), "target_tokenizer": ("target",)}
+
+    def _tokenizer(self, name: str) -> Tokenizer:
+        """The run's own, the one that was kept for this corpus, or a new one."""
         if self.assets is not None and self._trained(name):
             _refuse_another(self.assets / f"{name}.json")
             return Tokenizer.load(local_copy(self.assets), name)
-        train = self.split("train")
-        texts = [train[i][side] for i in range(len(train)) for side in sides]
-        options = self.config.tokenizer
+        kept = self._kept(name)
+        if kept.exists():
+            return Tokenizer.load(kept.parent, kept.stem)
+        if self._stream is not None or len(self.split("train")) > _IN_MEMORY:
+            return self._keep(name)
+        return self._train(name)
+
+    def _train(self, name: str) -> Tokenizer:
+        stream, options = self._stream, self.config.tokenizer
+        train = self.split("train") if stream is None else stream.head("train", _SAMPLE)
+        count = min(len(train), _SAMPLE)
+        examples = (train[i * len(train) // count] for i in range(count))
+        texts = [example[side] for example in examples for side in self._sides[name]]
         return train_tokenizer(texts, options.vocab_size, options.kind)
+
+    def _keep(self, name: str) -> Tokenizer:
+        """Train a tokenizer that all starts and processes on this corpus share."""
+        return keep_tokenizer(self._kept(name), lambda: self._train(name))
+
+    def _kept(self, name: str) -> Path:
+        options = self.config.tokenizer
+        known = identity(self.config.data.name, **self._opening("train"))
+        named = [known, options.kind, options.vocab_size, self._sides[name], _SAMPLE]
+        key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+        folder = prepared_dir(self.config.data.get("data_dir")) / "tokenizers"
+        return folder / f"{key}.json"
+
+
+def _stream_of(config: Any) -> Stream | None:
+    """The stream that the data are, if they are one; refused where the rest of the config does not fit."""
+    data = config.data
+    kind, _, pattern = data.name.partition(":")
+    if kind != "stream":
+        return None
+    options = data.get("options", {})
+    stream = Stream.named(pattern, reverse=data.get("reverse", False), **options)
+    if (mode := data.get("mode", "pack")) != "pack":
+        raise DataError(f"config.data.mode is {mode!r}; a stream is only packed, 'pack'")
+    if stream.lanes is not None and data.rows % stream.lanes:
+        raise DataError(
+            f"config.data.options.lanes is {stream.lanes}; expected a divisor of config.data.rows, "
+            f"{data.rows}"
+        )
+    return stream
+
+
+class _Together:
+    """Batches of a stream, of which every process has its own lanes and saves those of all."""
+
+    def __init__(self, own: TrainIterator):
+        self._own = own
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self._own)
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of all processes, each of which must ask for it."""
+        states = processes.gather(self._own.get_state())
+        return states[0] | {"lanes": {k: lane for s in states for k, lane in s["lanes"].items()}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with this process's part."""
+        self._own.set_state(state)
+
+    def close(self) -> None:
+        """Stops the prefetching thread."""
+        self._own.close()
 
 
 def _refuse_another(path: Folder) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from crossattn import decode, functional
-from crossattn.data.pipeline import eval_batches, make_train_iterator
+from crossattn.data.pipeline import eval_batches
 from crossattn.models import Decoder
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
@@ -17,7 +17,6 @@ from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on
 from crossattn.train.storage import Folder
 from experiments.settings import decoder_config
 from experiments.tasks.corpus import Corpus
-from experiments.tasks.placement import config_mesh
 from experiments.tasks.translation import summed
 
 
@@ -26,7 +25,7 @@ class LanguageModelTask:
 
     def __init__(self, config: Any, assets: Folder | None = None):
         self.config = config
-        self.corpus = Corpus(config, assets)
+        self.corpus = Corpus(config, assets, side=config.data.side)
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
 
     @cached_property
@@ -69,20 +68,7 @@ class LanguageModelTask:
         )
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        data = self.config.data
-        return make_train_iterator(
-            self.corpus.split("train"),
-            self.corpus.tokenizer,
-            mode=data.mode,
-            rows=data.rows,
-            target_len=data.target_len,
-            overlong=data.overlong,
-            side=data.side,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-            rows_multiple=row_shares(config_mesh(self.config)),
-        )
+        return self.corpus.train_iterator(shard_index, shard_count)
 
     def save_assets(self, directory: Path) -> None:
         self.corpus.save(directory)

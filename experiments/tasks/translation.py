@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from crossattn import functional
-from crossattn.data.pipeline import eval_batches, make_train_iterator
+from crossattn.data.pipeline import eval_batches
 from crossattn.models import Transformer
 from crossattn.train.evaluate import loss_scores, translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
@@ -18,9 +18,12 @@ from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
-from experiments.tasks.placement import config_mesh
 
-_INPUTS = ("source_segments", "target_segments", "source_positions", "target_positions")
+_SEGMENTS = ("source_segments", "target_segments")
+_POSITIONS = ("source_positions", "target_positions")
+# Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
+# rows takes their number times less memory than one for each.
+_DISTANCES = ("relative", "alibi")
 
 
 class TranslationTask:
@@ -28,8 +31,10 @@ class TranslationTask:
 
     def __init__(self, config: Any, assets: Folder | None = None):
         self.config = config
-        self.corpus = Corpus(config, assets)
-        if config.loss.alignment == "gold":
+        gold = config.loss.alignment == "gold"
+        share = config.loss.alignment_share * gold
+        self.corpus = Corpus(config, assets, link_share=share)
+        if gold:
             self.corpus.refuse_without_links()
         self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
 
@@ -71,12 +76,15 @@ class TranslationTask:
         the sum "loss" has both, "cross_entropy" neither.
         """
         model, options = self.bind(params), self.config.loss
+        near = self.config.model.positions in _DISTANCES
+        aligned = options.get("alignment", "none") != "none"
+        covered = options.get("alignment_coverage", 0.0) > 0
         hidden, weights = model.hidden(
             batch["source"],
             batch["target_in"],
-            **{name: batch[name] for name in _INPUTS},
+            **{name: batch[name] for name in (_SEGMENTS if near else _SEGMENTS + _POSITIONS)},
             key=key,
-            return_weights=options.alignment != "none" or options.alignment_coverage > 0,
+            return_weights=aligned or covered,
         )
         real = batch["target_segments"] > 0
         smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
@@ -84,10 +92,10 @@ class TranslationTask:
             hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
         )
         terms = []
-        if weights is not None and options.alignment != "none":
+        if weights is not None and aligned:
             found = alignment_loss(model, batch, weights, options)
             terms.append((options.alignment_weight, *found))
-        if weights is not None and options.alignment_coverage > 0:
+        if weights is not None and covered:
             terms.append((options.alignment_coverage, *coverage_loss(batch, weights, options)))
         if terms:
             sums = {**sums, "cross_entropy": sums["loss"]}
@@ -96,22 +104,7 @@ class TranslationTask:
         return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        data, loss = self.config.data, self.config.loss
-        return make_train_iterator(
-            self.corpus.split("train"),
-            self.corpus.tokenizer,
-            target_tokenizer=self.corpus.target_tokenizer,
-            mode=data.mode,
-            rows=data.rows,
-            source_len=data.source_len,
-            target_len=data.target_len,
-            overlong=data.overlong,
-            link_share=loss.alignment_share if loss.alignment == "gold" else 0.0,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-            rows_multiple=row_shares(config_mesh(self.config)),
-        )
+        return self.corpus.train_iterator(shard_index, shard_count)
 
     def save_assets(self, directory: Path) -> None:
         self.corpus.save(directory)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from crossattn.data import sources
+from crossattn.data import sources, textfiles
 from crossattn.data.errors import DataError, DataUnavailable
 
 VOWELS = "aeiouéê"
@@ -92,6 +92,22 @@ def test_a_line_ends_only_with_a_line_feed(tmp_path):
     assert (example["source"], example["target"]) == ("a\u2028b", "c\x0cd")
 
 
+def test_a_text_alone_is_its_own_target(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"page {i}\n" for i in range(40)))
+    name = f"text:{tmp_path}/a.txt"
+    train, test = (sources.open_source(name, split) for split in ("train", "test"))
+    assert len(train) == 36
+    assert [(e["source"], e["target"]) for e in test] == [("page 0",) * 2, ("page 20",) * 2]
+    before = sources.identity(name)
+    (tmp_path / "a.txt").write_text("another page\n" * 40)
+    assert sources.identity(name) != before
+    (tmp_path / "train.jsonl").write_text(json.dumps({"text": "one", "body": "two"}))
+    name = f"text:{tmp_path}/{{split}}.jsonl"
+    for options, text in (({}, "one"), ({"source_column": "body"}, "two")):
+        (example,) = sources.open_source(name, **options)
+        assert (example["source"], example["target"]) == (text, text)
+
+
 def test_tables_may_name_their_columns(tmp_path):
     (tmp_path / "train.tsv").write_text("de\tid\ten\nja\t1\tyes\n")
     table = f"files:{tmp_path}/{{split}}.tsv"
@@ -101,6 +117,33 @@ def test_tables_may_name_their_columns(tmp_path):
     options = {"source_column": "en", "target_column": "de", "reverse": True}
     (example,) = sources.open_source(f"files:{tmp_path}/{{split}}.jsonl", **options)
     assert (example["source"], example["target"]) == ("ja", "yes")
+
+
+def test_lines_are_those_of_the_whole_text_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(textfiles, "_CHUNK", 50)  # bytes: chunks end within lines, and characters
+    rng = np.random.default_rng(0)
+    for count in (1, 63, 64, 65, 128, 400):
+        texts = ["ß" * size + "x" for size in rng.integers(0, 40, count)]
+        for begin, between, end in (("", "\n", ""), ("\ufeff", "\r\n", "\r\n \n")):
+            path = tmp_path / "text"
+            path.write_bytes((begin + between.join(texts) + end).encode())
+            lines = textfiles.Lines(path)
+            assert list(lines) == texts and lines[-1] == texts[-1]
+            for i in rng.permutation(count).tolist():
+                assert lines[i] == texts[i]
+
+
+def test_lines_are_dealt_out_once(tmp_path):
+    for count in (20, 21, 22, 39, 100):
+        path = tmp_path / "table.tsv"
+        path.write_text("".join(f"{i}\tx\n" for i in range(count)))
+        found = {
+            split: [int(e["source"]) for e in sources.open_source(f"files:{path}", split)]
+            for split in sources.SPLITS
+        }
+        assert sorted(sum(found.values(), [])) == list(range(count))
+        assert found["test"] == list(range(0, count, 20))
+        assert found["validation"] == list(range(1, count, 20))
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\n \t\r\n\n"])
@@ -180,6 +223,7 @@ def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
         ("copy", "train", {"sise": 1}, "sise"),
         ("files:a,b", "train", {"source_column": 2}, "two texts, which have no columns"),
         ("copy", "train", {"min_length": 0}, "lengths are 0 to 12"),
+        ("text:a", "train", {"target_column": 2}, "takes source_column; target_column was given"),
     ],
 )
 def test_a_bad_request_is_refused_in_one_line(name, split, options, complaint):
@@ -215,6 +259,31 @@ def test_a_prepared_tfds_translation_opens_by_name(tmp_path):
     assert len(half) == 2
     with pytest.raises(DataError, match="has no split 'test'; it has train"):
         sources.open_source("tfds:tiny_translation", "test", data_dir=tmp_path)
+
+
+class TinyTexts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A stand-in for the corpora of TFDS that name no pair: C4, Wikipedia."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos: dict = {}
+
+    def _info(self):
+        texts = {name: tfds.features.Text() for name in ("text", "url")}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(texts))
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield from enumerate({"text": f"page {i}", "url": "a.b"} for i in range(5))
+
+
+def test_a_dataset_of_texts_is_its_own_target(tmp_path):
+    builder = TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record")
+    builder.download_and_prepare()
+    source = sources.open_source("tfds:tiny_texts", data_dir=tmp_path)
+    assert len(source) == 5 and source[2]["source"] == source[2]["target"]
+    assert {e["source"] for e in source} == {f"page {i}" for i in range(5)}
 
 
 def test_an_unknown_tfds_dataset_is_refused_in_one_line(tmp_path):

@@ -1,15 +1,22 @@
 """Every config file is found here by itself: a new one is tested as soon as it is there."""
 
+import functools
 import importlib
+import itertools
 import json
 import math
 
+import jax
 import pytest
 from ml_collections import ConfigDict
 
+from configs import t5
+from crossattn import functional
 from crossattn.data import phrases
+from crossattn.models import Transformer
 from experiments import train
-from experiments.settings import train_config
+from experiments.settings import train_config, transformer_config
+from experiments.tasks.denoising import vocabulary
 from tests.experiments.conftest import ROOT
 
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -23,7 +30,9 @@ def get_config(name, *argument):
 
 
 def test_the_configs_of_the_project_are_found():
-    expected = {"copy_task", "greek_english", "libreoffice", "lm_small", "wmt14_de_en"}
+    expected = {
+        "copy_task", "greek_english", "libreoffice", "lm_small", "t5_11b", "t5_1b", "wmt14_de_en",
+    }  # fmt: skip
     assert expected <= set(CONFIGS)
 
 
@@ -60,6 +69,64 @@ def test_every_language_of_the_help_has_a_config(language):
 
 def test_japanese_is_scored_by_characters():
     assert get_config("libreoffice", "ja").evaluate.bleu_tokenize == "char"
+
+
+@pytest.mark.parametrize("name", ["t5_1b", "t5_11b"])
+def test_t5_has_each_chip_and_objective_in_any_order(name):
+    for chip, objective in itertools.product(t5.CHIPS, t5.OBJECTIVES):
+        config = get_config(name, f"{chip},{objective}")
+        assert config == get_config(name, f"{objective},{chip}")
+        values, data = train_config(config), config.data
+        assert data.objective == objective and data.source_len == 512
+        assert data.rows % (values.mesh.fsdp * values.accumulate) == 0
+        for axis in ("num_heads", "mlp_dim", "dim"):
+            assert config.model[axis] % values.mesh.tensor == 0
+        assert config.model.dim % values.mesh.fsdp == 0
+        train_config(get_config(name, f"tiny,{chip},{objective}"))
+    spans, prefix = (get_config(name, objective).data for objective in t5.OBJECTIVES)
+    assert (spans.target_len, prefix.target_len) == (114, 512)
+
+
+def test_variants_that_exclude_each_other_are_refused():
+    for name, both in (("t5_1b", "v5e,h100"), ("wmt14_de_en", "base,big")):
+        with pytest.raises(ValueError, match="exclude each other; name one of them"):
+            get_config(name, both)
+
+
+@pytest.mark.parametrize(("size", "millions"), [("base", 65), ("big", 213)])
+def test_wmt_models_are_those_of_the_paper(size, millions):
+    """Vaswani et al. 2017, table 3, last column."""
+    config = get_config("wmt14_de_en", size)
+    D, F, L = config.model.dim, config.model.mlp_dim, 6
+    count = parameters(transformer_config(config.model, 37000, None, 256))
+    tables, norms = 37000 * D, 2 * D * (2 * L + 3 * L + 2)
+    blocks = L * (4 + 8) * (D * D + D) + 2 * L * (2 * D * F + F + D)
+    assert count == tables + norms + blocks
+    assert count == pytest.approx(millions * 1e6, rel=0.04)
+    assert 24_000 <= config.data.rows * config.data.target_len <= 26_000
+
+
+@pytest.mark.parametrize(("name", "billions"), [("t5_1b", 1.0), ("t5_11b", 11.1)])
+def test_t5_models_have_as_many_parameters_as_their_names_say(name, billions):
+    """Against the arithmetic of T5 v1.1: no biases, three matrices a feed-forward network, two tables."""
+    model = get_config(name).model
+    D, F, A, L = model.dim, model.mlp_dim, 64 * model.num_heads, model.encoder_layers
+    encoder = L * (4 * D * A + 3 * D * F + 2 * D) + D
+    decoder = L * (8 * D * A + 3 * D * F + 3 * D) + D
+    expected = encoder + decoder + 2 * 32128 * D + 2 * 32 * model.num_heads
+    count = parameters(transformer_config(model, vocabulary(32000, 100), None, 512))
+    assert count == expected == pytest.approx(billions * 1e9, rel=0.03)
+    if name == "t5_11b":
+        assert count == 11_135_332_352  # google/t5-v1_1-xxl
+
+
+def parameters(config):
+    """How many there are, none of which is made."""
+    build = functools.partial(Transformer, config)
+    shapes = jax.eval_shape(
+        lambda key: functional.init(lambda rngs: build(rngs=rngs), key), jax.random.key(0)
+    )
+    return sum(x.size for x in jax.tree.leaves(shapes))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -24,11 +24,11 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
+    "train", "prepare", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
     "plan",
 )  # fmt: skip
 BENCHMARKS = (
-    "bench.attend", "bench.block_sizes", "bench.conformance", "bench.decode",
+    "bench.attend", "bench.block_sizes", "bench.conformance", "bench.corpus", "bench.decode",
     "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
     "cluster.same_end", "parity.__main__", "fuzz.__main__",
 )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What the T5 configs share: an encoder-decoder in the way of T5 v1.1 that learns from text alone.
+
+Sources: Raffel et al. 2020 (objectives, section 3.1.4; lengths and batches, section 3.7); t5x's
+``t5_1_1/base.gin`` and ``c4_pretrain.gin`` (gated GELU, RMS norms, no biases, an output table of its own, no
+dropout, z-loss 1e-4; Adafactor at 0.01 for 10,000 steps, then falling as 1 / sqrt(step)).
+
+Two constants of T5 stand in the initial values here, and the functions are the same: T5 multiplies neither
+attention logits by H ** -0.5 nor embeddings by D ** 0.5, and draws queries smaller and embeddings larger.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import translation
+
+CHIPS = ("v5e", "v5p", "h100")
+OBJECTIVES = ("span_corruption", "prefix_lm")
+
+
+def pretraining(
+    arg: str, shape: Mapping[str, int], meshes: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> ConfigDict:
+    """The config of a shape for a chip and an objective, as words of the argument name them.
+
+    Args:
+      arg: a chip (v5e), an objective (span_corruption), tiny; in any order, separated by commas.
+      shape: of the section ``model``.
+      meshes: for each chip, values of the sections "mesh", "train" and "model".
+    """
+    words = translation.words(arg, (*CHIPS, *OBJECTIVES))
+    chip, objective = (translation.choice(words, names) for names in (CHIPS, OBJECTIVES))
+    config = _base(objective)
+    config.model.update(shape)
+    for section, values in meshes[chip].items():
+        config[section].update(values)
+    return _tiny(config) if "tiny" in words else config
+
+
+def _base(objective: str) -> ConfigDict:
+    config = translation.small()
+    config.task = "denoising"
+    for name in ("mode", "overlong"):
+        del config.data[name]
+    for name in [name for name in config.loss if name.startswith("alignment")]:
+        del config.loss[name]
+    del config.tokenizer.joint
+    # 2,048 rows of 512 tokens, the 2 ** 20 a step of T5 v1.1. Of 568 tokens, a source of 512 and a target of
+    # 114 are made; of two texts of 510, sources and targets of 512 together.
+    spans = objective == "span_corruption"
+    config.data.update(
+        name="tfds:c4/en",
+        side="source",
+        rows=2048,
+        source_len=512,
+        target_len=114 if spans else 512,
+        objective=objective,
+        density=0.15,
+        span=3.0,
+        sentinels=100,
+    )
+    config.data.splits = dict(train="train", validation="validation[:20000]", test="validation")
+    config.tokenizer.update(kind="unigram", vocab_size=32000)
+    config.model.update(
+        head_dim=64,
+        activation="geglu",
+        norm="rms",
+        positions="relative",
+        relative_buckets=32,
+        relative_distance=128,
+        use_bias=False,
+        dropout_rate=0.0,
+        dtype="bfloat16",
+        tie_output=False,
+        scan=True,
+        remat=True,
+    )
+    config.loss.update(label_smoothing=0.0, z_loss=1e-4, chunks=2)
+    config.optim.update(
+        name="adafactor",
+        learning_rate=0.01,
+        schedule="rsqrt",
+        warmup_steps=10_000,
+        weight_decay=0.0,
+        clip_norm=placeholder(float),  # T5 has none
+    )
+    config.train.update(steps=1_000_000, log_every=100, eval_every=5000)
+    config.checkpoint.update(every=2000, keep=3, best_metric="loss", best_mode="min")
+    return config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    """The same experiment in seconds, on the phrase grammar and any devices."""
+    config = translation.tiny(config)
+    del config.data.splits
+    prefix = config.data.objective == "prefix_lm"
+    config.data.update(source_len=48, target_len=48 if prefix else 16)
+    config.model.update(head_dim=16, dtype="float32", remat=False)
+    config.optim.update(learning_rate=0.03)
+    config.mesh.update(data=-1, fsdp=1, tensor=1, seq=1)
+    config.checkpoint.best_metric = None
+    return config

@@ -1,0 +1,181 @@
+"""Batches for learning from text alone: a stream of tokens cut into chunks, each made a source and a target.
+
+The one thing to know: what a row of the global batch holds is read off its number alone. Its chunks come
+from an order that a seed fixes, its noise from a generator made of seed and number. So batches do not
+depend on the number of processes, and a place in the stream resumes them exactly, with fresh noise in
+every epoch.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import grain
+import numpy as np
+from jaxtyping import Int
+
+from crossattn.data.corruption import Objective, Pair
+from crossattn.data.encoded import EncodedPairs, Ragged
+from crossattn.data.errors import DataError
+from crossattn.data.evaluation import EvalBatch
+from crossattn.data.packing import Batch, Layout, fill
+from crossattn.data.pipeline import TrainIterator
+from crossattn.data.tokenizers import BOS
+
+_BLOCK = 4096  # texts whose lengths are added up at a time
+
+
+class Chunks(Sequence):
+    """Texts one behind the other, each begun by BOS, in the fewest chunks of equal length.
+
+    Lengths differ by one at most, and every token is in one chunk. T5 puts nothing between texts; BOS, which
+    no target ends with, tells where one begins.
+
+    Args:
+        texts: rows of BOS, ids, EOS, in memory or on disk.
+        longest: the most tokens of a chunk.
+    """
+
+    def __init__(self, texts: Ragged, longest: int):
+        self._texts, self._lengths = texts, texts.lengths
+        sizes = [self._sizes(first).sum() for first in range(0, len(texts), _BLOCK)]
+        self._before = np.concatenate([[0], np.cumsum(sizes)])
+        self.tokens = int(self._before[-1])
+        self._count = -(-self.tokens // longest)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Int[np.ndarray, " tokens"]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"chunk {index} of {len(self)}")
+        start, stop = (i * self.tokens // len(self) for i in (index, index + 1))
+        block = int(np.searchsorted(self._before, start, "right")) - 1
+        parts, place = [], int(self._before[block])
+        for first in range(block * _BLOCK, len(self._texts), _BLOCK):
+            ends = place + np.cumsum(self._sizes(first))
+            # The first text that ends after the start, to the one that reaches the stop.
+            for row in range(int(np.searchsorted(ends, start, "right")), len(ends)):
+                begins = int(ends[row - 1]) if row else place
+                if begins >= stop:
+                    return np.concatenate(parts)
+                text = self._texts[first + row][:-1]
+                parts.append(text[max(start - begins, 0) : stop - begins])
+            place = int(ends[-1])
+        return np.concatenate(parts)
+
+    def _sizes(self, first: int) -> Int[np.ndarray, " texts"]:
+        """Tokens of a block of texts, without EOS."""
+        return np.asarray(self._lengths[first : first + _BLOCK], np.int64) - 1
+
+
+def make_denoising_iterator(
+    texts: EncodedPairs,
+    objective: Objective,
+    *,
+    rows: int,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    prefetch: int = 2,
+) -> TrainIterator:
+    """Batches [rows, length] without end, as `pipeline.make_train_iterator` packs them.
+
+    Args:
+        texts: whole texts as targets, of a `side` alone.
+        objective: what becomes of a chunk.
+        rows: of the global batch; each process gets its block of rows / process_count.
+        seed: of the order and the noise.
+        process_index, process_count: this process among those that train together.
+        prefetch: batches made ahead by a thread; 0 for none.
+
+    Raises:
+        DataError: rows do not divide over the processes, or the texts have no tokens.
+    """
+    if rows < 1 or rows % process_count:
+        raise DataError(
+            f"rows is {rows}; expected a positive multiple of {process_count} processes"
+        )
+    chunks = _chunks(texts, objective)
+    share = rows // process_count
+
+    def batch(number: int, order: np.ndarray) -> Batch:
+        first = process_index * share
+        mine = order.reshape(rows, -1)[first : first + share].tolist()
+        start = number * rows + first
+        made = [_row(chunks, objective, seed, start + i, ids) for i, ids in enumerate(mine)]
+        return _filled(made, share, objective)
+
+    order = grain.MapDataset.range(len(chunks)).shuffle(seed=seed % 2**32).repeat()
+    batches = order.batch(rows * objective.texts_a_row).map_with_index(batch)
+    # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
+    stream = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    if prefetch:
+        stream = grain.experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=prefetch)
+    identity = f"{objective} {rows} {seed} {texts.fingerprint()}"
+    return TrainIterator(stream, texts, zlib.crc32(identity.encode()))
+
+
+def denoising_eval_batches(
+    texts: EncodedPairs, objective: Objective, *, rows: int
+) -> Iterator[EvalBatch]:
+    """Every chunk once, in order, under the same noise in every evaluation of every run.
+
+    Indices are those of a row's first chunk.
+    """
+    chunks, width = _chunks(texts, objective), objective.texts_a_row
+    for first in range(0, len(chunks), rows * width):
+        starts = range(first, min(first + rows * width, len(chunks)), width)
+        ids = [range(start, min(start + width, len(chunks))) for start in starts]
+        made = [
+            _row(chunks, objective, 0, start, mine) for start, mine in zip(starts, ids, strict=True)
+        ]
+        indices = np.full(rows, -1, np.int64)
+        indices[: len(made)] = starts
+        yield EvalBatch(indices, _filled(made, rows, objective))
+
+
+def _chunks(texts: EncodedPairs, objective: Objective) -> Chunks:
+    chunks = Chunks(texts.target, objective.text_len)
+    if chunks.tokens < 2:
+        raise DataError("the texts have no tokens")
+    return chunks
+
+
+def _row(
+    chunks: Chunks, objective: Objective, seed: int, number: int, ids: Iterable[int]
+) -> list[Pair]:
+    """Sources and targets of row `number`, made of those chunks."""
+    rng = np.random.default_rng([seed % 2**32, number])
+    return objective.pairs([chunks[i] for i in ids], rng)
+
+
+def _filled(made: Sequence[list[Pair]], rows: int, objective: Objective) -> Batch:
+    """The batch of so many rows."""
+    pairs = [pair for row in made for pair in row]
+    sizes = [np.array([[len(source), len(target)] for source, target in row]) for row in made]
+    starts = np.concatenate([np.cumsum(each, 0) - each for each in sizes])
+    layout = Layout(
+        rows,
+        objective.source_len,
+        objective.target_len,
+        pairs=np.arange(len(pairs)),
+        row=np.repeat(np.arange(len(made)), [len(row) for row in made]),
+        source_start=starts[:, 0],
+        target_start=starts[:, 1],
+        segment=np.concatenate([np.arange(1, len(row) + 1) for row in made]),
+    )
+    encoded = EncodedPairs(
+        source=_joined([source for source, _ in pairs]),
+        target=_joined([np.append(BOS, target) for _, target in pairs]),
+        example=np.arange(len(pairs)),
+        total=len(pairs),
+        dropped=0,
+        cut_sources=0,
+        cut_targets=0,
+    )
+    return fill(layout, encoded)
+
+
+def _joined(rows: Sequence[np.ndarray]) -> Ragged:
+    edges = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return Ragged(np.concatenate(rows).astype(np.int32), edges)

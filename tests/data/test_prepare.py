@@ -1,0 +1,269 @@
+"""Prepared corpora: the batches of one in memory, the same bytes however they came about, or none."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossattn.data import encoded, pipeline, prepare, sources, textfiles, tokenizers
+from crossattn.data.errors import DataError, DataUnavailable
+
+ROOT = Path(__file__).parents[2]
+SHAPE = {"rows": 8, "source_len": 24, "target_len": 28}
+LIMITS = {"source_len": 24, "target_len": 28}
+SHARD, SIZE = 128, 900
+
+# As the command line has it, but with small shards; stdin is the corpus.
+PREPARE = f"""
+import sys
+from pathlib import Path
+from crossattn.data import prepare
+prepare._SHARD = {SHARD}
+prepare.prepare(prepare.PreparedCorpus.from_json(sys.stdin.read()), workers=2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch):
+    monkeypatch.setattr(prepare, "_SHARD", SHARD)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return sources.open_source("copy", "train", size=SIZE)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pairs):
+    return tokenizers.train_tokenizer([p[s] for p in pairs for s in ("source", "target")], 300)
+
+
+@pytest.fixture
+def corpus(tokenizer, tmp_path):
+    """A function that makes one of the copy task, or of what is given."""
+
+    def make(folder="data", name="copy", links=False, size=SIZE, **options):
+        return prepare.PreparedCorpus(
+            name,
+            encoded.Encoding(tokenizer, **(LIMITS | options)),
+            data_dir=str(tmp_path / folder),
+            options={"size": size} if name == "copy" else {},
+            links=links,
+        )
+
+    return make
+
+
+def started(corpus):
+    """Another process that prepares it."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREPARE], stdin=subprocess.PIPE, env=environment
+    )
+    process.stdin.write(corpus.to_json().encode())
+    process.stdin.close()
+    return process
+
+
+def contents(folder):
+    files = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def assert_same(left, right):
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name].dtype == b[name].dtype
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "share"),
+    [
+        ("pack", {}, 0.0),
+        ("bucket", {}, 0.0),
+        ("pack", {}, 1.0),
+        ("bucket", {"source_len": 16, "overlong": "cut"}, 0.3),
+        ("pack", {"side": "source"}, 0.0),
+    ],
+)
+def test_batches_are_those_of_the_corpus_in_memory(corpus, pairs, tokenizer, mode, options, share):
+    given = corpus(links=share > 0, **options)
+    prepare.prepare(given, workers=1)
+    on_disk = prepare.open_prepared(given, share, seed=5)
+    in_memory = encoded.encode_pairs(
+        pairs, tokenizer, **(LIMITS | options), link_share=share, seed=5
+    )
+    assert len(on_disk) == len(in_memory) and on_disk.dropped == in_memory.dropped
+    assert on_disk.fingerprint() == in_memory.fingerprint()
+    shape = SHAPE | {"mode": mode, "seed": 5, "source_len": options.get("source_len", 24)}
+    first = pipeline.train_batches(in_memory, **shape)
+    take(first, 7)
+    second = pipeline.train_batches(on_disk, **shape)
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert_same(take(first, 40), take(second, 40))
+    assert first.get_state() == second.get_state()
+    assert len(json.dumps(second.get_state())) < 200
+
+
+@pytest.mark.parametrize("mode", ["pack", "bucket"])
+def test_processes_share_the_batches_of_one(corpus, mode):
+    given = corpus()
+    prepare.prepare(given, workers=1)
+    encoding = prepare.open_prepared(given)
+    shape = SHAPE | {"mode": mode, "rows_multiple": 4}
+    whole = take(pipeline.train_batches(encoding, **shape), 20)
+    parts = [
+        take(pipeline.train_batches(encoding, process_index=i, process_count=4, **shape), 20)
+        for i in range(4)
+    ]
+    steps = zip(*parts, strict=True)
+    assert_same(
+        [{k: np.concatenate([p[k] for p in step]) for k in step[0]} for step in steps], whole
+    )
+
+
+def test_files_do_not_depend_on_the_number_of_processes(corpus):
+    folders = [
+        prepare.prepare(corpus(f"with-{workers}", links=True), workers) for workers in (1, 2)
+    ]
+    assert contents(folders[0]) == contents(folders[1])
+
+
+def test_killed_and_started_again_it_keeps_what_is_whole_and_ends_with_the_same_files(corpus):
+    given = corpus("killed", size=4000)
+    process = started(given)
+    while len(list(given.folder.glob("index-*"))) < 3 and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    finished = {path.name: path.stat().st_mtime_ns for path in given.folder.glob("index-*")}
+    assert 3 <= len(finished) < 32 and not prepare.is_prepared(given)
+    with pytest.raises(DataUnavailable, match="there is no prepared corpus"):
+        prepare.open_prepared(given)
+    folder = prepare.prepare(given, workers=1)
+    assert (
+        finished.items()
+        <= {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}.items()
+    )
+    never_killed = prepare.prepare(corpus("never-killed", size=4000), workers=1)
+    assert contents(folder) == contents(never_killed)
+    assert not list(folder.glob(".*"))
+
+
+def test_two_that_prepare_at_once_leave_one_whole_corpus(corpus):
+    given = corpus("both")
+    both = [started(given) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert prepare.is_prepared(given)
+    assert contents(given.folder) == contents(prepare.prepare(corpus("alone"), workers=1))
+
+
+@pytest.mark.parametrize(
+    "name", ["target-00001-of-00008", "index-00001-of-00008", "source-starts.npy"]
+)
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_corpus_that_lost_something_is_none_and_is_mended(corpus, name, damage, caplog):
+    given = corpus()
+    folder = prepare.prepare(given, workers=1)
+    before = contents(folder)
+    if damage == "cut":
+        os.truncate(folder / name, 10)
+    else:
+        (folder / name).unlink()
+    assert not prepare.is_prepared(given)
+    assert prepare.prepare(given, workers=1) == folder
+    assert f"has lost {name}" in caplog.text and contents(folder) == before
+
+
+def test_other_data_tokenizers_or_options_lie_elsewhere(corpus, pairs, tmp_path):
+    table = tmp_path / "train.tsv"
+    table.write_text("a\tb\n" * 30)
+    name = f"files:{tmp_path}/{{split}}.tsv"
+    other = tokenizers.train_tokenizer([p["source"] for p in pairs], 280)
+    found = [
+        corpus(),
+        corpus(name="phrases"),
+        corpus(source_len=20),
+        corpus(size=800),
+        corpus(overlong="cut"),
+        corpus(side="target"),
+        corpus(links=True),
+        corpus(target_tokenizer=other),
+        corpus(name=name),
+    ]
+    folders = [each.folder for each in found]
+    table.write_text("a\tc\n" * 30)
+    os.utime(table, ns=(1, 1))
+    folders.append(corpus(name=name).folder)
+    assert len(set(folders)) == len(folders)
+    assert corpus().folder == folders[0]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_line_of_a_large_file_is_named(corpus, tmp_path, monkeypatch, workers):
+    lines = ["a\tb\n"] * 600
+    lines[300] = "a\n"
+    (tmp_path / "train.tsv").write_text("".join(lines))
+    # Opened, so large a file is not looked at whole; other processes have their own limit.
+    monkeypatch.setattr(textfiles, "_CHECKED", 0)
+    given = corpus(name=f"files:{tmp_path}/{{split}}.tsv")
+    with pytest.raises(DataError, match="train.tsv, line 301: 1 column"):
+        prepare.prepare(given, workers)
+    assert not prepare.is_prepared(given)
+
+
+def test_a_process_that_dies_is_told_of_in_one_line(corpus, monkeypatch):
+    begin = prepare._Worker.__init__
+
+    def doomed(self):
+        begin(self)
+        self._process.kill()
+
+    monkeypatch.setattr(prepare._Worker, "__init__", doomed)
+    with pytest.raises(DataUnavailable, match="ended by SIGKILL .was there too little memory") as e:
+        prepare.prepare(corpus(), workers=2)
+    assert "\n" not in str(e.value) and "start again to go on" in str(e.value)
+
+
+def test_nothing_short_enough_is_refused_every_time(corpus):
+    given = corpus(source_len=2, target_len=2)
+    prepare.prepare(given, workers=1)
+    for _ in range(2):
+        with pytest.raises(DataError, match="no example is short enough: dropped 900 of 900"):
+            prepare.open_prepared(given)
+
+
+def test_links_that_are_not_there_are_refused(corpus, tmp_path):
+    (tmp_path / "train.tsv").write_text("a\tb\n" * 30)
+    with pytest.raises(DataError, match="has no gold links"):
+        prepare.prepare(corpus(name=f"files:{tmp_path}/{{split}}.tsv", links=True), workers=1)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataUnavailable, match="file/prepared.* cannot be written: Not a directory"):
+        prepare.prepare(corpus("file"), workers=1)
+
+
+def test_a_file_that_is_cut_while_training_is_refused(corpus):
+    given = corpus()
+    folder = prepare.prepare(given, workers=1)
+    iterator = pipeline.train_batches(prepare.open_prepared(given), prefetch=0, **SHAPE)
+    next(iterator)
+    for path in folder.glob("target-0*"):
+        os.truncate(path, 0)
+    with pytest.raises(DataUnavailable, match="target-.* cannot be read .it is cut short"):
+        take(iterator, 50)
