@@ -32,7 +32,14 @@ from tqdm import tqdm
 from crossattn.data import fetch, sources
 from crossattn.data.encoded import EncodedPairs, Encoding
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.shards import read_shards, remove_partial, write_index, write_shard, written
+from crossattn.data.shards import (
+    read_shards,
+    remove_partial,
+    sides_of,
+    write_index,
+    write_shard,
+    written,
+)
 from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -208,7 +215,9 @@ def _prepare(corpus: PreparedCorpus, folder: Path, workers: int) -> None:
     if corpus.links and "links" not in source[0]:
         raise DataError("the training data has no gold links between words")
     shards = shard_indices(len(source))
-    missing = [name for name in shards if not (folder / f"index-{name}").exists()]
+    parts = ["index", *sides_of(corpus.encoding, corpus.links)]
+    there = {path.name for path in folder.iterdir()}
+    missing = [name for name in shards if not there >= {f"{part}-{name}" for part in parts}]
     sizes = {name: len(indices) for name, indices in shards.items()}
     with tqdm(
         total=len(source),
