@@ -150,6 +150,8 @@ def is_activation(sizes):
         return False  # statistics, ids; and the flat arrays that GPUs send many weights in
     if sizes[0] == LAYERS and len(sizes) > 2:
         sizes = sizes[1:]
+    if len(sizes) == 2:  # TPUs join a weight's part and its bias, padded, such as [256 + 8, 4096]
+        return math.prod(sizes) > VOCAB * DIM
     return not any(is_part(sizes, weight) for weight in _WEIGHTS)
 
 
