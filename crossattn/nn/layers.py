@@ -6,8 +6,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from crossattn.axes import constrain, placed
+from crossattn import axes
+from crossattn.axes import placed
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import product
 from crossattn.types import Array, Float, Int
@@ -90,9 +92,7 @@ class Embedding(nnx.Module):
 
         Source: Vaswani et al. 2017, section 3.4.
         """
-        # Gathered along the width, and its gradient scattered: vectors stay with their examples.
-        table = constrain(self.table[...], "vocab", None)
-        vectors = jnp.take(table, tokens, axis=0).astype(self.dtype or jnp.float32)
+        vectors = looked_up(self.table[...], tokens).astype(self.dtype or jnp.float32)
         return placed(vectors * self.scale, "embed")
 
     @on_any_mesh
@@ -101,8 +101,38 @@ class Embedding(nnx.Module):
         return token_logits(x, self.table[...])
 
 
+def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+    """Rows of a table. On a mesh devices gather its width, and its gradient is scattered.
+
+    Left to itself XLA sends every example's vectors to the devices that hold a part of the width.
+    """
+    mesh = axes.mesh_of(table)
+    if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
+        return jnp.take(table, tokens, axis=0)
+    among, names = axes.automatic(mesh), ("batch", *[None] * (tokens.ndim - 2), "length")
+    rows = axes.spec(names[-tokens.ndim :], tokens.shape, mesh, among=among)
+    places = axes.spec(("vocab", "embed"), table.shape, mesh, among=among)
+
+    def own(table: Array, tokens: Array) -> Array:
+        vocab, embed = places
+        if embed is not None:
+            table = jax.lax.all_gather(table, embed, axis=1, tiled=True)
+        if vocab is None:
+            return jnp.take(table, tokens, axis=0)
+        tokens = tokens - jax.lax.axis_index(vocab) * table.shape[0]
+        here = (tokens >= 0) & (tokens < table.shape[0])
+        vectors = jnp.take(table, jnp.where(here, tokens, 0), axis=0)
+        return jax.lax.psum(jnp.where(here[..., None], vectors, 0), vocab)
+
+    out = PartitionSpec(*rows, None)
+    call = jax.shard_map(own, mesh=mesh, in_specs=(places, rows), out_specs=out, check_vma=False)
+    return call(table, tokens)
+
+
 def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:
     """``x table^T``, float32."""
-    axes = ((x.ndim - 1,), (1,)), ((), ())
-    scores = product.dot_general(x, table.astype(x.dtype), axes, preferred_element_type=jnp.float32)
+    meeting = ((x.ndim - 1,), (1,)), ((), ())
+    scores = product.dot_general(
+        x, table.astype(x.dtype), meeting, preferred_element_type=jnp.float32
+    )
     return placed(scores, "vocab")

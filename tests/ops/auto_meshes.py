@@ -17,7 +17,9 @@ from tests.closeness import close
 from tests.compiled_kernel import MISSING
 
 AXES = ("data", "fsdp", "tensor", "seq")
-SENT = re.compile(r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\(")
+SENT = re.compile(
+    r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+)
 draw = np.random.default_rng(0).normal
 
 
