@@ -210,7 +210,7 @@ def test_no_checkpoint_left_is_refused_and_nothing_is_begun_anew(refused, copied
     [
         (b"", b"un chat\n" * 30, "a.en, line 1: the file is empty"),
         (b"a cat\n" * 30, b"un chat\n" * 29, "a.en, line 30: no partner"),
-        (b"a cat\n" * 30, b"un chat\n" * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
+        (b"a cat\n" * 5, b"un chat\n" * 4 + b"\xe9t\xe9\n", "a.fr, line 5: not UTF-8"),
         (
             b"a cat\n" * 8 + b" \na cat\n",
             b"un chat\n" * 10,
