@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.corruption import Objective, Pair
-from crossattn.data.encoded import EncodedPairs, Ragged
+from crossattn.data.encoded import EncodedPairs, Ragged, Rows
 from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
 from crossattn.data.packing import Batch, Layout, fill
@@ -35,7 +35,7 @@ class Chunks(Sequence):
         longest: the most tokens of a chunk.
     """
 
-    def __init__(self, texts: Ragged, longest: int):
+    def __init__(self, texts: Rows, longest: int):
         self._texts, self._lengths = texts, texts.lengths
         sizes = [self._sizes(first).sum() for first in range(0, len(texts), _BLOCK)]
         self._before = np.concatenate([[0], np.cumsum(sizes)])

@@ -69,7 +69,7 @@ def attend(
 
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
-    options = dict(bias=bias, scale=scale, softcap=softcap)
+    options: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap)
     options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
     options |= dict(return_weights=return_weights, return_lse=return_lse)
     ran = run(q, k, v, mask, backend, **options)

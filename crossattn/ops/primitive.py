@@ -68,7 +68,7 @@ class Problem:
     def names(self, arrays: Sequence[Any]) -> list[Names]:
         """What the axes of each operand are."""
         given = self.form.unflatten(arrays)
-        found = {name: named(given[name], "S", "N", None) for name in ("k", "v")}
+        found: dict[str, Any] = {name: named(given[name], "S", "N", None) for name in ("k", "v")}
         found |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
         found["mask"] = [
             named(x, *inner) for x, inner in zip(given["mask"], self.mask.inner, strict=True)

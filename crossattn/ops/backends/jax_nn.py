@@ -59,7 +59,8 @@ def attend(
     if bias is not None:
         operands = (*operands[:3], operands[3].astype(compute), operands[4])
     try:
-        kernel = partial(jax.nn.dot_product_attention, scale=scale, implementation=implementation)
+        options: Any = dict(scale=scale, implementation=implementation)
+        kernel: Any = partial(jax.nn.dot_product_attention, **options)
         if known is not None and implementation == "cudnn":
             jax.eval_shape(partial(kernel, *operands, **keywords))  # whether it is here
             out, rows = _again(kernel, operands, keywords, *_folded(known)), None

@@ -167,11 +167,11 @@ def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -
     q = _scaled(q, scale)
     k, v = k.astype(q.dtype), v.astype(q.dtype)
     batch = q.shape[:-3]
-    operands = [_heads_first(x, batch) for x in (q, k, v)]
-    numbers = [None if x is None else _segments(x, batch) for x in ids]
+    operands: Any = [_heads_first(x, batch) for x in (q, k, v)]
+    numbers: Any = [None if x is None else _segments(x, batch) for x in ids]
     segment_ids = None if ids.k is None else _library().SegmentIds(*numbers)
     kernel = partial(_kernel, static, N, _padded(T), _padded(S), softcap, interpret)
-    lse = None
+    lse: Any = None
     if known is not None:
         out, lse = known[0], known[1] + jnp.log(known[2])
         # What was repaired takes no part in a gradient; nor do the rows of the padding.
@@ -223,7 +223,8 @@ def _again(kernel: Callable[..., Any], q, k, v, segment_ids: Any, known: tuple) 
         return *jax.vmap(one, mapped)(*given, d_out), None, None, None
 
     again.defvjp(forward, backward)
-    return again(q, k, v, *known, segment_ids)
+    out, lse = known
+    return again(q, k, v, out, lse, segment_ids)
 
 
 def _scaled(q: Array, scale: Any) -> Array:
