@@ -167,7 +167,7 @@ def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -
     q = _scaled(q, scale)
     k, v = k.astype(q.dtype), v.astype(q.dtype)
     batch = q.shape[:-3]
-    operands: Any = [_heads_first(x, batch) for x in (q, k, v)]
+    q, k, v = _heads_first(q, batch), _heads_first(k, batch), _heads_first(v, batch)
     numbers: Any = [None if x is None else _segments(x, batch) for x in ids]
     segment_ids = None if ids.k is None else _library().SegmentIds(*numbers)
     kernel = partial(_kernel, static, N, _padded(T), _padded(S), softcap, interpret)
@@ -175,15 +175,15 @@ def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -
     if known is not None:
         out, lse = known[0], known[1] + jnp.log(known[2])
         # What was repaired takes no part in a gradient; nor do the rows of the padding.
-        out = _heads_first(jnp.where(jnp.isfinite(out), out, 0).astype(operands[0].dtype), batch)
+        out = _heads_first(jnp.where(jnp.isfinite(out), out, 0).astype(q.dtype), batch)
         lse = jnp.where(jnp.isfinite(lse), lse, 0).reshape(math.prod(batch), N, T)
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, -T % _BLOCK)))
-        out = _again(kernel, *operands, segment_ids, (out, lse.astype(jnp.float32)))
+        out = _again(kernel, q, k, v, segment_ids, (out, lse.astype(jnp.float32)))
     elif rows:
-        out, (lse,) = _over_batch(kernel(save_residuals=True), *operands, segment_ids)
+        out, (lse,) = _over_batch(kernel(save_residuals=True), q, k, v, segment_ids)
         lse = lse[..., :T].reshape(*batch, N, T)
     else:
-        out = _over_batch(kernel(), *operands, segment_ids)
+        out = _over_batch(kernel(), q, k, v, segment_ids)
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
     found = Attended(lowering.repair(out, prepared).astype(dtype))
     return found._replace(rows=(lse, jnp.ones_like(lse))) if rows else found
@@ -220,7 +220,8 @@ def _again(kernel: Callable[..., Any], q, k, v, segment_ids: Any, known: tuple) 
             return back(res=residuals, do=d_out, residual_checkpoint_name=None, **options)[3:6]
 
         mapped = (*[0] * 5, None if segment_ids is None else 0, 0)
-        return *jax.vmap(one, mapped)(*given, d_out), None, None, None
+        each: Any = jax.vmap(one, mapped)
+        return *each(*given, d_out), None, None, None
 
     again.defvjp(forward, backward)
     out, lse = known
