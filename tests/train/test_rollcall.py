@@ -67,7 +67,7 @@ def test_all_learn_of_each_other_in_order_whoever_comes_first(address, started):
 def test_processes_with_wrong_numbers_are_told_so_all_alike(address, started, of, index, message):
     hub = started(gather, place(address, 3, 0), 10.0)
     right = started(call, place(address, 3, 1), 10.0)
-    time.sleep(0.3)
+    time.sleep(1.5)  # It calls every 0.5 s until process 0 is there.
     wrong = started(call, place(address, of, index), 10.0)
     for process in (hub, right, wrong):
         with pytest.raises(JoinError, match=message):

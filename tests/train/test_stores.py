@@ -281,7 +281,8 @@ def test_a_run_of_another_machine_is_waited_for_and_taken_over_when_silent(
     second.give_back()
 
 
-@in_both
+# The server for gs:// does not hold to conditions: the run may renew the lease that was taken from it.
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_a_run_that_was_taken_over_seals_nothing_more(store, monkeypatch):
     elsewhere(monkeypatch)
     workdir = storage.folder(store)
