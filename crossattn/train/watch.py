@@ -35,10 +35,8 @@ class Watch:
         self._channels = dict(zip(others, channels, strict=True))
         self._ends = threading.Lock()
         self._changed = threading.Condition()
-        self._step, self._last = (
-            -1,
-            None,
-        )  # this process's last step, and the one that all stop after
+        self._step = -1  # this process's last
+        self._last: int | None = None  # the one that all stop after
         self._asking = self._agreeing = self._over = False
         self._steps: dict[int, int] = {}
         self._done: set[int] = set()
@@ -83,8 +81,9 @@ class Watch:
             while not self._over:
                 for key, _ in ready.select():
                     self._take(key.data)
-        for channel in self._channels.values():
-            channel.close()
+        with self._changed:  # who ends them all still tells them so
+            for channel in self._channels.values():
+                channel.close()
 
     def _take(self, index: int) -> None:
         """What comes from one of the others, or that it is gone, as all are once they are done."""
@@ -167,8 +166,8 @@ class Watch:
         with self._changed:
             self._done.add(index)
             if len(self._done) == len(self._names):
+                self._end()  # first: whoever is told so leaves at once, and is not lost
                 self._tell_all(over=True)
-                self._end()
 
     def _end(self) -> None:
         with self._changed:

@@ -88,7 +88,7 @@ def test_sigterm_for_one_process_saves_one_checkpoint_on_all(two, last_line, who
     processes[1].send_signal(signal.SIGTERM)
     said, _, stderr = last_line(processes[0])
     other, _, others = last_line(processes[1])
-    assert [process.returncode for process in processes] == [0, 0]
+    assert [process.returncode for process in processes] == [0, 0], stderr + others
     assert said == other and said["status"] == "interrupted" and 10 <= said["step"] < 40
     assert stderr == f"note: process 1 of 2 on {socket.gethostname()} was asked to stop (SIGTERM)\n"
     assert others.strip() == "SIGTERM: finishing the step and saving; once more to kill"

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from crossattn.train import watch as watching
 from crossattn.train.channel import Channel
 from crossattn.train.errors import JoinError
 from crossattn.train.rollcall import Place, Present, call, gather
@@ -138,3 +139,29 @@ def test_all_stop_after_the_same_step_that_none_has_passed(connection, started):
     assert len(set(steps)) == 1 and asked_at < steps[0] < 10_000
     for leaving in [started(watch.leave, logging.warning) for watch in watches]:
         leaving.result(20)
+
+
+class Slow(Channel):
+    """Lets the other end go before it comes back from telling it that all are done."""
+
+    def send(self, **message):
+        super().send(**message)
+        if "over" in message:
+            time.sleep(0.2)
+
+
+def test_those_that_leave_while_others_are_still_told_are_not_taken_for_dead(
+    connection, started, monkeypatch
+):
+    left = []
+    monkeypatch.setattr(watching, "_leave", left.append)
+    pairs = [connection() for _ in range(3)]
+    present = [Present(f"host-{index}", (0,)) for index in range(4)]
+    others = [Watch(index, present, [Channel(own)]) for index, (_, own) in enumerate(pairs, 1)]
+    hub = Watch(0, present, [Slow(end) for end, _ in pairs])
+    leaving = [started(watch.leave, logging.warning) for watch in others]
+    time.sleep(0.2)  # process 0 is the last, and tells the others from its own thread
+    for each in [started(hub.leave, logging.warning), *leaving]:
+        each.result(20)
+    time.sleep(0.5)
+    assert not left
