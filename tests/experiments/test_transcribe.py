@@ -22,7 +22,7 @@ from experiments.fetch_weights import whisper
 from experiments.transcribe import frames_of, open_whisper, pictures
 from tests import whisper_vocabulary
 from tests.experiments.conftest import start
-from tests.peers import peer
+from tests.peers import package, peer
 from tests.weights import checkpoints, ctranslate2_files
 
 
@@ -232,7 +232,7 @@ def test_a_vocabulary_in_two_files_is_read(folder, wav, capsys, refused, tmp_pat
 def test_int8_weights_are_heard_with_and_need_their_package(
     folder, wav, capsys, refused, monkeypatch
 ):
-    pytest.importorskip("qwix")
+    package("qwix", "weights")
     assert start("transcribe", wav, f"--model={folder}", "--int8") == 0
     assert capsys.readouterr().out.strip()
     held = jax.tree.leaves(open_whisper(str(folder), int8=True).params)
