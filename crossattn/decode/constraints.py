@@ -5,20 +5,20 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.decode.processors import Context, Processor
-from crossattn.decode.target import token_ids
+from crossattn.decode.config import token_ids
+from crossattn.decode.processors import Context, LogitsProcessor
 from crossattn.types import AnyArray, Array, Bool, Float
 
 Tokens = int | Sequence[int] | AnyArray
 
 
-def ban(tokens: Tokens) -> Processor:
+def ban(tokens: Tokens) -> LogitsProcessor:
     """These tokens never come."""
     ids = token_ids(tokens)
     return lambda logits, context: logits.at[ids].set(-jnp.inf)
 
 
-def ban_first(tokens: Tokens) -> Processor:
+def ban_first(tokens: Tokens) -> LogitsProcessor:
     """These tokens do not come first, as Whisper's blank and end do not."""
     ids = token_ids(tokens)
 
@@ -28,7 +28,7 @@ def ban_first(tokens: Tokens) -> Processor:
     return process
 
 
-def allow(tokens: Tokens) -> Processor:
+def allow(tokens: Tokens) -> LogitsProcessor:
     """Only these tokens, the end among them if it may come."""
     ids = token_ids(tokens)
 
@@ -38,7 +38,7 @@ def allow(tokens: Tokens) -> Processor:
     return process
 
 
-def allow_where(allowed: Bool[AnyArray, "*B #T V"]) -> Processor:
+def allow_where(allowed: Bool[AnyArray, "*B #T V"]) -> LogitsProcessor:
     """A table of what may come at each step: [T V], or [B T V] for each row; its last step stays.
 
     With T = 1 it is the same vocabulary at every step.
@@ -52,7 +52,7 @@ def allow_where(allowed: Bool[AnyArray, "*B #T V"]) -> Processor:
     return process
 
 
-def ban_ngrams(ngrams: Sequence[Sequence[int]]) -> Processor:
+def ban_ngrams(ngrams: Sequence[Sequence[int]]) -> LogitsProcessor:
     """None of these sequences of tokens is ever completed."""
     if empty := [ngram for ngram in ngrams if not len(ngram)]:
         raise ValueError(f"ban_ngrams: got {empty[0]!r}; expected at least one token in each.")
@@ -68,7 +68,7 @@ def ban_ngrams(ngrams: Sequence[Sequence[int]]) -> Processor:
     return process
 
 
-def no_repeat_ngram(size: int) -> Processor:
+def no_repeat_ngram(size: int) -> LogitsProcessor:
     """No sequence of ``size`` tokens comes twice, those of the prefix included.
 
     Source: Paulus et al. 2018, section 2.5 (trigrams).
@@ -89,7 +89,7 @@ def no_repeat_ngram(size: int) -> Processor:
     return process
 
 
-def min_length(length: Any, eos_id: Tokens) -> Processor:
+def min_new_tokens(length: Any, eos_id: Tokens) -> LogitsProcessor:
     """At least so many tokens, the end not counted; one number, or one for each row [B]."""
     ends = token_ids(eos_id)
 
@@ -100,7 +100,7 @@ def min_length(length: Any, eos_id: Tokens) -> Processor:
     return process
 
 
-def max_length(length: Any, eos_id: int) -> Processor:
+def max_new_tokens(length: Any, eos_id: int) -> LogitsProcessor:
     """At most so many tokens, the end included, which comes last; one number, or one a row [B]."""
 
     def process(logits, context: Context):
@@ -110,7 +110,7 @@ def max_length(length: Any, eos_id: int) -> Processor:
     return process
 
 
-def force(tokens: dict[int, int]) -> Processor:
+def force(tokens: dict[int, int]) -> LogitsProcessor:
     """``{n: token}``: the n-th generated token, from 0. It costs a beam nothing, being no choice."""
 
     def process(logits, context: Context):

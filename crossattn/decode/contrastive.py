@@ -1,6 +1,6 @@
 """Contrastive search: likely tokens whose vectors are unlike those of what was said before.
 
-The candidates of a step are beams that share one past, so trying them copies nothing.
+The candidates of a step are sequences of a row that all go on from the chosen one.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.greedy import log_p_of
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import Processor
-from crossattn.decode.states import with_ancestors
-from crossattn.decode.target import Target
+from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.states import select
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 
@@ -28,38 +28,45 @@ def contrastive_search(
     *,
     candidates: int = 4,
     alpha: float = 0.6,
-    processors: Sequence[Processor] = (),
+    processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
-    **target: Any,
+    **config: Any,
 ) -> Hypotheses:
     """One hypothesis a row, of tokens that maximise ``(1 - alpha) p - alpha similarity``.
 
     ``similarity`` is the largest cosine between a candidate's vector and those of all tokens before it.
 
     Args:
-      model: with ``advance`` (``step`` before the output layer) and ``logits``.
-      states: what the model's ``start`` made for ``candidates`` beams and ``Target.room + 1`` positions, for
-        the last token is read too, to be compared.
+      model: with ``decode_hidden``, which is ``decode_step`` before the output layer, and ``logits``.
+      states: what the model's ``prefill`` made for ``candidates`` sequences a row and
+        ``GenerationConfig.cache_length + 1`` positions, for the last token is read too, to be compared.
       candidates: the k most likely tokens are compared; 1 is greedy.
       alpha: 0 is greedy; larger repeats less.
       processors: what to forbid or reweigh.
       capture: which cross-attention to return.
-      **target: ``batch`` and ``max_length``, and what else ``Target`` has.
+      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
 
     Returns:
       Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
 
     Raises:
-      ValueError: candidates or alpha are out of range.
+      ValueError: candidates or alpha are out of range, or the model has no vectors to compare.
     Source: Su et al. 2022, equation 5.
     """
     if candidates < 1 or not 0 <= alpha <= 1:
         raise ValueError(
             f"candidates is {candidates}, alpha {alpha}; expected 1 or more, and 0 to 1."
         )
-    search = _Contrast(model, Target(**target), candidates, alpha, tuple(processors), capture)
+    if not hasattr(model, "decode_hidden"):
+        raise ValueError(
+            f"contrastive search compares the vectors behind tokens, but {type(model).__name__} has no "
+            "decode_hidden(); decode with candidates=1."
+        )
+    search = _Contrast(
+        model, GenerationConfig(**config), candidates, alpha, tuple(processors), capture
+    )
     end = jax.lax.while_loop(search.unfinished, search.advance, search.begin(states))
-    tokens = end.tokens[..., search.target.start :]
+    tokens = end.tokens[..., search.config.start :]
     return Hypotheses.of(tokens, end.scores[:, None], end.lengths[:, None], end.weights)
 
 
@@ -69,7 +76,6 @@ class _Run:
     """Where the loop stands: the newest token is read already.
 
     Attributes:
-      path: [B X], which candidate each token was.
       lengths: how many tokens of each row were generated, its end included.
       vectors: [B X D], of unit length.
       logits, seen: of the next token, and the attention that made them.
@@ -77,7 +83,6 @@ class _Run:
 
     length: Int[Array, ""]
     tokens: Int[Array, "B 1 X"]
-    path: Int[Array, "B X"]
     vectors: Float[Array, "B X D"]
     logits: Float[Array, "B V"]
     scores: Float[Array, " B"]
@@ -91,34 +96,33 @@ class _Run:
 @dataclass(frozen=True)
 class _Contrast:
     model: Any
-    target: Target
+    config: GenerationConfig
     candidates: int
     alpha: float
-    processors: tuple[Processor, ...]
+    processors: tuple[LogitsProcessor, ...]
     capture: Capture | None
 
     def begin(self, states: Any) -> _Run:
         """The whole prefix read."""
-        target, B = self.target, self.target.batch
-        prefix = jnp.repeat(target.prefix[:, None], self.candidates, axis=1)
+        config, B = self.config, self.config.batch
+        prefix = jnp.repeat(config.prefix[:, None], self.candidates, axis=1)
         hidden, states, [seen] = captured(
-            self.model.advance, [self.capture], prefix, target.ready(states), jnp.int32(0)
+            self.model.decode_hidden, [self.capture], prefix, config.unread(states)
         )
-        hidden, tokens = hidden[:, 0], target.tokens(1)
+        hidden, tokens = hidden[:, 0], config.tokens(1)
         seen = None if seen is None else seen[:, :1, -1:]
-        room = jnp.zeros((B, target.max_length, hidden.shape[-1]), jnp.float32)
+        later = jnp.zeros((B, config.max_new_tokens, hidden.shape[-1]), jnp.float32)
         return _Run(
-            length=jnp.int32(target.start),
+            length=jnp.int32(config.start),
             tokens=tokens,
-            path=jnp.zeros_like(tokens[:, 0]),
-            vectors=jnp.concatenate([_unit(hidden), room], axis=1),
+            vectors=jnp.concatenate([_unit(hidden), later], axis=1),
             logits=self.model.logits(hidden[:, -1]).astype(jnp.float32),
             scores=jnp.zeros((B,), jnp.float32),
             lengths=jnp.zeros((B,), jnp.int32),
-            done=jnp.broadcast_to(target.most() < 1, (B,)),
+            done=jnp.broadcast_to(config.row_limits() < 1, (B,)),
             states=states,
             seen=seen,
-            weights=None if seen is None else jnp.repeat(0 * seen, target.max_length, axis=2),
+            weights=None if seen is None else jnp.repeat(0 * seen, config.max_new_tokens, axis=2),
         )
 
     def unfinished(self, run: _Run) -> Bool[Array, ""]:
@@ -127,38 +131,37 @@ class _Contrast:
 
     def advance(self, run: _Run) -> _Run:
         """Tries the likeliest tokens, and keeps one of each row."""
-        target, k, put = self.target, self.candidates, jax.lax.dynamic_update_slice_in_dim
-        steered = target.steer(self.processors, run.logits[:, None], run.tokens, run.length)[:, 0]
-        best, tokens = topk.top_k(steered, k)
-        path = put(jnp.repeat(run.path[:, None], k, axis=1), _places(best), run.length, axis=2)
+        config, k, put = self.config, self.candidates, jax.lax.dynamic_update_slice_in_dim
+        processed = config.process(self.processors, run.logits[:, None], run.tokens, run.length)[
+            :, 0
+        ]
+        best, tokens = topk.top_k(processed, k)
         hidden, states, [seen] = captured(
-            self.model.advance,
+            self.model.decode_hidden,
             [self.capture],
             tokens[..., None].astype(jnp.int32),
-            with_ancestors(run.states, path),
-            run.length,
+            run.states,
         )
         hidden = hidden[:, :, 0]
-        chosen = self._contrast(best - jax.nn.logsumexp(steered, -1, keepdims=True), hidden, run)
+        chosen = self._contrast(best - jax.nn.logsumexp(processed, -1, keepdims=True), hidden, run)
 
         def kept(x: Array) -> Array:
             return jnp.take_along_axis(x, chosen.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)
 
-        token = jnp.where(run.done, target.pad_id, kept(tokens)[:, 0].astype(jnp.int32))
+        token = jnp.where(run.done, config.pad_id, kept(tokens)[:, 0].astype(jnp.int32))
         log_p = log_p_of(run.logits, kept(tokens)[:, 0])
-        count = run.length - target.start
+        count = run.length - config.start
         weights: Any = run.weights
         latest: Any = run.seen
         return _Run(
             length=run.length + 1,
             tokens=put(run.tokens, token[:, None, None], run.length, axis=2),
-            path=put(run.path, chosen[:, None], run.length, axis=1),
             vectors=put(run.vectors, _unit(kept(hidden)), run.length, axis=1),
             logits=self.model.logits(kept(hidden)[:, 0]).astype(jnp.float32),
             scores=jnp.where(run.done, run.scores, run.scores + log_p),
             lengths=run.lengths + ~run.done,
-            done=run.done | target.ended(token) | (count + 1 >= target.most()),
-            states=states,
+            done=run.done | config.ended(token) | (count + 1 >= config.row_limits()),
+            states=select(states, jnp.broadcast_to(chosen[:, None], tokens.shape)),
             seen=None if seen is None else kept(seen),
             weights=None if seen is None else put(weights, latest, count, axis=2),
         )
@@ -168,15 +171,11 @@ class _Contrast:
     ) -> Int[Array, " B"]:
         """The best candidate of each row."""
         cosines = jnp.einsum("bkd,bxd->bkx", _unit(hidden), run.vectors)
-        place = jnp.arange(run.vectors.shape[1])
-        known = (place < run.length) & (place >= self.target.first[:, None])
+        positions = jnp.arange(run.vectors.shape[1])
+        known = (positions < run.length) & (positions >= self.config.padding[:, None])
         similarity = jnp.where(known[:, None], cosines, -1.0).max(-1)
         worth = (1 - self.alpha) * jnp.exp(log_p) - self.alpha * similarity
         return jnp.argmax(jnp.where(log_p == -jnp.inf, -jnp.inf, worth), axis=-1)
-
-
-def _places(x: Float[Array, "B k"]) -> Int[Array, "B k 1"]:
-    return jnp.broadcast_to(jnp.arange(x.shape[1])[None, :, None], (*x.shape, 1))
 
 
 def _unit(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:

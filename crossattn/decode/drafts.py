@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode import topk
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.greedy import most_likely
-from crossattn.decode.processors import Processor
-from crossattn.decode.states import StepFn, bare, per_row, rewound, rowwise
-from crossattn.decode.target import Target
+from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.states import DecodeStep, rewind
 from crossattn.types import AnyArray, Array, Float, Int
 
 
@@ -20,8 +20,8 @@ class Known(NamedTuple):
 
     tokens: Int[Array, "B 1 X"]
     lengths: Int[Array, " B"]
-    target: Target
-    processors: Sequence[Processor]
+    config: GenerationConfig
+    processors: Sequence[LogitsProcessor]
     key: Any
 
 
@@ -31,7 +31,7 @@ class Draft(Protocol):
 
     lookahead: int
 
-    def begin(self, target: Target) -> Any:
+    def begin(self, config: GenerationConfig) -> Any:
         """What it carries from guess to guess."""
         ...
 
@@ -47,40 +47,42 @@ class ModelDraft:
     """A smaller model of the same vocabulary.
 
     Attributes:
-      step: its next-token function.
-      states: what its ``start`` made for one beam and ``Target.room + lookahead`` positions; or a function
-        that makes them of that number, such as ``partial(small.start, source, segments, 1)``.
+      decode_step: its own.
+      states: what its ``prefill`` made for one sequence a row and
+        ``GenerationConfig.cache_length + lookahead`` positions; or a function that makes them of that number,
+        ``lambda length: small.prefill(batch, 1, length, source=source)``.
       lookahead: K.
     """
 
-    step: StepFn
+    decode_step: DecodeStep
     states: Any
     lookahead: int = 4
 
-    def begin(self, target: Target) -> Any:
+    def begin(self, config: GenerationConfig) -> Any:
         made = self.states
-        states = made(target.room + self.lookahead) if callable(made) else made
-        return per_row(target.enter(self.step, states, 1), target.batch)
+        states = made(config.cache_length + self.lookahead) if callable(made) else made
+        states = config.read_prefix(self.decode_step, states, 1)
+        return rewind(states, jnp.full((config.batch,), config.start - 1, jnp.int32))
 
     def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
-        step, rows = rowwise(self.step), known.lengths.shape[0]
+        rows = known.lengths.shape[0]
 
         def one(carry, n):
             tokens, states = carry
             lengths = known.lengths + n
             last = jnp.take_along_axis(tokens, lengths[:, None, None] - 1, axis=2)
-            logits, states = step(last, states, lengths - 1)
+            logits, states = self.decode_step(last, states)
             logits = logits[:, :, 0].astype(jnp.float32)
-            logits = known.target.steer(known.processors, logits, tokens, lengths[:, None])[:, 0]
+            logits = known.config.process(known.processors, logits, tokens, lengths[:, None])[:, 0]
             if known.key is None:
                 token = most_likely(logits)[0]
             else:
                 uniform = jax.random.uniform(jax.random.fold_in(known.key, n), (rows,))
                 token = topk.draw(logits, uniform)
             tokens = tokens.at[jnp.arange(rows), 0, lengths].set(token, mode="drop")
-            return (tokens, bare(states)), (token, jax.nn.softmax(logits))
+            return (tokens, states), (token, jax.nn.softmax(logits))
 
-        states = rewound(carried, known.lengths - 1)
+        states = rewind(carried, known.lengths - 1)
         # One step more than it guesses: should all be right, its cache holds the last of them too.
         (_, states), (tokens, drawn) = jax.lax.scan(
             one, (known.tokens, states), jnp.arange(self.lookahead + 1)
@@ -96,7 +98,7 @@ class PromptLookup:
     It costs no model, and pays where outputs copy from inputs.
 
     Attributes:
-      prompt: [B P], in the target's vocabulary.
+      prompt: [B P], in the vocabulary of what is generated.
       lookahead: K.
       ngram: the most tokens compared; the longest match wins, the latest of equals.
 
@@ -107,21 +109,21 @@ class PromptLookup:
     lookahead: int = 8
     ngram: int = 3
 
-    def begin(self, target: Target) -> Any:
+    def begin(self, config: GenerationConfig) -> Any:
         return None
 
     def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
         def one(prompt, tokens, length):
             text, P = jnp.concatenate([prompt, tokens]), prompt.shape[0]
-            places = jnp.arange(text.shape[0])
+            positions = jnp.arange(text.shape[0])
             matched, same = jnp.zeros(text.shape, jnp.int32), jnp.ones(text.shape, bool)
             for n in range(self.ngram):
                 own = tokens[jnp.maximum(length - 1 - n, 0)]
-                same = same & (jnp.roll(text, n) == own) & (places >= n) & (n < length)
+                same = same & (jnp.roll(text, n) == own) & (positions >= n) & (n < length)
                 matched = matched + same
             # Its own end is no match, and what stands behind it means nothing.
-            matched = jnp.where(places < P + length - 1, matched, 0)
-            best = jnp.argmax(matched * text.shape[0] + places * (matched > 0))
+            matched = jnp.where(positions < P + length - 1, matched, 0)
+            best = jnp.argmax(matched * text.shape[0] + positions * (matched > 0))
             following = best + 1 + jnp.arange(self.lookahead)
             return text[jnp.minimum(following, text.shape[0] - 1)]
 

@@ -8,48 +8,51 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode import topk
-from crossattn.decode.capture import Capture, captured, room_for
+from crossattn.decode.capture import Capture, captured, empty_weights
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import Processor
-from crossattn.decode.states import StepFn
-from crossattn.decode.target import Target
+from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.states import DecodeStep
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
 @as_written
 def greedy(
-    step: StepFn,
+    decode_step: DecodeStep,
     states: Any,
     *,
-    processors: Sequence[Processor] = (),
+    processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
-    **target: Any,
+    **config: Any,
 ) -> Hypotheses:
     """One hypothesis a row: the most likely token at each step.
 
     Args:
-      step: a model's next-token function.
-      states: what the model's ``start`` made for one beam and at least ``Target.room`` positions.
+      decode_step: a model's.
+      states: what the model's ``prefill`` made for one sequence a row and at least
+        ``GenerationConfig.cache_length`` positions.
       processors: what to forbid or reweigh, see ``processors``.
       capture: which cross-attention to return.
-      **target: ``batch`` and ``max_length``, and what else ``Target`` has.
+      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
 
     Returns:
       Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
     """
-    return search(OneByOne(step, Target(**target), tuple(processors), capture), states)
+    return search(
+        OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture), states
+    )
 
 
 @as_written
 def sample(
-    step: StepFn,
+    decode_step: DecodeStep,
     states: Any,
     *,
     key: Key[Array, "*#B"],
-    processors: Sequence[Processor] = (),
+    processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
-    **target: Any,
+    **config: Any,
 ) -> Hypotheses:
     """One hypothesis a row, each token drawn from the distribution that the processors leave.
 
@@ -62,11 +65,13 @@ def sample(
     Raises:
       ValueError: there are several keys, and not as many as rows.
     """
-    if key.shape not in ((), (target["batch"],)):
+    if key.shape not in ((), (config["batch"],)):
         raise ValueError(
-            f"key has shape {key.shape}; expected one key, or one for each row [{target['batch']}]."
+            f"key has shape {key.shape}; expected one key, or one for each row [{config['batch']}]."
         )
-    return search(OneByOne(step, Target(**target), tuple(processors), capture, key), states)
+    return search(
+        OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture, key), states
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -96,25 +101,28 @@ class Run:
 class OneByOne:
     """The loop of greedy decoding and of sampling, in parts, so that it can be run piece by piece."""
 
-    step: StepFn
-    target: Target
-    processors: tuple[Processor, ...] = ()
+    decode_step: DecodeStep
+    config: GenerationConfig
+    processors: tuple[LogitsProcessor, ...] = ()
     capture: Capture | None = None
     key: Any = None
 
     def begin(self, states: Any) -> Run:
         """Nothing generated, the prefix read."""
-        target = self.target
-        room = room_for(self.step, self.capture, states, 1, target.max_length)
+        config = self.config
+        shape = config.batch, 1
+        weights = empty_weights(
+            self.decode_step, self.capture, states, shape, config.max_new_tokens
+        )
         return Run(
-            length=jnp.int32(target.start),
-            tokens=target.tokens(1),
-            last=target.prefix[:, -1],
-            lengths=jnp.zeros((target.batch,), jnp.int32),
-            scores=jnp.zeros((target.batch,), jnp.float32),
-            done=jnp.broadcast_to(target.most() < 1, (target.batch,)),
-            states=target.enter(self.step, states, 1),
-            weights=room,
+            length=jnp.int32(config.start),
+            tokens=config.tokens(1),
+            last=config.prefix[:, -1],
+            lengths=jnp.zeros((config.batch,), jnp.int32),
+            scores=jnp.zeros((config.batch,), jnp.float32),
+            done=jnp.broadcast_to(config.row_limits() < 1, (config.batch,)),
+            states=config.read_prefix(self.decode_step, states, 1),
+            weights=weights,
         )
 
     def unfinished(self, run: Run) -> Bool[Array, ""]:
@@ -123,13 +131,13 @@ class OneByOne:
 
     def advance(self, run: Run) -> Run:
         """One token more."""
-        target, count = self.target, run.length - self.target.start
+        config, count = self.config, run.length - self.config.start
         logits, states, [seen] = captured(
-            self.step, [self.capture], run.last[:, None, None], run.states, run.length - 1
+            self.decode_step, [self.capture], run.last[:, None, None], run.states
         )
         best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), run)
-        best = jnp.where(run.done, target.pad_id, best)
-        done = run.done | target.ended(best) | (count + 1 >= target.most())
+        best = jnp.where(run.done, config.pad_id, best)
+        done = run.done | config.ended(best) | (count + 1 >= config.row_limits())
         weights: Any = run.weights
         if seen is not None:
             weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count, axis=2)
@@ -148,7 +156,7 @@ class OneByOne:
 
     def finish(self, run: Run) -> Hypotheses:
         """What was generated."""
-        tokens = run.tokens[..., self.target.start :]
+        tokens = run.tokens[..., self.config.start :]
         return Hypotheses.of(tokens, run.scores[:, None], run.lengths[:, None], run.weights)
 
     def _choose(
@@ -157,17 +165,17 @@ class OneByOne:
         """The next token of each row, and its log-probability before any processing."""
         if self.key is None and not self.processors:
             return most_likely(logits[:, 0])
-        steered = self.target.steer(self.processors, logits, run.tokens, run.length)
+        processed = self.config.process(self.processors, logits, run.tokens, run.length)
         if self.key is None:
-            chosen, _ = most_likely(steered[:, 0])
+            chosen, _ = most_likely(processed[:, 0])
         else:
-            chosen = topk.draw(steered[:, 0], self._uniform(run.length))
+            chosen = topk.draw(processed[:, 0], self._uniform(run.length))
         return chosen, log_p_of(logits[:, 0], chosen)
 
     def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:
         """What is drawn with at this length, a number for each row."""
         if self.key.ndim == 0:
-            return jax.random.uniform(jax.random.fold_in(self.key, length), (self.target.batch,))
+            return jax.random.uniform(jax.random.fold_in(self.key, length), (self.config.batch,))
         return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, length)))(self.key)
 
 

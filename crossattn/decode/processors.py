@@ -1,7 +1,7 @@
-"""Steering: functions from one sequence's logits to others, applied at each step in the order given.
+"""Logits processors: functions from one sequence's logits to others, applied at each step in their order.
 
-A *processor* is ``(logits [V], Context) -> logits [V]``; -inf is a token that cannot come. Searches map
-them over rows, beams and positions, so each is written for one sequence, and your own may be any
+A ``LogitsProcessor`` is ``(logits [V], Context) -> logits [V]``; -inf is a token that cannot come. Searches
+map them over rows, beams and positions, so each is written for one sequence, and your own may be any
 function of JAX. ``sampling`` and ``constraints`` make the usual ones.
 
 In beam search they get log-probabilities; what they take away is not shared out among the others.
@@ -48,33 +48,32 @@ class Context(NamedTuple):
         return Context(jnp.roll(self.tokens, self.padding), length, start, self.row)
 
 
-Processor = Callable[[Float[Array, " V"], Context], Float[Array, " V"]]
+LogitsProcessor = Callable[[Float[Array, " V"], Context], Float[Array, " V"]]
 
 
 def apply(
-    processors: Sequence[Processor],
+    processors: Sequence[LogitsProcessor],
     logits: Float[Array, "B J V"],
     tokens: Int[Array, "B J X"],
     length: Int[Array, "..."],
     start: int,
-    first: Int[Array, " B"] | None = None,
+    padding: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B J V"]:
     """Logits after all processors.
 
     Args:
       length: how many tokens there are, one number for all or one a sequence [B J].
       start: how many of them are prefix.
-      first: how many of those are padding, on the left of each row; None is none.
+      padding: how many of those are padding, on the left of each row; None is none.
     """
     if not processors:
         return logits
 
     def one(logits, tokens, length, row):
         own = Context(tokens, length, start, row)
-        if first is not None:
-            padding = first[row]
-            known = length - padding, start - padding
-            own = Context(jnp.roll(tokens, -padding), *known, row, padding)
+        if padding is not None:
+            left = padding[row]
+            own = Context(jnp.roll(tokens, -left), length - left, start - left, row, left)
         for processor in processors:
             logits = processor(logits, own)
         return logits

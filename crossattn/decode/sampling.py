@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode import topk
-from crossattn.decode.processors import Context, Processor
+from crossattn.decode.processors import Context, LogitsProcessor
 from crossattn.types import Array, Float, Int
 
 
-def temperature(value: float | Float[Array, ""]) -> Processor:
+def temperature(value: float | Float[Array, ""]) -> LogitsProcessor:
     """Logits divided by ``value``: below 1 sharper, above 1 flatter."""
     if isinstance(value, (int, float)) and value <= 0:
         raise ValueError(
@@ -20,7 +20,7 @@ def temperature(value: float | Float[Array, ""]) -> Processor:
     return lambda logits, context: logits / value
 
 
-def top_k(k: int) -> Processor:
+def top_k(k: int) -> LogitsProcessor:
     """Only the k most likely tokens, and what is as likely as the k-th. Source: Fan et al. 2018."""
     if k < 1:
         raise ValueError(f"top_k: k is {k}; expected 1 or more.")
@@ -32,7 +32,7 @@ def top_k(k: int) -> Processor:
     return process
 
 
-def top_p(p: float) -> Processor:
+def top_p(p: float) -> LogitsProcessor:
     """The most likely tokens that together have probability p or more; ties stay together.
 
     Source: Holtzman et al. 2020, "nucleus sampling".
@@ -60,7 +60,7 @@ def top_p(p: float) -> Processor:
     return process
 
 
-def min_p(p: float) -> Processor:
+def min_p(p: float) -> LogitsProcessor:
     """Tokens at least p times as likely as the most likely one. Source: Nguyen et al. 2024."""
     if not 0 <= p <= 1:
         raise ValueError(f"min_p: p is {p}; expected 0 to 1.")
@@ -71,7 +71,7 @@ def min_p(p: float) -> Processor:
     return process
 
 
-def repetition_penalty(value: float) -> Processor:
+def repetition_penalty(value: float) -> LogitsProcessor:
     """Logits of tokens already there divided by ``value``; negative ones multiplied.
 
     Source: Keskar et al. 2019, "CTRL", section 4.1.

@@ -1,7 +1,7 @@
 """Speculative decoding: a draft guesses some tokens, the model verifies them all in one step.
 
 Greedy output is the model's own, and drawn output has exactly the model's distribution, whatever the
-draft. Rows stand at places of their own: one that was guessed well does not wait for the others.
+draft. Rows stand at positions of their own: one that was guessed well does not wait for the others.
 """
 
 from collections.abc import Sequence
@@ -12,45 +12,47 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.decode import topk
-from crossattn.decode.capture import Capture, captured, room_for
+from crossattn.decode.capture import Capture, captured, empty_weights
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.drafts import Draft, Known
 from crossattn.decode.greedy import log_p_of, most_likely
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import Processor
-from crossattn.decode.states import StepFn, per_row, rewound, rowwise
-from crossattn.decode.target import Target
+from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.states import DecodeStep, rewind
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
 @as_written
 def speculative(
-    step: StepFn,
+    decode_step: DecodeStep,
     states: Any,
     *,
     draft: Draft,
     key: Key[Array, ""] | None = None,
-    processors: Sequence[Processor] = (),
+    processors: Sequence[LogitsProcessor] = (),
     capture: Capture | None = None,
-    **target: Any,
+    **config: Any,
 ) -> Hypotheses:
     """What ``greedy`` gives, or with a key what ``sample`` may give, in fewer steps of the model.
 
     Args:
-      step: a model's next-token function.
-      states: what the model's ``start`` made for one beam and ``Target.room + draft.lookahead``
-        positions.
+      decode_step: a model's.
+      states: what the model's ``prefill`` made for one sequence a row and
+        ``GenerationConfig.cache_length + draft.lookahead`` positions; they can ``rewind``.
       draft: ``ModelDraft`` or ``PromptLookup``.
       key: draws tokens.
-      processors: what to forbid or reweigh; the draft is steered by them too.
+      processors: what to forbid or reweigh; they hold for the draft too.
       capture: which cross-attention to return.
-      **target: ``batch`` and ``max_length``, and what else ``Target`` has.
+      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """
-    loop = _Speculation(step, Target(**target), draft, key, tuple(processors), capture)
+    loop = _Speculation(
+        decode_step, GenerationConfig(**config), draft, key, tuple(processors), capture
+    )
     end = jax.lax.while_loop(loop.unfinished, loop.advance, loop.begin(states))
-    start, stop = loop.target.start, loop.target.start + loop.target.max_length
+    start, stop = loop.config.start, loop.config.start + loop.config.max_new_tokens
     weights = None if end.weights is None else end.weights[:, :, : stop - start]
     tokens = end.tokens[..., start:stop]
     return Hypotheses.of(tokens, end.scores[:, None], (end.lengths - start)[:, None], weights)
@@ -73,27 +75,29 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Speculation:
-    step: StepFn
-    target: Target
+    decode_step: DecodeStep
+    config: GenerationConfig
     draft: Draft
     key: Any
-    processors: tuple[Processor, ...]
+    processors: tuple[LogitsProcessor, ...]
     capture: Capture | None
 
     def begin(self, states: Any) -> _Run:
         """The prefix read by both."""
-        target, B, K = self.target, self.target.batch, self.draft.lookahead
-        room = room_for(self.step, self.capture, states, 1, target.max_length + K + 1)
-        tokens = jnp.pad(target.tokens(1), ((0, 0), (0, 0), (0, K + 1)))
+        config, B, K = self.config, self.config.batch, self.draft.lookahead
+        shape, length = (B, 1), config.max_new_tokens + K + 1
+        weights = empty_weights(self.decode_step, self.capture, states, shape, length)
+        read = config.read_prefix(self.decode_step, states, 1)
+        tokens = jnp.pad(config.tokens(1), ((0, 0), (0, 0), (0, K + 1)))
         return _Run(
-            lengths=jnp.full((B,), target.start, jnp.int32),
+            lengths=jnp.full((B,), config.start, jnp.int32),
             rounds=jnp.int32(0),
             tokens=tokens,
             scores=jnp.zeros((B,), jnp.float32),
-            done=jnp.broadcast_to(target.most() < 1, (B,)),
-            states=per_row(target.enter(self.step, states, 1), B),
-            carried=self.draft.begin(target),
-            weights=room,
+            done=jnp.broadcast_to(config.row_limits() < 1, (B,)),
+            states=rewind(read, jnp.full((B,), config.start - 1, jnp.int32)),
+            carried=self.draft.begin(config),
+            weights=weights,
         )
 
     def unfinished(self, run: _Run) -> Bool[Array, ""]:
@@ -102,19 +106,18 @@ class _Speculation:
 
     def advance(self, run: _Run) -> _Run:
         """One to K + 1 tokens more for each row."""
-        target, keys = self.target, [None, None]
+        config, keys = self.config, [None, None]
         if self.key is not None:
             keys = jax.random.split(jax.random.fold_in(self.key, run.rounds))
-        known = Known(run.tokens, run.lengths, target, self.processors, keys[0])
+        known = Known(run.tokens, run.lengths, config, self.processors, keys[0])
         guessed, drawn, carried = self.draft.guess(known, run.carried)
         guessed = guessed.astype(jnp.int32)
         last = jnp.take_along_axis(run.tokens[:, 0], run.lengths[:, None] - 1, axis=1)
         logits, states, [seen] = captured(
-            rowwise(self.step),
+            self.decode_step,
             [self.capture],
             jnp.concatenate([last, guessed], axis=1)[:, None],
-            rewound(run.states, run.lengths - 1),
-            run.lengths - 1,
+            rewind(run.states, run.lengths - 1),
         )
         logits = logits[:, 0].astype(jnp.float32)
         if drawn is not None and drawn.shape[-1] != logits.shape[-1]:
@@ -122,17 +125,19 @@ class _Speculation:
                 f"the draft has {drawn.shape[-1]} tokens, the model {logits.shape[-1]}: a draft needs the "
                 "vocabulary of the model that verifies it."
             )
-        right, following = self._verify(self._steer(logits, guessed, run), guessed, drawn, keys[1])
-        place = jnp.arange(guessed.shape[1] + 1)
+        right, following = self._verify(
+            self._process(logits, guessed, run), guessed, drawn, keys[1]
+        )
+        numbers = jnp.arange(guessed.shape[1] + 1)
         new = jnp.pad(guessed, ((0, 0), (0, 1)))
-        new = jnp.where(place == right[:, None], following[:, None], new)
+        new = jnp.where(numbers == right[:, None], following[:, None], new)
         kept, done = self._cut(new, right + 1, run)
-        own = place < kept[:, None]
+        own = numbers < kept[:, None]
         log_p = jnp.where(own, log_p_of(logits, new), 0.0)
-        new = jnp.where(own, new, target.pad_id)
+        new = jnp.where(own, new, config.pad_id)
         weights: Any = run.weights
         if seen is not None:
-            weights = _put(weights[:, 0], seen[:, 0], run.lengths - target.start)[:, None]
+            weights = _put(weights[:, 0], seen[:, 0], run.lengths - config.start)[:, None]
         return _Run(
             lengths=run.lengths + kept,
             rounds=run.rounds + 1,
@@ -144,16 +149,16 @@ class _Speculation:
             weights=weights,
         )
 
-    def _steer(
+    def _process(
         self, logits: Float[Array, "B K V"], guessed: Int[Array, "B k"], run: _Run
     ) -> Float[Array, "B K V"]:
-        """Logits after each guess, each steered by the text up to it."""
+        """Logits after each guess, each processed by the text up to it."""
         if not self.processors:
             return logits
         tokens = _put(run.tokens[:, 0], guessed, run.lengths)
         tokens = jnp.repeat(tokens[:, None], logits.shape[1], axis=1)
         lengths = run.lengths[:, None] + jnp.arange(logits.shape[1])
-        return self.target.steer(self.processors, logits, tokens, lengths)
+        return self.config.process(self.processors, logits, tokens, lengths)
 
     def _verify(
         self,
@@ -176,10 +181,10 @@ class _Speculation:
         self, new: Int[Array, "B K"], count: Int[Array, " B"], run: _Run
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         """How many of the new tokens stay, up to an end or a limit; and whether the row is done."""
-        place = jnp.arange(new.shape[1])
-        ends = self.target.ended(new) & (place < count[:, None])
-        through_end = jnp.min(jnp.where(ends, place + 1, new.shape[1] + 1), axis=1)
-        left = self.target.most() - (run.lengths - self.target.start)
+        numbers = jnp.arange(new.shape[1])
+        ends = self.config.ended(new) & (numbers < count[:, None])
+        through_end = jnp.min(jnp.where(ends, numbers + 1, new.shape[1] + 1), axis=1)
+        left = self.config.row_limits() - (run.lengths - self.config.start)
         kept = jnp.where(run.done, 0, jnp.minimum(jnp.minimum(count, through_end), left))
         return kept, run.done | (kept >= left) | (kept == through_end)
 

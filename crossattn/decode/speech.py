@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from crossattn import functional
 from crossattn.decode import constraints, sampling
 from crossattn.decode.greedy import greedy, sample
-from crossattn.decode.processors import Context, Processor
-from crossattn.decode.states import read_weights
+from crossattn.decode.processors import Context, LogitsProcessor
 from crossattn.types import Array, Float, Int, Key, Params
 
 
@@ -87,12 +86,13 @@ def likely_languages(
 ) -> Float[Array, "B n"]:
     """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
     model = functional.bind(build, params)
-    logits = _after_start(model, encoded, tokens, model.start_encoded(encoded, None, 1, 1))
+    states = model.prefill(len(encoded), 1, 1, encoded=encoded)
+    logits = _after_start(model, encoded, tokens, states)
     ids = jnp.array(list(tokens.languages.values()), jnp.int32)
     return jax.nn.softmax(logits[:, ids], axis=-1)
 
 
-@functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_length"))
+@functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_new_tokens"))
 def write(
     build: Any,
     params: Params,
@@ -103,7 +103,7 @@ def write(
     *,
     tokens: SpeechTokens,
     times: bool = True,
-    max_length: int = 224,
+    max_new_tokens: int = 224,
 ) -> Written:
     """The text of windows: the most likely token at each step, or with a key a drawn one.
 
@@ -113,10 +113,10 @@ def write(
       key: one for all windows, or one for each [B].
       temperature: of the draw.
       times: write times, by the rules of ``time_rules``; they go with the prefix.
-      max_length: the most tokens written.
+      max_new_tokens: the most tokens written.
 
     Raises:
-      ValueError: prefix and ``max_length`` together are more than the model has positions for.
+      ValueError: prefix and ``max_new_tokens`` together are more than the model has positions for.
     """
     model = functional.bind(build, params)
     B, P = prefix.shape
@@ -124,15 +124,15 @@ def write(
     if times:
         rules.append(time_rules(tokens))
     options: dict[str, Any] = dict(
-        batch=B, max_length=max_length, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
+        batch=B, max_new_tokens=max_new_tokens, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
     )
-    states = model.start_encoded(encoded, None, 1, P + max_length - 1)
+    states = model.prefill(B, 1, P + max_new_tokens - 1, encoded=encoded)
     no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
     if key is None:
-        found = greedy(model.step, states, processors=rules, **options)
+        found = greedy(model.decode_step, states, processors=rules, **options)
     else:
         rules.append(sampling.temperature(temperature))
-        found = sample(model.step, states, key=key, processors=rules, **options)
+        found = sample(model.decode_step, states, key=key, processors=rules, **options)
     lengths = jnp.sum(found.tokens[:, 0] != tokens.end, axis=-1)
     return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
 
@@ -151,18 +151,15 @@ def follow(
       ValueError: the text is longer than the model has positions for.
     """
     model = functional.bind(build, params)
-    states = model.start_encoded(encoded, None, 1, text.shape[1])
-    logits, states = model.step(
-        text[:, None], states, jnp.zeros((), jnp.int32), return_weights=True
-    )
-    seen = read_weights(states)
+    states = model.prefill(len(text), 1, text.shape[1], encoded=encoded)
+    logits, _, seen = model.decode_step(text[:, None], states, return_weights=True)
     weights = jnp.stack([seen[layer][:, 0, head] for layer, head in heads], axis=1)
     log_p = jax.nn.log_softmax(logits[:, 0, :-1])
     own = jnp.take_along_axis(log_p, text[:, 1:, None], axis=-1)[..., 0]
     return Followed(weights, jnp.pad(own, ((0, 0), (1, 0))))
 
 
-def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> Processor:
+def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
     """Times come in pairs, the end of one segment and the begin of the next; they never fall.
 
     The first token is a time, at most ``latest_first`` steps in. Where all times together are likelier than
@@ -199,5 +196,5 @@ def _after_start(
 ) -> Float[Array, "B V"]:
     """Logits where a transcript begins: they say the language, and whether anybody speaks."""
     start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
-    logits, _ = model.step(start, states, jnp.zeros((), jnp.int32))
+    logits, _ = model.decode_step(start, states)
     return logits[:, 0, 0]

@@ -259,7 +259,7 @@ class Transcriber:
         if kind == "write":
             _, limit, temperature = group
             drawn = (temperature,) if temperature else ()
-            options: dict[str, Any] = dict(times=self.times, max_length=limit)
+            options: dict[str, Any] = dict(times=self.times, max_new_tokens=limit)
             found: Any = speech.write(*model, *rows, *drawn, tokens=self.tokens, **options)
         else:
             found = speech.follow(*model, *rows, heads=self.heads)

@@ -1,7 +1,7 @@
 """Beam search under other rules: of transformers, of groups, of coverage, of constraints and limits."""
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 
 from crossattn.decode import Capture, beam_search, constraints, penalties, stopping
-from crossattn.ops.memory import Memory
 from tests.peers import peer
 
 from . import markov
-from .markov import BOS, EOS, Markov
+from .markov import BOS, EOS, Markov, Times
 from .test_beam import read
 
 
-def search(model, *, beams, batch=1, **options):
+def search(model, *, num_beams, batch=1, **options):
     """Hypotheses of a table model, jitted."""
-    options = dict(max_length=model.length) | options
-    call = jax.jit(lambda s: beam_search(model.table_step, s, batch=batch, beams=beams, **options))
-    return jax.device_get(call(model.states(batch, beams)))
+    options = dict(max_new_tokens=model.length) | options
+    call = jax.jit(
+        lambda s: beam_search(model.table_step, s, batch=batch, num_beams=num_beams, **options)
+    )
+    return jax.device_get(call(model.states(batch, num_beams)))
 
 
 def same(found, row, expected):
@@ -30,7 +31,7 @@ def same(found, row, expected):
     np.testing.assert_allclose(found.scores[row], [s for _, s in expected], rtol=1e-4)
 
 
-def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **options):
+def generated_by_transformers(model, num_beams, alpha, early, prefix=(BOS,), **options):
     """[(tokens, score)] of ``generate`` over the same table, best first."""
     torch = peer("torch")
     transformers = peer("transformers")
@@ -57,8 +58,8 @@ def generated_by_transformers(model, beams, alpha, early, prefix=(BOS,), **optio
     found = Table(config).generate(
         torch.tensor([prefix]),
         attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
-        num_beams=beams,
-        num_return_sequences=beams,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
         do_sample=False,
         length_penalty=alpha,
         early_stopping=early,
@@ -83,19 +84,19 @@ def cut(tokens):
 
 @pytest.mark.parametrize("early", [False, True, "never"])
 @pytest.mark.parametrize(
-    ("beams", "alpha", "bonus"), [(3, 1.0, 1.5), (4, 0.0, 0.5), (2, 2.0, 3.0), (4, -1.0, 1.0)]
+    ("num_beams", "alpha", "bonus"), [(3, 1.0, 1.5), (4, 0.0, 0.5), (2, 2.0, 3.0), (4, -1.0, 1.0)]
 )
-def test_the_rule_of_transformers_finds_what_transformers_finds(beams, alpha, bonus, early):
+def test_the_rule_of_transformers_finds_what_transformers_finds(num_beams, alpha, bonus, early):
     models = [Markov(seed, vocab=9, length=10, eos_bonus=bonus) for seed in range(5)]
     found = search(
         Markov.rows(models),
         batch=5,
-        beams=beams,
+        num_beams=num_beams,
         length_penalty=penalties.power(alpha),
         stopping=stopping.transformers(early, alpha),
     )
     for row, model in enumerate(models):
-        same(found, row, generated_by_transformers(model, beams, alpha, early))
+        same(found, row, generated_by_transformers(model, num_beams, alpha, early))
 
 
 def test_constraints_and_a_prefix_find_what_transformers_finds():
@@ -105,13 +106,13 @@ def test_constraints_and_a_prefix_find_what_transformers_finds():
     found = search(
         Markov.rows(models),
         batch=5,
-        beams=3,
+        num_beams=3,
         prefix=prefix,
         processors=[
             constraints.no_repeat_ngram(2),
-            constraints.min_length(3, EOS),
+            constraints.min_new_tokens(3, EOS),
             constraints.ban(5),
-            constraints.max_length(8, EOS),
+            constraints.max_new_tokens(8, EOS),
         ],
         **options,
     )
@@ -127,9 +128,9 @@ def test_constrained_beams_find_the_best_of_what_is_allowed():
     model = Markov(0, vocab=6, length=4)
     found = search(
         model,
-        beams=32,
+        num_beams=32,
         length_penalty=0.0,
-        processors=[constraints.no_repeat_ngram(1), constraints.min_length(2, EOS)],
+        processors=[constraints.no_repeat_ngram(1), constraints.min_new_tokens(2, EOS)],
     )
     allowed = [
         (tokens, score)
@@ -143,7 +144,7 @@ def test_constrained_beams_find_the_best_of_what_is_allowed():
 def test_every_row_has_its_own_limit():
     model = Markov(2, vocab=7, length=6, eos_bonus=-1.0)
     limits = [6, 0, 3, 1]
-    found = search(model, beams=3, batch=4, limits=jnp.array(limits))
+    found = search(model, num_beams=3, batch=4, limits=jnp.array(limits))
     for row, limit in enumerate(limits):
         if limit == 0:
             assert not found.tokens[row].any() and np.all(found.scores[row] == -np.inf)
@@ -157,7 +158,7 @@ def table_row(model, tokens):
 
 
 def test_the_best_of_n_are_the_first():
-    found = search(Markov(1, vocab=8), beams=5)
+    found = search(Markov(1, vocab=8), num_beams=5)
     first = found.best(2)
     assert first.tokens.shape[1] == first.scores.shape[1] == 2
     np.testing.assert_array_equal(first.tokens, found.tokens[:, :2])
@@ -194,11 +195,19 @@ def plain_groups(model, groups, size, diversity, length, alpha):
 def test_groups_find_what_plain_diverse_beam_search_finds(groups, size, alpha):
     for seed in range(3):
         model = Markov(seed, vocab=8, length=5)
-        options = dict(groups=groups, diversity=0.7, length_penalty=alpha)
-        found = search(model, beams=groups * size, **options)
+        options = dict(num_beam_groups=groups, diversity_penalty=0.7, length_penalty=alpha)
+        found = search(model, num_beams=groups * size, **options)
         expected = plain_groups(model, groups, size, 0.7, 5, alpha)
         assert [t for t, _ in read(found)] == [t for t, _ in expected]
         np.testing.assert_allclose(found.scores[0], [s for _, s in expected], rtol=1e-4)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Reading(Times):
+    """States of a model with a source."""
+
+    source_valid: jax.Array
 
 
 class Reader(Markov):
@@ -210,19 +219,16 @@ class Reader(Markov):
         self.attention = rng.dirichlet(np.full(sources, 0.4), (self.length, self.vocab))
         self.valid = np.arange(sources) < sources - 1
 
-    def states(self, batch, beams):
-        shape = (batch, len(self.valid), 1, 1)
-        valid = jnp.broadcast_to(self.valid, shape[:2])
-        source = Memory(jnp.zeros(shape), jnp.zeros(shape), valid)
-        return tuple(replace(s, source=source) for s in super().states(batch, beams))
+    def states(self, batch, num_beams):
+        return Reading(
+            jnp.zeros((), jnp.int32), jnp.broadcast_to(self.valid, (batch, len(self.valid)))
+        )
 
-    def table_step(self, tokens, states, index, return_weights=False):
-        logits, states = super().table_step(tokens, states, index)
-        times = jnp.minimum(index + jnp.arange(tokens.shape[-1]), self.length - 1)
-        seen = jnp.asarray(self.attention, jnp.float32)[times, tokens]  # [B J T S]
-        heads = jnp.stack([seen, 1 - seen], axis=2)
-        weights = heads if return_weights else None
-        return logits, tuple(replace(s, weights=weights) for s in states)
+    def table_step(self, tokens, states, return_weights=False):
+        seen = jnp.asarray(self.attention, jnp.float32)[self.times(tokens, states), tokens]
+        logits, states = super().table_step(tokens, states)
+        weights = jnp.stack([seen, 1 - seen], axis=2)[None]  # of one layer and two heads
+        return (logits, states, weights) if return_weights else (logits, states)
 
     def cost(self, tokens, beta):
         """Of a finished hypothesis, by the paper's equation 14."""
@@ -237,7 +243,7 @@ def test_coverage_finds_what_a_plain_search_with_its_cost_finds(beta, alpha):
     moved = 0
     for seed in range(3):
         model = Reader(seed, vocab=8, length=5, eos_bonus=0.5)
-        found = search(model, beams=3, coverage=coverage, length_penalty=alpha)
+        found = search(model, num_beams=3, coverage=coverage, length_penalty=alpha)
         next_log_p = functools.partial(table_row, model)
         every = markov.plain_finished(next_log_p, 3, 5, alpha)
         costly = [(tokens, score + model.cost(tokens, beta)) for tokens, score in every]
@@ -250,13 +256,13 @@ def test_more_diversity_says_more_different_things():
     model = Markov(5, vocab=10, length=4, sharpness=2.0)
 
     def first_tokens(diversity):
-        found = search(model, beams=4, groups=4, diversity=diversity)
+        found = search(model, num_beams=4, num_beam_groups=4, diversity_penalty=diversity)
         return len({tokens[0] for tokens, _ in read(found)})
 
     assert first_tokens(0.0) == 1 < first_tokens(100.0)
 
 
-@pytest.mark.parametrize(("beams", "groups"), [(0, 1), (3, 2), (2, 0)])
-def test_beams_that_do_not_divide_into_groups_are_refused(beams, groups):
+@pytest.mark.parametrize(("num_beams", "groups"), [(0, 1), (3, 2), (2, 0)])
+def test_beams_that_do_not_divide_into_groups_are_refused(num_beams, groups):
     with pytest.raises(ValueError, match="expected a multiple of the groups"):
-        search(Markov(0), beams=beams, groups=groups)
+        search(Markov(0), num_beams=num_beams, num_beam_groups=groups)

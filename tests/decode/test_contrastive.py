@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from crossattn.decode import constraints, contrastive_search, generate, translate
+from crossattn.decode import constraints, contrastive_search, generate
 
 from .markov import EOS
 from .translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
@@ -49,7 +49,7 @@ def test_a_language_model_says_what_a_plain_loop_says(alpha, before, banned):
         lambda p: generate(
             bound((build, p)),
             batch=2,
-            max_length=LENGTH,
+            max_new_tokens=LENGTH,
             candidates=K,
             alpha=alpha,
             prefix=before,
@@ -72,7 +72,7 @@ def test_a_translator_says_what_a_plain_loop_says_row_by_row():
         )[0]
 
     found = jax.jit(
-        lambda p: translate(bound((build, p)), SOURCE, SEGMENTS, max_length=LENGTH, candidates=K)
+        lambda p: generate(bound((build, p)), SOURCE, SEGMENTS, max_new_tokens=LENGTH, candidates=K)
     )(params)
     for row in range(3):
 
@@ -86,7 +86,7 @@ def test_a_translator_says_what_a_plain_loop_says_row_by_row():
 def test_without_contrast_it_is_greedy():
     build, params = translator(decoder_layers=1)
     run = jax.jit(
-        lambda p, **o: translate(bound((build, p)), SOURCE, SEGMENTS, max_length=LENGTH, **o),
+        lambda p, **o: generate(bound((build, p)), SOURCE, SEGMENTS, max_new_tokens=LENGTH, **o),
         static_argnames=("candidates", "alpha"),
     )
     contrastive, greedy = run(params, candidates=K, alpha=0.0), run(params)
@@ -97,9 +97,9 @@ def test_without_contrast_it_is_greedy():
 @pytest.mark.parametrize("options", [{"candidates": 0}, {"alpha": 1.5}])
 def test_what_makes_no_sense_is_refused(options):
     with pytest.raises(ValueError, match="expected 1 or more, and 0 to 1"):
-        contrastive_search(None, None, batch=1, max_length=V, **options)
+        contrastive_search(None, None, batch=1, max_new_tokens=V, **options)
 
 
 def test_two_searches_at_once_are_refused():
-    with pytest.raises(ValueError, match="beams and key; expected one of them"):
-        translate(None, SOURCE, max_length=3, beams=2, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="num_beams and key; expected one of them"):
+        generate(None, SOURCE, max_new_tokens=3, num_beams=2, key=jax.random.key(0))

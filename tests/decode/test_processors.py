@@ -55,7 +55,7 @@ def theirs(name, *arguments, logits=LOGITS, tokens=TOKENS, **options):
             "NoBadWordsLogitsProcessor",
             [[[9], [4, 5], [3, 3, 4], [5, 4, 3, 5]]],
         ),
-        (constraints.max_length(X, EOS), "ForcedEOSTokenLogitsProcessor", [X + 1, EOS]),
+        (constraints.max_new_tokens(X, EOS), "ForcedEOSTokenLogitsProcessor", [X + 1, EOS]),
         (constraints.force({0: 8}), "ForcedBOSTokenLogitsProcessor", [8]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -73,7 +73,7 @@ def test_a_minimum_length_is_that_of_transformers(length):
     expected = theirs(
         "MinNewTokensLengthLogitsProcessor", 1, 4, EOS, tokens=TOKENS[:, :length], device="cpu"
     )
-    np.testing.assert_array_equal(run(constraints.min_length(4, EOS), length=length), expected)
+    np.testing.assert_array_equal(run(constraints.min_new_tokens(4, EOS), length=length), expected)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.95, 1.0])
@@ -107,9 +107,9 @@ def test_allowed_tokens_may_depend_on_step_and_row():
 
 
 def test_lengths_may_differ_from_row_to_row():
-    early = run(constraints.min_length(np.array([0, 2, 4, 9]), EOS), length=5)  # four generated
+    early = run(constraints.min_new_tokens(np.array([0, 2, 4, 9]), EOS), length=5)  # four generated
     assert np.isfinite(early[:, EOS]).tolist() == [True, True, True, False]
-    late = run(constraints.max_length(np.array([9, 6, 5, 2]), EOS), length=5)
+    late = run(constraints.max_new_tokens(np.array([9, 6, 5, 2]), EOS), length=5)
     assert (np.isfinite(late).sum(-1) == 1).tolist() == [False, False, True, True]
 
 

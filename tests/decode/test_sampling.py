@@ -16,7 +16,7 @@ KEY = jax.random.key(3)
 
 def run(model=MODEL, *, search=greedy, batch=1, length=None, **options):
     """Hypotheses of a table model, jitted."""
-    options["max_length"] = length or model.length
+    options["max_new_tokens"] = length or model.length
     call = jax.jit(lambda s: search(model.table_step, s, batch=batch, **options))
     return jax.device_get(call(model.states(batch, 1)))
 
@@ -92,8 +92,8 @@ def test_constraints_leave_the_best_of_what_they_allow(seed):
         processors=[
             constraints.ban(4),
             constraints.no_repeat_ngram(2),
-            constraints.min_length(3, EOS),
-            constraints.max_length(5, EOS),
+            constraints.min_new_tokens(3, EOS),
+            constraints.max_new_tokens(5, EOS),
         ],
     )
     assert words(found) == plain_greedy(model, allowed, 6)
@@ -103,11 +103,11 @@ def test_constraints_leave_the_best_of_what_they_allow(seed):
 def test_a_prefix_is_continued_and_enters_in_one_step():
     prefix, steps = (BOS, 5, 3), []
 
-    def step(tokens, states, index):
+    def step(tokens, states):
         steps.append(tokens.shape[-1])
-        return MODEL.table_step(tokens, states, index)
+        return MODEL.table_step(tokens, states)
 
-    found = greedy(step, MODEL.states(2, 1), batch=2, max_length=3, prefix=prefix)
+    found = greedy(step, MODEL.states(2, 1), batch=2, max_new_tokens=3, prefix=prefix)
     expected = plain_greedy(MODEL, lambda tokens, token: True, 3, before=prefix)
     assert words(found) == words(found, 1) == expected
     assert steps == [2, 1]  # traced once each: the prefix but for its last, then the loop
@@ -130,7 +130,7 @@ def test_any_of_several_ends_is_an_end():
 
 def test_the_loop_stops_when_every_row_has_ended():
     model = Markov(0, vocab=8, length=30, eos_bonus=3.0)
-    call = jax.jit(lambda s: greedy(model.step, s, batch=4, max_length=30))
+    call = jax.jit(lambda s: greedy(model.decode_step, s, batch=4, max_new_tokens=30))
     found = jax.device_get(call(model.states(4, 1)))
     jax.effects_barrier()
     assert len(model.calls) == found.lengths.max() < 30

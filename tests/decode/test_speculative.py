@@ -16,7 +16,6 @@ from crossattn.decode import (
     greedy,
     sampling,
     speculative,
-    translate,
 )
 from crossattn.decode.speculative import verify
 
@@ -26,18 +25,18 @@ from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, transl
 TARGET = Markov(0, vocab=6, length=6)
 STEERED = [
     constraints.no_repeat_ngram(2),
-    constraints.min_length(2, EOS),
+    constraints.min_new_tokens(2, EOS),
     sampling.temperature(0.8),
     sampling.top_k(3),
 ]
 
 
 def counted(model, calls):
-    """Its step, counting how often it ran, once a row."""
+    """Its step, counting how often it ran."""
 
-    def step(tokens, states, index):
-        jax.debug.callback(lambda _: calls.append(1), index)
-        return model.table_step(tokens, states, index)
+    def step(tokens, states):
+        jax.debug.callback(lambda _: calls.append(1), states.read)
+        return model.table_step(tokens, states)
 
     return step
 
@@ -45,7 +44,7 @@ def counted(model, calls):
 def run(target, draft, *, batch=4, lookahead=3, calls=None, **options):
     """Hypotheses of table models."""
     step = target.table_step if calls is None else counted(target, calls)
-    options = dict(max_length=target.length) | options
+    options = dict(max_new_tokens=target.length) | options
 
     def call(states, draft_states):
         guess = ModelDraft(draft.table_step, draft_states, lookahead)
@@ -67,7 +66,7 @@ def test_greedy_output_is_the_models_own(draft, processors):
     prefix, limits = np.array([[1, 3], [1, 4], [1, 5], [1, 3]]), jnp.array([6, 2, 5, 0])
     options = dict(processors=processors, prefix=prefix, limits=limits)
     found = run(TARGET, drafts[draft], **options)
-    alone = jax.jit(lambda s: greedy(TARGET.table_step, s, batch=4, max_length=6, **options))
+    alone = jax.jit(lambda s: greedy(TARGET.table_step, s, batch=4, max_new_tokens=6, **options))
     expected = jax.device_get(alone(TARGET.states(4, 1)))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
@@ -100,7 +99,7 @@ def test_sequences_drawn_with_a_prompt_have_the_models_distribution(processors):
     prompt = jnp.asarray(np.random.default_rng(0).integers(1, 5, (batch, 6)))
 
     def call(states):
-        options = dict(batch=batch, max_length=3, key=jax.random.key(6), processors=processors)
+        options = dict(batch=batch, max_new_tokens=3, key=jax.random.key(6), processors=processors)
         return speculative(target.table_step, states, draft=PromptLookup(prompt, 2), **options)
 
     found = jax.device_get(jax.jit(call)(target.states(batch, 1)))
@@ -171,18 +170,18 @@ def test_one_round_of_verification_has_the_wanted_distribution():
 def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):
     pair, small = translator(scan=scan, decoder_layers=1), translator(seed=5, decoder_layers=1)
     prefix = np.array([[1, 4], [1, 5], [1, 6]])
-    options = dict(max_length=LENGTH, limits=np.array([LENGTH, 3, LENGTH]), prefix=prefix)
+    options = dict(max_new_tokens=LENGTH, limits=np.array([LENGTH, 3, LENGTH]), prefix=prefix)
 
     @partial(jax.jit, static_argnames="drafted")
     def call(params, small_params, drafted):
         model, other = bound((pair[0], params)), bound((small[0], small_params))
         if not drafted:
-            return translate(model, SOURCE, SEGMENTS, **options)
+            return generate(model, SOURCE, SEGMENTS, **options)
         draft = PromptLookup(jnp.asarray(SOURCE), 3)
         if kind == "model":
-            start = partial(other.start, jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1)
-            draft = ModelDraft(other.step, start, 3)
-        return translate(model, SOURCE, SEGMENTS, draft=draft, **options)
+            read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+            draft = ModelDraft(other.decode_step, lambda n: other.prefill(3, 1, n, **read), 3)
+        return generate(model, SOURCE, SEGMENTS, draft=draft, **options)
 
     found, alone = (call(pair[1], small[1], drafted) for drafted in (True, False))
     np.testing.assert_array_equal(found.tokens, alone.tokens)
@@ -191,7 +190,7 @@ def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):
 
 def test_a_language_model_with_a_draft_says_what_it_says_alone():
     pair, prefix = language_model(), np.array([[1, 4, 5, 4, 5], [1, 7, 8, 9, 3]])
-    options = dict(batch=2, max_length=LENGTH, prefix=prefix)
+    options = dict(batch=2, max_new_tokens=LENGTH, prefix=prefix)
 
     @partial(jax.jit, static_argnames="drafted")
     def call(params, drafted):
@@ -212,22 +211,24 @@ def test_a_draft_of_another_vocabulary_is_refused(key):
 
 def test_a_draft_goes_with_a_key_and_with_no_other_search():
     model, key = bound(translator(decoder_layers=1)), jax.random.key(0)
-    options = dict(draft=PromptLookup(jnp.asarray(SOURCE), 3), max_length=LENGTH)
-    found = jax.jit(lambda: translate(model, SOURCE, SEGMENTS, key=key, **options))()
+    options = dict(draft=PromptLookup(jnp.asarray(SOURCE), 3), max_new_tokens=LENGTH)
+    found = jax.jit(lambda: generate(model, SOURCE, SEGMENTS, key=key, **options))()
     again = jax.jit(
         lambda: speculative(
-            model.step,
-            model.start(jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1, LENGTH + 4),
+            model.decode_step,
+            model.prefill(
+                3, 1, LENGTH + 4, source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS)
+            ),
             key=key,
             batch=3,
             **options,
         )
     )()
     np.testing.assert_array_equal(found.tokens, again.tokens)
-    with pytest.raises(ValueError, match="beams and draft; expected one of them"):
-        translate(model, SOURCE, beams=2, **options)
-    with pytest.raises(ValueError, match="beams and draft and key; expected one of them"):
-        translate(model, SOURCE, beams=2, key=key, **options)
+    with pytest.raises(ValueError, match="num_beams and draft; expected one of them"):
+        generate(model, SOURCE, num_beams=2, **options)
+    with pytest.raises(ValueError, match="num_beams and draft and key; expected one of them"):
+        generate(model, SOURCE, num_beams=2, key=key, **options)
 
 
 def test_a_prompt_that_is_copied_is_guessed_right():
@@ -240,7 +241,7 @@ def test_a_prompt_that_is_copied_is_guessed_right():
 
     def call(states):
         draft = PromptLookup(jnp.asarray(prompt), lookahead=4)
-        return speculative(counted(model, calls), states, draft=draft, batch=2, max_length=20)
+        return speculative(counted(model, calls), states, draft=draft, batch=2, max_new_tokens=20)
 
     found = jax.device_get(jax.jit(call)(model.states(2, 1)))
     jax.effects_barrier()

@@ -175,10 +175,10 @@ def test_the_language_is_one_that_the_vocabulary_has(model):
 def test_texts_beyond_the_positions_of_the_model_are_refused(model):
     heard = speech.hear(*model, jnp.zeros((1, FRAMES, 8)))
     known = jnp.zeros((1, 40), jnp.int32)
-    written = speech.write(*model, heard, known, tokens=TOKENS, max_length=9)
+    written = speech.write(*model, heard, known, tokens=TOKENS, max_new_tokens=9)
     assert written.tokens.shape == (1, 9)
     with pytest.raises(ValueError, match="49.*48"):
-        speech.write(*model, heard, known, tokens=TOKENS, max_length=10)
+        speech.write(*model, heard, known, tokens=TOKENS, max_new_tokens=10)
     with pytest.raises(ValueError, match="49.*48"):
         speech.follow(*model, heard, jnp.zeros((1, 49), jnp.int32), heads=((0, 0),))
 

@@ -1,4 +1,4 @@
-"""What every search is told about the sequences to make, and how each of them begins."""
+"""GenerationConfig: what every search is told about the sequences to make, and how each of them begins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.decode import processors as steering
-from crossattn.decode.processors import Processor
-from crossattn.decode.states import StepFn, bare, beginning_at
+from crossattn.decode import processors as logits_processors
+from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.states import DecodeStep, pad_left
 from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 
 @dataclass(frozen=True)
-class Target:
+class GenerationConfig:
     """The sequences to generate; every search takes these as keywords.
 
     Attributes:
       batch: rows, B.
-      max_length: the most tokens generated, the end included. Static.
+      max_new_tokens: the most tokens generated, the end included. Static.
       limits: the most tokens of each row, [B] or one number; 0 leaves a row out. May be traced.
       prefix: the first input tokens, [P] or [B P], instead of ``bos_id`` alone: forced, not scored, not
         returned. All but the last enter the model in one step. Prompts of unlike lengths may be a list
@@ -27,7 +27,7 @@ class Target:
       prefix_lengths: how many tokens of each row of the prefix are its own, [B], 1 or more; what stands
         to the left of them is not read, by the model or by a processor. None: all of them. May be traced.
       bos_id: the first input token (the ``decoder_start_token_id`` of other libraries).
-      eos_id: what ends a sequence: a token, or several; () is nothing but ``max_length``.
+      eos_id: what ends a sequence: a token, or several; () is nothing but ``max_new_tokens``.
       pad_id: what follows the end.
 
     Raises:
@@ -35,7 +35,7 @@ class Target:
     """
 
     batch: int
-    max_length: int
+    max_new_tokens: int
     limits: Any = None
     prefix: Any = None
     prefix_lengths: Any = None
@@ -45,7 +45,7 @@ class Target:
     start: int = field(init=False)
 
     def __post_init__(self):
-        for name in ("batch", "max_length"):
+        for name in ("batch", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more.")
         prefix: Any = self.bos_id if self.prefix is None else self.prefix
@@ -73,9 +73,9 @@ class Target:
         object.__setattr__(self, "start", prefix.shape[-1])
 
     @property
-    def room(self) -> int:
+    def cache_length(self) -> int:
         """Positions that a cache needs: the last token that is generated is never read."""
-        return self.start + self.max_length - 1
+        return self.start + self.max_new_tokens - 1
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -89,46 +89,45 @@ class Target:
             ended |= tokens == end
         return ended
 
-    def most(self) -> Int[Array, "#B"]:
-        """The most tokens of each row."""
-        limits = self.max_length if self.limits is None else self.limits
-        return jnp.minimum(jnp.atleast_1d(jnp.asarray(limits, jnp.int32)), self.max_length)
+    def row_limits(self) -> Int[Array, "#B"]:
+        """The most tokens generated in each row."""
+        limits = self.max_new_tokens if self.limits is None else self.limits
+        return jnp.minimum(jnp.atleast_1d(jnp.asarray(limits, jnp.int32)), self.max_new_tokens)
 
-    def tokens(self, beams: int) -> Int[Array, "B J X"]:
-        """The prefix, and room for ``max_length`` tokens, X in all."""
-        room = jnp.full((self.batch, self.max_length), self.pad_id, jnp.int32)
-        tokens = jnp.concatenate([self.prefix, room], axis=1)
-        return jnp.repeat(tokens[:, None], beams, axis=1)
+    def tokens(self, num_beams: int) -> Int[Array, "B J X"]:
+        """The prefix, and padding for ``max_new_tokens`` tokens, X in all."""
+        padding = jnp.full((self.batch, self.max_new_tokens), self.pad_id, jnp.int32)
+        tokens = jnp.concatenate([self.prefix, padding], axis=1)
+        return jnp.repeat(tokens[:, None], num_beams, axis=1)
 
     @property
-    def first(self) -> Int[Array, " B"]:
-        """The place in the prefix where each row's own tokens begin."""
+    def padding(self) -> Int[Array, " B"]:
+        """How many tokens of padding stand before each row's own."""
         lengths = self.start if self.prefix_lengths is None else self.prefix_lengths
         return jnp.broadcast_to(self.start - jnp.asarray(lengths, jnp.int32), (self.batch,))
 
-    def steer(
+    def process(
         self,
-        processors: Sequence[Processor],
+        processors: Sequence[LogitsProcessor],
         logits: Float[Array, "B J V"],
         tokens: Int[Array, "B J X"],
         length: Int[Array, "..."],
     ) -> Float[Array, "B J V"]:
         """Logits after all processors, which see of each row only what is its own."""
-        first = None if self.prefix_lengths is None else self.first
-        return steering.apply(processors, logits, tokens, length, self.start, first)
+        padding = None if self.prefix_lengths is None else self.padding
+        return logits_processors.apply(processors, logits, tokens, length, self.start, padding)
 
-    def ready(self, states: Any) -> Any:
-        """States that have read nothing yet, told where each row begins."""
-        return states if self.prefix_lengths is None else beginning_at(states, self.first)
+    def unread(self, states: Any) -> Any:
+        """States that have read nothing yet, told what of each row is padding."""
+        return states if self.prefix_lengths is None else pad_left(states, self.padding)
 
-    def enter(self, step: StepFn, states: Any, beams: int) -> Any:
+    def read_prefix(self, decode_step: DecodeStep, states: Any, num_beams: int) -> Any:
         """States that have read the prefix but for its last token."""
-        states = self.ready(states)
+        states = self.unread(states)
         if self.start == 1:
             return states
-        known = jnp.repeat(self.prefix[:, None, :-1], beams, axis=1)
-        _, states = step(known, states, jnp.zeros((), jnp.int32))
-        return bare(states)
+        known = jnp.repeat(self.prefix[:, None, :-1], num_beams, axis=1)
+        return decode_step(known, states)[1]
 
 
 def right_aligned(
