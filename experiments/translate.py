@@ -58,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     count = _NBEST.value or 1
     if count > options["num_beams"]:
         raise launch.Refused(
-            f"--nbest is {count} of {options['num_beams']} beams; expected at most that, or --num_beams={count}."
+            f"--nbest is {count} of {options['num_beams']} beams; expected at most that, or "
+            f"--num_beams={count}."
         )
     translator = task.translator(params, **options)
     found = translator.best(sentences, count)

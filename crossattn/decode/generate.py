@@ -1,5 +1,6 @@
 """Decoding a whole model: read what it reads once, search, and look at what was attended to."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -64,7 +65,7 @@ def generate(
     num_beams, search = _search(model, **options)
     config = dict(batch=batch, max_new_tokens=max_new_tokens)
     cache_length = _cache_length(config, options)
-    states = model.prefill(batch, num_beams, cache_length, **reads, **_lookahead(options))
+    states = model.prefill(batch, num_beams, cache_length, **reads, **_lookahead(model, options))
     return search(states, **config)
 
 
@@ -145,10 +146,17 @@ def _cache_length(config: dict[str, Any], options: dict[str, Any]) -> int:
     return length + (options.get("candidates", 1) > 1)
 
 
-def _lookahead(options: dict[str, Any]) -> dict[str, int]:
-    """Further positions for guesses until they are verified; models need not know of it."""
+def _lookahead(model: Any, options: dict[str, Any]) -> dict[str, int]:
+    """Further positions for guesses until they are verified; only models that rewind know of it."""
     draft = options.get("draft")
-    return {} if draft is None else {"lookahead": draft.lookahead}
+    if draft is None:
+        return {}
+    if "lookahead" not in inspect.signature(model.prefill).parameters:
+        raise ValueError(
+            "speculative decoding takes back what a draft guessed wrong, but "
+            f"{type(model).__name__}.prefill() takes no lookahead; decode with no draft."
+        )
+    return {"lookahead": draft.lookahead}
 
 
 @on_any_mesh
