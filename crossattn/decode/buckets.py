@@ -205,9 +205,9 @@ class Bucketed:
                 "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
             )
         rows = [np.asarray(row).tolist() for row in prompts]
-        B, most = len(rows), self._ask(params).target
-        most = None if most is None else most - max_new_tokens + 1
-        width = _size(max(map(len, rows)), self.sources, most)
+        B, longest = len(rows), self._ask(params).target
+        longest = None if longest is None else longest - max_new_tokens + 1
+        width = _size(max(map(len, rows)), self.sources, longest)
         prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
         inputs, S = _Prompts(prefix, lengths), None
         if memory is not None:
@@ -236,9 +236,9 @@ class Bucketed:
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
         limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
-        most = self._ask(params).target
-        most = None if most is None else most - start + 1
-        return _Call(inputs, limits, _size(T, self.targets, most), shape)
+        longest = self._ask(params).target
+        longest = None if longest is None else longest - start + 1
+        return _Call(inputs, limits, _size(T, self.targets, longest), shape)
 
     def _ask(self, params: Params) -> "_Known":
         if self._known is None:
@@ -317,8 +317,8 @@ class _Call(NamedTuple):
     shape: tuple[int, int, int | None]
 
 
-def _size(count: int, sizes: Sequence[int], most: int | None = None) -> int:
-    """The next size, or multiple of the largest; no more than ``most``, unless there are more already."""
-    place = bisect.bisect_left(sizes, count)
-    size = sizes[place] if place < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
-    return size if most is None else max(count, min(size, most))
+def _size(count: int, sizes: Sequence[int], longest: int | None = None) -> int:
+    """The next size, or multiple of the largest; no more than ``longest``, unless there are more already."""
+    index = bisect.bisect_left(sizes, count)
+    size = sizes[index] if index < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
+    return size if longest is None else max(count, min(size, longest))

@@ -1,4 +1,4 @@
-"""Processors that forbid: tokens, repetitions, lengths. Combine any number of them in one list."""
+"""Logits processors that forbid: tokens, repetitions, lengths. Combine any number of them in one list."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -114,8 +114,8 @@ def force(tokens: dict[int, int]) -> LogitsProcessor:
     """``{n: token}``: the n-th generated token, from 0. It costs a beam nothing, being no choice."""
 
     def process(logits, context: Context):
-        for place, token in tokens.items():
-            logits = jnp.where(context.generated == place, _forced(token, logits), logits)
+        for index, token in tokens.items():
+            logits = jnp.where(context.generated == index, _forced(token, logits), logits)
         return logits
 
     return process
@@ -131,8 +131,8 @@ def _only(allowed: Bool[Array, " V"], logits: Float[Array, " V"]) -> Float[Array
 
 def _last(context: Context, count: int) -> Array:
     """The last tokens, [count]; where there are fewer, the caller compares lengths."""
-    places = context.length - count + jnp.arange(count)
-    return context.tokens[jnp.maximum(places, 0)]
+    positions = context.length - count + jnp.arange(count)
+    return context.tokens[jnp.maximum(positions, 0)]
 
 
 def _of_row(length: Any, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""Processors that shape a distribution before a token is drawn from it.
+"""Logits processors that shape a distribution before a token is drawn from it.
 
 The order is the order of the list; the usual one is temperature first.
 """
@@ -26,8 +26,8 @@ def top_k(k: int) -> LogitsProcessor:
         raise ValueError(f"top_k: k is {k}; expected 1 or more.")
 
     def process(logits, context: Context):
-        least = topk.top_k(logits, k)[0][-1]
-        return jnp.where(logits < least, -jnp.inf, logits)
+        threshold = topk.top_k(logits, k)[0][-1]
+        return jnp.where(logits < threshold, -jnp.inf, logits)
 
     return process
 
@@ -54,8 +54,8 @@ def top_p(p: float) -> LogitsProcessor:
 
         # The least logit before which there is less than p; a sort finds it too, twenty times slower.
         ends = jnp.int32(-(2**31)), jnp.max(order)
-        least = jax.lax.fori_loop(0, 32, halve, ends)[1]
-        return jnp.where(order < least, -jnp.inf, logits)
+        threshold = jax.lax.fori_loop(0, 32, halve, ends)[1]
+        return jnp.where(order < threshold, -jnp.inf, logits)
 
     return process
 

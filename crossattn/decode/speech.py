@@ -170,9 +170,9 @@ def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
     first = tokens.first_time
 
     def process(logits: Float[Array, " V"], context: Context) -> Float[Array, " V"]:
-        ids, places = jnp.arange(logits.shape[-1]), jnp.arange(context.tokens.shape[0])
+        ids, positions = jnp.arange(logits.shape[-1]), jnp.arange(context.tokens.shape[0])
         is_time = ids >= first
-        written = (places >= context.start) & (places < context.length)
+        written = (positions >= context.start) & (positions < context.length)
         last, before = (context.tokens[context.length - n] >= first for n in (1, 2))
         last, before = last & (context.generated >= 1), before | (context.generated < 2)
         newest = jnp.max(jnp.where(written, context.tokens, 0))

@@ -28,7 +28,7 @@ class Stopping:
         done: Float[Array, "*B J"],
         filled: Bool[Array, "*B"],
         length: Float[Array, ""],
-        most: Float[Array, "..."],
+        longest: Float[Array, "..."],
         penalty: Penalty,
     ) -> Bool[Array, "*B"]:
         """Which rows go on, after prefixes of ``length`` tokens; log-probabilities only fall.
@@ -36,13 +36,13 @@ class Stopping:
         Args:
           live, done: log-probabilities of prefixes, and what finished hypotheses are worth, best first.
           filled: whether there are J finished ones.
-          most: the length of the longest hypothesis allowed.
+          longest: the length of the longest hypothesis allowed.
         """
         if self.bound == "nothing":
             return ~filled
         divisor = penalty(length)
         if self.bound == "best":
-            divisor = jnp.maximum(divisor, penalty(most))
+            divisor = jnp.maximum(divisor, penalty(longest))
         return ~filled | (live.max(-1) / divisor > done[..., -1])
 
 

@@ -22,7 +22,7 @@ Job = Generator[Step, Any, T]
 
 
 def together(
-    jobs: Iterable[Job[T]], take: Callable[[Sequence[Step]], Sequence[Any]], most: int
+    jobs: Iterable[Job[T]], take: Callable[[Sequence[Step]], Sequence[Any]], max_jobs: int
 ) -> list[T]:
     """What the jobs return, in order.
 
@@ -32,7 +32,7 @@ def together(
     Args:
       jobs: begun when there is room for them.
       take: the results of steps of one group.
-      most: the most jobs at once, and the most steps in one call.
+      max_jobs: the most jobs at once, and the most steps in one call.
     """
     found: dict[int, T] = {}
     waiting: dict[int, tuple[Job[T], Step]] = {}
@@ -46,7 +46,7 @@ def together(
             found[index] = end.value
 
     while True:
-        while len(waiting) < most and (new := next(coming, None)) is not None:
+        while len(waiting) < max_jobs and (new := next(coming, None)) is not None:
             go_on(*new, None)
         if not waiting:
             return [found[index] for index in sorted(found)]

@@ -15,15 +15,15 @@ def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B C"], Int[Ar
     """What ``lax.top_k`` gives, ties included: the k largest lie in the k blocks of largest maxima."""
     V = x.shape[-1]
     if V < 4 * _BLOCK or k * _BLOCK > V // 2:
-        values, places = jax.lax.top_k(x, min(k, V))
-        return values, places
+        values, indices = jax.lax.top_k(x, min(k, V))
+        return values, indices
     blocks = _blocks(x, -jnp.inf)
     _, best = jax.lax.top_k(blocks.max(-1), k)
     best = jnp.sort(best, axis=-1)  # the first of equal values is to win
     found = jnp.take_along_axis(blocks, best[..., None], axis=-2)
-    values, places = jax.lax.top_k(found.reshape(*x.shape[:-1], -1), k)
-    block = jnp.take_along_axis(best, places // _BLOCK, axis=-1)
-    return values, block * _BLOCK + places % _BLOCK
+    values, indices = jax.lax.top_k(found.reshape(*x.shape[:-1], -1), k)
+    block = jnp.take_along_axis(best, indices // _BLOCK, axis=-1)
+    return values, block * _BLOCK + indices % _BLOCK
 
 
 def draw(logits: Float[Array, "*B V"], uniform: Float[Array, "*B"]) -> Int[Array, "*B"]:
@@ -35,8 +35,8 @@ def draw(logits: Float[Array, "*B V"], uniform: Float[Array, "*B"]) -> Int[Array
     mass = _blocks(jnp.exp(logits - peak), 0.0)
     block, rest = _invert(mass.sum(-1), uniform)
     within = jnp.take_along_axis(mass, block[..., None, None], axis=-2)[..., 0, :]
-    place, _ = _invert(within, rest)
-    return jnp.minimum(block * mass.shape[-1] + place, logits.shape[-1] - 1).astype(jnp.int32)
+    index, _ = _invert(within, rest)
+    return jnp.minimum(block * mass.shape[-1] + index, logits.shape[-1] - 1).astype(jnp.int32)
 
 
 def _invert(

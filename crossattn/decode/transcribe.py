@@ -109,11 +109,11 @@ class Transcriber:
         """
         ids = [self.tokens.encode(word) for word in words]
         prefix = self._prefix(language, times=False)
-        room = self.build.config.transformer.max_length - len(prefix) - 1
+        longest = self.build.config.transformer.max_length - len(prefix) - 1
 
         def job() -> Job[np.ndarray]:
             heard = yield from self._hear(window)
-            known = [id for word in ids for id in word][:room]
+            known = [id for word in ids for id in word][:longest]
             weights, _, first = yield from self._read(heard, known, len(window), language)
             rows = weights.mean(axis=0)[first:]
             ends = np.minimum(np.cumsum([len(word) for word in ids]), len(known))
@@ -199,13 +199,13 @@ class Transcriber:
             return [() for _ in pieces]
         weights, log_p, first = yield from self._read(heard, ids, frames, language)
         starts = timing.token_starts(weights, first, -1)
-        found, place = [], 0
+        found, index = [], 0
         for text in texts:
             own = []
             for word, group in self.tokens.words(text, language):
-                begin, place = place, place + len(group)
-                start, end = starts[begin] * TIME, starts[place] * TIME
-                own.append(Word(word, start, end, probability(log_p[begin:place].tolist())))
+                begin, index = index, index + len(group)
+                start, end = starts[begin] * TIME, starts[index] * TIME
+                own.append(Word(word, start, end, probability(log_p[begin:index].tolist())))
             found.append(join_punctuation(own))
         return found
 
