@@ -275,12 +275,13 @@ class Transformer(Autoregressive):
                 f"prefill got {'both' if encoded is not None else 'neither'} of source and encoded; "
                 "expected one of them."
             )
-        if encoded is None:
+        vectors: Any = encoded
+        if source is not None:
             source_segments = without_padding(source, source_segments, self.pad_id)
-            encoded = self.encode(source, source_segments)
-        check_rows("source", encoded, batch)
+            vectors = self.encode(source, source_segments)
+        check_rows("source", vectors, batch)
         valid = None if source_segments is None else source_segments > 0
-        layers = self.decoder.read(encoded, valid)
+        layers = self.decoder.read(vectors, valid)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh

@@ -148,7 +148,8 @@ class DecoderStack(nnx.Module):
             return_weights=return_weights,
         )
         x = beams.unfold(x if self.norm is None else self.norm(x), J)
-        weights = beams.unfold_weights(layer_weights(layers), J) if return_weights else None
+        weights = layer_weights(layers)
+        weights = None if weights is None else beams.unfold_weights(weights, J)
         return x, states.grown(layers, T), weights
 
 
