@@ -6,18 +6,19 @@ list of logits processors (``sampling``, ``constraints``, functions of your own)
 attention.
 """
 
-from crossattn.decode import constraints, penalties, sampling, stopping
-from crossattn.decode.beam import beam_search
 from crossattn.decode.buckets import Bucketed
 from crossattn.decode.capture import Capture
 from crossattn.decode.config import GenerationConfig
-from crossattn.decode.contrastive import contrastive_search
-from crossattn.decode.drafts import ModelDraft, PromptLookup
 from crossattn.decode.generate import attention_of, generate
-from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import Context, LogitsProcessor
-from crossattn.decode.speculative import speculative
+from crossattn.decode.logits import constraints, sampling
+from crossattn.decode.logits.processors import Context, LogitsProcessor
+from crossattn.decode.search import penalties, stopping
+from crossattn.decode.search.beam import beam_search
+from crossattn.decode.search.contrastive import contrastive_search
+from crossattn.decode.search.drafts import ModelDraft, PromptLookup
+from crossattn.decode.search.greedy import greedy, sample
+from crossattn.decode.search.speculative import speculative
 from crossattn.decode.states import DecodingStates
 
 __all__ = [

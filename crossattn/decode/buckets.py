@@ -10,9 +10,9 @@ import numpy as np
 
 from crossattn import functional
 from crossattn.decode.config import right_aligned
-from crossattn.decode.drafts import Draft
 from crossattn.decode.generate import Source, check_source, generate
 from crossattn.decode.hypotheses import Hypotheses
+from crossattn.decode.search.drafts import Draft
 from crossattn.decode.stream import Piece, Stream
 from crossattn.types import AnyArray, Array, Float, Int, Key, Params
 

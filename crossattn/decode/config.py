@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.decode import processors as logits_processors
-from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.logits import processors as logits_processors
+from crossattn.decode.logits.processors import LogitsProcessor
 from crossattn.decode.states import DecodeStep, pad_left
 from crossattn.types import AnyArray, Array, Bool, Float, Int
 

@@ -8,14 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.decode.beam import beam_search
 from crossattn.decode.config import GenerationConfig
-from crossattn.decode.contrastive import contrastive_search
-from crossattn.decode.drafts import Draft
-from crossattn.decode.greedy import greedy, sample
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.penalties import Penalty
-from crossattn.decode.speculative import speculative
+from crossattn.decode.search.beam import beam_search
+from crossattn.decode.search.contrastive import contrastive_search
+from crossattn.decode.search.drafts import Draft
+from crossattn.decode.search.greedy import greedy, sample
+from crossattn.decode.search.penalties import Penalty
+from crossattn.decode.search.speculative import speculative
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import AnyArray, Array, Float, Int, Key
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from crossattn import functional
 from crossattn.decode.config import GenerationConfig
-from crossattn.decode.greedy import OneByOne, Run
+from crossattn.decode.search.greedy import OneByOne, Run
 from crossattn.types import Array, Float, Int, Key, Params
 
 Tokens = Int[np.ndarray, "B n"]

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.decode import constraints, penalties, stopping
-from crossattn.decode.processors import Context, LogitsProcessor
+from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.weights.safetensors import CheckpointError
 
 # What would change the text and is not done here: the values at which it does nothing, the one to say first.

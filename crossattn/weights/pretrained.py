@@ -109,7 +109,7 @@ class Pretrained:
         They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
         beams, n-grams and words that must not come, tokens that must, lengths. As there, ``min_length``
         counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper it is what the
-        model writes behind a ``prefix`` of language and task; ``decode.transcribe`` is for recordings.
+        model writes behind a ``prefix`` of language and task; ``decode.speech.transcribe`` is for recordings.
 
         Args:
           max_new_tokens: the most tokens generated.

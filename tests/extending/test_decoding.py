@@ -18,11 +18,11 @@ from crossattn.decode import (
     sampling,
     speculative,
 )
-from crossattn.decode.penalties import Coverage
+from crossattn.decode.search.penalties import Coverage
 from tests import numpy_model as oracle
 from tests.closeness import close
 from tests.decode.markov import EOS, plain_beam_search
-from tests.decode.test_contrastive import K, plain
+from tests.decode.search.test_contrastive import K, plain
 from tests.decode.translators import bound, translator
 
 from . import recurrent_translator

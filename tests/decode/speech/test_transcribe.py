@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import speech
-from crossattn.decode.processors import Context
-from crossattn.decode.speech import time_rules
-from crossattn.decode.transcribe import Retry, Transcriber
+from crossattn.decode.logits.processors import Context
+from crossattn.decode.speech import windows
+from crossattn.decode.speech.transcribe import Retry, Transcriber
+from crossattn.decode.speech.windows import time_rules
 from crossattn.models import whisper
 from tests import whisper_vocabulary
 from tests.peers import peer
@@ -147,13 +147,13 @@ def test_a_long_recording_is_taken_window_by_window(model, monkeypatch):
     sizes = []
 
     def record(name):
-        original = getattr(speech, name)
+        original = getattr(windows, name)
 
         def call(build, params, array, *rest, **options):
             sizes.append((name, array.shape))
             return original(build, params, array, *rest, **options)
 
-        monkeypatch.setattr(speech, name, call)
+        monkeypatch.setattr(windows, name, call)
 
     for name in ("hear", "write", "follow"):
         record(name)
@@ -173,14 +173,14 @@ def test_the_language_is_one_that_the_vocabulary_has(model):
 
 
 def test_texts_beyond_the_positions_of_the_model_are_refused(model):
-    heard = speech.hear(*model, jnp.zeros((1, FRAMES, 8)))
+    heard = windows.hear(*model, jnp.zeros((1, FRAMES, 8)))
     known = jnp.zeros((1, 40), jnp.int32)
-    written = speech.write(*model, heard, known, tokens=TOKENS, max_new_tokens=9)
+    written = windows.write(*model, heard, known, tokens=TOKENS, max_new_tokens=9)
     assert written.tokens.shape == (1, 9)
     with pytest.raises(ValueError, match="49.*48"):
-        speech.write(*model, heard, known, tokens=TOKENS, max_new_tokens=10)
+        windows.write(*model, heard, known, tokens=TOKENS, max_new_tokens=10)
     with pytest.raises(ValueError, match="49.*48"):
-        speech.follow(*model, heard, jnp.zeros((1, 49), jnp.int32), heads=((0, 0),))
+        windows.follow(*model, heard, jnp.zeros((1, 49), jnp.int32), heads=((0, 0),))
 
 
 def test_attention_of_words_is_a_distribution_over_the_sound(model):

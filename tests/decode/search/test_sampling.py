@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from crossattn.decode import constraints, greedy, sample, sampling
-
-from .markov import BOS, EOS, Markov
+from tests.decode.markov import BOS, EOS, Markov
 
 MODEL = Markov(0, vocab=7, length=6, sharpness=1.5)
 KEY = jax.random.key(3)

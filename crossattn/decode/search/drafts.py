@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import topk
 from crossattn.decode.config import GenerationConfig
-from crossattn.decode.greedy import most_likely
-from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import LogitsProcessor
+from crossattn.decode.search.greedy import most_likely
 from crossattn.decode.states import DecodeStep, rewind
 from crossattn.types import AnyArray, Array, Float, Int
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from crossattn.decode import timing
+from crossattn.decode.speech import timing
 from tests.peers import peer
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from crossattn.decode import Context, constraints, sampling, topk
-from crossattn.decode.processors import apply
+from crossattn.decode import Context, constraints, sampling
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import apply
 from tests.closeness import close
 from tests.peers import peer
 

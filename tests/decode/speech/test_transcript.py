@@ -2,7 +2,7 @@
 
 import pytest
 
-from crossattn.decode.transcript import Word, compression, join_punctuation, split
+from crossattn.decode.speech.transcript import Word, compression, join_punctuation, split
 
 T = 100  # the token of 0.00 s
 

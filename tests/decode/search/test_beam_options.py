@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from crossattn.decode import Capture, beam_search, constraints, penalties, stopping
+from tests.decode import markov
+from tests.decode.markov import BOS, EOS, Markov, Times
+from tests.decode.search.test_beam import read
 from tests.peers import peer
-
-from . import markov
-from .markov import BOS, EOS, Markov, Times
-from .test_beam import read
 
 
 def search(model, *, num_beams, batch=1, **options):

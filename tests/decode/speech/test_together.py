@@ -1,6 +1,6 @@
 """Jobs of any length that share their steps."""
 
-from crossattn.decode.together import Step, together
+from crossattn.decode.speech.together import Step, together
 
 
 def counting(name, kinds):

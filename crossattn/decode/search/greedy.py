@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured, empty_weights
 from crossattn.decode.config import GenerationConfig
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import LogitsProcessor
 from crossattn.decode.states import DecodeStep
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured, empty_weights
 from crossattn.decode.config import GenerationConfig
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.penalties import Coverage, Penalty, gnmt
-from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import LogitsProcessor
+from crossattn.decode.search.penalties import Coverage, Penalty, gnmt
+from crossattn.decode.search.stopping import EXACT, Stopping
 from crossattn.decode.states import DecodeStep, select, source_valid
-from crossattn.decode.stopping import EXACT, Stopping
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 

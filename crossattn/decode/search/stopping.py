@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from crossattn.decode.penalties import Penalty
+from crossattn.decode.search.penalties import Penalty
 from crossattn.types import Array, Bool, Float
 
 

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from crossattn.decode import constraints, contrastive_search, generate
-
-from .markov import EOS
-from .translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
+from tests.decode.markov import EOS
+from tests.decode.translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
 
 K = 3
 

@@ -6,8 +6,8 @@ The order is the order of the list; the usual one is temperature first.
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import topk
-from crossattn.decode.processors import Context, LogitsProcessor
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.types import Array, Float, Int
 
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from crossattn import functional
-from crossattn.decode import constraints, sampling
-from crossattn.decode.greedy import greedy, sample
-from crossattn.decode.processors import Context, LogitsProcessor
+from crossattn.decode.logits import constraints, sampling
+from crossattn.decode.logits.processors import Context, LogitsProcessor
+from crossattn.decode.search.greedy import greedy, sample
 from crossattn.types import Array, Float, Int, Key, Params
 
 

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.decode import speech, timing
-from crossattn.decode.speech import SpeechTokens
-from crossattn.decode.together import Job, Step, together
-from crossattn.decode.transcript import (
+from crossattn.decode.speech import timing, windows
+from crossattn.decode.speech.together import Job, Step, together
+from crossattn.decode.speech.transcript import (
     FRAME,
     TIME,
     Piece,
@@ -30,6 +29,7 @@ from crossattn.decode.transcript import (
     probability,
     split,
 )
+from crossattn.decode.speech.windows import SpeechTokens
 from crossattn.models.whisper import STRIDE
 from crossattn.types import AnyArray, Array, Float, Key, Params
 
@@ -253,16 +253,16 @@ class Transcriber:
         rows = [jnp.stack(column) for column in zip(*(s.arrays for s in steps), strict=True)]
         model = self.build, self.params
         if kind == "hear":
-            return list(speech.hear(*model, *rows))
+            return list(windows.hear(*model, *rows))
         if kind == "language":
-            return list(jax.device_get(speech.likely_languages(*model, *rows, tokens=self.tokens)))
+            return list(jax.device_get(windows.likely_languages(*model, *rows, tokens=self.tokens)))
         if kind == "write":
             _, limit, temperature = group
             drawn = (temperature,) if temperature else ()
             options: dict[str, Any] = dict(times=self.times, max_new_tokens=limit)
-            found: Any = speech.write(*model, *rows, *drawn, tokens=self.tokens, **options)
+            found: Any = windows.write(*model, *rows, *drawn, tokens=self.tokens, **options)
         else:
-            found = speech.follow(*model, *rows, heads=self.heads)
+            found = windows.follow(*model, *rows, heads=self.heads)
         found = jax.device_get(found)
         return [type(found)(*(x[i] for x in found)) for i in range(len(steps))]
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode import topk
 from crossattn.decode.capture import Capture, captured
 from crossattn.decode.config import GenerationConfig
-from crossattn.decode.greedy import log_p_of
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import LogitsProcessor
+from crossattn.decode.logits import topk
+from crossattn.decode.logits.processors import LogitsProcessor
+from crossattn.decode.search.greedy import log_p_of
 from crossattn.decode.states import select
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int

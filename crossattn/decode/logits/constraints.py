@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.decode.config import token_ids
-from crossattn.decode.processors import Context, LogitsProcessor
+from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.types import AnyArray, Array, Bool, Float
 
 Tokens = int | Sequence[int] | AnyArray

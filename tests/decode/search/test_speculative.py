@@ -17,10 +17,9 @@ from crossattn.decode import (
     sampling,
     speculative,
 )
-from crossattn.decode.speculative import verify
-
-from .markov import EOS, Markov
-from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
+from crossattn.decode.search.speculative import verify
+from tests.decode.markov import EOS, Markov
+from tests.decode.translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
 
 TARGET = Markov(0, vocab=6, length=6)
 STEERED = [

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from crossattn.decode import beam_search, greedy
-
-from . import markov
-from .markov import EOS, Markov
+from tests.decode import markov
+from tests.decode.markov import EOS, Markov
 
 
 def search(model, *, num_beams, alpha=0.6, batch=1):
