@@ -34,7 +34,7 @@ class Bucketed:
 
     Args:
       build: makes the model.
-      rows, sources, targets: sizes, ascending; prompts have those of sources.
+      batch_sizes, source_lengths, target_lengths: ascending; prompts have the lengths of sources.
       draft: makes what guesses for ``speculative``, of the sources and their segments (or the prompts and
         their lengths) in the bucket's sizes and of the ``draft_params`` of the call:
         ``lambda source, *_: PromptLookup(source)``.
@@ -48,15 +48,16 @@ class Bucketed:
         self,
         build: functional.Build,
         *,
-        rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
-        sources: Sequence[int] = (16, 32, 64, 128, 256, 512),
-        targets: Sequence[int] = (16, 32, 64, 128, 256, 512),
+        batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
+        source_lengths: Sequence[int] = (16, 32, 64, 128, 256, 512),
+        target_lengths: Sequence[int] = (16, 32, 64, 128, 256, 512),
         draft: Callable[[Array, Array, Any], Draft] | None = None,
         **options: Any,
     ):
         if wrong := [name for name in _OF_CALLS if name in options]:
             raise ValueError(f"{wrong[0]} is an option of Bucketed; give it to each call instead.")
-        self.rows, self.sources, self.targets = tuple(rows), tuple(sources), tuple(targets)
+        self.batch_sizes, self.source_lengths = tuple(batch_sizes), tuple(source_lengths)
+        self.target_lengths = tuple(target_lengths)
         self._build, self._candidates = build, options.get("candidates", 1)
         self._prefix = options.get("prefix")
         self._known: _Known | None = None
@@ -183,7 +184,9 @@ class Bucketed:
             source = source.astype(np.int32)
             if segments is None and known.pad_id is not None:
                 segments = source != known.pad_id
-            source, segments = self._filled(source, segments, _size(S, self.sources, known.source))
+            source, segments = self._filled(
+                source, segments, _size(S, self.source_lengths, known.source)
+            )
         else:
             source, segments, S = *self._more_rows(source, segments), None
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
@@ -191,7 +194,7 @@ class Bucketed:
 
     def _more_rows(self, frames: Any, segments: Any) -> tuple[Any, Any]:
         """Frames [B F M], with rows filled up, and their segments if there are any."""
-        more = (0, _size(len(frames), self.rows) - len(frames))
+        more = (0, _size(len(frames), self.batch_sizes) - len(frames))
         frames = np.pad(frames, (more, *((0, 0),) * (frames.ndim - 1)))
         if segments is not None:
             segments = np.pad(np.asarray(segments, np.int32), (more, (0, 0)), constant_values=1)
@@ -207,8 +210,8 @@ class Bucketed:
         rows = [np.asarray(row).tolist() for row in prompts]
         B, longest = len(rows), self._ask(params).target
         longest = None if longest is None else longest - max_new_tokens + 1
-        width = _size(max(map(len, rows)), self.sources, longest)
-        prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
+        width = _size(max(map(len, rows)), self.source_lengths, longest)
+        prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.batch_sizes) - B), width)
         inputs, S = _Prompts(prefix, lengths), None
         if memory is not None:
             if len(memory) != B:
@@ -216,7 +219,7 @@ class Bucketed:
                     f"memory has {len(memory)} rows; expected as many as there are prompts, {B}."
                 )
             S = memory.shape[1]
-            read = self._filled(np.asarray(memory), memory_segments, _size(S, self.sources))
+            read = self._filled(np.asarray(memory), memory_segments, _size(S, self.source_lengths))
             inputs = _Prompts(prefix, lengths, *read)
         return self._call(params, inputs, (B, max_new_tokens, S), width, limits)
 
@@ -224,7 +227,7 @@ class Bucketed:
         """What is read, [B S ...], and its segments [B S], with rows and length filled up."""
         B, S = x.shape[:2]
         segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments, np.int32)
-        more = (0, _size(B, self.rows) - B), (0, size - S)
+        more = (0, _size(B, self.batch_sizes) - B), (0, size - S)
         x, segments = np.pad(x, (*more, *((0, 0),) * (x.ndim - 2))), np.pad(segments, more)
         # Nothing but padding would be read as NaN by some kernels of other libraries.
         segments[B:, 0] = 1
@@ -238,7 +241,7 @@ class Bucketed:
         limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
         longest = self._ask(params).target
         longest = None if longest is None else longest - start + 1
-        return _Call(inputs, limits, _size(T, self.targets, longest), shape)
+        return _Call(inputs, limits, _size(T, self.target_lengths, longest), shape)
 
     def _ask(self, params: Params) -> "_Known":
         if self._known is None:

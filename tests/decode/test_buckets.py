@@ -23,7 +23,7 @@ from tests.closeness import close
 from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
 
 BUILD, PARAMS = translator(decoder_layers=1)
-SIZES = dict(rows=(2, 4), sources=(8, 16), targets=(8,))
+SIZES = dict(batch_sizes=(2, 4), source_lengths=(8, 16), target_lengths=(8,))
 PROMPTS = [[1, 5, 9, 4, 12], [1, 7], [1, 3, 8]]
 
 
@@ -52,7 +52,7 @@ def sources(rows, length, seed=0):
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
 def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
-    run = Bucketed(BUILD, **{**SIZES, "targets": (4, 8)}, **options)
+    run = Bucketed(BUILD, **{**SIZES, "target_lengths": (4, 8)}, **options)
     shapes = [(3, 5, 7), (4, 8, 8), (3, 6, 5), (1, 7, 8), (2, 3, 5), (4, 9, 8), (3, 16, 6)]
     shapes += [(3, 7, 4), (4, 4, 1), (4, 8, 3)]
     with compilations() as compiled:
@@ -107,7 +107,7 @@ def test_drafts_are_made_for_each_bucket():
 
 
 def test_lengths_beyond_the_largest_size_are_its_multiples():
-    run = Bucketed(BUILD, rows=(2,), sources=(4,), targets=(2,))
+    run = Bucketed(BUILD, batch_sizes=(2,), source_lengths=(4,), target_lengths=(2,))
     found = run(PARAMS, sources(3, 6), max_new_tokens=3)
     assert found.tokens.shape == (3, 1, 3)
     run(PARAMS, sources(4, 8), max_new_tokens=4)
@@ -186,7 +186,9 @@ def test_a_stream_brings_the_attention_of_its_tokens(every):
 
 def test_prompts_are_bucketed_too():
     build, params = language_model(layers=1)
-    run = Bucketed(build, rows=(4,), sources=(4, 8), targets=(8,), processors=STEERING)
+    run = Bucketed(
+        build, batch_sizes=(4,), source_lengths=(4, 8), target_lengths=(8,), processors=STEERING
+    )
     call = jax.jit(
         lambda p: generate(
             bound((build, p)), batch=3, prefix=PROMPTS, max_new_tokens=LENGTH, processors=STEERING
@@ -219,7 +221,7 @@ def test_a_memory_that_prompts_read_is_bucketed_with_them():
         )
     )
     plain = jax.device_get(call(params))
-    run = Bucketed(build, rows=(4,), sources=(8,), targets=(8,), **options)
+    run = Bucketed(build, batch_sizes=(4,), source_lengths=(8,), target_lengths=(8,), **options)
     found = run.generate(params, PROMPTS, max_new_tokens=LENGTH, **read)
     for name in ("tokens", "lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))

@@ -53,7 +53,7 @@ def test_padding_that_a_model_names_is_hidden_unasked(plain, named):
 def test_a_padded_row_is_translated_as_if_it_were_alone():
     build, params = NAMED
     found = jax.jit(lambda s: generate(bound(NAMED), s, max_new_tokens=LENGTH))(PADDED)
-    filled = Bucketed(build, rows=(4,), sources=(8,), targets=(8,))
+    filled = Bucketed(build, batch_sizes=(4,), source_lengths=(8,), target_lengths=(8,))
     bucketed = filled(params, PADDED, max_new_tokens=LENGTH)
     np.testing.assert_array_equal(bucketed.tokens, found.tokens)
     short = jnp.asarray(PADDED[1:2, : SEGMENTS[1].sum()])
@@ -82,7 +82,7 @@ def test_attention_of_rows_of_padding_is_nothing():
 def test_frames_are_translated_in_buckets_as_they_are():
     build, params = hearer()
     found = jax.jit(lambda x: generate(bound((build, params)), x, max_new_tokens=5))(FRAMES)
-    run = Bucketed(build, rows=(4,), targets=(8,))
+    run = Bucketed(build, batch_sizes=(4,), target_lengths=(8,))
     for rows in (3, 2):
         filled = run(params, FRAMES[:rows], max_new_tokens=5)
         np.testing.assert_array_equal(filled.tokens, found.tokens[:rows])

@@ -137,7 +137,7 @@ def test_its_attention_is_captured_and_covered():
 
 
 def test_it_streams_in_buckets():
-    decode = Bucketed(build, rows=(4,), sources=(8,), targets=(8,))
+    decode = Bucketed(build, batch_sizes=(4,), source_lengths=(8,), target_lengths=(8,))
     pieces = decode.stream(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, every=3)
     streamed = np.concatenate(list(pieces), axis=1)
     np.testing.assert_array_equal(streamed, run().tokens[:, 0, : streamed.shape[1]])

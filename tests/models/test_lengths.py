@@ -130,13 +130,17 @@ def test_texts_that_fill_the_table_are_written_to_their_end():
 
 def test_buckets_end_where_the_table_ends():
     build, params = pair(Transformer)
-    run = Bucketed(build, rows=(2,), sources=(6, 100), targets=(6, 100), prefix=(1, 4))
+    run = Bucketed(
+        build, batch_sizes=(2,), source_lengths=(6, 100), target_lengths=(6, 100), prefix=(1, 4)
+    )
     found = run(params, text(7), max_new_tokens=7)
     assert found.tokens.shape == (1, 1, 7) and np.isfinite(found.scores).all()
     with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
         run(params, text(9), max_new_tokens=7)
     with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
         run(params, text(7), max_new_tokens=8)
-    write = Bucketed(pair(Decoder)[0], rows=(2,), sources=(4, 100), targets=(2, 100))
+    write = Bucketed(
+        pair(Decoder)[0], batch_sizes=(2,), source_lengths=(4, 100), target_lengths=(2, 100)
+    )
     found = write.generate(pair(Decoder)[1], [[1, 5, 6, 7, 9], [3]], max_new_tokens=3)
     assert np.isfinite(found.scores).all()
