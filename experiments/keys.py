@@ -219,6 +219,9 @@ KEYS: dict[str, Key] = {
         "b2": Key(float, "Decay of the second moment (adamw, lion).", "[0, 1)"),
         "eps": Key(float, "Added to adamw's denominator.", "[0, inf)"),
         "momentum": Key(float, "Of muon's matrices and of sgd.", "[0, 1)"),
+        "train": Key(str, "Regular expression in names of parameters that are trained; none is all.",
+                     none=True, needed=False),
+        "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True, needed=False),
     }),
     **_keys("mesh", {}, {
         "data": Key(int, "Devices that split the batch; -1 takes the rest.", "[-1, inf)"),

@@ -17,6 +17,7 @@ from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import state_sharding, with_sharding
 from crossattn.train.state import TrainState, init_state
 from crossattn.train.step import make_train_step
+from crossattn.train.trainable import split, trained_names
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,14 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         ValueError: the optimiser or the step refuses a value.
     """
     axes = task.logical_axes()
-    optimizer, schedule = make_optimizer(config.optim, config.steps, axes)
+    trained = trained_names(axes, config.optim.train)
+    optimizer, schedule = make_optimizer(config.optim, config.steps, split(axes, trained)[0])
 
     def fresh(key: jax.Array) -> TrainState:
-        return init_state(task.init(key), optimizer, ema=config.ema_decay is not None)
+        return begun(task.init(key))
+
+    def begun(params: Any) -> TrainState:
+        return init_state(params, optimizer, ema=config.ema_decay is not None, trained=trained)
 
     shapes = jax.eval_shape(fresh, jax.random.key(config.seed))
     sharding = state_sharding(shapes, axes, mesh)
@@ -57,6 +62,7 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
         prng=config.prng,
         state_sharding=sharding,
+        trained=trained,
     )
     target = with_sharding(shapes, sharding)
     return Program(mesh, optimizer, schedule, fresh, sharding, target, step)
