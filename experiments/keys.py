@@ -206,6 +206,13 @@ KEYS: dict[str, Key] = {
         "alignment_diagonal": Key(float, "How sharp the diagonal prior is.", "[0, inf)"),
         "alignment_coverage": Key(float, "Weight of the loss on sources not looked at.", "[0, inf)"),
     }),
+    **_keys("init", _EXTRA, {
+        "from": Key(str, "Begin with the parameters of a run, a folder of weights or a name on the hub.",
+                    none=True),
+        "take": Key(str, "Regular expression: which of its parameters are taken; none is all.", none=True),
+        "rename": Key(str, "PATTERN=TEXT,...: how its parameters are called here.", none=True),
+        "new": Key(str, "Regular expression: which parameters of the model begin afresh.", none=True),
+    }),
     **_keys("optim", {}, {
         "name": Key(str, "The optimiser.", choices=_OPTIMIZERS),
         "learning_rate": Key(float, "At its peak.", "[0, inf)"),

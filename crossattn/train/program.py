@@ -23,13 +23,14 @@ from crossattn.train.trainable import split, trained_names
 @dataclass(frozen=True)
 class Program:
     """mesh: None for one device; schedule: the learning rate by step; fresh: key -> TrainState;
-    sharding: of each array of the state, None without a mesh; target: shapes of the state with their
-    places; step: `make_train_step`'s."""
+    begun: parameters -> TrainState; sharding: of each array of the state, None without a mesh;
+    target: shapes of the state with their places; step: `make_train_step`'s."""
 
     mesh: Mesh | None
     optimizer: optax.GradientTransformation
     schedule: Callable[[Any], Any]
     fresh: Callable[[jax.Array], TrainState]
+    begun: Callable[[Any], TrainState]
     sharding: Any
     target: TrainState
     step: Callable
@@ -65,4 +66,4 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         trained=trained,
     )
     target = with_sharding(shapes, sharding)
-    return Program(mesh, optimizer, schedule, fresh, sharding, target, step)
+    return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)

@@ -37,7 +37,10 @@ def init_state(
     ema: bool = False,
     trained: Collection[str] | None = None,
 ) -> TrainState:
-    """The state before the first step; the optimiser has one for parameters that are trained, None for all."""
+    """The state before the first step.
+
+    trained: names of the parameters that the optimiser has a state for, None for all.
+    """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
