@@ -1,4 +1,4 @@
-"""Text and sound for two-sequence models: sources, tokenizers, frames and static-shape batches.
+"""Text, images and sound: sources, tokenizers, features of examples and static-shape batches.
 
 This floor imports nothing else of crossattn. Submodules load on first use, since builders,
 tokenizers and pipelines each need their own package.
@@ -15,6 +15,8 @@ _SUBMODULES = (
     "encoded",
     "errors",
     "evaluation",
+    "examples",
+    "features",
     "fetch",
     "links",
     "mel",
