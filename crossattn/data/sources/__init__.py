@@ -6,6 +6,7 @@ The one thing to know: the first part of a name is that of its file, and the res
     FORM        how its names are written: "phrases/fr-en", "files:PATH"
     OPTIONS     the options that it takes, with their help; {} where it says nothing
     SPLITS      the splits that it has; train, validation and test where it says nothing, () where it checks
+    CLASSES     the names of the classes of the examples' labels, by the labels' names; {} as above
     open_split  (argument, split, *, data_dir, **options): the examples of a split
     identify    the same arguments: what tells one version of the data from another; by a sample of the
                 examples where it says nothing
@@ -81,7 +82,11 @@ def open_source(
     if splits and split not in splits:
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
     opened = module.open_split(argument, split, data_dir=data_dir, **options)
-    return MappedSource(opened, reversed_example) if reverse else opened
+    if not reverse:
+        return opened
+    if len(opened):
+        reversed_example(opened[0])  # which is refused now rather than in training
+    return MappedSource(opened, reversed_example)
 
 
 def known() -> list[str]:
@@ -113,6 +118,11 @@ def form(name: str) -> str:
 def options_of(name: str) -> Mapping[str, Option]:
     """The options of the source that a name begins with."""
     return getattr(source_module(name), "OPTIONS", {})
+
+
+def classes_of(name: str) -> Mapping[str, tuple[str, ...]]:
+    """The classes of the labels of the source that a name begins with, by the labels' names."""
+    return getattr(source_module(name), "CLASSES", {})
 
 
 def identity(
