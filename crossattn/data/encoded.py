@@ -166,14 +166,16 @@ class EncodedPairs:
         """How many texts were shortened, by their side."""
         return {"source": self.cut_sources, "target": self.cut_targets}
 
-    def fitting(self, pairs: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+    def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
         """All: those that are too long were left out."""
-        return pairs
+        return examples
 
-    def lengths_of(self, pairs: Int[np.ndarray, " some"]) -> Lengths:
+    def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
         """Tokens of the sources of some pairs, EOS included, and places of their targets in the decoder."""
-        target = {"target": self.target.lengths_of(pairs) - 1}
-        return target if self.source is None else target | {"source": self.source.lengths_of(pairs)}
+        lengths = {"target": self.target.lengths_of(examples) - 1}
+        if self.source is not None:
+            lengths["source"] = self.source.lengths_of(examples)
+        return lengths
 
     def fill(self, layout: Layout) -> Batch:
         """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands.
@@ -188,10 +190,10 @@ class EncodedPairs:
         if self.source is not None:
             batch |= lay_text(layout, "source", [self.source[pair] for pair in pairs])
         if self.links is not None:
-            self._fill_links(layout, batch)
+            self._fill_links(self.links, layout, batch)
         return batch
 
-    def _fill_links(self, layout: Layout, batch: Batch) -> None:
+    def _fill_links(self, links: Links, layout: Layout, batch: Batch) -> None:
         targets = (layout.rows, layout.widths["target"])
         batch["target_linked"] = np.zeros(targets, np.int32)
         batch["target_links"] = np.full((*targets, LINKS_PER_TOKEN), -1, np.int32)
@@ -200,11 +202,11 @@ class EncodedPairs:
         for pair, row, source, target in zip(
             layout.examples.tolist(), layout.row.tolist(), *starts, strict=True
         ):
-            token, rank, place, word = self.links[pair].T
+            token, rank, place, word = links[pair].T
             batch["target_links"][row, target + token, rank] = source + place
             batch["linked_words"][row, source + place] = word
             span = slice(target, target + len(self.target[pair]) - 1)
-            batch["target_linked"][row, span] = self.links.known[pair]
+            batch["target_linked"][row, span] = links.known[pair]
 
     def report(self, source_len: int, target_len: int) -> str:
         """One line on over-long pairs, empty when all fit."""

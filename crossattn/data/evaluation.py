@@ -82,7 +82,7 @@ def eval_batches(
         DataError: the source is empty or an option is out of range.
     """
     encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, "cut", side)
-    return _batches(encode_pairs(source, **vars(encoding)), encoding.widths, **batching)
+    return _batches(encode_pairs(source, **vars(encoding)), encoding.widths, False, **batching)
 
 
 def feature_eval_batches(
@@ -103,18 +103,18 @@ def feature_eval_batches(
     """
     prepared = FeatureExamples(examples, features, "cut")
     same_rows = len(prepared.widths) < len(features)
-    return _batches(prepared, prepared.widths, same_rows=same_rows, **batching)
+    return _batches(prepared, prepared.widths, same_rows, **batching)
 
 
 def _batches(
     encoded: EncodedPairs | FeatureExamples,
     widths: Mapping[str, int],
+    same_rows: bool,
     *,
     rows: int = 16,
     process_index: int = 0,
     process_count: int = 1,
     rows_multiple: int = 1,
-    same_rows: bool = False,
 ) -> EvalBatches:
     multiple = int(np.lcm(process_count, rows_multiple))
     if rows < 1 or rows % multiple:
@@ -126,7 +126,7 @@ def _batches(
     if lengths:
         # Sorted before planning: rows of one batch are alike, and the longest of a decoding batch is
         # no straggler.
-        every = np.lexsort([lengths[name] for name in reversed(widths)])
+        every = np.lexsort([lengths[name] for name in reversed(list(widths))])
         lengths = {name: sizes[every] for name, sizes in lengths.items()}
     buckets = length_buckets(
         rows, widths, multiple=multiple, fractions=FRACTIONS, same_rows=same_rows

@@ -17,6 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int
 
+from crossattn.data.errors import DataError
+
 Batch = dict[str, np.ndarray]
 Lengths = Mapping[str, Int[np.ndarray, " examples"]]
 """The lengths of some examples, by the names of what has one."""
@@ -100,12 +102,19 @@ def lay(
             those of an example are equally long in all arrays.
         dtype, shape: of a value at one place.
 
+    Raises:
+        DataError: an example reaches over the end of its row; it was shorter when the layout was planned.
+
     Returns:
         The arrays, 0 where nothing stands; "NAME_segments" [rows, width], the number of the example, 0 where
         there is none; "NAME_positions" [rows, width], places from the beginning of the example.
     """
     width, (first, *_) = layout.widths[name], values.values()
     sizes = np.fromiter(map(len, first), np.int64, count=len(first))
+    if (layout.starts[name] + sizes > width).any():
+        raise DataError(
+            f"{name} is longer than when it was measured; examples must stay as they are"
+        )
     positions = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     places = np.repeat(layout.row * width + layout.starts[name], sizes) + positions
 

@@ -461,6 +461,21 @@ def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
     assert before < 40 and Counted.reads - before == 24
 
 
+def test_an_example_that_grows_is_refused_and_not_laid_over_others(tokenizer):
+    class Growing(list):
+        words = 0
+
+        def __getitem__(self, index):
+            self.words += 1  # more at every reading
+            return {"caption": "cat " * self.words}
+
+    features = {"caption": Text(tokenizer, 96)}
+    options = {"mode": "bucket", "rows": 2, "prefetch": 0}
+    iterator = pipeline.feature_batches(Growing([0] * 4), features, **options)
+    with pytest.raises(DataError, match="caption is longer than when it was measured"):
+        take(iterator, 20)
+
+
 def test_a_wrong_example_is_named(examples):
     bad = [*examples[:5], examples[5] | {"image": b"junk"}]
     with pytest.raises(DataError, match="example 5, image: the image is no image") as caught:

@@ -245,6 +245,41 @@ def test_every_source_says_what_it_takes():
         assert all(option.meaning.endswith(".") for option in sources.options_of(name).values())
 
 
+COUNTING = '''"""Numbers and their squares."""
+
+from crossattn.data.sources import Option
+
+FORM = "counting/FROM"
+OPTIONS = {"size": Option(int, "How many.", "[1, inf)")}
+SPLITS = ("train", "test")
+
+
+def open_split(start, split, *, data_dir=None, size=10):
+    numbers = range(int(start), int(start) + size)
+    return [{"id": str(n), "source": str(n), "target": str(n * n)} for n in numbers]
+'''
+
+
+def test_a_file_alone_is_a_source(tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
+    assert "counting" in sources.known()
+    found = sources.open_source("counting/3", "test", size=4, reverse=True)
+    assert [(e["source"], e["target"]) for e in found] == [
+        ("9", "3"),
+        ("16", "4"),
+        ("25", "5"),
+        ("36", "6"),
+    ]
+    assert sources.identity("counting/3", size=4) != sources.identity("counting/4", size=4)
+    with pytest.raises(
+        DataError, match=r"counting takes size; sise was given \(did you mean size\?\)"
+    ):
+        sources.open_source("counting/3", sise=4)
+    with pytest.raises(DataError, match="counting/3 has no split 'validation'; it has train, test"):
+        sources.open_source("counting/3", "validation")
+
+
 class TinyTranslation(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A stand-in for the translation datasets of TFDS."""
 

@@ -44,7 +44,7 @@ class Boxes:
         boxes, size = _parts(value)
         boxes = boxes[: self.max_length]
         found = boxes / np.tile(size, 2)
-        outside = ~((found >= -_SLACK) & (found <= 1 + _SLACK)).all(1)
+        outside = np.logical_not((found >= -_SLACK) & (found <= 1 + _SLACK)).any(1)
         if outside.any():
             raise DataError(
                 f"{_told(boxes, outside)} is outside the page, {size[0]:g} x {size[1]:g}"
@@ -81,6 +81,6 @@ def _parts(value: Any) -> tuple[np.ndarray, np.ndarray]:
     return boxes, size
 
 
-def _told(boxes: np.ndarray, wrong: np.ndarray) -> str:
+def _told(boxes: np.ndarray, wrong: Any) -> str:
     number = int(np.flatnonzero(wrong)[0])
     return f"box {number}, {', '.join(f'{edge:g}' for edge in boxes[number])},"
