@@ -14,6 +14,7 @@ from crossattn.data.packing import Batch, Layout, Lengths, stack
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN = -1
+_CHUNK = 256  # examples that are in memory together while they are measured
 _SAMPLED = 16  # examples that tell one version of the data, or of their preparation, from another
 
 
@@ -118,9 +119,11 @@ class FeatureExamples:
         if self.widths:
             known = next(iter(self._lengths.values()))
             new = [index for index in examples.tolist() if known[index] == _UNKNOWN]
-            read = [self._source[index] for index in new]
-            for name, found in reversed(self._lengths.items()):
-                found[new] = self._lengths_in(name, read)
+            for start in range(0, len(new), _CHUNK):
+                some = new[start : start + _CHUNK]
+                read = [self._source[index] for index in some]
+                for name, found in reversed(self._lengths.items()):  # the known ones last
+                    found[some] = self._lengths_in(name, read)
         return examples
 
     def _lengths_in(self, name: str, read: list[Any]) -> Any:

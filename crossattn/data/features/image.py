@@ -13,7 +13,7 @@ from jaxtyping import Float
 from crossattn.data.errors import DataError
 from crossattn.data.packing import Batch, Layout, stack
 
-LARGEST = 2**27
+LARGEST = 2**26
 """Pixels of a picture that is read; a header may announce any number."""
 
 _WHITE = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "I;16N": 65535, "I": 65535, "F": 1}
