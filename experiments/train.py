@@ -101,9 +101,10 @@ def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
     data, sizes = config.data, [config.data.rows]
     devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     if data.get("mode") == "bucket":
-        source = data.source_len if config.task == "translation" else 0
-        lengths = source, data.target_len
-        sizes = [b.rows for b in length_buckets(data.rows, *lengths, multiple=devices)]
+        widths = {"target": data.target_len}
+        if config.task == "translation":
+            widths["source"] = data.source_len
+        sizes = [b.rows for b in length_buckets(data.rows, widths, multiple=devices)]
     for what, count in (
         ("mesh.data x mesh.fsdp", devices),
         ("train.accumulate", values.accumulate),

@@ -102,7 +102,7 @@ class Translator:
         corpus = self.task.corpus
         pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
         batches = self._batches(pairs)
-        self.cut_sources = batches.cut_sources
+        self.cut_sources = batches.cut["source"]
         found: list[Any] = [None] * len(pairs)
         for number, item in enumerate(batches):
             batch = spread_batch(item.batch, self._mesh)

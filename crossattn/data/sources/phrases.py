@@ -6,12 +6,15 @@ and number; "l'", "cet" and "mon" come before vowels.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from crossattn.data.errors import DataError
+from crossattn.data.sources import Example, MappedSource, is_backward, reversed_example
 
+FORM = "phrases/en-fr or phrases/fr-en"
 NUM_PAIRS = 4000
 _NUM_BARE = 480  # pairs that are a noun phrase alone
 _VOWELS = "aeiouéêhà"  # every h of this vocabulary is mute
@@ -81,15 +84,11 @@ _NUM_NOUN_PHRASES = int(np.prod(_RADICES))
 _Words = tuple[list[str], list[str], list[tuple[int, int]]]  # English, French, links
 
 
-def phrase_pairs(split: str) -> list[dict]:
-    """Examples of a split, always the same: of 4,000 pairs a tenth test, a tenth validation.
-
-    Raises:
-        DataError: there is no such split.
-    """
-    if split not in ("train", "validation", "test"):
-        raise DataError(f"phrases has no split {split!r}; it has train, validation, test")
-    return [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
+def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
+    """Examples of a split, always the same: of 4,000 pairs a tenth test, a tenth validation."""
+    pairs = [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
+    backward = is_backward("phrases", direction, "en-fr", "fr-en")
+    return MappedSource(pairs, reversed_example) if backward else pairs
 
 
 def _split_of(index: int) -> str:

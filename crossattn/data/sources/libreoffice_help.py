@@ -4,23 +4,41 @@ The pages of two Debian packages `libreoffice-help-*` (MPL-2.0) are joined on (f
 Whole files go to one split, so a test paragraph never has its neighbours in the training set.
 """
 
+import functools
 import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
+from typing import Any
 
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch
-from crossattn.data.errors import DataUnavailable
+from crossattn.data import fetch, records
+from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.sources import Example, MappedSource
 
+FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
 _PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
 _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 _BODY = '<div id="DisplayArea"'  # what stands before it is the page's frame, with no paragraphs
+
+
+def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
+    """The paragraphs of a split."""
+    pair = direction.split("-")
+    if len(pair) != 2 or "en" not in pair or not set(pair) & set(LANGUAGES):
+        raise DataError(
+            f"libreoffice_help has no direction {direction!r}; expected en-X or X-en, "
+            f"X of {', '.join(LANGUAGES)}"
+        )
+    source, target = pair
+    other = target if source == "en" else source
+    rows = records.prepared(LibreofficeHelp, f"en-{other}", split, data_dir)
+    return MappedSource(rows, functools.partial(records.pair_of, source=source, target=target))
 
 
 class LibreofficeHelp(tfds.core.GeneratorBasedBuilder):

@@ -6,16 +6,21 @@ when i % 20 == 1.
 """
 
 import csv
+import functools
 import json
 import os
 import unicodedata
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch
+from crossattn.data import fetch, records
+from crossattn.data.sources import Example, MappedSource, is_backward, reversed_example
 
+FORM = "greek_english/el-en or greek_english/en-el"
 _WHEEL = ("bible-alignments", "0.4.2")
 _PIN = "84f6b15e706657777824aac811567cb5cb2b38ad2b94497209f5f3c3f67b0984"
 _FILES = [
@@ -23,6 +28,14 @@ _FILES = [
     "data/eng/targets/BSB/nt_BSB.tsv",
     "data/eng/alignments/BSB/SBLGNT-BSB-manual.json",
 ]
+
+
+def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
+    """The verses of a split, with gold word links."""
+    backward = is_backward("greek_english", direction, "el-en", "en-el")
+    rows = records.prepared(GreekEnglish, "el-en", split, data_dir)
+    verses = MappedSource(rows, functools.partial(records.pair_of, source="el", target="en"))
+    return MappedSource(verses, reversed_example) if backward else verses
 
 
 class GreekEnglish(tfds.core.GeneratorBasedBuilder):

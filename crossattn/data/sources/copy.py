@@ -1,13 +1,32 @@
 """The copy task: random words to be written again, or backwards; data for a first minute."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from crossattn.data.errors import DataError
+from crossattn.data.sources import SPLITS, Example, Option
 
-_SPLITS = {"train": 0, "validation": 1, "test": 2}
+FORM = "copy"
+OPTIONS = {
+    "size": Option(int, "Training examples.", "[1, inf)"),
+    "num_words": Option(int, "Kinds of words.", "[1, 4900]"),
+    "min_length": Option(int, "The fewest words.", "[1, inf)"),
+    "max_length": Option(int, "The most words.", "[1, inf)"),
+    "reverse_order": Option(bool, "The target is the source backwards."),
+    "seed": Option(int, "Of the words.", "[0, 4294967295]"),
+}
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
+
+
+def open_split(
+    direction: str, split: str, *, data_dir: Any = None, **options: Any
+) -> Sequence[Example]:
+    """The examples of a split, see `CopyTask`."""
+    if direction:
+        raise DataError(f"the copy task has no direction; {direction!r} was given")
+    return CopyTask(split, **options)
 
 
 class CopyTask(Sequence):
@@ -29,8 +48,6 @@ class CopyTask(Sequence):
         Raises:
             DataError: an option is out of range.
         """
-        if split not in _SPLITS:
-            raise DataError(f"the copy task has no split {split!r}; it has {', '.join(_SPLITS)}")
         possible = len(_CONSONANTS) ** 2 * len(_VOWELS) ** 2
         if not 1 <= num_words <= possible:
             raise DataError(f"num_words is {num_words}; expected 1 to {possible}")
@@ -40,7 +57,7 @@ class CopyTask(Sequence):
         self._words = [_word(index * 1009 % possible) for index in range(num_words)]
         self._lengths = (min_length, max_length)
         self._reverse_order = reverse_order
-        self._seed = (seed, _SPLITS[split])
+        self._seed = (seed, SPLITS.index(split))
 
     def __len__(self) -> int:
         return self._size
