@@ -1,7 +1,7 @@
 """What every task shares: a task says what its model is given, its loss and its metrics; the rest is here.
 
 The one thing to know: no launcher asks which task it has. Whatever differs between tasks is a method here.
-A task on text begins from ``text.TextTask``, which has tokenizers and batches too.
+A task on text begins from ``texts.TextTask``, which has tokenizers and batches too.
 """
 
 import inspect

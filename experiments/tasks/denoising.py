@@ -22,7 +22,7 @@ from experiments.keys import Key
 from experiments.settings import build
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
-from experiments.tasks.text import TextTask
+from experiments.tasks.texts import TextTask
 
 _MULTIPLE = 128  # of vocabularies: what accelerators compute at once, and meshes divide
 

@@ -11,7 +11,7 @@ from crossattn.train.sharding import everywhere, mesh_of
 from experiments import keys
 from experiments.keys import Key
 from experiments.tasks.base import Sums
-from experiments.tasks.text import TextTask
+from experiments.tasks.texts import TextTask
 
 KEYS = (
     keys.TEXT

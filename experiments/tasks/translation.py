@@ -15,7 +15,7 @@ from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
-from experiments.tasks.text import TextTask
+from experiments.tasks.texts import TextTask
 
 KEYS = {
     **keys.TEXT,

@@ -112,7 +112,7 @@ class TextTask(base.Task):
             self.corpus.tokenizer,
             target_tokenizer=self.corpus.target_tokenizer if self.has_source else None,
             rows=rows_on(mesh, data.rows),
-            source_len=self._source_len(self.config) or None,
+            source_len=data.get("source_len", data.target_len),
             target_len=data.target_len,
             side=data.get("side", "both"),
             rows_multiple=row_shares(mesh),
