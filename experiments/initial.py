@@ -17,8 +17,9 @@ from crossattn import weights
 from crossattn.functional import flatten, nest
 from crossattn.train import processes, storage
 from crossattn.train.storage import Folder
+from experiments.errors import SettingsError
 from experiments.runs import parameters
-from experiments.settings import SettingsError, saved_config
+from experiments.settings import saved_config
 from experiments.tasks import make_task
 
 _LOG = logging.getLogger(__name__)
