@@ -17,7 +17,7 @@ _LIMIT = flags.DEFINE_integer(
 )
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, NUM_NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
+import grain  # noqa: F401  or flagsaver takes back the flags that its first import defines
 import jax
 import pytest
 from absl import flags
