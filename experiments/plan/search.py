@@ -150,7 +150,10 @@ class _Estimates:
     def all(self) -> Iterator[Layout]:
         """Layouts with estimates."""
         for sizes in self._meshes():
-            mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
+            try:
+                mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
+            except ValueError:  # it does not lie on the torus
+                continue
             state = size_of(self.shapes)
             if mesh is not None:
                 places = state_sharding(self.shapes, self.axes, mesh)
