@@ -9,7 +9,7 @@ SHAPE = dict(dim=4096, num_heads=64, mlp_dim=10240, encoder_layers=24, decoder_l
 MESHES = {
     "v5e": dict(mesh=dict(data=-1, fsdp=64, tensor=4, seq=1), train=dict(accumulate=4)),
     "v5p": dict(mesh=dict(data=-1, fsdp=64, tensor=1, seq=1), train=dict(accumulate=2)),
-    "h100": dict(mesh=dict(data=-1, fsdp=8, tensor=8, seq=1), train=dict(accumulate=2)),
+    "h100": dict(mesh=dict(data=1, fsdp=-1, tensor=1, seq=1), train=dict(accumulate=1)),
 }
 
 

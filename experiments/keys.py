@@ -206,6 +206,13 @@ KEYS: dict[str, Key] = {
         "alignment_diagonal": Key(float, "How sharp the diagonal prior is.", "[0, inf)"),
         "alignment_coverage": Key(float, "Weight of the loss on sources not looked at.", "[0, inf)"),
     }),
+    **_keys("init", _EXTRA, {
+        "from": Key(str, "Begin with the parameters of a run, a folder of weights or a name on the hub.",
+                    none=True),
+        "take": Key(str, "Regular expression: which of its parameters are taken; none is all.", none=True),
+        "rename": Key(str, "PATTERN=TEXT,...: how its parameters are called here.", none=True),
+        "new": Key(str, "Regular expression: which parameters of the model begin afresh.", none=True),
+    }),
     **_keys("optim", {}, {
         "name": Key(str, "The optimiser.", choices=_OPTIMIZERS),
         "learning_rate": Key(float, "At its peak.", "[0, inf)"),
@@ -219,6 +226,9 @@ KEYS: dict[str, Key] = {
         "b2": Key(float, "Decay of the second moment (adamw, lion).", "[0, 1)"),
         "eps": Key(float, "Added to adamw's denominator.", "[0, inf)"),
         "momentum": Key(float, "Of muon's matrices and of sgd.", "[0, 1)"),
+        "train": Key(str, "Regular expression in names of parameters that are trained; none is all.",
+                     none=True, needed=False),
+        "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True, needed=False),
     }),
     **_keys("mesh", {}, {
         "data": Key(int, "Devices that split the batch; -1 takes the rest.", "[-1, inf)"),
@@ -245,9 +255,11 @@ KEYS: dict[str, Key] = {
     **_keys("evaluate", {}, {
         "examples": Key(int, "Validation sentences translated while training; 0 is none.", "[0, inf)"),
         "bleu_tokenize": Key(str, "sacreBLEU's tokenizer, such as char or ja-mecab.", none=True),
-        "decoding.beams": Key(int, "1 is greedy.", "[1, inf)"),
+        "decoding.num_beams": Key(int, "1 is greedy.", "[1, inf)"),
         "decoding.length_penalty": Key(float, "Larger favours longer texts.", "[0, inf)"),
-        "decoding.max_length": Key(int, "The most tokens; none is data.target_len.", "[2, inf)", none=True),
+        "decoding.max_new_tokens": Key(
+            int, "The most tokens; none is data.target_len.", "[2, inf)", none=True
+        ),
         "decoding.rows": Key(int, "Sentences decoded together.", "[1, inf)"),
         "alignment.choose": Key(bool, "Choose the other alignment keys on validation pairs."),
         "alignment.layer": Key(int, "Decoder layer whose attention is read; -1 is the last."),

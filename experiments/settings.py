@@ -130,13 +130,15 @@ def _check_model(model: Any) -> None:
 def _check_chunks(config: ConfigDict) -> None:
     """The loss cuts every length that training and evaluation come in, which are few."""
     data, chunks = config.data, config.loss.chunks
-    source = data.source_len if config.task == "translation" else 0
-    sizes = (data.rows, source, data.target_len)
+    widths = {"target": data.target_len}
+    if config.task == "translation":
+        widths["source"] = data.source_len
+    sizes = (data.rows, widths)
     cut = config.task != "denoising"  # whose batches have one length
     buckets = length_buckets(*sizes, fractions=evaluation.FRACTIONS) if cut else []
     if data.get("mode") == "bucket":
         buckets = [*buckets, *length_buckets(*sizes)]
-    lengths = sorted({data.target_len, *(bucket.target_len for bucket in buckets)})
+    lengths = sorted({data.target_len, *(bucket.widths["target"] for bucket in buckets)})
     if any(length % chunks for length in lengths):
         listed = ", ".join(map(str, lengths))
         raise SettingsError(
@@ -168,11 +170,11 @@ def _check_layers(config: ConfigDict) -> None:
 
 
 def _check_decoding(config: ConfigDict) -> None:
-    data, asked = config.data, config.evaluate.decoding.max_length
+    data, asked = config.data, config.evaluate.decoding.max_new_tokens
     longest = max(data.source_len, data.target_len)
     if asked is not None and asked > longest and config.model.positions == "learned":
         raise SettingsError(
-            f"config.evaluate.decoding.max_length is {asked}; the table of learned positions has "
+            f"config.evaluate.decoding.max_new_tokens is {asked}; the table of learned positions has "
             f"{longest}, of data.source_len and data.target_len."
         )
 

@@ -23,6 +23,7 @@ from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
+from experiments.initial import initial, run_begun_with
 from experiments.settings import SettingsError, check_scores, train_config
 from experiments.tasks import make_task
 
@@ -54,14 +55,24 @@ def run(
     settings = config.to_dict()
     values = train_config(config, resume)
     refuse_unwritable(workdir)
-    task = make_task(config, None if resume == "never" else workdir / "assets")
+    begun = resume != "never" and (workdir / "checkpoints").is_dir()
+    source = None if begun else run_begun_with(config)
+    assets = source or (None if resume == "never" else workdir)
+    task = make_task(config, None if assets is None else assets / "assets")
     _refuse_wrong_values(task, values)
     writers = None
     if wandb is not None:
         writers = default_writers(workdir, values.steps)
         writers.append(WeightsAndBiases(project=wandb, config=settings))
     try:
-        result = train(task, values, workdir, settings=settings, writers=writers)
+        result = train(
+            task,
+            values,
+            workdir,
+            settings=settings,
+            writers=writers,
+            initial=None if begun else initial(config, task),
+        )
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None
     if result.status != "interrupted" and processes.is_main():
@@ -90,9 +101,10 @@ def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
     data, sizes = config.data, [config.data.rows]
     devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     if data.get("mode") == "bucket":
-        source = data.source_len if config.task == "translation" else 0
-        lengths = source, data.target_len
-        sizes = [b.rows for b in length_buckets(data.rows, *lengths, multiple=devices)]
+        widths = {"target": data.target_len}
+        if config.task == "translation":
+            widths["source"] = data.source_len
+        sizes = [b.rows for b in length_buckets(data.rows, widths, multiple=devices)]
     for what, count in (
         ("mesh.data x mesh.fsdp", devices),
         ("train.accumulate", values.accumulate),

@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -57,6 +59,20 @@ def with_devices(count):
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "XLA_FLAGS": flags,
     }
+
+
+def on_eight_devices(*command):
+    """What ``python COMMAND`` prints in a process of eight devices, which must end well."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=with_devices(8),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def as_users_have_it():

@@ -14,3 +14,10 @@ def peer(module: str) -> Any:
     name = module.partition(".")[0]
     package = "openai-whisper" if name == "whisper" else "'crossattn[bench]'"
     return pytest.importorskip(module, reason=f"compares with {name} itself: pip install {package}")
+
+
+def package(module: str, extra: str) -> Any:
+    """A module that an extra of this package brings; the test is skipped, with the line, without it."""
+    return pytest.importorskip(
+        module, reason=f"{module} is not installed: pip install 'crossattn[{extra}]'"
+    )

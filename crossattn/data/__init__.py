@@ -1,4 +1,4 @@
-"""Text and sound for two-sequence models: sources, tokenizers, frames and static-shape batches.
+"""Text, images and sound: sources, tokenizers, features of examples and static-shape batches.
 
 This floor imports nothing else of crossattn. Submodules load on first use, since builders,
 tokenizers and pipelines each need their own package.
@@ -10,24 +10,24 @@ from types import ModuleType
 _SUBMODULES = (
     "archives",
     "audio",
-    "builders",
     "corruption",
     "denoising",
     "encoded",
     "errors",
     "evaluation",
+    "examples",
+    "features",
     "fetch",
     "links",
     "mel",
     "packing",
-    "phrases",
     "pipeline",
     "prepare",
+    "records",
     "shards",
     "sources",
     "speech",
     "stream",
-    "synthetic",
     "textfiles",
     "tokenizers",
     "whisper_tokens",

@@ -1,16 +1,18 @@
-"""Debian packages and zip files, read without believing what they say of themselves.
+"""Debian packages, npm packages and zip files, read without believing what they say of themselves.
 
 Whoever made a file chose its sizes: each is held to the file, and what comes out of it to a limit. Nothing is
 given away before the checksums of what it came from hold; nothing is unpacked to disk.
 """
 
 import bz2
+import gzip
 import hashlib
 import io
 import lzma
 import re
 import struct
 import subprocess
+import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -73,6 +75,31 @@ def deb_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, 
             yield name, content
     if missing := {name for name in sums if wanted(name)} - seen:
         raise Damaged(f"it lacks {min(missing)}, which its md5sums lists")
+
+
+def tgz_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files of a .tgz archive whose names begin and end so.
+
+    Links are left out. A pinned archive has been held to its checksum before; the limits are for others.
+
+    Raises:
+      Damaged: the file is no such archive, not whole, or unpacks to more than ``LARGEST``.
+      OSError: it cannot be read.
+    """
+    limit, size = _unpacked_limit(path.stat().st_size), 0
+    try:
+        with tarfile.open(path, "r|gz") as archive:
+            for member in archive:
+                size += member.size
+                _hold(size, limit)
+                if (
+                    member.isreg()
+                    and member.name.startswith(prefix)
+                    and member.name.endswith(suffix)
+                ):
+                    yield member.name, archive.extractfile(member).read()
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise Damaged(f"it is no whole archive: {error}") from None
 
 
 def inflated(

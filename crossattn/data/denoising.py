@@ -17,7 +17,7 @@ from crossattn.data.corruption import Objective, Pair
 from crossattn.data.encoded import EncodedPairs, Ragged, Rows
 from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
-from crossattn.data.packing import Batch, Layout, fill
+from crossattn.data.packing import Batch, Layout
 from crossattn.data.pipeline import TrainIterator
 from crossattn.data.tokenizers import BOS
 
@@ -156,12 +156,10 @@ def _filled(made: Sequence[list[Pair]], rows: int, objective: Objective) -> Batc
     starts = np.concatenate([np.cumsum(each, 0) - each for each in sizes])
     layout = Layout(
         rows,
-        objective.source_len,
-        objective.target_len,
-        pairs=np.arange(len(pairs)),
+        {"source": objective.source_len, "target": objective.target_len},
+        examples=np.arange(len(pairs)),
         row=np.repeat(np.arange(len(made)), [len(row) for row in made]),
-        source_start=starts[:, 0],
-        target_start=starts[:, 1],
+        starts={"source": starts[:, 0], "target": starts[:, 1]},
         segment=np.concatenate([np.arange(1, len(row) + 1) for row in made]),
     )
     encoded = EncodedPairs(
@@ -173,7 +171,7 @@ def _filled(made: Sequence[list[Pair]], rows: int, objective: Objective) -> Batc
         cut_sources=0,
         cut_targets=0,
     )
-    return fill(layout, encoded)
+    return encoded.fill(layout)
 
 
 def _joined(rows: Sequence[np.ndarray]) -> Ragged:

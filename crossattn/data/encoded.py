@@ -15,8 +15,10 @@ import numpy as np
 from jaxtyping import Bool, Int, Integer
 
 from crossattn.data.errors import DataError
-from crossattn.data.links import encode_links
-from crossattn.data.tokenizers import BOS, EOS, Tokenizer
+from crossattn.data.features.text import Text, lay_text
+from crossattn.data.links import LINKS_PER_TOKEN, encode_links
+from crossattn.data.packing import Batch, Layout, Lengths
+from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 ANY_LENGTH = 2**31 - 2
@@ -159,13 +161,52 @@ class EncodedPairs:
         if report:
             _LOG.warning("%s", report)
 
-    def lengths_of(
-        self, pairs: Int[np.ndarray, " some"]
-    ) -> tuple[Int[np.ndarray, " some"], Int[np.ndarray, " some"]]:
-        """`source_lengths` and `target_lengths` of some pairs."""
-        none = self.source is None
-        source = np.zeros(len(pairs), np.int64) if none else self.source.lengths_of(pairs)
-        return source, self.target.lengths_of(pairs) - 1
+    @property
+    def cut(self) -> dict[str, int]:
+        """How many texts were shortened, by their side."""
+        return {"source": self.cut_sources, "target": self.cut_targets}
+
+    def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+        """All: those that are too long were left out."""
+        return examples
+
+    def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
+        """Tokens of the sources of some pairs, EOS included, and places of their targets in the decoder."""
+        lengths = {"target": self.target.lengths_of(examples) - 1}
+        if self.source is not None:
+            lengths["source"] = self.source.lengths_of(examples)
+        return lengths
+
+    def fill(self, layout: Layout) -> Batch:
+        """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands.
+
+        With gold links also `target_linked`, 1 where those of the pair are known; `target_links`
+        [rows, length, LINKS_PER_TOKEN]: for each token that `target_in` holds, the places of its source
+        tokens in the row of `source`; the rest is -1; and `linked_words`, the number of the word in its
+        text of each linked token of `source`.
+        """
+        pairs = layout.examples.tolist()
+        batch = lay_text(layout, "target", [self.target[pair] for pair in pairs], predicted=True)
+        if self.source is not None:
+            batch |= lay_text(layout, "source", [self.source[pair] for pair in pairs])
+        if self.links is not None:
+            self._fill_links(self.links, layout, batch)
+        return batch
+
+    def _fill_links(self, links: Links, layout: Layout, batch: Batch) -> None:
+        targets = (layout.rows, layout.widths["target"])
+        batch["target_linked"] = np.zeros(targets, np.int32)
+        batch["target_links"] = np.full((*targets, LINKS_PER_TOKEN), -1, np.int32)
+        batch["linked_words"] = np.zeros((layout.rows, layout.widths["source"]), np.int32)
+        starts = (layout.starts[side].tolist() for side in ("source", "target"))
+        for pair, row, source, target in zip(
+            layout.examples.tolist(), layout.row.tolist(), *starts, strict=True
+        ):
+            token, rank, place, word = links[pair].T
+            batch["target_links"][row, target + token, rank] = source + place
+            batch["linked_words"][row, source + place] = word
+            span = slice(target, target + len(self.target[pair]) - 1)
+            batch["target_linked"][row, span] = links.known[pair]
 
     def report(self, source_len: int, target_len: int) -> str:
         """One line on over-long pairs, empty when all fit."""
@@ -208,6 +249,12 @@ class Encoding:
         """That of the targets."""
         return self.target_tokenizer or self.tokenizer
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The greatest lengths, of the sides that are kept."""
+        both = {"source": self.source_len, "target": self.target_len}
+        return both if self.side == "both" else {"target": self.target_len}
+
     def chunk(self, examples: Sequence[dict[str, Any]], first: int = 0) -> EncodedPairs:
         """Those of a few examples that fit, without links; `first` is the index of the first one."""
         both = self.side == "both"
@@ -222,11 +269,12 @@ class Encoding:
         keep = np.flatnonzero(~long) if self.overlong == "drop" else np.arange(len(examples))
         source = None
         if sources is not None:
-            source = Ragged.of([sources[i][: self.source_len - 1] + [EOS] for i in keep])
-        cut = self.target_len + 1
+            text = Text(self.tokenizer, self.source_len)
+            source = Ragged.of([text.framed(sources[i]) for i in keep])
+        text = Text(self.output_tokenizer, self.target_len, predicted=True)
         return EncodedPairs(
             source=source,
-            target=Ragged.of([([BOS] + targets[i] + [EOS])[:cut] for i in keep]),
+            target=Ragged.of([text.framed(targets[i]) for i in keep]),
             example=first + keep,
             total=len(examples),
             dropped=len(examples) - len(keep),

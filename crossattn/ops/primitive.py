@@ -6,7 +6,7 @@ mode it is a second operation, whose kernel gets what the first one found; forwa
 through "chunked" and "reference".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -325,20 +325,23 @@ def _first_axis(x: Any, axis: int | None, lead: int, inner: int, size: int) -> A
     return x
 
 
-_attend = Primitive("attend")
-_attend.multiple_results = True
-_attend.def_impl(_run_eagerly)
-_attend.def_abstract_eval(_shapes)
-ad.primitive_jvps[_attend] = _differentiate
-batching.primitive_batchers[_attend] = _batch
-platforms.register(_attend, _run)
+def _primitive(
+    name: str, run: Callable, eagerly: Callable, shapes: Callable, jvp: Callable, batch: Callable
+) -> Primitive:
+    """An operation of several results, and what JAX asks of one."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(eagerly)
+    primitive.def_abstract_eval(shapes)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    platforms.register(primitive, run)
+    return primitive
 
-_gradients = Primitive("attend_gradients")
-_gradients.multiple_results = True
-_gradients.def_impl(_run_back_eagerly)
-_gradients.def_abstract_eval(_shapes_back)
-ad.primitive_jvps[_gradients] = _differentiate_back
-batching.primitive_batchers[_gradients] = _batch_back
-platforms.register(_gradients, _run_back)
+
+_attend = _primitive("attend", _run, _run_eagerly, _shapes, _differentiate, _batch)
+_gradients = _primitive(
+    "attend_gradients", _run_back, _run_back_eagerly, _shapes_back, _differentiate_back, _batch_back
+)
 
 __all__ = ["attend", "suits"]

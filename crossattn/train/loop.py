@@ -18,7 +18,7 @@ How a run begins, in this order:
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ from crossattn.train.state import TrainState
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import claim
 from crossattn.train.writers import Several, Writer, default_writers
+
+Initial = Callable[[Any], Any]
+"""From fresh parameters, where they lie, to those that a run begins with."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ def train(
     *,
     settings: Mapping[str, Any] | None = None,
     writers: Sequence[Writer] | None = None,
+    initial: Initial | None = None,
 ) -> TrainResult:
     """Trains to config.steps, or until asked to stop, and leaves everything in workdir.
 
@@ -67,6 +71,7 @@ def train(
             refused in this workdir (but for workdir.MAY_CHANGE, and for more steps, which go on under
             the schedule of their new number).
         writers: default JSONL, TensorBoard and console.
+        initial: what a new run begins with, from its fresh parameters, where they lie; None is those.
 
     Raises:
         TrainError: see errors.py; checkpoints on disk are good in every case.
@@ -91,7 +96,8 @@ def train(
             before_seal=settle,
         )
         try:
-            result = _Run(task, config, workdir, log, checkpoints).result(claimed.steps_before)
+            run = _Run(task, config, workdir, log, checkpoints, initial)
+            result = run.result(claimed.steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
             if isinstance(error, OSError) and (cause := exhausted(error)):
@@ -115,8 +121,10 @@ class _Run:
         workdir: Folder,
         log: Several,
         checkpoints: Checkpoints,
+        initial: Initial | None,
     ):
         self.task, self.config, self.workdir = task, config, workdir
+        self.initial = initial
         self.log, self.checkpoints = log, checkpoints
         self.mesh = make_mesh(config.mesh)
         self.program = make_program(task, config, self.mesh)
@@ -167,8 +175,7 @@ class _Run:
             if processes.is_main():
                 with storage.filled(self.workdir / "assets") as assets:
                     self.task.save_assets(assets)
-            fresh = jax.jit(self.program.fresh, out_shardings=self.program.sharding)
-            state, step = fresh(jax.random.key(self.config.seed)), 0
+            state, step = self._fresh(), 0
         else:
             state, step = restored.state, int(restored.state.step)
             self._take_position(restored, data)
@@ -176,6 +183,14 @@ class _Run:
         if 0 < step < self.config.steps:
             self.log.note(f"going on from the checkpoint of step {step}")
         return state, data, step
+
+    def _fresh(self) -> TrainState:
+        key, places = jax.random.key(self.config.seed), self.program.sharding
+        if self.initial is None:
+            return jax.jit(self.program.fresh, out_shardings=places)(key)
+        own = None if places is None else places.params
+        params = self.initial(jax.jit(self.task.init, out_shardings=own)(key))
+        return jax.jit(self.program.begun, out_shardings=places, donate_argnums=0)(params)
 
     def _take_position(self, restored: Restored, data: TrainIterator) -> None:
         data.set_state(restored.data_state)

@@ -16,6 +16,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from crossattn.train.adafactor import Sides, scale_by_adafactor
+from crossattn.train.trainable import rate_factors, scaled
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -34,7 +35,9 @@ class OptimConfig:
     schedule: constant, cosine, linear, rsqrt or wsd; warmup_steps: of linear rise;
     final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd);
     cooldown_fraction: share of the steps that wsd decays over; clip_norm: largest global gradient
-    norm, None for any; momentum: of muon's matrices and of sgd.
+    norm, None for any; momentum: of muon's matrices and of sgd; train: a regular expression, found in
+    the names of the parameters that are trained, None for all; rates: factors of the learning rate of
+    some, "encoder=0.1,embedding=0.5", see trainable.
 
     Raises:
         ValueError: learning_rate or weight_decay is below 0 or not finite.
@@ -52,6 +55,8 @@ class OptimConfig:
     b2: float = 0.98
     eps: float = 1e-9
     momentum: float = 0.95
+    train: str | None = None
+    rates: str | None = None
 
     def __post_init__(self):
         for name in ("learning_rate", "weight_decay"):
@@ -69,7 +74,7 @@ def make_optimizer(
     it, everything of two or more axes is decayed, constants too, and Muon, which needs it, is refused.
 
     Raises:
-        ValueError: an unknown name or schedule, or Muon without logical axes.
+        ValueError: an unknown name or schedule, rates that fit no parameter, or Muon without logical axes.
     """
     schedule = make_schedule(config, total_steps)
     parts = [_direction(config, logical_axes)]
@@ -78,6 +83,12 @@ def make_optimizer(
     if config.weight_decay:
         parts.append(optax.add_decayed_weights(config.weight_decay, _decay_mask(logical_axes)))
     parts.append(optax.scale_by_learning_rate(schedule))
+    if rates := config.rates:
+        if logical_axes is not None:
+            rate_factors(logical_axes, rates)  # what is wrong with them shows now
+        parts.append(
+            optax.stateless(lambda updates, _: scaled(updates, rate_factors(updates, rates)))
+        )
     return optax.chain(*parts), schedule
 
 

@@ -17,18 +17,20 @@ from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import state_sharding, with_sharding
 from crossattn.train.state import TrainState, init_state
 from crossattn.train.step import make_train_step
+from crossattn.train.trainable import split, trained_names
 
 
 @dataclass(frozen=True)
 class Program:
     """mesh: None for one device; schedule: the learning rate by step; fresh: key -> TrainState;
-    sharding: of each array of the state, None without a mesh; target: shapes of the state with their
-    places; step: `make_train_step`'s."""
+    begun: parameters -> TrainState; sharding: of each array of the state, None without a mesh;
+    target: shapes of the state with their places; step: `make_train_step`'s."""
 
     mesh: Mesh | None
     optimizer: optax.GradientTransformation
     schedule: Callable[[Any], Any]
     fresh: Callable[[jax.Array], TrainState]
+    begun: Callable[[Any], TrainState]
     sharding: Any
     target: TrainState
     step: Callable
@@ -41,10 +43,14 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         ValueError: the optimiser or the step refuses a value.
     """
     axes = task.logical_axes()
-    optimizer, schedule = make_optimizer(config.optim, config.steps, axes)
+    trained = trained_names(axes, config.optim.train)
+    optimizer, schedule = make_optimizer(config.optim, config.steps, split(axes, trained)[0])
 
     def fresh(key: jax.Array) -> TrainState:
-        return init_state(task.init(key), optimizer, ema=config.ema_decay is not None)
+        return begun(task.init(key))
+
+    def begun(params: Any) -> TrainState:
+        return init_state(params, optimizer, ema=config.ema_decay is not None, trained=trained)
 
     shapes = jax.eval_shape(fresh, jax.random.key(config.seed))
     sharding = state_sharding(shapes, axes, mesh)
@@ -57,6 +63,7 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
         prng=config.prng,
         state_sharding=sharding,
+        trained=trained,
     )
     target = with_sharding(shapes, sharding)
-    return Program(mesh, optimizer, schedule, fresh, sharding, target, step)
+    return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)

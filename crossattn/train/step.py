@@ -4,7 +4,7 @@ The one thing to know: the same state and the same batch give the same next stat
 All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from crossattn.train.state import TrainState
+from crossattn.train.trainable import join, split
 
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -26,6 +27,7 @@ def make_train_step(
     compute_dtype: Any = None,
     prng: str | None = None,
     state_sharding: Any = None,
+    trained: Collection[str] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
     """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
 
@@ -39,6 +41,8 @@ def make_train_step(
         compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
         prng: jax's random implementation by name; None is jax's default.
         state_sharding: on a mesh, the shardings of the state, kept from step to step.
+        trained: names of the parameters that are differentiated and updated, None for all. The state
+            must have been made with the same ones.
 
     Returns:
         step. Its metrics: "sums" (of loss_fn, whole batch), "grad_norm" (before clipping) and
@@ -50,21 +54,22 @@ def make_train_step(
     """
     if accumulate < 1:
         raise ValueError(f"accumulate is {accumulate}; it must be 1 or more")
-    gradient = _make_gradient(loss_fn, compute_dtype)
-    if accumulate > 1:
-        gradient = _accumulated(gradient, accumulate)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
-        grads, loss, sums = gradient(state.params, batch, key)
+        params, frozen = split(state.params, trained)
+        gradient = _make_gradient(loss_fn, compute_dtype, frozen)
+        if accumulate > 1:
+            gradient = _accumulated(gradient, accumulate)
+        grads, loss, sums = gradient(params, batch, key)
         per_token = 1.0 / jnp.maximum(sums["tokens"], 1.0)
         grads = jax.tree.map(lambda g: g * per_token.astype(g.dtype), grads)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.
         grads = _zero_unless(finite, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, _zero_unless(finite, updates))
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        params = join(optax.apply_updates(params, _zero_unless(finite, updates)), frozen)
         ema = state.ema
         if ema_decay is not None:
             ema = _average(ema, params, ema_decay, state.step)
@@ -77,10 +82,11 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0, **shardings)
 
 
-def _make_gradient(loss_fn: LossFn, compute_dtype: Any) -> Callable:
-    """`(params, batch, key) -> (grads of loss_sum, loss_sum, sums)`."""
+def _make_gradient(loss_fn: LossFn, compute_dtype: Any, frozen: Any) -> Callable:
+    """`(params, batch, key) -> (grads of loss_sum, loss_sum, sums)`, beside what is frozen."""
 
     def cast_loss(params, batch, key):
+        params = join(params, frozen)
         if compute_dtype is not None:
             params = jax.tree.map(lambda p: _cast(p, compute_dtype), params)
         return loss_fn(params, batch, key)

@@ -27,7 +27,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import translation
-from crossattn.data import fetch, phrases, prepare
+from crossattn.data import fetch, prepare
+from crossattn.data.sources import open_source
 from experiments.bench.contest import machine
 from experiments.options import Options
 from experiments.tasks import make_task
@@ -73,7 +74,7 @@ def main() -> None:
 def write_pairs(folder: Path, count: int) -> None:
     """`train.tsv` of so many pairs, and small ones of the other splits; always the same."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = [(e["source"], e["target"]) for e in phrases.phrase_pairs("train")]
+    known = [(e["source"], e["target"]) for e in open_source("phrases", "train")]
     for split, size in (("train", count), ("validation", _HELD_OUT), ("test", _HELD_OUT)):
         path, rng = folder / f"{split}.tsv", np.random.default_rng([count, size])
         if path.exists():

@@ -18,7 +18,7 @@ import optax
 from crossattn import functional
 from crossattn.data.encoded import EncodedPairs, Ragged
 from crossattn.data.errors import DataUnavailable
-from crossattn.data.packing import Bucket, fill, plan_buckets, plan_packed
+from crossattn.data.packing import Bucket, plan_buckets, plan_packed
 from crossattn.data.pipeline import make_train_iterator
 from crossattn.data.sources import open_source
 from crossattn.data.tokenizers import train_tokenizer
@@ -104,7 +104,7 @@ def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
 def padded(pairs) -> dict[str, np.ndarray]:
     """One pair a row, as long as the longest."""
     lengths = [max(len(pair[side]) for pair in pairs) for side in (0, 1)]
-    bucket = Bucket(len(pairs), lengths[0], lengths[1] - 1)
+    bucket = Bucket(len(pairs), {"source": lengths[0], "target": lengths[1] - 1})
     return arrange(pairs, lambda *sizes: plan_buckets(*sizes, buckets=[bucket], rng=None))
 
 
@@ -113,8 +113,8 @@ def packed(pairs) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
 
     def plan(*sizes):
-        one = dict(source_len=128, target_len=128, rng=rng)
-        (layout,) = plan_packed(*sizes, rows=len(pairs), **one)
+        widths = {"source": 128, "target": 128}
+        (layout,) = plan_packed(*sizes, rows=len(pairs), widths=widths, rng=rng)
         return [replace(layout, rows=int(layout.row.max()) + 1)]
 
     return arrange(pairs, plan)
@@ -125,8 +125,8 @@ def arrange(pairs, plan) -> dict[str, np.ndarray]:
     source, target = (Ragged.of([pair[side] for pair in pairs]) for side in (0, 1))
     every = np.arange(len(pairs))
     encoded = EncodedPairs(source, target, every, 0, 0, 0, len(pairs))
-    (layout,) = plan(every, source.lengths, target.lengths - 1)
-    return fill(layout, encoded)
+    (layout,) = plan(every, encoded.lengths_of(every))
+    return encoded.fill(layout)
 
 
 def our_step(batch):

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from crossattn.data.encoded import EncodedPairs, Ragged
-from crossattn.data.packing import Layout, fill, length_buckets
+from crossattn.data.packing import Layout, length_buckets
 from crossattn.train.config import TrainConfig
 from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
@@ -131,17 +131,16 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
 def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
     data, loss = config.data, config.loss
-    source_len = 0 if config.task == "language_model" else data.source_len
-    rows = data.rows
+    widths, rows = {"target": data.target_len}, data.rows
+    if config.task != "language_model":
+        widths["source"] = data.source_len
     if data.get("mode") == "bucket":
-        buckets = length_buckets(rows, source_len, data.target_len, multiple=row_shares(mesh))
-        rows = buckets[-1].rows
-    none = np.zeros(0, np.int64)
-    layout = Layout(rows, source_len, data.target_len, none, none, none, none, none)
+        rows = length_buckets(rows, widths, multiple=row_shares(mesh))[-1].rows
     texts, linked = Ragged.of([]), loss.get("alignment") == "gold"
     links: Any = () if linked else None  # of which only that they are there is asked
-    source = texts if source_len else None
-    batch = fill(layout, EncodedPairs(source, texts, none, 0, 0, 0, 0, links))
+    source = texts if "source" in widths else None
+    pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
+    batch = pairs.fill(Layout.empty(rows, widths))
 
     def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
         place = None if mesh is None else batch_sharding(x.shape, mesh)

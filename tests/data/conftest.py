@@ -103,7 +103,7 @@ def greek_wheel(tmp_path, monkeypatch):
         archive.writestr("data/eng/targets/BSB/nt_BSB.tsv", "\n".join(english) + "\n")
         name = "data/eng/alignments/BSB/SBLGNT-BSB-manual.json"
         archive.writestr(name, json.dumps({"records": records}))
-    from crossattn.data.builders import greek_english
+    from crossattn.data.sources import greek_english
 
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr(greek_english.GreekEnglish, "SHA256", digest)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from crossattn.data import sources
-from crossattn.data.builders import greek_english, libreoffice_help
+from crossattn.data.sources import greek_english, libreoffice_help
 
 
 def paragraphs(body: str) -> dict[str, str | None]:

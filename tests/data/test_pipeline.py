@@ -255,7 +255,7 @@ def test_evaluation_batches_hold_every_example_once_in_few_shapes(pairs, tokeniz
 def test_evaluation_cuts_long_texts_and_counts_them(pairs, tokenizer, caplog):
     evaluation = pipeline.eval_batches(pairs, tokenizer, rows=8, source_len=8, target_len=9)
     long = sum(len(tokenizer.encode(p["source"])) + 1 > 8 for p in pairs)
-    assert evaluation.examples == len(pairs) and evaluation.cut_sources == long > 0
+    assert evaluation.examples == len(pairs) and evaluation.cut["source"] == long > 0
     assert f"cut {long} sources" in caplog.text
 
 
@@ -297,20 +297,17 @@ def test_an_empty_source_is_refused(tokenizer):
 def test_packed_rows_never_overflow():
     rng = np.random.default_rng(0)
     source, target = rng.integers(1, 17, 500), rng.integers(2, 21, 500)
-    layouts = packing.plan_packed(
-        np.arange(500), source, target, rows=4, source_len=16, target_len=20, rng=rng
-    )
-    placed = np.concatenate([layout.pairs for layout in layouts])
+    lengths, widths = {"source": source, "target": target}, {"source": 16, "target": 20}
+    layouts = packing.plan_packed(np.arange(500), lengths, rows=4, widths=widths, rng=rng)
+    placed = np.concatenate([layout.examples for layout in layouts])
     assert sorted(placed) == list(range(500))
     for layout in layouts:
-        for starts, lengths, width in (
-            (layout.source_start, source, 16),
-            (layout.target_start, target, 20),
-        ):
+        for side, width in widths.items():
             used = np.zeros((4, width), int)
-            for row, start, pair in zip(layout.row, starts, layout.pairs, strict=True):
-                assert start + lengths[pair] <= width
-                used[row, start : start + lengths[pair]] += 1
+            places = zip(layout.row, layout.starts[side], layout.examples, strict=True)
+            for row, start, example in places:
+                assert start + lengths[side][example] <= width
+                used[row, start : start + lengths[side][example]] += 1
             assert used.max() <= 1
 
 

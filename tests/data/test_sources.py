@@ -1,6 +1,7 @@
 """Sources by name: synthetic ones, the user's files, TFDS datasets."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +220,10 @@ def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
         ("phrases", "dev", {}, "phrases has no split 'dev'"),
         ("phrases/en-de", "train", {}, "no direction 'en-de'"),
         ("libreoffice_help/en-xx", "train", {}, "no direction 'en-xx'"),
+        ("phrasis", "train", {}, r"libreoffice_help, .* \(did you mean phrases\?\)"),
+        ("files/a", "train", {}, "there is no data source 'files/a'; expected files:PATH"),
+        ("phrases:fr-en", "train", {}, "expected phrases/en-fr or phrases/fr-en"),
+        ("copy", "train", {"sizes": 1}, r"sizes was given \(did you mean size\?\)"),
         ("phrases", "train", {"size": 1}, "takes no options; size"),
         ("copy", "train", {"sise": 1}, "sise"),
         ("files:a,b", "train", {"source_column": 2}, "two texts, which have no columns"),
@@ -230,6 +235,49 @@ def test_a_bad_request_is_refused_in_one_line(name, split, options, complaint):
     with pytest.raises(DataError, match=complaint) as caught:
         sources.open_source(name, split, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_every_source_says_what_it_takes():
+    names = {path.stem for path in Path(sources.__file__).parent.glob("[a-z]*.py")}
+    assert set(sources.known()) == names and "phrases" in names
+    for name in sources.known():
+        assert sources.form(name).startswith(name)
+        assert all(option.meaning.endswith(".") for option in sources.options_of(name).values())
+
+
+COUNTING = '''"""Numbers and their squares."""
+
+from crossattn.data.sources import Option
+
+FORM = "counting/FROM"
+OPTIONS = {"size": Option(int, "How many.", "[1, inf)")}
+SPLITS = ("train", "test")
+
+
+def open_split(start, split, *, data_dir=None, size=10):
+    numbers = range(int(start), int(start) + size)
+    return [{"id": str(n), "source": str(n), "target": str(n * n)} for n in numbers]
+'''
+
+
+def test_a_file_alone_is_a_source(tmp_path, monkeypatch):
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
+    assert "counting" in sources.known()
+    found = sources.open_source("counting/3", "test", size=4, reverse=True)
+    assert [(e["source"], e["target"]) for e in found] == [
+        ("9", "3"),
+        ("16", "4"),
+        ("25", "5"),
+        ("36", "6"),
+    ]
+    assert sources.identity("counting/3", size=4) != sources.identity("counting/4", size=4)
+    with pytest.raises(
+        DataError, match=r"counting takes size; sise was given \(did you mean size\?\)"
+    ):
+        sources.open_source("counting/3", sise=4)
+    with pytest.raises(DataError, match="counting/3 has no split 'validation'; it has train, test"):
+        sources.open_source("counting/3", "validation")
 
 
 class TinyTranslation(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossattn.data import phrases, tokenizers, words
+from crossattn.data import tokenizers, words
 from crossattn.data.errors import DataError
+from crossattn.data.sources import open_source
 
 TEXTS = [
     "the black cat",
@@ -21,7 +22,7 @@ TEXTS = [
 
 
 def corpus() -> list[str]:
-    return [e[side] for e in phrases.phrase_pairs("test") for side in ("source", "target")]
+    return [e[side] for e in open_source("phrases", "test") for side in ("source", "target")]
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])

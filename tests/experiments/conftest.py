@@ -6,7 +6,10 @@ Compiled code is kept on disk for the session: these tests start the same few mo
 import importlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -110,6 +113,32 @@ def refused(launched):
         return err
 
     return run
+
+
+@pytest.fixture
+def killed_at(environment):
+    """Starts a launcher in a process of its own, and kills it once its run has logged so many steps."""
+
+    def run(step, workdir, launcher, *arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"experiments.{launcher}", *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        while steps_logged(workdir) < step and process.poll() is None:
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+
+    return run
+
+
+def steps_logged(workdir):
+    """How many lines the log of a run has."""
+    path = workdir / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from configs import t5
 from crossattn import functional
-from crossattn.data import phrases
+from crossattn.data.sources import phrases
 from crossattn.models import Transformer
 from experiments import train
 from experiments.settings import train_config, transformer_config

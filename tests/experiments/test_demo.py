@@ -6,8 +6,8 @@ import pytest
 from matplotlib import image
 
 from configs import libreoffice
-from crossattn.data import phrases
 from crossattn.data.errors import DataUnavailable
+from crossattn.data.sources import phrases
 from experiments import demo
 
 TINY = libreoffice.get_config("tiny")

@@ -12,6 +12,7 @@ import crossattn as xa
 from experiments.fuzz import PARTS, Wrong, damage, files, hostile, made_files, masks, process
 from experiments.fuzz.__main__ import Report, table
 from tests.conftest import ROOT, with_devices
+from tests.peers import package
 
 # Numbers of cases that take little time.
 SOME = {
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
 def test_some_cases_of_each_part_hold(in_production, folder, name):
     part = importlib.import_module(f"experiments.fuzz.{name}")
     for module in part.NEEDS:
-        pytest.importorskip(module)
+        package(module, "bench")
     case = part.start(folder)
     assert [process.fault(case, number) for number in SOME[name]] == [""] * len(SOME[name])
 

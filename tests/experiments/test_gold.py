@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import greek_english
-from crossattn.data import phrases
+from crossattn.data.sources import phrases
 from crossattn.train.alignment import Recipe
 from experiments import train
 from experiments.runs import parameters

@@ -6,8 +6,6 @@ Programs are compiled for eight CPU devices, or written here as the accelerators
 
 import json
 import math
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ from experiments.plan.compiling import batch_shapes, unread_task
 from experiments.plan.flops import model_flops, products
 from experiments.settings import train_config
 from experiments.tasks import make_task
-from tests.conftest import ROOT, with_devices
+from tests.conftest import ROOT
 from tests.experiments.test_configs import get_config
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1, "seq": 1}
@@ -201,11 +199,7 @@ print(json.dumps(cost.cost(module, chips.CHIPS["h100"]).flops))
 
 
 def test_a_program_of_eight_devices_computes_and_sends_what_its_arithmetic_says():
-    run = subprocess.run(
-        [sys.executable, "-c", EIGHT], env=with_devices(8), cwd=ROOT, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    found, flops = map(json.loads, run.stdout.splitlines())
+    found, flops = map(json.loads, on_eight_devices("-c", EIGHT).splitlines())
     # All six layers' weights are gathered along fsdp, one at a time or all at once.
     assert {(kind, *axes) for kind, axes, _, _ in found} == {("all-gather", "fsdp")}
     assert sum(sent for *_, sent in found) == 6 * 32 * 32 * 4 * 3 / 4

@@ -1,17 +1,11 @@
 """Preparing by command: training reads what it leaves, and is the training that it would have been."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import jax
 import numpy as np
 import pytest
 
 from experiments.tasks import corpus
-from tests.experiments.conftest import ROOT, STEPS, TINY
-from tests.experiments.test_resume import steps_logged
+from tests.experiments.conftest import STEPS, TINY
 
 
 @pytest.fixture
@@ -28,20 +22,11 @@ def refuse(*arguments, **options):
 
 
 def test_a_killed_run_on_a_prepared_corpus_ends_as_the_one_that_tokenised_in_memory(
-    prepared, tiny_run, parameters, environment, launched, monkeypatch, tmp_path
+    prepared, tiny_run, parameters, killed_at, launched, monkeypatch, tmp_path
 ):
     workdir = tmp_path / "run"
     command = ["train", TINY, *STEPS, prepared, f"--workdir={workdir}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"experiments.{command[0]}", *command[1:]],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
-    while steps_logged(workdir) < 14 and process.poll() is None:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    killed_at(14, workdir, *command)
     monkeypatch.setattr(corpus, "encode_pairs", refuse)
     monkeypatch.setattr(corpus, "train_tokenizer", refuse)
     code, out, err = launched(*command)

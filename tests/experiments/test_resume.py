@@ -4,21 +4,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
 
 from crossattn.train import loop
 from crossattn.train.writers import Silent
-from tests.experiments.conftest import ROOT, STEPS, TINY
-
-
-def steps_logged(workdir):
-    path = workdir / "metrics.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
+from tests.experiments.conftest import STEPS, TINY
 
 
 def losses(workdir):
@@ -27,19 +19,13 @@ def losses(workdir):
 
 
 def test_killed_three_times_is_the_run_never_killed(
-    tiny_run, parameters, environment, launched, tmp_path
+    tiny_run, parameters, killed_at, launched, tmp_path
 ):
     workdir = tmp_path / "run"
-    command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={workdir}"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     moments = random.Random(os.getpid())
     for earliest in (2, 10, 18):
         step = earliest + moments.randrange(8)
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, **quiet)
-        while steps_logged(workdir) < step and process.poll() is None:
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait(60) == -signal.SIGKILL
+        killed_at(step, workdir, "train", TINY, *STEPS, f"--workdir={workdir}")
     code, out, err = launched("train", TINY, *STEPS, f"--workdir={workdir}")
     assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
     jax.tree.map(np.testing.assert_array_equal, parameters(workdir), parameters(tiny_run))

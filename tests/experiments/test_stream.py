@@ -1,18 +1,13 @@
 """A run on a stream: killed, it goes on as if never stopped; what it cannot do, it says."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 
 from crossattn.data.sources import open_source
-from tests.experiments.conftest import ROOT, TINY
-from tests.experiments.test_resume import steps_logged
+from tests.experiments.conftest import TINY
 
 OPTIONS = (
     TINY,
@@ -39,21 +34,12 @@ def stream(tmp_path):
 
 
 def test_a_killed_run_on_a_stream_ends_as_the_one_left_alone(
-    stream, parameters, environment, launched, tmp_path
+    stream, parameters, killed_at, launched, tmp_path
 ):
     alone, killed = f"--workdir={tmp_path}/alone", tmp_path / "killed"
     assert launched("train", *OPTIONS, *stream, alone)[0] == 0
     command = ["train", *OPTIONS, *stream, f"--workdir={killed}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"experiments.{command[0]}", *command[1:]],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
-    while steps_logged(killed) < 9 and process.poll() is None:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait(60) == -signal.SIGKILL
+    killed_at(9, killed, *command)
     code, out, err = launched(*command)
     assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
     jax.tree.map(np.testing.assert_array_equal, parameters(killed), parameters(tmp_path / "alone"))

@@ -16,13 +16,13 @@ import soundfile
 from crossattn import functional
 from crossattn.data.audio import read_audio
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.decode import speech
+from crossattn.decode.speech import windows
 from experiments import transcribe
 from experiments.fetch_weights import whisper
 from experiments.transcribe import frames_of, open_whisper, pictures
 from tests import whisper_vocabulary
 from tests.experiments.conftest import start
-from tests.peers import peer
+from tests.peers import package, peer
 from tests.weights import checkpoints, ctranslate2_files
 
 
@@ -158,13 +158,13 @@ def multilingual(folder, tmp_path_factory):
 
 
 def test_a_task_and_a_language_are_told_to_the_model(multilingual, wav, capsys, monkeypatch):
-    told, write = [], speech.write
+    told, write = [], windows.write
 
     def writing(build, params, encoded, prefix, *rest, **options):
         told.append(prefix[0, -2:].tolist())
         return write(build, params, encoded, prefix, *rest, **options)
 
-    monkeypatch.setattr(speech, "write", writing)
+    monkeypatch.setattr(windows, "write", writing)
     options = f"--model={multilingual}", "--language=de", "--task=translate"
     assert start("transcribe", wav, *options) == 0
     assert capsys.readouterr().out.strip()
@@ -232,7 +232,7 @@ def test_a_vocabulary_in_two_files_is_read(folder, wav, capsys, refused, tmp_pat
 def test_int8_weights_are_heard_with_and_need_their_package(
     folder, wav, capsys, refused, monkeypatch
 ):
-    pytest.importorskip("qwix")
+    package("qwix", "weights")
     assert start("transcribe", wav, f"--model={folder}", "--int8") == 0
     assert capsys.readouterr().out.strip()
     held = jax.tree.leaves(open_whisper(str(folder), int8=True).params)

@@ -1,8 +1,6 @@
 """attend on eight devices, and its dropout. Other transformations: ``crossattn.testing.composition``."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ import pytest
 import crossattn as xa
 from crossattn.testing.case import H, K, N, S, T, array
 from tests.closeness import close
-from tests.conftest import with_devices
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +58,8 @@ for backend, names in chosen.items():
 
 
 def test_any_mesh_of_eight_devices_gives_the_same_numbers():
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED], env=with_devices(8), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 9 + 3 + 4 + 3 + 1 + 1, done.stdout
+    said = on_eight_devices("-c", SHARDED)
+    assert len(said.splitlines()) == 9 + 3 + 4 + 3 + 1 + 1, said
 
 
 KEY_1, KEY_2 = jax.random.key(1), jax.random.key(2)

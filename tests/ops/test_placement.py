@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +9,18 @@ import pytest
 
 import crossattn as xa
 from tests.compiled_kernel import needs_kernel
-from tests.conftest import with_devices
+from tests.conftest import on_eight_devices
 from tests.ops import auto_meshes
 
 
 @functools.cache
-def on_eight_devices():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.auto_meshes"],
-        env=with_devices(8),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def found():
+    return json.loads(on_eight_devices("-m", "tests.ops.auto_meshes").splitlines()[-1])
 
 
 @pytest.mark.parametrize("case", auto_meshes.CASES)
 def test_each_of_eight_devices_attends_to_its_part(case):
-    assert on_eight_devices()[case] == ""
+    assert found()[case] == ""
 
 
 def test_a_rule_is_a_tuple_of_mesh_axes():

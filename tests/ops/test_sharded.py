@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ from jax.sharding import AxisType
 import crossattn as xa
 from crossattn.ops import slices
 from crossattn.ops.sharded import plan
-from tests.conftest import with_devices
+from tests.conftest import on_eight_devices
 
 # Five queries and seven keys for eight devices: lengths are padded, and a device may hold no real key.
 CASES = {
@@ -33,38 +31,31 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def on_eight_devices():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.eight_devices", json.dumps(CASES)],
-        env=with_devices(8),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def found():
+    said = on_eight_devices("-m", "tests.ops.eight_devices", json.dumps(CASES))
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("run", [f"{way} {name}" for way in CASES for name in CASES[way]])
-def test_eight_devices_give_the_oracles_outputs_and_gradients(on_eight_devices, run):
-    assert on_eight_devices[run] == ""
+def test_eight_devices_give_the_oracles_outputs_and_gradients(found, run):
+    assert found[run] == ""
 
 
 @pytest.mark.parametrize("strategy", CASES)
-def test_other_mesh_axes_keep_the_batch(on_eight_devices, strategy):
-    assert on_eight_devices[f"{strategy} two axes"] == ""
+def test_other_mesh_axes_keep_the_batch(found, strategy):
+    assert found[f"{strategy} two axes"] == ""
 
 
 @pytest.mark.parametrize(
     "check", ["statistics", "parts_of_unlike_places", "inside_shard_map_is_refused"]
 )
-def test_explicit_mesh_axes_change_nothing(on_eight_devices, check):
-    assert on_eight_devices[check] == ""
+def test_explicit_mesh_axes_change_nothing(found, check):
+    assert found[check] == ""
 
 
 @pytest.mark.parametrize("strategy", ["merge", "ring"])
-def test_forward_mode_goes_over_devices(on_eight_devices, strategy):
-    assert on_eight_devices[f"{strategy} forward mode"] == ""
+def test_forward_mode_goes_over_devices(found, strategy):
+    assert found[f"{strategy} forward mode"] == ""
 
 
 def shapes(T, S, N=16, K=8, H=128, dtype=jnp.bfloat16):

@@ -2,8 +2,6 @@
 
 import importlib
 import math
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,7 @@ from crossattn.train.adafactor import Sides, scale_by_adafactor
 from crossattn.train.optim import OptimConfig, factored_sides, make_optimizer
 from crossattn.train.state import init_state
 from experiments.settings import transformer_config
-from tests.conftest import with_devices
+from tests.conftest import on_eight_devices
 
 OPTAX = optax.chain(
     optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
@@ -117,11 +115,4 @@ def test_nothing_larger_than_a_vector_is_whole_on_every_device(eleven_billion, s
 
 
 def test_eight_devices_make_the_steps_of_one_and_keep_their_parts():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.eight_devices"],
-        env=with_devices(8),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
+    assert on_eight_devices("-m", "tests.train.eight_devices") == "equal\n"

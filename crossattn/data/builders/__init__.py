@@ -1,1 +1,0 @@
-"""TFDS builders that need no TensorFlow: files from package clients, ArrayRecord shards."""

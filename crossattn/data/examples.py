@@ -1,0 +1,149 @@
+"""Examples of features, prepared when a batch is made: only their lengths are kept in memory."""
+
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from crossattn.data.errors import DataError
+from crossattn.data.features import Feature
+from crossattn.data.packing import Batch, Layout, Lengths, stack
+
+_LOG = logging.getLogger(__name__)
+_UNKNOWN = -1
+_CHUNK = 256  # examples that are in memory together while they are measured
+_SAMPLED = 16  # examples that tell one version of the data, or of their preparation, from another
+
+
+class FeatureExamples:
+    """What `packing` plans from and fills, made of examples and what becomes of their values.
+
+    Attributes:
+        widths: the greatest lengths of the features that have one.
+        example: the index in the source of each.
+    """
+
+    def __init__(
+        self,
+        source: Sequence[Mapping[str, Any]],
+        features: Mapping[str, Feature],
+        overlong: str = "drop",
+    ):
+        """`overlong` is "drop" or "cut", for what is longer than a feature lets it be.
+
+        Raises:
+            DataError: there are no examples or features, or an option is out of range.
+        """
+        if not len(source):
+            raise DataError("the data source has no examples")
+        if not features:
+            raise DataError("there are no features; name at least one value of the examples")
+        if overlong not in ("drop", "cut"):
+            raise DataError(f"overlong is {overlong!r}; expected 'drop' or 'cut'")
+        self._source, self._features, self._drop = source, dict(features), overlong == "drop"
+        self.widths = {
+            name: feature.max_length
+            for name, feature in features.items()
+            if feature.max_length is not None
+        }
+        self.example = np.arange(len(source))
+        self._lengths = {name: np.full(len(source), _UNKNOWN, np.int32) for name in self.widths}
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def cut(self) -> dict[str, int]:
+        """How many values of those that were looked at are longer than they may be, by their names."""
+        return {
+            name: int((found > self.widths[name]).sum()) for name, found in self._lengths.items()
+        }
+
+    def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " fewer"]:
+        """Those of some examples that are not too long.
+
+        Raises:
+            DataError: not one of the source is short enough, or one is wrong.
+        """
+        if not self._drop or not self.widths:
+            return examples
+        self._measure(examples)
+        short = self._short(examples)
+        if not short.all() and not self._told:
+            self._told = True
+            limits = ", ".join(f"{name} {width}" for name, width in self.widths.items())
+            _LOG.warning("examples longer than the greatest lengths (%s) are dropped", limits)
+            if not short.any() and not self._short(self._measure(self.example)).any():
+                raise DataError(f"no example is short enough: the greatest lengths are {limits}")
+        return examples[short]
+
+    def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
+        """The lengths of some examples, those that are too long cut."""
+        self._measure(examples)
+        return {
+            name: np.minimum(found[examples], self.widths[name])
+            for name, found in self._lengths.items()
+        }
+
+    def fill(self, layout: Layout) -> Batch:
+        """The batch of a layout; with "valid" [rows], 1 where a row holds an example, where any is stacked.
+
+        Raises:
+            DataError: an example is wrong; names it, and the value.
+        """
+        read = [self._source[index] for index in layout.examples.tolist()]
+        batch: Batch = {}
+        for name, feature in self._features.items():
+            values = [self._do(feature.prepare, name, example) for example in read]
+            batch |= feature.collate(name, layout, values)
+        if len(self.widths) < len(self._features):
+            batch["valid"] = stack(layout, np.ones(len(read), np.int32), np.int32, ())
+        return batch
+
+    def fingerprint(self) -> int:
+        """A checksum of the features and of some examples as they prepare them."""
+        crc = zlib.crc32(f"{len(self)} {self._drop} {self._features}".encode())
+        for index in range(0, len(self), max(len(self) // _SAMPLED, 1)):
+            example = self._source[index]
+            for name, feature in self._features.items():
+                value = self._do(feature.prepare, name, example)
+                crc = zlib.crc32(np.ascontiguousarray(value).tobytes(), crc)
+        return crc
+
+    def _measure(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+        """Finds the lengths of some examples, once."""
+        if self.widths:
+            known = next(iter(self._lengths.values()))
+            new = [index for index in examples.tolist() if known[index] == _UNKNOWN]
+            for start in range(0, len(new), _CHUNK):
+                some = new[start : start + _CHUNK]
+                read = [self._source[index] for index in some]
+                for name, found in reversed(self._lengths.items()):  # the known ones last
+                    found[some] = self._lengths_in(name, read)
+        return examples
+
+    def _lengths_in(self, name: str, read: list[Any]) -> Any:
+        lengths = self._features[name].lengths
+        try:
+            return lengths([example[name] for example in read])
+        except (DataError, KeyError):  # one of them is wrong: which?
+            return [int(self._do(lambda value: lengths([value])[0], name, each)) for each in read]
+
+    def _short(self, examples: Int[np.ndarray, " some"]) -> np.ndarray:
+        fits = [self._lengths[name][examples] <= width for name, width in self.widths.items()]
+        return np.logical_and.reduce(fits)
+
+    @staticmethod
+    def _do(what: Any, name: str, example: Mapping[str, Any]) -> Any:
+        """Something done with a value of an example, which errors name."""
+        called = f"example {example['id']}" if "id" in example else "an example"
+        if name not in example:
+            raise DataError(f"{called} has no {name!r}; it holds {', '.join(example)}")
+        try:
+            return what(example[name])
+        except DataError as error:
+            raise DataError(f"{called}, {name}: {error}") from None

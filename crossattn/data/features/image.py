@@ -1,0 +1,199 @@
+"""Pictures of any kind as arrays of one size."""
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from crossattn.data.errors import DataError
+from crossattn.data.packing import Batch, Layout, stack
+
+LARGEST = 2**26
+"""Pixels of a picture that is read; a header may announce any number."""
+
+_WHITE = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "I;16N": 65535, "I": 65535, "F": 1}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture, which becomes float32 [H W C], and in batches NAME, [rows H W C].
+
+    A value is a path, the bytes of a file, a Pillow image, or an array [H W] or [H W C] of 1, 3 or 4
+    channels, uint8 or float from 0 to 1. Files are turned as their EXIF says; what is transparent stands on
+    white.
+
+    Attributes:
+        height, width: of the result, in pixels.
+        channels: 3, or 1 for grey.
+        resize: "crop" scales the picture until it covers the result and cuts what stands over, evenly;
+            "stretch" scales its sides apart; "exact" refuses one of another size.
+        mean, std: what is taken from the values, which are 0 to 1, and what they are divided by then; one of
+            them is for all channels.
+    """
+
+    height: int
+    width: int
+    channels: int = 3
+    resize: str = "crop"
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self):
+        if self.height < 1 or self.width < 1:
+            raise DataError(f"an image of {self.width} x {self.height}; expected 1 x 1 or more")
+        if self.channels not in (1, 3):
+            raise DataError(f"channels is {self.channels}; expected 1 or 3")
+        if self.resize not in ("crop", "stretch", "exact"):
+            raise DataError(f"resize is {self.resize!r}; expected 'crop', 'stretch' or 'exact'")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (1, self.channels):
+                raise DataError(
+                    f"{name} has {len(getattr(self, name))} numbers; expected 1, or {self.channels}, "
+                    "one a channel"
+                )
+        if min(self.std) <= 0:
+            raise DataError(f"std is {self.std}; expected numbers above 0")
+
+    @property
+    def max_length(self) -> None:
+        """None: all are of one size."""
+
+    def lengths(self, values: Sequence[Any]) -> Any:
+        """Nothing has a length here.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("an image has no length")
+
+    def prepare(self, value: Any) -> Float[np.ndarray, "H W C"]:
+        """The picture in the size and the range of the results.
+
+        Raises:
+            DataError: it cannot be read, is no picture, cut short, too large, or of another size where that
+                is to be exact.
+        """
+        picture = _opened(value)
+        if min(picture.size) < 1:
+            raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
+        picture = _flat(picture, self.channels)
+        found = np.asarray(self._resized(picture), np.float32) / np.float32(255)
+        found = found.reshape(self.height, self.width, self.channels)
+        return (found - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+
+    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
+        """The pictures of a layout, one a row."""
+        shape = (self.height, self.width, self.channels)
+        return {name: stack(layout, values, np.float32, shape)}
+
+    def _resized(self, picture: Any) -> Any:
+        from PIL import Image as pillow
+        from PIL import ImageOps
+
+        size = (self.width, self.height)
+        if picture.size == size:
+            return picture
+        if self.resize == "exact":
+            raise DataError(
+                f"the image has {_size(picture)} pixels; expected {self.width} x {self.height}"
+            )
+        if self.resize == "crop":
+            return ImageOps.fit(picture, size, pillow.Resampling.BICUBIC)
+        return picture.resize(size, pillow.Resampling.BICUBIC)
+
+
+def _opened(value: Any) -> Any:
+    """A value as a Pillow image, read whole and upright."""
+    pillow, ops = _library()
+    if isinstance(value, pillow.Image):
+        return value
+    if isinstance(value, np.ndarray):
+        return _of_array(value, pillow)
+    if isinstance(value, bytes):
+        name, file = "the image", io.BytesIO(value)
+    elif isinstance(value, str | os.PathLike):
+        name, file = str(value), Path(value)
+    else:
+        raise DataError(
+            f"{type(value).__name__} came; expected a path, bytes, an array or a Pillow image"
+        )
+    try:
+        with pillow.open(file) as picture:
+            if picture.width * picture.height > LARGEST:
+                raise DataError(
+                    f"{name} has {_size(picture)} pixels; at most {LARGEST:,} are read, make it smaller"
+                )
+            picture.load()
+            return ops.exif_transpose(picture)
+    except pillow.DecompressionBombError as error:
+        raise DataError(f"{name} is too large: {error}") from None
+    except pillow.UnidentifiedImageError:
+        raise DataError(f"{name} is no image of a kind that Pillow reads") from None
+    except FileNotFoundError:
+        raise DataError(f"{name} is missing") from None
+    except DataError:
+        raise
+    # A damaged file makes Pillow's readers raise almost anything.
+    except Exception as error:
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"{name} cannot be read as an image: {said}") from None
+
+
+def _of_array(value: np.ndarray, pillow: Any) -> Any:
+    if value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
+        raise DataError(
+            f"the image has shape {list(value.shape)}; expected [H W], or [H W C] of 1, 3 or 4 channels"
+        )
+    if 0 in value.shape:
+        raise DataError(f"the image has shape {list(value.shape)}; expected at least one pixel")
+    if np.issubdtype(value.dtype, np.floating):
+        # NaN is in no range.
+        if not (value.min() >= 0 and value.max() <= 1):
+            raise DataError(
+                f"the image has values from {value.min()} to {value.max()}; expected floats from 0 to 1, "
+                "or uint8"
+            )
+        value = np.rint(value * 255).astype(np.uint8)
+    if value.dtype != np.uint8:
+        raise DataError(f"the image is of {value.dtype}; expected uint8, or floats from 0 to 1")
+    return pillow.fromarray(
+        np.ascontiguousarray(value[..., 0] if value.shape[2:] == (1,) else value)
+    )
+
+
+def _flat(picture: Any, channels: int) -> Any:
+    """A picture of any mode in grey or colour, 8 bits a channel, on white."""
+    pillow, _ = _library()
+    if picture.mode in _WHITE:
+        grey = np.asarray(picture, np.float32) / _WHITE[picture.mode]
+        if not (grey.min() >= 0 and grey.max() <= 1):
+            raise DataError(
+                f"the image has values from {grey.min():g} to {grey.max():g} of what is white; expected 0 "
+                f"to 1 (mode {picture.mode})"
+            )
+        picture = pillow.fromarray(np.rint(grey * 255).astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = pillow.new("RGBA", picture.size, "white")
+        picture = pillow.alpha_composite(white, picture)
+    return picture.convert("L" if channels == 1 else "RGB")
+
+
+def _size(picture: Any) -> str:
+    return f"{picture.width} x {picture.height}"
+
+
+def _library() -> Any:
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "images are read with Pillow, which is not installed: pip install crossattn[images]",
+            name=error.name,
+        ) from error
+    return Image, ImageOps

@@ -1,0 +1,61 @@
+"""Vectors that something else has made: embeddings, features of regions, measurements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from crossattn.data.errors import DataError
+from crossattn.data.packing import Batch, Layout, lay, stack
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One vector, float32 [D], or several, [n, D].
+
+    Batches hold NAME [rows, D]; of several NAME [rows, length, D], NAME_segments and NAME_positions.
+
+    Attributes:
+        dim: D.
+        max_length: the most vectors of a value that is several; None is a single one.
+    """
+
+    dim: int
+    max_length: int | None = None
+
+    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
+        """Vectors of each value.
+
+        Raises:
+            DataError: one has another shape.
+        """
+        return np.array([len(self._array(value)) for value in values], np.int64)
+
+    def prepare(self, value: Any) -> Float[np.ndarray, "..."]:
+        """The vector, or the vectors.
+
+        Raises:
+            DataError: they have another shape, or are not finite.
+        """
+        found = self._array(value)[: None if self.max_length is None else self.max_length]
+        if not np.isfinite(found).all():
+            raise DataError("a vector holds NaN or infinity")
+        return found
+
+    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
+        """The arrays of the vectors of a layout."""
+        if self.max_length is None:
+            return {name: stack(layout, values, np.float32, (self.dim,))}
+        return lay(layout, name, {name: values}, np.float32, (self.dim,))
+
+    def _array(self, value: Any) -> np.ndarray:
+        try:
+            found = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise DataError("the vectors are no numbers, or of unlike sizes") from None
+        expected = f"[{self.dim}]" if self.max_length is None else f"[n {self.dim}]"
+        if found.shape[-1:] != (self.dim,) or found.ndim != len(expected.split()):
+            raise DataError(f"vectors of shape {list(found.shape)} came; expected {expected}")
+        return found

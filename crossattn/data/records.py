@@ -1,0 +1,80 @@
+"""TFDS datasets without TensorFlow: prepared once into ArrayRecord files, read an example at a time."""
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from filelock import FileLock
+
+from crossattn.data import fetch
+from crossattn.data.errors import DataError, DataUnavailable
+
+
+def prepared(
+    builder_class: Any, config: str, split: str, data_dir: str | os.PathLike | None
+) -> Sequence[dict[str, Any]]:
+    """The rows of a split of a builder of this library.
+
+    Raises:
+        DataError, DataUnavailable: the builder's own; or it cannot be prepared here.
+    """
+    files = fetch.cache_dir(data_dir)
+    folder = files / "tfds"
+    builder = builder_class(
+        config=config, data_dir=str(folder), file_format="array_record", files_dir=str(files)
+    )
+    tfds.disable_progress_bar()  # it takes seconds, and the bars would cut into the caller's own
+    try:
+        prepare(builder, f"{builder.name}/{config}", folder)
+    finally:
+        tfds.enable_progress_bar()
+    return builder.as_data_source(split=split)
+
+
+def prepare(builder: Any, name: str, folder: Path) -> None:
+    """Builds the dataset once, however many processes ask at the same time.
+
+    Raises:
+        DataError, DataUnavailable: the builder's own; or it cannot be prepared here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / f".{name.replace('/', '-').replace(':', '-')}.lock"
+    with FileLock(lock), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            builder.download_and_prepare()
+        except (DataError, DataUnavailable):
+            raise
+        except Exception as error:
+            raise DataUnavailable(
+                f"{name} cannot be prepared here: put its prepared files in {builder.data_dir} "
+                f"({first_line(error)})"
+            ) from error
+
+
+def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:
+    """The example that a row with two texts is, and their word links where it has them."""
+    example: dict[str, Any] = {
+        "id": text_of(row["id"]),
+        "source": text_of(row[source]),
+        "target": text_of(row[target]),
+    }
+    if "links" in row:
+        example["source_spans"] = np.asarray(row[f"{source}_spans"], np.int32).reshape(-1, 2)
+        example["target_spans"] = np.asarray(row[f"{target}_spans"], np.int32).reshape(-1, 2)
+        example["links"] = np.asarray(row["links"], np.int32).reshape(-1, 2)
+    return example
+
+
+def text_of(value: bytes | str) -> str:
+    """A text, which TFDS gives as bytes."""
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def first_line(error: Exception) -> str:
+    """An error of another library in one line."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]

@@ -1,0 +1,252 @@
+"""Random-access sources of examples, by name: a file of this folder is a source.
+
+The one thing to know: the first part of a name is that of its file, and the rest is for the file to read,
+"libreoffice_help/en-fr", "files:PATH". A file says
+
+    FORM        how its names are written: "phrases/fr-en", "files:PATH"
+    OPTIONS     the options that it takes, with their help; {} where it says nothing
+    SPLITS      the splits that it has; train, validation and test where it says nothing, () where it checks
+    CLASSES     the names of the classes of the examples' labels, by the labels' names; {} as above
+    open_split  (argument, split, *, data_dir, **options): the examples of a split
+    identify    the same arguments: what tells one version of the data from another; by a sample of the
+                examples where it says nothing
+
+An example is a dict. One of a text and its partner is {"id", "source", "target"} and, where there are gold
+word alignments, also "source_spans" and "target_spans" (characters of each word) and "links" (source word,
+target word). Pipelines read nothing else, so a list of such dicts is a source too.
+"""
+
+import importlib
+import os
+import pkgutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from crossattn.data.errors import DataError
+
+Example = dict[str, Any]
+SPLITS = ("train", "validation", "test")
+_SAMPLED = 64  # examples that tell one version of a source from another
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a source.
+
+    Attributes:
+        kind: bool, int, float or str; object is the name or the number of a column.
+        meaning: one line.
+        within: the range of a number, as mathematics writes it.
+        choices: the texts that there are; () is any.
+    """
+
+    kind: type
+    meaning: str
+    within: str = "(-inf, inf)"
+    choices: tuple[str, ...] = ()
+
+
+def open_source(
+    name: str,
+    split: str = "train",
+    *,
+    data_dir: str | os.PathLike | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> Sequence[Example]:
+    """The examples of one split.
+
+    Args:
+        name: the source, "phrases" or "files:mine.tsv"; `known` lists the first parts, `form` says how the
+            rest is written. A direction written the other way round ("libreoffice_help/fr-en",
+            "phrases/fr-en") exchanges source and target, as `reverse` does for every name.
+        split: "train", "validation" or "test"; for "tfds:" any split or slice of that dataset.
+        data_dir: where fetched and prepared data lie; default $CROSSATTN_DATA, else
+            ~/.cache/crossattn.
+        reverse: exchange source and target.
+        options: those that `options_of` lists.
+
+    Raises:
+        DataError: the name, split, option or file content is wrong.
+        DataUnavailable: the data cannot be brought to this machine; says which file to put where.
+    """
+    module, argument = _find(name, options)
+    splits = getattr(module, "SPLITS", SPLITS)
+    if splits and split not in splits:
+        raise DataError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
+    opened = module.open_split(argument, split, data_dir=data_dir, **options)
+    if not reverse:
+        return opened
+    if len(opened):
+        reversed_example(opened[0])  # which is refused now rather than in training
+    return MappedSource(opened, reversed_example)
+
+
+def known() -> list[str]:
+    """The first parts of the names that there are."""
+    return sorted(found.name for found in pkgutil.iter_modules(__path__))
+
+
+def source_module(name: str) -> ModuleType:
+    """The file of the source that a name begins with.
+
+    Raises:
+        DataError: there is none; the message lists those that there are.
+    """
+    first = name.partition(":")[0].partition("/")[0]
+    if first not in known():
+        near = get_close_matches(first, known(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise DataError(
+            f"there is no data source {name!r}; expected one of {', '.join(known())}{hint}"
+        )
+    return importlib.import_module(f"{__name__}.{first}")
+
+
+def form(name: str) -> str:
+    """How names that begin like this one are written, "files:PATH"."""
+    return source_module(name).FORM
+
+
+def options_of(name: str) -> Mapping[str, Option]:
+    """The options of the source that a name begins with."""
+    return getattr(source_module(name), "OPTIONS", {})
+
+
+def classes_of(name: str) -> Mapping[str, tuple[str, ...]]:
+    """The classes of the labels of the source that a name begins with, by the labels' names."""
+    return getattr(source_module(name), "CLASSES", {})
+
+
+def identity(
+    name: str,
+    split: str = "train",
+    *,
+    data_dir: str | os.PathLike | None = None,
+    reverse: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `open_source` of the same arguments depends on, JSON-able; differs when the data do.
+
+    The user's files are known by path, size and time of change, and not opened; everything else by its
+    files, where it has any, its number of examples, and some of them.
+
+    Raises:
+        DataError, DataUnavailable: as `open_source`.
+    """
+    module, argument = _find(name, options)
+    found: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
+    if hasattr(module, "identify"):
+        return found | module.identify(argument, split, reverse=reverse, **options)
+    source = open_source(name, split, data_dir=data_dir, reverse=reverse, **options)
+    crc = 0
+    for index in range(0, len(source), max(len(source) // _SAMPLED, 1)):
+        crc = checksum(source[index], crc)
+    files = [stat(path) for path in _record_files(source)]
+    return found | {"files": files, "examples": len(source), "sample": crc}
+
+
+def checksum(example: Example, crc: int = 0) -> int:
+    """A checksum of an example's values, going on from another one."""
+    if "source" in example:
+        crc = zlib.crc32(f"{example['id']}\n{example['source']}\n{example['target']}".encode(), crc)
+        return zlib.crc32(np.asarray(example.get("links", ()), np.int32).tobytes(), crc)
+    for name, value in sorted(example.items()):
+        raw = value if isinstance(value, bytes) else None
+        if raw is None:
+            raw = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+        crc = zlib.crc32(raw, zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def stat(path: Path) -> list[Any]:
+    """A file's path, size and time of change.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+
+
+class MappedSource(Sequence):
+    """A sequence whose items are computed from another's when they are asked for."""
+
+    def __init__(self, items: Sequence, function: Callable[[Any], Example]):
+        self.items, self._function = items, function
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Example:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of a source of {len(self)}")
+        return self._function(self.items[int(index) % len(self)])
+
+
+def reversed_example(example: Example) -> Example:
+    """The example with source and target exchanged, gold links too.
+
+    Raises:
+        DataError: it has no source and target.
+    """
+    if "source" not in example or "target" not in example:
+        raise DataError(
+            f"reverse exchanges source and target; these examples hold {', '.join(example)}"
+        )
+    turned: Example = {
+        "id": example["id"],
+        "source": example["target"],
+        "target": example["source"],
+    }
+    if "links" in example:
+        turned["source_spans"] = example["target_spans"]
+        turned["target_spans"] = example["source_spans"]
+        links = example["links"][:, ::-1]
+        turned["links"] = links[np.lexsort((links[:, 1], links[:, 0]))]
+    return turned
+
+
+def is_backward(name: str, direction: str, forward: str, backward: str) -> bool:
+    """Whether a direction is the backward one; none is forward.
+
+    Raises:
+        DataError: it is neither.
+    """
+    if direction not in ("", forward, backward):
+        raise DataError(f"{name} has no direction {direction!r}; expected {forward} or {backward}")
+    return direction == backward
+
+
+def _find(name: str, options: Mapping[str, Any]) -> tuple[ModuleType, str]:
+    """The source of a name and what it is to open, options held to those that it takes."""
+    module = source_module(name)
+    first = module.__name__.rpartition(".")[2]
+    given, separator = name.removeprefix(first), ":" if ":" in module.FORM else "/"
+    if given[:1] not in ("", separator) or (separator == ":" and len(given) < 2):
+        raise DataError(f"there is no data source {name!r}; expected {module.FORM}")
+    taken = getattr(module, "OPTIONS", {})
+    if unknown := sorted(options.keys() - taken):
+        takes = ", ".join(taken) or "no options"
+        near = get_close_matches(unknown[0], taken, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise DataError(f"{first} takes {takes}; {', '.join(unknown)} was given{hint}")
+    return module, given[1:]
+
+
+def _record_files(source: Any) -> list[Path]:
+    """The files of a dataset of TFDS; none for examples that are made by code."""
+    while isinstance(source, MappedSource):
+        source = source.items
+    info = getattr(source, "dataset_info", None)
+    return [] if info is None else sorted(Path(info.data_dir).iterdir())

@@ -1,0 +1,204 @@
+"""Emoji of Twitter, 64 by 64, with captions in 28 languages: "emoji/en", or several, "emoji/en,fr".
+
+From the npm packages `emoji-datasource-twitter` (MIT; images CC BY 4.0) and `emojibase-data` (MIT). Emoji
+that differ in skin tone, gender or direction alone are one family, and a family is in one split: of a
+hundred about ten are test and ten validation.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from crossattn.data import fetch, records
+from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.sources import Example, MappedSource
+
+FORM = "emoji/LANGUAGE or emoji/LANGUAGE,LANGUAGE,..."
+LANGUAGES = (
+    "bn", "da", "de", "en", "en-gb", "es", "es-mx", "et", "fi", "fr", "hi", "hu", "it", "ja", "ko", "lt",
+    "ms", "nb", "nl", "pl", "pt", "ru", "sv", "th", "uk", "vi", "zh", "zh-hant",
+)  # fmt: skip
+CLASSES = {
+    "group": (
+        "smileys-emotion", "people-body", "component", "animals-nature", "food-drink",
+        "travel-places", "activities", "objects", "symbols", "flags",
+    ),
+    "language": LANGUAGES,
+}  # fmt: skip
+_IMAGES = ("emoji-datasource-twitter", "16.0.0")
+_CAPTIONS = ("emojibase-data", "17.0.0")
+_IMAGE_PREFIX = "package/img/twitter/64/"
+
+
+def open_split(languages: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
+    """Examples {"id", "image", "caption", "group", "language"}; English where no language is named.
+
+    The image is the bytes of a PNG, on a transparent ground. With several languages every emoji comes as many
+    times, once with each caption.
+    """
+    chosen = languages.split(",") if languages else ["en"]
+    if unknown := [each for each in chosen if each not in LANGUAGES]:
+        raise DataError(
+            f"emoji has no captions in {unknown[0]!r}; expected some of {', '.join(LANGUAGES)}"
+        )
+    if len(set(chosen)) < len(chosen):
+        raise DataError(f"emoji/{languages} names a language twice")
+    rows = records.prepared(Emoji, "all", split, data_dir)
+    if len(chosen) == 1:
+        return MappedSource(rows, functools.partial(_example, language=chosen[0]))
+    return _InLanguages(rows, chosen)
+
+
+def _example(row: dict[str, Any], language: str) -> Example:
+    return {
+        "id": records.text_of(row["id"]),
+        "image": row["image"],
+        "caption": records.text_of(row["captions"]).split("\n")[LANGUAGES.index(language)],
+        "group": CLASSES["group"][int(row["group"])],
+        "language": language,
+    }
+
+
+class _InLanguages(MappedSource):
+    """Every row in each language, one language after the other."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], languages: list[str]):
+        super().__init__(rows, dict)
+        self._languages = languages
+
+    def __len__(self) -> int:
+        return len(self.items) * len(self._languages)
+
+    def __getitem__(self, index: int) -> Example:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of a source of {len(self)}")
+        language, row = divmod(int(index) % len(self), len(self.items))
+        found = _example(self.items[row], self._languages[language])
+        return found | {"id": f"{found['id']}/{found['language']}"}
+
+
+class Emoji(tfds.core.GeneratorBasedBuilder):
+    """Features `id` (code points), `image` (bytes of a PNG), `captions` (a line a language), `group`."""
+
+    # No downloads by URL; looking for a list of them would need a package that TFDS does not
+    # declare.
+    url_infos: dict = {}
+    IMAGES_SHA256 = "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877"
+    CAPTIONS_SHA256 = "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All languages")]
+
+    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
+        """`files_dir`: the data folder whose `downloads` holds, or will hold, the packages."""
+        self._files_dir = files_dir
+        super().__init__(**kwargs)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        text = tfds.features.Text()
+        features = {
+            "id": text,
+            "image": tfds.features.Scalar(dtype=np.str_),  # bytes; as an Image it would be decoded
+            "captions": text,  # in one text, which is read four times as fast as many
+            "group": tfds.features.ClassLabel(names=CLASSES["group"]),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=__doc__,
+            features=tfds.features.FeaturesDict(features),
+            homepage="https://github.com/iamcal/emoji-data",
+            license="CC BY 4.0 and MIT",
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager):
+        images = fetch.npm_package(*_IMAGES, self.IMAGES_SHA256, self._files_dir)
+        captions = fetch.npm_package(*_CAPTIONS, self.CAPTIONS_SHA256, self._files_dir)
+        said = fetch.read_tgz(captions, "package/", "/data.json")
+        texts = {name.removesuffix("/data.json"): read_captions(raw) for name, raw in said}
+        if missing := [language for language in LANGUAGES if language not in texts]:
+            raise DataUnavailable(
+                f"put {captions.name} in {captions.parent} (it has no captions in {missing[0]})"
+            )
+        splits: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
+        for name, raw in sorted(fetch.read_tgz(images, _IMAGE_PREFIX, ".png")):
+            code = name.removesuffix(".png").upper()
+            told = [texts[language].get(_plain(code), ("", None)) for language in LANGUAGES]
+            group = texts["en"].get(_plain(code), ("", None))[1]
+            if group is None or not all(caption for caption, _ in told):
+                continue
+            lines = "\n".join(caption for caption, _ in told)
+            example = {"id": code, "image": raw, "captions": lines, "group": group}
+            splits[split_of(code)].append(example)
+        return {name: self._generate_examples(examples) for name, examples in splits.items()}
+
+    def _generate_examples(self, examples: list[dict]) -> Iterator[tuple[int, dict]]:
+        yield from enumerate(examples)
+
+
+def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
+    """Caption and number of the group of each emoji of a language, skin tones too, by its code points."""
+    found = {}
+    for entry in json.loads(raw):
+        for each in (entry, *entry.get("skins", ())):
+            found[_plain(each["hexcode"])] = " ".join(each["label"].split()), each.get("group")
+    return found
+
+
+def split_of(code: str) -> str:
+    """The split of an emoji's family, from its code points: 10 % test, 10 % validation."""
+    family = family_of(code).encode()
+    bucket = int(hashlib.md5(family, usedforsecurity=False).hexdigest(), 16) % 100
+    return "test" if bucket < 10 else "validation" if bucket < 20 else "train"
+
+
+# Grown-ups, children and the old, each as the one without a gender.
+_PEOPLE = {
+    "1F468": "1F9D1",
+    "1F469": "1F9D1",
+    "1F466": "1F9D2",
+    "1F467": "1F9D2",
+    "1F474": "1F9D3",
+    "1F475": "1F9D3",
+}
+# What is said in one code point of a family whose others are joined or have their own.
+_SAME = {
+    "1F478": "1F934",  # princess, prince
+    "1FAC5": "1F934",  # person with crown
+    "1F936": "1F385",  # Mrs. Claus, Santa Claus
+    "1F9D1-1F384": "1F385",  # Mx Claus
+    "1F483": "1F57A",  # woman dancing, man dancing
+    "1F930": "1FAC4",  # pregnant woman, person
+    "1FAC3": "1FAC4",  # pregnant man
+    "1F46C": "1F46B",  # men holding hands, woman and man
+    "1F46D": "1F46B",  # women holding hands
+    "1F9D1-1F91D-1F9D1": "1F46B",  # people holding hands
+    "1F9D1-2764-1F48B-1F9D1": "1F48F",  # kiss
+    "1F9D1-2764-1F9D1": "1F491",  # couple with heart
+    "1FAF1-1FAF2": "1F91D",  # handshake of two skin tones
+    "1F9D1-1F37C": "1F931",  # feeding a baby, breast-feeding
+}
+
+
+def family_of(code: str) -> str:
+    """What an emoji, "1F468-1F3FD-200D-2695-FE0F", has in common with those of its family: "1F9D1-2695"."""
+    parts = [
+        _PEOPLE.get(part, part)
+        for part in code.split("-")
+        # joiners, emoji presentation, female, male, facing right, skin tones
+        if not re.fullmatch(r"200D|FE0F|2640|2642|27A1|1F3F[B-F]", part)
+    ]
+    if len(parts) > 1 and set(parts) <= {"1F9D1", "1F9D2"}:
+        return "1F46A"  # families of any members
+    return _SAME.get("-".join(parts), "-".join(parts) or code)
+
+
+def _plain(code: str) -> str:
+    """Code points without those that ask for a picture, which sources write or leave out."""
+    return "-".join(part for part in code.split("-") if part != "FE0F")

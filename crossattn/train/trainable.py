@@ -1,0 +1,94 @@
+"""Which parameters are trained and how fast, by regular expressions on their names.
+
+The one thing to know: what is frozen is not differentiated and has no state in the optimiser; steps carry it
+along as it is. Names are paths such as "decoder.stack.layers.0.cross.query.kernel".
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import jax
+
+from crossattn.functional import flatten, nest
+
+
+def trained_names(logical_axes: Any, pattern: str | None) -> frozenset[str] | None:
+    """Names of the parameters that are trained; None for all of them.
+
+    logical_axes: a tuple of axis names for each parameter, as nested dicts; what a checkpoint holds and
+    nobody trains has "constant" among them. pattern: a regular expression that is searched for in each name.
+
+    Raises:
+        ValueError: the pattern is no regular expression, or fits no parameter that can be trained.
+    """
+    axes = flatten(logical_axes)
+    free = [name for name, own in axes.items() if "constant" not in own]
+    names = _found(pattern, free, "train") if pattern is not None else free
+    return None if len(names) == len(axes) else frozenset(names)
+
+
+def split(params: Any, trained: Collection[str] | None) -> tuple[Any, Any]:
+    """(parameters that are trained, the others), both nested as before."""
+    if trained is None:
+        return params, {}
+    flat = flatten(params)
+    return (
+        nest({name: x for name, x in flat.items() if name in trained}),
+        nest({name: x for name, x in flat.items() if name not in trained}),
+    )
+
+
+def join(trained: Any, frozen: Any) -> Any:
+    """The inverse of ``split``."""
+    return nest(flatten(trained) | flatten(frozen)) if frozen else trained
+
+
+def rate_factors(params: Any, rates: str) -> Any:
+    """What each parameter's learning rate is multiplied by: a number in each one's place.
+
+    rates: "PATTERN=FACTOR,PATTERN=FACTOR"; the first pattern that is found in a name counts; 1 where none is.
+
+    Raises:
+        ValueError: a part is not of that form, or fits no parameter.
+    """
+    flat = dict.fromkeys(flatten(params), 1.0)
+    for pattern, factor in reversed(_parsed(rates)):
+        flat.update(dict.fromkeys(_found(pattern, flat, "rates"), factor))
+    return nest(flat)
+
+
+def _parsed(rates: str) -> list[tuple[str, float]]:
+    parts = []
+    for part in rates.split(","):
+        pattern, _, factor = part.rpartition("=")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = -1.0
+        if not pattern or not 0.0 <= value < float("inf"):
+            raise ValueError(
+                f"optim.rates has {part!r}; expected PATTERN=FACTOR with a factor of 0 or more, such as"
+                " encoder=0.1"
+            )
+        parts.append((pattern, value))
+    return parts
+
+
+def _found(pattern: str, names: Collection[str], option: str) -> list[str]:
+    try:
+        found = [name for name in names if re.search(pattern, name)]
+    except re.error as error:
+        raise ValueError(f"optim.{option} is {pattern!r}, no regular expression: {error}") from None
+    if not found:
+        some = ", ".join(list(names)[:: max(1, len(names) // 4)])
+        raise ValueError(
+            f"optim.{option} is {pattern!r}, which is found in the name of no parameter; names are such as"
+            f" {some}"
+        )
+    return found
+
+
+def scaled(updates: Any, factors: Any) -> Any:
+    """Updates times the factors of their learning rates."""
+    return jax.tree.map(lambda update, factor: update * factor, updates, factors)

@@ -1,0 +1,158 @@
+"""Beginning with parameters that were trained before: ``config.init``.
+
+The one thing to know: nothing is left out in silence. A parameter that the source has and the model has not,
+or the other way round, or of another shape, is refused unless ``init.take`` or ``init.new`` say so.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import weights
+from crossattn.functional import flatten, nest
+from crossattn.train import processes, storage
+from crossattn.train.storage import Folder
+from experiments.runs import parameters
+from experiments.settings import SettingsError, saved_config
+from experiments.tasks import make_task
+
+_LOG = logging.getLogger(__name__)
+_NAMED = 5  # names that a message lists
+
+
+def run_begun_with(config: Any) -> Folder | None:
+    """The run that ``init.from`` names; None if it names weights, or nothing.
+
+    A model goes on with the tokenizers that it was trained with, which are in that run's ``assets``.
+    """
+    source = config.get("init", {}).get("from")
+    if not source:
+        return None
+    folder = storage.folder(source)
+    return folder if (folder / "checkpoints").is_dir() else None
+
+
+def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
+    """From the fresh parameters of a task to those that its run begins with; None if these are them.
+
+    Raises:
+      SettingsError: the source and the model do not fit, and no rule of ``config.init`` says what to do.
+    """
+    section = config.get("init", {})
+    if not section.get("from"):
+        return None
+    given = _renamed(_read(section["from"], config), section.get("rename"))
+    shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
+    begun = _begun(shapes, _taken(given, section.get("take")), section.get("new"), section["from"])
+    if run_begun_with(config) is None:
+        _refuse_tables(begun, task, section["from"])
+
+    def begin(fresh: Any) -> Any:
+        flat = flatten(fresh)
+        return nest(
+            {name: _put(begun[name], x) if name in begun else x for name, x in flat.items()}
+        )
+
+    return begin
+
+
+def _read(source: str, config: Any) -> Mapping[str, Any]:
+    """The parameters of a run's last checkpoint, or of a folder or hub name of published weights."""
+    run = run_begun_with(config)
+    if run is not None:
+        task = make_task(saved_config(run), run / "assets")
+        return flatten(parameters(task, run))
+    _, params, _ = weights.load(Path(source) if Path(source).is_dir() else source)
+    return flatten(params)
+
+
+def _renamed(given: Mapping[str, Any], rules: str | None) -> dict[str, Any]:
+    renamed = dict(given)
+    for rule in (rules or "").split(","):
+        pattern, sign, text = rule.partition("=")
+        if not rule:
+            continue
+        if not sign:
+            raise SettingsError(f"config.init.rename has {rule!r}; expected PATTERN=TEXT.")
+        renamed = {_compiled("rename", pattern).sub(text, name): x for name, x in renamed.items()}
+    if len(renamed) != len(given):
+        raise SettingsError("config.init.rename gives several parameters the same name.")
+    return renamed
+
+
+def _taken(given: Mapping[str, Any], pattern: str | None) -> dict[str, Any]:
+    if pattern is None:
+        return dict(given)
+    chosen = _compiled("take", pattern)
+    taken = {name: x for name, x in given.items() if chosen.search(name)}
+    if not taken:
+        raise SettingsError(
+            f"config.init.take is {pattern!r}, which is found in no name; names are such as"
+            f" {_some(given)}."
+        )
+    return taken
+
+
+def _begun(
+    fresh: Mapping[str, Any], taken: Mapping[str, Any], new: str | None, source: str
+) -> dict[str, Any]:
+    is_new = _compiled("new", new).search if new is not None else lambda name: None
+    if unknown := [name for name in taken if name not in fresh]:
+        raise SettingsError(
+            f"{source} has {_some(unknown)}, which the model has not; say what is taken by init.take, or"
+            " how it is called here by init.rename."
+        )
+    if missing := [name for name in fresh if name not in taken and not is_new(name)]:
+        raise SettingsError(
+            f"{source} lacks {_some(missing)}; say by init.new what begins afresh, or by init.rename how it"
+            " is called there."
+        )
+    for name, value in taken.items():
+        if not is_new(name) and value.shape != fresh[name].shape:
+            raise SettingsError(
+                f"{source} has {name} of shape {list(value.shape)}, the model"
+                f" {list(fresh[name].shape)}; say by init.new that it begins afresh, or give the model the"
+                " other's sizes."
+            )
+    begun = {name: x for name, x in taken.items() if not is_new(name)}
+    if processes.is_main():
+        _LOG.info("%d of %d parameters begin as in %s", len(begun), len(fresh), source)
+    return begun
+
+
+def _refuse_tables(begun: Mapping[str, Any], task: Any, source: str) -> None:
+    """Rows of published tables stand for the tokens of another tokenizer than the task's."""
+    axes = flatten(task.logical_axes())
+    if tables := [name for name in begun if "vocab" in axes[name]]:
+        raise SettingsError(
+            f"{_some(tables)} of {source} belong to its tokenizer, and config.tokenizer makes another; let"
+            f" them begin afresh, init.new='{tables[0]}'."
+        )
+
+
+def _put(value: Any, like: jax.Array) -> jax.Array:
+    """A value in the place, and of the dtype, of a fresh parameter."""
+    if isinstance(value, jax.Array):
+        return jax.device_put(value.astype(like.dtype), like.sharding)
+    whole = np.asarray(value).astype(like.dtype)
+    return jax.make_array_from_callback(whole.shape, like.sharding, lambda index: whole[index])
+
+
+def _compiled(key: str, pattern: str) -> re.Pattern:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise SettingsError(
+            f"config.init.{key} is {pattern!r}, no regular expression: {error}."
+        ) from None
+
+
+def _some(names: Any) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return ", ".join(listed[:_NAMED]) + more
