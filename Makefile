@@ -1,10 +1,12 @@
 # make demo   train a translator on real text, score it, draw what it attends to (about 10 minutes on 2 cores)
 # make test   the whole test suite
 # make lint   formatter, linter, type checker
-# make bench  the benchmarks behind the README's figures (installs PyTorch and tokamax)
+# make bench  the benchmarks behind the figures of docs/results.md (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 # make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
+# make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
+# make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity accelerators fuzz clean
+.PHONY: demo test lint format bench conformance parity accelerators docs wheel fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -43,6 +45,13 @@ parity: $(VENV)/.bench
 accelerators: $(VENV)-accelerators/.accelerators
 	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest tests/accelerators
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict
+
+wheel: $(VENV)/.wheel
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m build --outdir dist
+
 fuzz: $(VENV)/.test $(VENV)/.bench
 	$(BIN)/python -m experiments.fuzz
 
@@ -68,6 +77,14 @@ $(VENV)/.bench: pyproject.toml | $(BIN)/python
 
 $(VENV)/.conformance: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,tokamax]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,docs]'
+	touch $@
+
+$(VENV)/.wheel: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
 	touch $@
 
 # Apart, for JAX looks for the devices of whatever compilers it finds.

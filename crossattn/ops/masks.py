@@ -59,6 +59,7 @@ class Band:
     right: int | None = _static()
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
+        """Which of these keys these queries may read, both given by index: [*#B #N #T #S]."""
         if self.q_positions is None:
             q = queries[:, None] + _per_row(0 if self.offset is None else self.offset)
         else:
@@ -73,6 +74,7 @@ class Band:
         return allowed
 
     def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
+        """The arrays whose last axis is as long as the queries or the keys: "T" or "S" of each."""
         return {"q_positions": (self.q_positions, "T"), "k_positions": (self.k_positions, "S")}
 
     @property

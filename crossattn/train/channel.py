@@ -46,9 +46,11 @@ class Channel:
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def fileno(self) -> int:
+        """Of the connection, so that ``select`` takes a channel."""
         return self._connection.fileno()
 
     def close(self) -> None:
+        """End the connection; the other end is told."""
         self._connection.close()
 
     def send(self, **message: Any) -> None:

@@ -86,6 +86,7 @@ class Meter:
         return copy.deepcopy({"window": self._window, "totals": self._totals})
 
     def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``get_state`` gave."""
         self._window = copy.deepcopy(state["window"])
         self._totals = copy.deepcopy(state["totals"])
 

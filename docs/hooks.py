@@ -1,0 +1,151 @@
+"""What the site's builder does beside MkDocs: the reference's pages, and links to files of the repository.
+
+The one thing to know: the reference is made from what ``crossattn`` names as public, so a name that is added
+or moved needs no change here; one without a docstring is a warning, at which ``mkdocs build --strict`` fails.
+"""
+
+import importlib
+import inspect
+import logging
+import pkgutil
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import crossattn
+
+ROOT = Path(__file__).parents[1]
+# Whose public names ``crossattn`` has itself; what else is in there serves the kernels.
+_INSIDE = {"ops"}
+_WARNINGS = logging.getLogger("mkdocs.hooks.docs")
+_LINK = re.compile(r"(\]\()(\.\./[^)#\s]*)(#[^)\s]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """The repository's address, as pyproject.toml has it, and the reference in the navigation."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.repo_url = project["urls"]["Repository"]
+    config.repo_name = project["name"]
+    config.nav.append({"Reference": [{title: path} for title, path, _ in reference()]})
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page for each module that ``crossattn`` names, and one for what it names itself."""
+    from mkdocs.structure.files import File
+
+    for _, path, content in reference():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links out of the folder of the docs lead to the repository; one to nothing is a warning."""
+
+    def to_repository(link: re.Match) -> str:
+        path = posixpath.normpath(posixpath.join("docs", page.file.src_dir, link[2]))
+        if not (ROOT / path).exists():
+            _WARNINGS.warning("%s links to %s, which is not there", page.file.src_path, link[2])
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"{link[1]}{config.repo_url}/{kind}/main/{path}{link[3] or ''})"
+
+    return _LINK.sub(to_repository, markdown)
+
+
+def reference() -> list[tuple[str, str, str]]:
+    """Title, path and Markdown of each page of the reference."""
+    named = {name: getattr(crossattn, name) for name in crossattn.__all__ if name[0] != "_"}
+    modules = {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, ModuleType) and name not in _INSIDE
+    }
+    pages, placed = [], set()
+    for name, module in modules.items():
+        parts = list(_rendered(module, placed))
+        if parts:
+            about = f"# crossattn.{name}\n\n{_about(module)}\n\n"
+            pages.append((name, f"api/{name}.md", about + "\n".join(parts)))
+    own = [_directive(value, 2) for name, value in named.items() if _is_own(value, placed)]
+    head = f"# crossattn\n\n{_about(crossattn)}\n\n"
+    return [("crossattn", "api/index.md", head + "\n".join(own)), *pages]
+
+
+def _is_own(value: Any, placed: set) -> bool:
+    return not isinstance(value, ModuleType) and _path(value) not in placed
+
+
+def _rendered(module: ModuleType, placed: set, level: int = 2) -> Iterator[str]:
+    """The directives of a module's public names, each object on the first page that has it."""
+    for name, value in _public(module):
+        if isinstance(value, ModuleType):
+            inside = list(_rendered(value, placed, level + 1))
+            if inside:
+                yield f"{'#' * level} {module.__name__.partition('.')[2]}.{name}\n\n{_about(value)}\n"
+                yield from inside
+        elif _is_ours(value) and _path(value) not in placed:
+            placed.add(_path(value))
+            _complain_where_undocumented(value)
+            yield _directive(value, level)
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What a module says is public; of one that says nothing, what is defined in it, or its submodules."""
+    names = getattr(module, "__all__", None)
+    if names is None and hasattr(module, "__path__"):
+        names = [found.name for found in pkgutil.iter_modules(module.__path__)]
+        for name in names:
+            importlib.import_module(f"{module.__name__}.{name}")
+    if names is None:
+        names = [
+            name
+            for name, value in vars(module).items()
+            if name[0] != "_" and getattr(value, "__module__", None) == module.__name__
+        ]
+    for name in names:
+        yield name, getattr(module, name)
+
+
+def _directive(value: Any, level: int) -> str:
+    return f"::: {_path(value)}\n    options:\n      heading_level: {level}\n"
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is a class or a function of this package, and no alias of a type."""
+    return hasattr(value, "__qualname__") and value.__module__.startswith("crossattn")
+
+
+def _path(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _about(module: ModuleType) -> str:
+    """A module's docstring, in which an indented block is code, as Markdown has it."""
+    return re.sub(r"::$", ":", inspect.getdoc(module) or "", flags=re.MULTILINE)
+
+
+def _complain_where_undocumented(value: Any) -> None:
+    """A warning for a public name without a docstring, or a public method.
+
+    A method is documented where its class has it from another, or where a class beside it says what it does.
+    """
+    wanting = [value] if not _documented(value) else []
+    if inspect.isclass(value):
+        beside = [c for c in vars(inspect.getmodule(value)).values() if inspect.isclass(c)]
+        for name, method in vars(value).items():
+            if name[0] == "_" or getattr(method, "__name__", None) != name:
+                continue
+            if not any(inspect.getdoc(getattr(each, name, None)) for each in [value, *beside]):
+                wanting.append(getattr(value, name))
+    for each in wanting:
+        _WARNINGS.warning("%s is public and has no docstring", _path(each))
+
+
+def _documented(value: Any) -> bool:
+    """Whether it has a docstring of its own, beyond the signature that a dataclass makes up."""
+    text = value.__doc__ or ""
+    return bool(text) and not text.startswith(f"{value.__name__}(")

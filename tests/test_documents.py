@@ -1,0 +1,120 @@
+"""What the README and the pages of ``docs/`` print: their Python runs, their commands and links exist."""
+
+import importlib
+import importlib.util
+import logging
+import re
+import shlex
+import tomllib
+
+import pytest
+
+from experiments.keys import is_key
+from tests.conftest import ROOT, kept
+from tests.experiments.conftest import start
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+_PYTHON = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)```", re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+def python_of(path):
+    """The blocks of Python that a page prints, but for those that it says are not run."""
+    if path.name == "design.md":  # whose Python shows the shape of things, with ... in them
+        return []
+    return [code for skipped, code in _PYTHON.findall(path.read_text()) if not skipped]
+
+
+def commands_of(path):
+    """(launcher, its flags as (name, value)) of each ``python -m experiments.NAME`` that a page has."""
+    text = path.read_text().replace("\\\n", " ")
+    for name, rest in re.findall(r"python -m experiments\.([\w.]*\w)([^\n`|;&]*)", text):
+        yield name, re.findall(r"--([\w.]+)=?(\S*)", rest.partition(" #")[0])
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=named)
+@pytest.mark.filterwarnings("ignore:.*slow.*")
+def test_the_python_of_a_page_runs_as_printed_in_order(page):
+    module = {"__name__": "page"}
+    for number, code in enumerate(python_of(page), 1):
+        exec(compile(code, f"{named(page)}, block {number}", "exec"), module)
+
+
+def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_code, capsys):
+    """But for the folder of the run, which lies elsewhere."""
+    section = README.read_text().partition("## Launching\n")[2].partition("```bash\n")[2]
+    lines = [line.partition(" #")[0] for line in section.partition("```")[0].splitlines()]
+    for line in lines:
+        module, *arguments = shlex.split(line.replace("runs/", f"{tmp_path}/"))[2:]
+        if module == "experiments":
+            assert importlib.import_module("experiments.__main__").main() == 0
+            continue
+        with kept(compiled_code):
+            assert start(module.partition(".")[2], *arguments) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.strip().splitlines()[-1]  # the translation
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_command_names_a_launcher_a_config_and_flags_that_there_are(page):
+    for name, given in commands_of(page):
+        module = importlib.import_module(f"experiments.{name}")
+        known = {"help", *(flag.name for flag in getattr(module, "FLAGS", ()))}
+        for flag, value in given:
+            if flag.startswith("config."):
+                assert is_key(flag.removeprefix("config.")), flag
+            elif hasattr(module, "FLAGS"):
+                assert flag in known, (name, flag)
+            if flag == "config" and "." in value.strip('."') and "NAME" not in value:
+                file, _, variant = value.strip('"').partition(":")
+                assert (ROOT / file).is_file(), value
+                importlib.import_module(f"configs.{(ROOT / file).stem}").get_config(variant)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_link_leads_to_a_file_and_to_a_heading_of_it(page):
+    for link in _LINK.findall(page.read_text()):
+        if link.startswith(("http", "mailto:")) or link.startswith("api/"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert anchor in slugs, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_an_extra_that_a_page_installs_is_one_of_the_project(page):
+    for extras in re.findall(r"(?:crossattn|\.)\[([\w,-]+)\]", page.read_text()):
+        assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys(), extras
+
+
+def test_the_readme_is_read_in_two_minutes():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 150
+    assert max(len(line) for line in lines if not line.startswith("|")) <= 130
+
+
+def test_the_repository_has_one_address():
+    address = PROJECT["urls"]["Repository"]
+    owner = address.partition("github.com/")[2]
+    places = [*PAGES, *(ROOT / "notebooks").glob("*.ipynb")]
+    for path in places:
+        for found in re.findall(r"github(?:\.com)?/(crossattn/[\w-]+)", path.read_text()):
+            assert found == owner, path
+
+
+def test_every_public_name_has_a_docstring(caplog):
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    with caplog.at_level(logging.WARNING):
+        hooks.reference()
+    assert [record.getMessage() for record in caplog.records] == []
