@@ -108,7 +108,9 @@ def small() -> ConfigDict:
             evaluate=dict(
                 examples=200,
                 bleu_tokenize=placeholder(str),
-                decoding=dict(beams=1, length_penalty=0.6, max_length=placeholder(int), rows=32),
+                decoding=dict(
+                    num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), rows=32
+                ),
                 alignment=dict(
                     choose=True,
                     layer=-1,

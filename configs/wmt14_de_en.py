@@ -41,7 +41,7 @@ def get_config(arg: str = ""):
     config.train.update(log_every=100, eval_every=5000, **train)
     config.checkpoint.update(every=1000, keep=3, best_metric="bleu")
     config.evaluate.update(examples=500)
-    config.evaluate.decoding.update(beams=4, rows=64)
+    config.evaluate.decoding.update(num_beams=4, rows=64)
     if "tiny" in words:
         config = translation.tiny(config)
         config.model.dtype = "float32"

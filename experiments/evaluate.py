@@ -1,6 +1,6 @@
 """Score a checkpoint on a split: translation, loss, word alignment; of text alone, loss and a few samples.
 
-python -m experiments.evaluate --workdir=runs/fr --split=test --beams=5
+python -m experiments.evaluate --workdir=runs/fr --split=test --num_beams=5
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import launch, report
-from experiments.runs import BEAMS, STEP, open_run
+from experiments.runs import NUM_BEAMS, STEP, open_run
 from experiments.settings import check_scores
 
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
@@ -18,7 +18,7 @@ _LIMIT = flags.DEFINE_integer(
 )
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     if task.config.task == "translation":
         check_scores(task.config)
         results = report.translation_results(
-            task, params, _SPLIT.value, beams=BEAMS.value, limit=_LIMIT.value
+            task, params, _SPLIT.value, num_beams=NUM_BEAMS.value, limit=_LIMIT.value
         )
     else:
         results = task.split_loss(params, _SPLIT.value)

@@ -245,9 +245,11 @@ KEYS: dict[str, Key] = {
     **_keys("evaluate", {}, {
         "examples": Key(int, "Validation sentences translated while training; 0 is none.", "[0, inf)"),
         "bleu_tokenize": Key(str, "sacreBLEU's tokenizer, such as char or ja-mecab.", none=True),
-        "decoding.beams": Key(int, "1 is greedy.", "[1, inf)"),
+        "decoding.num_beams": Key(int, "1 is greedy.", "[1, inf)"),
         "decoding.length_penalty": Key(float, "Larger favours longer texts.", "[0, inf)"),
-        "decoding.max_length": Key(int, "The most tokens; none is data.target_len.", "[2, inf)", none=True),
+        "decoding.max_new_tokens": Key(
+            int, "The most tokens; none is data.target_len.", "[2, inf)", none=True
+        ),
         "decoding.rows": Key(int, "Sentences decoded together.", "[1, inf)"),
         "alignment.choose": Key(bool, "Choose the other alignment keys on validation pairs."),
         "alignment.layer": Key(int, "Decoder layer whose attention is read; -1 is the last."),

@@ -17,10 +17,10 @@ _ALIGNED_AT_MOST = 500
 
 
 def translation_results(
-    task: Any, params: Any, split: str, *, beams: int | None = None, limit: int | None = None
+    task: Any, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """Everything that is measured on a split of sentence pairs."""
-    options = {} if beams is None else {"beams": beams}
+    options = {} if num_beams is None else {"num_beams": num_beams}
     translator = task.translator(params, **options)
     examples = task.some(split, limit)
     start = time.perf_counter()
@@ -30,7 +30,7 @@ def translation_results(
         "split": split,
         "sentences": len(examples),
         "cut_sources": translator.cut_sources,
-        "beams": beams or task.config.evaluate.decoding.beams,
+        "num_beams": num_beams or task.config.evaluate.decoding.num_beams,
         **translation_scores(
             hypotheses,
             [example["target"] for example in examples],

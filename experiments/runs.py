@@ -14,8 +14,8 @@ from experiments.tasks import make_task
 from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
-BEAMS = flags.DEFINE_integer(
-    "beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
+NUM_BEAMS = flags.DEFINE_integer(
+    "num_beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
 )
 
 

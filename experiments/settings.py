@@ -168,11 +168,11 @@ def _check_layers(config: ConfigDict) -> None:
 
 
 def _check_decoding(config: ConfigDict) -> None:
-    data, asked = config.data, config.evaluate.decoding.max_length
+    data, asked = config.data, config.evaluate.decoding.max_new_tokens
     longest = max(data.source_len, data.target_len)
     if asked is not None and asked > longest and config.model.positions == "learned":
         raise SettingsError(
-            f"config.evaluate.decoding.max_length is {asked}; the table of learned positions has "
+            f"config.evaluate.decoding.max_new_tokens is {asked}; the table of learned positions has "
             f"{longest}, of data.source_len and data.target_len."
         )
 

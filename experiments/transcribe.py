@@ -21,8 +21,8 @@ from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.decode.transcribe import Transcriber
-from crossattn.decode.transcript import FRAME, TIME, Transcript
+from crossattn.decode.speech.transcribe import Transcriber
+from crossattn.decode.speech.transcript import FRAME, TIME, Transcript
 from crossattn.weights.hub import find_folder
 from experiments import fetch_weights, launch
 

@@ -1,7 +1,7 @@
 """Translate sentences from the command line or standard input, and draw what was attended to.
 
 python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --plot=cat.png
-python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --beams=5 --nbest=3
+python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --num_beams=5 --nbest=3
 python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --temperature=0.8 --top_p=0.9
 cat text.en | python -m experiments.translate --workdir=runs/fr > text.fr
 
@@ -21,7 +21,7 @@ from crossattn.decode import constraints, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import launch, report
-from experiments.runs import BEAMS, STEP, open_run
+from experiments.runs import NUM_BEAMS, STEP, open_run
 
 _LENGTH_PENALTY = flags.DEFINE_float(
     "length_penalty", None, "Larger favours longer texts; default: the config's.", lower_bound=0.0
@@ -42,7 +42,7 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
     (_TOP_P, sampling.top_p),
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, BEAMS, _LENGTH_PENALTY, _NBEST, _NO_REPEAT_NGRAM,
+    launch.CONFIG, launch.WORKDIR, STEP, NUM_BEAMS, _LENGTH_PENALTY, _NBEST, _NO_REPEAT_NGRAM,
     _TEMPERATURE, _TOP_K, _TOP_P, _SEED, launch.PLOT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
@@ -56,9 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     config = task.config
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
     count = _NBEST.value or 1
-    if count > options["beams"]:
+    if count > options["num_beams"]:
         raise launch.Refused(
-            f"--nbest is {count} of {options['beams']} beams; expected at most that, or --beams={count}."
+            f"--nbest is {count} of {options['num_beams']} beams; expected at most that, or "
+            f"--num_beams={count}."
         )
     translator = task.translator(params, **options)
     found = translator.best(sentences, count)
@@ -93,14 +94,14 @@ def decoding() -> dict[str, Any]:
         processors += [make(flag.value) for flag, make in given]
     except ValueError as error:
         raise launch.Refused(str(error)) from None
-    if BEAMS.value is not None:
-        options["beams"] = BEAMS.value
+    if NUM_BEAMS.value is not None:
+        options["num_beams"] = NUM_BEAMS.value
     if _LENGTH_PENALTY.value is not None:
         options["length_penalty"] = _LENGTH_PENALTY.value
     if given:
-        if options.setdefault("beams", 1) > 1:
+        if options.setdefault("num_beams", 1) > 1:
             raise launch.Refused(
-                f"--beams={BEAMS.value} searches and --{given[0][0].name} draws; give one of them."
+                f"--num_beams={NUM_BEAMS.value} searches and --{given[0][0].name} draws; give one of them."
             )
         options["key"] = jax.random.key(_SEED.value)
     return options

@@ -103,7 +103,7 @@ def test_every_part_of_the_library_stands_on_a_floor():
         ("crossattn.nn.stack", "from crossattn.models import transformer"),
         ("crossattn.nn.stack", "import optax"),
         ("crossattn.models.decoder", "from crossattn.decode import greedy"),
-        ("crossattn.decode.beam", "from crossattn.viz import alignment"),
+        ("crossattn.decode.search.beam", "from crossattn.viz import alignment"),
         ("crossattn.train.loop", "from crossattn.models import Transformer"),
         ("crossattn.train.loop", "from crossattn.data import pipeline"),
         ("crossattn.data.pipeline", "from crossattn.types import Array"),

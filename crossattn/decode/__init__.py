@@ -1,31 +1,36 @@
-"""Generation over any model with ``start`` and ``step``.
+"""Generation over any model with ``prefill`` and ``decode_step``; ``states`` says what those promise.
 
-``translate`` and ``generate`` run a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search``
-and ``speculative`` are the searches. They share a ``Target`` (lengths, prefix, special tokens), a list of
-processors (``sampling``, ``constraints``, functions of your own) and a ``Capture`` of attention.
+``generate`` runs a model; ``greedy``, ``sample``, ``beam_search``, ``contrastive_search`` and
+``speculative`` are the searches. They share a ``GenerationConfig`` (lengths, prefix, special tokens), a
+list of logits processors (``sampling``, ``constraints``, functions of your own) and a ``Capture`` of
+attention.
 """
 
-from crossattn.decode import constraints, penalties, sampling, stopping
-from crossattn.decode.beam import beam_search
 from crossattn.decode.buckets import Bucketed
 from crossattn.decode.capture import Capture
-from crossattn.decode.contrastive import contrastive_search
-from crossattn.decode.drafts import ModelDraft, PromptLookup
-from crossattn.decode.generate import attention_of, generate, translate
-from crossattn.decode.greedy import greedy, sample
+from crossattn.decode.config import GenerationConfig
+from crossattn.decode.generate import attention_of, generate
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.processors import Context
-from crossattn.decode.speculative import speculative
-from crossattn.decode.target import Target
+from crossattn.decode.logits import constraints, sampling
+from crossattn.decode.logits.processors import Context, LogitsProcessor
+from crossattn.decode.search import penalties, stopping
+from crossattn.decode.search.beam import beam_search
+from crossattn.decode.search.contrastive import contrastive_search
+from crossattn.decode.search.drafts import ModelDraft, PromptLookup
+from crossattn.decode.search.greedy import greedy, sample
+from crossattn.decode.search.speculative import speculative
+from crossattn.decode.states import DecodingStates
 
 __all__ = [
     "Bucketed",
     "Capture",
     "Context",
+    "DecodingStates",
+    "GenerationConfig",
     "Hypotheses",
+    "LogitsProcessor",
     "ModelDraft",
     "PromptLookup",
-    "Target",
     "attention_of",
     "beam_search",
     "constraints",
@@ -37,5 +42,4 @@ __all__ = [
     "sampling",
     "speculative",
     "stopping",
-    "translate",
 ]

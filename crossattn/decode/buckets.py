@@ -9,28 +9,28 @@ import jax
 import numpy as np
 
 from crossattn import functional
-from crossattn.decode.drafts import Draft
-from crossattn.decode.generate import Source, check_source, generate, translate
+from crossattn.decode.config import right_aligned
+from crossattn.decode.generate import Source, check_source, generate
 from crossattn.decode.hypotheses import Hypotheses
+from crossattn.decode.search.drafts import Draft
 from crossattn.decode.stream import Piece, Stream
-from crossattn.decode.target import right_aligned
 from crossattn.types import AnyArray, Array, Float, Int, Key, Params
 
 Limits = Int[AnyArray, "..."] | Sequence[int] | int | None
 """The most tokens of each row, [B], or of all."""
 
-_OF_CALLS = ("max_length", "limits", "key")
+_OF_CALLS = ("max_new_tokens", "limits", "key")
 
 
 class Bucketed:
-    """``translate`` under ``jax.jit``, for sources of any number and length; ``generate``, for prompts.
+    """``generate`` under ``jax.jit``, for sources or prompts of any number and length.
 
     Rows, lengths of sources or prompts, and target lengths are filled up to the next size that was named,
     or to what the model has positions for; rows that were added are done from the start, and no row gets
     longer than asked. Beyond the largest size, its multiples are taken. Frames, to which silence would be
     something to hear, keep their number: only rows are added to them.
 
-        found = Bucketed(build)(params, source, (source != pad_id).astype(int), max_length=60)
+        found = Bucketed(build)(params, source, (source != pad_id).astype(int), max_new_tokens=60)
 
     Args:
       build: makes the model.
@@ -38,10 +38,10 @@ class Bucketed:
       draft: makes what guesses for ``speculative``, of the sources and their segments (or the prompts and
         their lengths) in the bucket's sizes and of the ``draft_params`` of the call:
         ``lambda source, *_: PromptLookup(source)``.
-      **options: of ``translate``, the same for every call.
+      **options: of ``generate``, the same for every call.
 
     Raises:
-      ValueError: an option is one that calls take: ``max_length``, ``limits``, ``key``.
+      ValueError: an option is one that calls take: ``max_new_tokens``, ``limits``, ``key``.
     """
 
     def __init__(
@@ -61,10 +61,12 @@ class Bucketed:
         self._prefix = options.get("prefix")
         self._known: _Known | None = None
 
-        @partial(jax.jit, static_argnames="max_length")
-        def search(params, inputs, limits, key, draft_params, max_length):
+        @partial(jax.jit, static_argnames="max_new_tokens")
+        def search(params, inputs, limits, key, draft_params, max_new_tokens):
             model = functional.bind(build, params)
-            call: dict[str, Any] = dict(max_length=max_length, limits=limits, key=key, **options)
+            call: dict[str, Any] = dict(
+                max_new_tokens=max_new_tokens, limits=limits, key=key, **options
+            )
             if draft is not None:
                 read, which, *_ = inputs
                 call["draft"] = draft(read, which, draft_params)
@@ -79,18 +81,18 @@ class Bucketed:
         source: Source,
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
-        max_length: int,
+        max_new_tokens: int,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         draft_params: Params | None = None,
     ) -> Hypotheses:
-        """What ``translate`` gives, [B J max_length], in arrays of numpy.
+        """What ``generate`` gives for sources, [B J max_new_tokens], in arrays of numpy.
 
         Args:
-          limits: the most tokens of each row, where they are fewer than ``max_length``.
+          limits: the most tokens of each row, where they are fewer than ``max_new_tokens``.
           draft_params: for ``draft``.
         """
-        call = self._sources(params, source, source_segments, max_length, limits)
+        call = self._sources(params, source, source_segments, max_new_tokens, limits)
         return self._found(params, call, key, draft_params)
 
     def generate(
@@ -98,7 +100,7 @@ class Bucketed:
         params: Params,
         prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
         *,
-        max_length: int,
+        max_new_tokens: int,
         memory: Float[AnyArray, "B S M"] | None = None,
         memory_segments: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
@@ -109,7 +111,7 @@ class Bucketed:
 
         The ``memory`` that a decoder reads is filled up like sources.
         """
-        call = self._prompts(params, prompts, max_length, limits, memory, memory_segments)
+        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segments)
         return self._found(params, call, key, draft_params)
 
     def stream(
@@ -118,7 +120,7 @@ class Bucketed:
         source: Source,
         source_segments: Int[AnyArray, "B S"] | None = None,
         *,
-        max_length: int,
+        max_new_tokens: int,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         every: int = 1,
@@ -130,7 +132,7 @@ class Bucketed:
         Raises:
           ValueError: the options ask for a search that does not go token by token.
         """
-        call = self._sources(params, source, source_segments, max_length, limits)
+        call = self._sources(params, source, source_segments, max_new_tokens, limits)
         return self._pieces(params, call, key, every)
 
     def stream_generate(
@@ -138,7 +140,7 @@ class Bucketed:
         params: Params,
         prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
         *,
-        max_length: int,
+        max_new_tokens: int,
         memory: Float[AnyArray, "B S M"] | None = None,
         memory_segments: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
@@ -146,7 +148,7 @@ class Bucketed:
         every: int = 1,
     ) -> Iterator[Piece]:
         """What ``generate`` gives as it comes, as in ``stream``."""
-        call = self._prompts(params, prompts, max_length, limits, memory, memory_segments)
+        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segments)
         return self._pieces(params, call, key, every)
 
     @property
@@ -157,7 +159,9 @@ class Bucketed:
     def _found(self, params: Params, call: "_Call", key: Any, draft_params: Any) -> Hypotheses:
         # Cut on the host, where another size is no other program.
         found = jax.device_get(
-            self._search(params, call.inputs, call.limits, key, draft_params, max_length=call.size)
+            self._search(
+                params, call.inputs, call.limits, key, draft_params, max_new_tokens=call.size
+            )
         )
         B, T, S = call.shape
         weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
@@ -170,7 +174,7 @@ class Bucketed:
         ):
             yield tokens[:B] if weights is None else (tokens[:B], weights[:B, ..., :S])
 
-    def _sources(self, params, source, segments, max_length: int, limits: Any) -> "_Call":
+    def _sources(self, params, source, segments, max_new_tokens: int, limits: Any) -> "_Call":
         source, known = np.asarray(source), self._ask(params)
         segments = None if segments is None else np.asarray(segments)
         check_source(source, segments)
@@ -183,7 +187,7 @@ class Bucketed:
         else:
             source, segments, S = *self._more_rows(source, segments), None
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
-        return self._call(params, _Sources(source, segments), (B, max_length, S), start, limits)
+        return self._call(params, _Sources(source, segments), (B, max_new_tokens, S), start, limits)
 
     def _more_rows(self, frames: Any, segments: Any) -> tuple[Any, Any]:
         """Frames [B F M], with rows filled up, and their segments if there are any."""
@@ -194,16 +198,16 @@ class Bucketed:
         return frames, segments
 
     def _prompts(
-        self, params, prompts, max_length: int, limits: Any, memory: Any, memory_segments: Any
+        self, params, prompts, max_new_tokens: int, limits: Any, memory: Any, memory_segments: Any
     ) -> "_Call":
         if self._prefix is not None:
             raise ValueError(
                 "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
             )
         rows = [np.asarray(row).tolist() for row in prompts]
-        B, most = len(rows), self._ask(params).target
-        most = None if most is None else most - max_length + 1
-        width = _size(max(map(len, rows)), self.sources, most)
+        B, longest = len(rows), self._ask(params).target
+        longest = None if longest is None else longest - max_new_tokens + 1
+        width = _size(max(map(len, rows)), self.sources, longest)
         prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.rows) - B), width)
         inputs, S = _Prompts(prefix, lengths), None
         if memory is not None:
@@ -214,7 +218,7 @@ class Bucketed:
             S = memory.shape[1]
             read = self._filled(np.asarray(memory), memory_segments, _size(S, self.sources))
             inputs = _Prompts(prefix, lengths, *read)
-        return self._call(params, inputs, (B, max_length, S), width, limits)
+        return self._call(params, inputs, (B, max_new_tokens, S), width, limits)
 
     def _filled(self, x: Any, segments: Any, size: int) -> tuple[Any, Any]:
         """What is read, [B S ...], and its segments [B S], with rows and length filled up."""
@@ -232,9 +236,9 @@ class Bucketed:
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
         limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
-        most = self._ask(params).target
-        most = None if most is None else most - start + 1
-        return _Call(inputs, limits, _size(T, self.targets, most), shape)
+        longest = self._ask(params).target
+        longest = None if longest is None else longest - start + 1
+        return _Call(inputs, limits, _size(T, self.targets, longest), shape)
 
     def _ask(self, params: Params) -> "_Known":
         if self._known is None:
@@ -262,19 +266,20 @@ class _Known(NamedTuple):
 
 
 class _Sources(NamedTuple):
-    """What ``translate`` reads, [B S] both, or frames; arrays of numpy, or traced ones."""
+    """Sources and segments, [B S] both, or frames; arrays of numpy, or traced ones."""
 
     source: Any
     segments: Any
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
-        return translate(model, *self, **call)
+        return generate(model, *self, **call)
 
-    def target(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         return {}
 
-    def start(self, model: Any, room: int) -> Any:
-        return model.start(*self, 1, room)
+    def prefill(self, model: Any, cache_length: int) -> Any:
+        source, segments = self
+        return model.prefill(len(source), 1, cache_length, source=source, source_segments=segments)
 
 
 class _Prompts(NamedTuple):
@@ -289,9 +294,9 @@ class _Prompts(NamedTuple):
     segments: Any = None
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
-        return generate(model, batch=len(self.prefix), **self.reads(), **self.target(), **call)
+        return generate(model, batch=len(self.prefix), inputs=self.reads(), **self.config(), **call)
 
-    def target(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         return {"prefix": self.prefix, "prefix_lengths": self.lengths}
 
     def reads(self) -> dict[str, Any]:
@@ -299,8 +304,8 @@ class _Prompts(NamedTuple):
             return {}
         return {"memory": self.memory, "memory_segments": self.segments}
 
-    def start(self, model: Any, room: int) -> Any:
-        return model.start(len(self.prefix), 1, room, **self.reads())
+    def prefill(self, model: Any, cache_length: int) -> Any:
+        return model.prefill(len(self.prefix), 1, cache_length, **self.reads())
 
 
 class _Call(NamedTuple):
@@ -312,8 +317,8 @@ class _Call(NamedTuple):
     shape: tuple[int, int, int | None]
 
 
-def _size(count: int, sizes: Sequence[int], most: int | None = None) -> int:
-    """The next size, or multiple of the largest; no more than ``most``, unless there are more already."""
-    place = bisect.bisect_left(sizes, count)
-    size = sizes[place] if place < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
-    return size if most is None else max(count, min(size, most))
+def _size(count: int, sizes: Sequence[int], longest: int | None = None) -> int:
+    """The next size, or multiple of the largest; no more than ``longest``, unless there are more already."""
+    index = bisect.bisect_left(sizes, count)
+    size = sizes[index] if index < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
+    return size if longest is None else max(count, min(size, longest))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.decode.states import StepFn, bare, read_weights, source_valid
+from crossattn.decode.states import DecodeStep, source_valid
 from crossattn.types import Array, Float, Int
 
 
@@ -40,30 +40,30 @@ class Capture:
 
 
 def captured(
-    step: StepFn,
+    decode_step: DecodeStep,
     captures: Sequence[Capture | None],
     tokens: Int[Array, "B J T"],
     states: Any,
-    index: Int[Array, "..."],
 ) -> tuple[Float[Array, "B J T V"], Any, list[Any]]:
-    """One step: logits, states fit for a loop, and the weights [B J T M N S] of each capture."""
+    """One step: logits, states, and the weights [B J T M N S] of each capture."""
     if not any(captures):
-        logits, states = step(tokens, states, index)
-        return logits, bare(states), [None] * len(captures)
+        logits, states = decode_step(tokens, states)
+        return logits, states, [None] * len(captures)
     source_valid(states)
-    logits, states = step(tokens, states, index, return_weights=True)
-    weights = read_weights(states)
-    return logits, bare(states), [c and c.of(weights) for c in captures]
+    logits, states, weights = decode_step(tokens, states, return_weights=True)
+    return logits, states, [c and c.of(weights) for c in captures]
 
 
-def room_for(
-    step: StepFn, capture: Capture | None, states: Any, beams: int, length: int
+def empty_weights(
+    decode_step: DecodeStep,
+    capture: Capture | None,
+    states: Any,
+    shape: tuple[int, int],
+    length: int,
 ) -> Float[Array, "B J T M N S"] | None:
-    """Zeros for the weights of ``length`` tokens; None when none are asked for."""
+    """Zeros for the weights of ``length`` tokens of sequences [B J]; None when none are asked for."""
     if capture is None:
         return None
-    batch = source_valid(states).shape[0]
-    tokens = jax.ShapeDtypeStruct((batch, beams, 1), jnp.int32)
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    one: Any = jax.eval_shape(lambda *a: captured(step, [capture], *a)[2][0], tokens, states, index)
-    return jnp.zeros((*one.shape[:2], length, *one.shape[3:]), one.dtype)
+    tokens = jax.ShapeDtypeStruct((*shape, 1), jnp.int32)
+    one: Any = jax.eval_shape(lambda *a: captured(decode_step, [capture], *a)[2][0], tokens, states)
+    return jnp.zeros((*shape, length, *one.shape[3:]), one.dtype)

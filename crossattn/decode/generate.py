@@ -1,19 +1,21 @@
-"""Decoding a whole model: read the source once, search, and look at what was attended to."""
+"""Decoding a whole model: read what it reads once, search, and look at what was attended to."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from crossattn.decode.beam import beam_search
-from crossattn.decode.contrastive import contrastive_search
-from crossattn.decode.drafts import Draft
-from crossattn.decode.greedy import greedy, sample
+from crossattn.decode.config import GenerationConfig
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.penalties import Penalty
-from crossattn.decode.speculative import speculative
-from crossattn.decode.target import Target
+from crossattn.decode.search.beam import beam_search
+from crossattn.decode.search.contrastive import contrastive_search
+from crossattn.decode.search.drafts import Draft
+from crossattn.decode.search.greedy import greedy, sample
+from crossattn.decode.search.penalties import Penalty
+from crossattn.decode.search.speculative import speculative
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
@@ -22,70 +24,60 @@ Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"]
 
 
 @on_any_mesh
-def translate(
-    model: Any,
-    source: Source,
-    source_segments: Int[AnyArray, "B S"] | None = None,
-    *,
-    max_length: int,
-    **options: Any,
-) -> Hypotheses:
-    """Target sequences of an encoder-decoder; greedy unless the options ask for another search.
-
-        found = translate(model, source, (source != pad_id).astype(int), max_length=60)
-
-    Args:
-      model: a ``Transformer`` (``functional.bind(build, params)`` under ``jax.jit``).
-      source: source tokens, or the frames of a model that reads these.
-      source_segments: 0 where the source is padding, which is not read. None: that of the model's
-        ``pad_id``, if its config names one; otherwise everything is read, padding too.
-      max_length: the most tokens generated. Static, like ``beams``.
-      **options: ``beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
-        ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
-        without; and what else those and ``Target`` take.
-
-    Raises:
-      ValueError: two searches are asked for at once, the source has no batch axis, or source or target
-        do not fit the model.
-    """
-    source = jnp.asarray(source)
-    if source_segments is not None:
-        source_segments = jnp.asarray(source_segments)
-    check_source(source, source_segments)
-    places, search = _search(model, **options)
-    target = dict(batch=source.shape[0], max_length=max_length)
-    room = _room(target, options)
-    states = model.start(source, source_segments, places, room, **_ahead(options))
-    return search(states, **target)
-
-
-@on_any_mesh
 def generate(
     model: Any,
+    source: Source | None = None,
+    source_segments: Int[AnyArray, "B S"] | None = None,
     *,
-    batch: int,
-    max_length: int,
-    memory: Float[AnyArray, "B S M"] | None = None,
-    memory_segments: Int[AnyArray, "B S"] | None = None,
+    max_new_tokens: int,
+    batch: int | None = None,
+    inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Hypotheses:
-    """Text of a decoder-only model, after ``prefix`` or a ``bos_id``; options as in ``translate``.
+    """Text of any model that generates; greedy unless the options ask for another search.
+
+        found = generate(translator, source, (source != pad_id).astype(int), max_new_tokens=60)
+        found = generate(language_model, prefix=[[5, 7, 9], [4]], max_new_tokens=60)
 
     Args:
-      memory: the vectors that a ``Decoder`` with a ``memory_dim`` reads; padding has segment 0.
+      model: with ``prefill`` and ``decode_step``, such as a ``Transformer`` or a ``Decoder``
+        (``functional.bind(build, params)`` under ``jax.jit``).
+      source: of an encoder-decoder, the source tokens, or the frames of a model that reads these.
+      source_segments: 0 where the source is padding, which is not read. None: that of the model's
+        ``pad_id``, if its config names one; otherwise everything is read, padding too.
+      max_new_tokens: the most tokens generated. Static, like ``num_beams``.
+      batch: rows, B. None: as many as the inputs have, or the prefix.
+      inputs: what else ``prefill`` reads, by name: ``{"memory": vectors, "memory_segments": segments}`` of
+        a ``Decoder`` with a ``memory_dim``.
+      **options: ``num_beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
+        ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
+        without; and what else those and ``GenerationConfig`` take.
 
     Raises:
-      ValueError: two searches are asked for at once, there is a memory where none is read or none where
-        one is, or the text does not fit the model.
+      ValueError: two searches are asked for at once, a source has no batch axis, what is read or the text
+        do not fit the model, or nothing says how many rows there are.
     """
-    places, search = _search(model, **options)
-    target = dict(batch=batch, max_length=max_length)
-    given = {"memory": memory, "memory_segments": memory_segments}
-    reads = {name: jnp.asarray(x) for name, x in given.items() if x is not None}
-    if memory is not None and len(memory) != batch:
-        raise ValueError(f"memory has {len(memory)} rows; expected as many as the batch, {batch}.")
-    states = model.start(batch, places, _room(target, options), **reads, **_ahead(options))
-    return search(states, **target)
+    reads = {"source": source, "source_segments": source_segments, **(inputs or {})}
+    reads = {name: jnp.asarray(x) for name, x in reads.items() if x is not None}
+    if "source" in reads:
+        check_source(reads["source"], reads.get("source_segments"))
+    batch = _rows(reads, options.get("prefix")) if batch is None else batch
+    num_beams, search = _search(model, **options)
+    config = dict(batch=batch, max_new_tokens=max_new_tokens)
+    cache_length = _cache_length(config, options)
+    states = model.prefill(batch, num_beams, cache_length, **reads, **_lookahead(model, options))
+    return search(states, **config)
+
+
+def _rows(reads: Mapping[str, Any], prefix: Any) -> int:
+    """How many rows there are in what is read, or else in the prefix."""
+    for x in reads.values():
+        return len(x)
+    if hasattr(prefix, "__len__") and np.ndim(prefix[0]):
+        return len(prefix)
+    raise ValueError(
+        "generate got nothing to read and no prefix with rows; expected batch=, how many texts to generate."
+    )
 
 
 def check_source(source: Any, segments: Any = None) -> None:
@@ -119,16 +111,16 @@ def check_source(source: Any, segments: Any = None) -> None:
 def _search(
     model: Any,
     *,
-    beams: int = 1,
+    num_beams: int = 1,
     length_penalty: float | Penalty = 0.6,
     candidates: int = 1,
     key: Key[Array, ""] | None = None,
     draft: Draft | None = None,
     **options: Any,
 ) -> tuple[int, Callable[..., Hypotheses]]:
-    """How many sequences a row it needs, and the search, a function of states and a target."""
+    """How many sequences a row it needs, and the search, of states and what ``GenerationConfig`` takes."""
     asked = {
-        "beams": beams > 1,
+        "num_beams": num_beams > 1,
         "candidates": candidates > 1,
         "draft": draft is not None,
         "key": key is not None,
@@ -136,28 +128,35 @@ def _search(
     if sum(asked.values()) > 1 + (asked["draft"] and asked["key"]):
         names = " and ".join(name for name, given in asked.items() if given)
         raise ValueError(f"got {names}; expected one of them: each is a search of its own.")
-    if beams > 1:
-        options = dict(beams=beams, length_penalty=length_penalty, **options)
-        return beams, partial(beam_search, model.step, **options)
+    if num_beams > 1:
+        options = dict(num_beams=num_beams, length_penalty=length_penalty, **options)
+        return num_beams, partial(beam_search, model.decode_step, **options)
     if candidates > 1:
         return candidates, partial(contrastive_search, model, candidates=candidates, **options)
     if draft is not None:
-        return 1, partial(speculative, model.step, draft=draft, key=key, **options)
+        return 1, partial(speculative, model.decode_step, draft=draft, key=key, **options)
     if key is not None:
-        return 1, partial(sample, model.step, key=key, **options)
-    return 1, partial(greedy, model.step, **options)
+        return 1, partial(sample, model.decode_step, key=key, **options)
+    return 1, partial(greedy, model.decode_step, **options)
 
 
-def _room(target: dict[str, Any], options: dict[str, Any]) -> int:
+def _cache_length(config: dict[str, Any], options: dict[str, Any]) -> int:
     """Positions that are read; of candidates, the last token's too."""
-    room = Target(**target, prefix=options.get("prefix")).room
-    return room + (options.get("candidates", 1) > 1)
+    length = GenerationConfig(**config, prefix=options.get("prefix")).cache_length
+    return length + (options.get("candidates", 1) > 1)
 
 
-def _ahead(options: dict[str, Any]) -> dict[str, int]:
-    """Room for guesses, which stand in a cache until they are verified; models need not know of it."""
+def _lookahead(model: Any, options: dict[str, Any]) -> dict[str, int]:
+    """Further positions for guesses until they are verified; only models that rewind know of it."""
     draft = options.get("draft")
-    return {} if draft is None else {"ahead": draft.lookahead}
+    if draft is None:
+        return {}
+    if "lookahead" not in inspect.signature(model.prefill).parameters:
+        raise ValueError(
+            "speculative decoding takes back what a draft guessed wrong, but "
+            f"{type(model).__name__}.prefill() takes no lookahead; decode with no draft."
+        )
+    return {"lookahead": draft.lookahead}
 
 
 @on_any_mesh
@@ -177,7 +176,7 @@ def attention_of(
     search while it runs, give it a ``Capture``. Rows of padding are 0.
 
     Args:
-      source, source_segments: as in ``translate``.
+      source, source_segments: as in ``generate``.
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
       lengths: how many tokens of each row there are, ``Hypotheses.lengths`` for one; None counts those
         that are not ``pad_id``.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
-from crossattn.decode.greedy import OneByOne, Run
-from crossattn.decode.target import Target
+from crossattn.decode.config import GenerationConfig
+from crossattn.decode.search.greedy import OneByOne, Run
 from crossattn.types import Array, Float, Int, Key, Params
 
 Tokens = Int[np.ndarray, "B n"]
@@ -18,7 +18,7 @@ Weights = Float[np.ndarray, "B M N n S"]
 Piece = Tokens | tuple[Tokens, Weights]
 """New tokens; or, where attention is captured, they and their weights."""
 
-_ALONE = {"beams": 1, "candidates": 1, "draft": None}
+_ALONE = {"num_beams": 1, "candidates": 1, "draft": None}
 
 
 class Stream:
@@ -26,27 +26,29 @@ class Stream:
 
     Args:
       build: makes the model.
-      options: of ``translate``, the same for every call.
+      options: of ``generate``, the same for every call.
     """
 
     def __init__(self, build: functional.Build, options: dict[str, Any]):
         options = {name: x for name, x in options.items() if name != "length_penalty"}
         self.others = [name for name, one in _ALONE.items() if options.pop(name, one) != one]
-        steering, capture = tuple(options.pop("processors", ())), options.pop("capture", None)
+        processors, capture = tuple(options.pop("processors", ())), options.pop("capture", None)
 
-        def loop(params, inputs, limits, key, max_length: int) -> tuple[Any, OneByOne]:
+        def loop(params, inputs, limits, key, max_new_tokens: int) -> tuple[Any, OneByOne]:
             model = functional.bind(build, params)
-            target = Target(len(limits), max_length, limits, **options, **inputs.target())
-            return model, OneByOne(model.step, target, steering, capture, key)
+            config = GenerationConfig(
+                len(limits), max_new_tokens, limits, **options, **inputs.config()
+            )
+            return model, OneByOne(model.decode_step, config, processors, capture, key)
 
-        @partial(jax.jit, static_argnames="max_length")
-        def begin(params, inputs, limits, key, max_length):
-            model, parts = loop(params, inputs, limits, key, max_length)
-            return parts.begin(inputs.start(model, parts.target.room))
+        @partial(jax.jit, static_argnames="max_new_tokens")
+        def begin(params, inputs, limits, key, max_new_tokens):
+            model, parts = loop(params, inputs, limits, key, max_new_tokens)
+            return parts.begin(inputs.prefill(model, parts.config.cache_length))
 
-        @partial(jax.jit, static_argnames="max_length", donate_argnames="run")
-        def go_on(params, run: Run, inputs, limits, key, until, max_length):
-            _, parts = loop(params, inputs, limits, key, max_length)
+        @partial(jax.jit, static_argnames="max_new_tokens", donate_argnames="run")
+        def go_on(params, run: Run, inputs, limits, key, until, max_new_tokens):
+            _, parts = loop(params, inputs, limits, key, max_new_tokens)
             run = jax.lax.while_loop(
                 lambda r: parts.unfinished(r) & (r.length < until), parts.advance, run
             )
@@ -60,13 +62,13 @@ class Stream:
         inputs: Any,
         limits: Int[np.ndarray, " B"],
         key: Key[Array, ""] | None,
-        max_length: int,
+        max_new_tokens: int,
         every: int,
     ) -> Iterator[tuple[Tokens, Weights | None]]:
         """Tokens and captured attention, ``every`` tokens at a time.
 
         Args:
-          inputs: arrays that say what they are by ``target()`` and ``start(model, room)``.
+          inputs: arrays that say what they are by ``config()`` and ``prefill(model, cache_length)``.
 
         Raises:
           ValueError: the options ask for a search that does not go token by token.
@@ -77,12 +79,14 @@ class Stream:
             )
         if every < 1:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
-        run = self._begin(params, inputs, limits, key, max_length=max_length)
+        run = self._begin(params, inputs, limits, key, max_new_tokens=max_new_tokens)
         start, unfinished = int(run.length), bool(np.any(limits > 0))
         before = start
         while unfinished:
             until = jnp.int32(before + every)
-            run, more = self._go_on(params, run, inputs, limits, key, until, max_length=max_length)
+            run, more = self._go_on(
+                params, run, inputs, limits, key, until, max_new_tokens=max_new_tokens
+            )
             unfinished, now = bool(more), int(run.length)
             tokens = np.asarray(run.tokens)[:, 0, before:now]
             yield tokens, _weights(run, before - start, now - start)

@@ -12,11 +12,12 @@ from flax import nnx
 
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
-from crossattn.nn.decoding import DecoderStack, StepByStep
+from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
+from crossattn.nn.states import CachedStates, check_rows
 from crossattn.types import Array, Float, Int, Key
 
 
@@ -57,7 +58,7 @@ def tiny(**changes: Any) -> DecoderConfig:
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 
-class Decoder(StepByStep):
+class Decoder(Autoregressive):
     """Tokens in, logits of the next token out."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -141,43 +142,50 @@ class Decoder(StepByStep):
         return self.logits(found)
 
     @on_any_mesh
-    def start(
+    def prefill(
         self,
         batch: int,
-        beams: int,
-        max_length: int,
+        num_beams: int,
+        cache_length: int,
+        *,
         memory: Float[Array, "B S M"] | None = None,
         memory_segments: Int[Array, "B S"] | None = None,
-        ahead: int = 0,
-    ) -> Any:
-        """Decoding states: the memory read once, and empty caches [B, (max_length + ahead) * beams].
+        lookahead: int = 0,
+    ) -> CachedStates:
+        """Decoding states: the memory read once, and empty caches, for ``num_beams`` sequences a row.
 
         Args:
-          max_length: the most tokens that are read, prefix and generated ones together.
-          ahead: further slots, for guesses beyond them that are not kept.
+          batch: rows, B.
+          num_beams: sequences a row, J.
+          cache_length: the most tokens of each that are read, prefix and generated ones together.
+          memory, memory_segments: what cross-attention reads; padding has segment 0.
+          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
-          ValueError: ``max_length`` is longer than ``longest``; or there is a memory where none is read,
-            or none where one is.
+          ValueError: ``cache_length`` is longer than ``longest``; or there is a memory where none is read,
+            none where one is, or one of other rows than ``batch``.
         """
-        self.input.check(max_length)
+        self.input.check(cache_length)
+        if memory is not None:
+            check_rows("memory", memory, batch)
         valid = None if memory_segments is None else memory_segments > 0
-        states = self._read(memory, valid)
-        return self.decoder.with_caches(states, batch, beams, max_length + ahead)
+        layers = self._read(memory, valid)
+        return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh
-    def advance(
+    def decode_hidden(
         self,
         tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
+        states: CachedStates,
         *,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T D"], Any]:
-        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
-        x = self.input(tokens, self.places(tokens, states, index))
-        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
-        return self.output.enter(x), states
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        x, states, weights = self.decoder.decode(
+            self.input, tokens, states, return_weights=return_weights
+        )
+        x = self.output.enter(x)
+        return (x, states, weights) if return_weights else (x, states)
 
     def _read(self, memory: Array | None, valid: Array | None = None) -> Any:
         if (memory is None) != (self.memory_dim is None):

@@ -12,10 +12,11 @@ from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
-from crossattn.nn.decoding import StepByStep
+from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.states import CachedStates, check_rows
 from crossattn.types import Array, Float, Int, Key
 
 
@@ -39,7 +40,7 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
     return replace(EncoderDecoderConfig(reader, writer), **changes)
 
 
-class EncoderDecoder(StepByStep):
+class EncoderDecoder(Autoregressive):
     """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``."""
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
@@ -122,28 +123,35 @@ class EncoderDecoder(StepByStep):
         return logits if weights is None else (logits, weights)
 
     @on_any_mesh
-    def start(
+    def prefill(
         self,
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        *,
         source: Int[Array, "B S"],
-        source_segments: Int[Array, "B S"] | None,
-        beams: int,
-        max_length: int,
-        ahead: int = 0,
-    ) -> Any:
-        """Decoding states: the source read once, and empty caches; as ``Transformer.start``."""
+        source_segments: Int[Array, "B S"] | None = None,
+        lookahead: int = 0,
+    ) -> CachedStates:
+        """Decoding states: the source read once, and empty caches; as ``Transformer.prefill``."""
+        check_rows("source", source, batch)
         source_segments = without_padding(source, source_segments, self.pad_id)
-        memory = self.encode(source, source_segments)
-        batch = source.shape[0]
-        return self.decoder.start(batch, beams, max_length, memory, source_segments, ahead)
+        return self.decoder.prefill(
+            batch,
+            num_beams,
+            cache_length,
+            memory=self.encode(source, source_segments),
+            memory_segments=source_segments,
+            lookahead=lookahead,
+        )
 
     @on_any_mesh
-    def advance(
+    def decode_hidden(
         self,
         tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
+        states: CachedStates,
         *,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T D"], Any]:
-        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
-        return self.decoder.advance(tokens, states, index, return_weights=return_weights)
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        return self.decoder.decode_hidden(tokens, states, return_weights=return_weights)

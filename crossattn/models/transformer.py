@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
-from crossattn.nn.decoding import DecoderStack, StepByStep
+from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
+from crossattn.nn.states import CachedStates, check_rows
 from crossattn.ops import masks
 from crossattn.types import Array, Float, Int, Key
 
@@ -72,7 +73,7 @@ def tiny(**changes: Any) -> TransformerConfig:
     return replace(small, **changes)
 
 
-class Transformer(StepByStep):
+class Transformer(Autoregressive):
     """Source tokens and target tokens in, logits of the next target token out.
 
     Args:
@@ -243,55 +244,60 @@ class Transformer(StepByStep):
         return logits if weights is None else (logits, weights)
 
     @on_any_mesh
-    def start(
+    def prefill(
         self,
-        source: Source,
-        source_segments: Int[Array, "B S"] | None,
-        beams: int,
-        max_length: int,
-        ahead: int = 0,
-    ) -> Any:
-        """Decoding states: the source read once, and empty caches [B, (max_length + ahead) * beams].
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        *,
+        source: Source | None = None,
+        source_segments: Int[Array, "B S"] | None = None,
+        encoded: Float[Array, "B S D"] | None = None,
+        lookahead: int = 0,
+    ) -> CachedStates:
+        """Decoding states: the source read once, and empty caches, for ``num_beams`` sequences a row.
 
         Args:
-          max_length: the most tokens that are read, prefix and generated ones together.
-          ahead: further slots, for guesses beyond them that are not kept.
+          batch: rows, B.
+          num_beams: sequences a row, J.
+          cache_length: the most tokens of each that are read, prefix and generated ones together.
+          source, source_segments: what is read; padding has segment 0.
+          encoded: what ``encode`` made of the source, instead of it.
+          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
-          ValueError: the source or ``max_length`` is longer than ``longest``.
+          ValueError: the source or ``cache_length`` is longer than ``longest``; or there is no source, or
+            one of other rows than ``batch``.
         """
-        source_segments = without_padding(source, source_segments, self.pad_id)
-        encoded = self.encode(source, source_segments)
-        return self.start_encoded(encoded, source_segments, beams, max_length, ahead)
-
-    @on_any_mesh
-    def start_encoded(
-        self,
-        encoded: Float[Array, "B S D"],
-        source_segments: Int[Array, "B S"] | None,
-        beams: int,
-        max_length: int,
-        ahead: int = 0,
-    ) -> Any:
-        """``start`` where the source is encoded already, [B S D]."""
-        self.target_input.check(max_length)
+        self.target_input.check(cache_length)
+        if (source is None) == (encoded is None):
+            raise ValueError(
+                f"prefill got {'both' if encoded is not None else 'neither'} of source and encoded; "
+                "expected one of them."
+            )
+        vectors: Any = encoded
+        if source is not None:
+            source_segments = without_padding(source, source_segments, self.pad_id)
+            vectors = self.encode(source, source_segments)
+        check_rows("source", vectors, batch)
         valid = None if source_segments is None else source_segments > 0
-        states = self.decoder.read(encoded, valid)
-        return self.decoder.with_caches(states, encoded.shape[0], beams, max_length + ahead)
+        layers = self.decoder.read(vectors, valid)
+        return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh
-    def advance(
+    def decode_hidden(
         self,
         tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
+        states: CachedStates,
         *,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T D"], Any]:
-        """``step`` before its output layer: the vectors from which the next tokens are predicted."""
-        x = self.target_input(tokens, self.places(tokens, states, index))
-        x, states = self.decoder.step(x, states, index, return_weights=return_weights)
-        return self.output.enter(x), states
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        x, states, weights = self.decoder.decode(
+            self.target_input, tokens, states, return_weights=return_weights
+        )
+        x = self.output.enter(x)
+        return (x, states, weights) if return_weights else (x, states)
 
 
 def _check_free(config: TransformerConfig) -> None:

@@ -110,7 +110,7 @@ class FrameInput(nnx.Module):
 class Whisper(Transformer):
     """Frames [*B F M] and target tokens in, logits of the next target token out.
 
-    Called, started and stepped like a ``Transformer``; ``source`` is the frames, and
+    Called and decoded like a ``Transformer``; ``source`` is the frames, and
     ``source_segments``, where given, mark vectors of the encoder [*B F/2].
     """
 

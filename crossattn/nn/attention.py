@@ -13,7 +13,7 @@ from flax import nnx
 from crossattn.axes import placed
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.ops import beams, rotary
+from crossattn.ops import masks, rotary
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
@@ -117,16 +117,25 @@ class MultiHeadAttention(nnx.Module):
         return Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
 
     @on_any_mesh
-    def extend(self, cache: Memory, x: Float[Array, "*B X D"]) -> Memory:
-        """The cache with the keys and values of ``x`` appended, at the positions that follow.
+    def extend(
+        self,
+        cache: Memory,
+        x: Float[Array, "*B X D"],
+        *,
+        positions: Int[Array, "*#B X"] | None = None,
+    ) -> Memory:
+        """The cache with the keys and values of ``x`` appended.
 
-        With a batch axis more than the cache, that of beams, its slots are the beams' together.
+        Args:
+          positions: of ``x``, for rotary positions and for a cache that keeps them; None is those that
+            follow what the cache holds.
         """
-        positions = None
-        if cache.length is not None:
-            positions = cache.length // _beams(x, cache) + jnp.arange(x.shape[-2])
-        new = self.memory(x, positions=positions)
-        return beams.grow(cache, new.keys, new.values)
+        rotary_positions = positions
+        if positions is None and cache.length is not None:
+            rotary_positions = cache.length + jnp.arange(x.shape[-2])
+        new = self.memory(x, positions=rotary_positions)
+        kept = None if cache.positions is None else positions
+        return cache.append(new.keys, new.values, positions=kept)
 
     def before(self, x: Float[Array, "*B T D"], cache: Memory | None) -> Int[Array, "..."] | None:
         """How many positions a cache holds before those of ``x``, the last that it got; None is 0.
@@ -136,15 +145,15 @@ class MultiHeadAttention(nnx.Module):
         """
         if cache is None or cache.length is None:
             return None
-        count, room = x.shape[-2], cache.size // _beams(x, cache)
-        if count > room:
+        count, size = x.shape[-2], cache.size
+        if count > size:
             raise ValueError(
-                f"x has {count} positions, but the cache that it reads has room for {room}; expected a "
+                f"x has {count} positions, but the cache that it reads has room for {size}; expected a "
                 "cache that x was appended to, by extend."
             )
-        return cache.length // _beams(x, cache) - count
+        return cache.length - count
 
-    def _standing(self, x: Array, memory: Memory) -> Array:
+    def _query_positions(self, x: Array, memory: Memory) -> Array:
         """The positions of queries that came without any, [T] or [*B T]."""
         before = self.before(x, memory)
         if before is None:
@@ -154,13 +163,15 @@ class MultiHeadAttention(nnx.Module):
                 "memory has positions of its own, which rotary queries cannot be told from; give those "
                 "of x as positions=."
             )
-        places = before[..., None] + jnp.arange(x.shape[-2])
-        if memory.positions is not None:
-            lead, beams = memory.positions.shape[:-1], _beams(x, memory)
-            slots = jnp.broadcast_to(places * beams, (*lead, x.shape[-2]))
-            places = jnp.take_along_axis(memory.positions, slots, axis=-1, mode="clip")
+        slots = before[..., None] + jnp.arange(x.shape[-2])
+        if memory.positions is None:
+            return slots
+        slots = jnp.broadcast_to(slots, (*memory.positions.shape[:-1], x.shape[-2]))
+        positions = jnp.take_along_axis(memory.positions, slots, axis=-1, mode="clip")
         extra = x.ndim - 1 - (memory.keys.ndim - 2)
-        return places if places.ndim == 1 else jnp.expand_dims(places, range(-1 - extra, -1))
+        return (
+            positions if positions.ndim == 1 else jnp.expand_dims(positions, range(-1 - extra, -1))
+        )
 
     @on_any_mesh
     def __call__(
@@ -203,12 +214,10 @@ class MultiHeadAttention(nnx.Module):
         elif not isinstance(memory, Memory):
             memory = self.memory(memory)
         mask = Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)
-        T, count = x.shape[-2], _beams(x, memory)
-        if memory.length is not None and count > 1:
-            mask, bias = beams.across(memory, mask, bias, count, T)
-        elif count > 1:
+        T, count = x.shape[-2], math.prod(x.shape[memory.keys.ndim - 3 : -2])
+        if count > 1:
             mask.check(T, memory.size)
-            mask, bias = beams.repeated(mask, bias, count, T, memory.size)
+            mask, bias = _repeated(mask, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
         query = placed(self.query(x), "heads", None)
@@ -216,7 +225,7 @@ class MultiHeadAttention(nnx.Module):
             query = self.query_norm(query)
         query = _for_each_example(query, memory)
         if self.rope_base is not None:
-            positions = self._standing(x, memory) if positions is None else positions
+            positions = self._query_positions(x, memory) if positions is None else positions
             query = rotary.rotate(query, positions, self.rope_base)
         lead = query.shape[:-2]
         shared = memory.keys.ndim - 3
@@ -260,9 +269,18 @@ def _positions(positions: Array | None, x: Array) -> Array:
     return jnp.arange(x.shape[-2]) if positions is None else positions
 
 
-def _beams(x: Array, cache: Memory) -> int:
-    """How many rows of ``x`` share one row of the cache."""
-    return math.prod(x.shape[cache.keys.ndim - 3 : -2])
+def _repeated(
+    mask: Mask, bias: Float[Array, "..."] | None, count: int, queries: int, keys: int
+) -> tuple[Mask, Float[Array, "..."] | None]:
+    """The mask and the bias of T queries, for ``count`` times T that read the same S keys."""
+
+    def times(x: Array) -> Array:
+        return x if x.shape[-2] == 1 else jnp.concatenate([x] * count, axis=-2)
+
+    if mask.terms:
+        allowed = mask.block(jnp.arange(queries), jnp.arange(keys))
+        mask = mask if allowed.shape[-2] == 1 else Mask((masks.Explicit(times(allowed)),))
+    return mask, None if bias is None else times(bias)
 
 
 def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:

@@ -251,7 +251,7 @@ class DecoderBlock(nnx.Module):
         cache, weights = state.cache, None
         inner = self.attention_residual.enter(x)
         if cache is not None:
-            cache = self.attention.extend(cache, inner)
+            cache = self.attention.extend(cache, inner, positions=positions)
         mask = _ordered(mask, self.attention.before(x, cache), x.shape[-2])
         with jax.named_scope("decoder_attention"):
             update = self.attention(

@@ -1,9 +1,11 @@
-"""The half of a model that generates: a stack of decoder blocks with its input, output and caches.
+"""The half of a model that generates: a stack of decoder blocks, for whole sequences and step by step.
 
 The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,9 +14,9 @@ from flax import nnx
 from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.stack import Stack
-from crossattn.ops import masks
-from crossattn.ops.memory import Memory
+from crossattn.nn.stack import Stack, layer_weights
+from crossattn.nn.states import CachedStates, by_row
+from crossattn.ops import beams, masks
 from crossattn.types import Array, Bool, Float, Int, Key
 
 
@@ -61,15 +63,18 @@ class DecoderStack(nnx.Module):
         """Layer states of a decoder that reads nothing but itself."""
         return self.stack.map(lambda block: DecoderState())
 
-    def with_caches(self, states: Any, batch: int, beams: int, length: int) -> Any:
-        """The same states with an empty self-attention cache in each layer, for ``length`` positions.
+    def prefill(self, states: Any, batch: int, num_beams: int, cache_length: int) -> CachedStates:
+        """Decoding states of these layer states, with an empty self-attention cache in each layer.
 
-        The beams of a row share it: [B (length * beams) K H].
+        The sequences of a row share it: [B (cache_length * num_beams) K H].
         """
-        caches = self.stack.map(lambda block: block.attention.cache((batch,), length * beams))
+        size = cache_length * num_beams
+        caches = self.stack.map(lambda block: block.attention.cache((batch,), size))
         if isinstance(states, tuple):
-            return tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
-        return replace(states, cache=caches)
+            layers: Any = tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
+        else:
+            layers = replace(states, cache=caches)
+        return CachedStates.empty(layers, batch, num_beams, cache_length)
 
     @on_any_mesh
     def __call__(
@@ -107,60 +112,60 @@ class DecoderStack(nnx.Module):
         return x if self.norm is None else self.norm(x), states
 
     @on_any_mesh
-    def step(
+    def decode(
         self,
-        x: Float[Array, "B J T D"],
-        states: Any,
-        index: Int[Array, ""],
+        embed: Callable[[Int[Array, "B J T"], Int[Array, "..."]], Float[Array, "B J T D"]],
+        tokens: Int[Array, "B J T"],
+        states: CachedStates,
         *,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T D"], Any]:
-        """The next T positions, the first of which is number ``index``, through the caches."""
-        positions = index + jnp.arange(x.shape[-2])
-        size = cache_of(states).size // x.shape[-3]
-        x, states = self.stack(
-            x,
-            states,
+    ) -> tuple[Float[Array, "B J T D"], CachedStates, Float[Array, "L B J N T S"] | None]:
+        """The next T positions of each sequence, through the caches; and weights of cross-attention.
+
+        Args:
+          embed: makes vectors of tokens and of the positions at which they stand.
+        """
+        run = partial(self._decode, embed, return_weights)
+        return by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
+
+    def _decode(self, embed: Any, return_weights: bool, tokens: Array, states: CachedStates) -> Any:
+        """All rows stand at the same position."""
+        (J, T), X = tokens.shape[-2:], states.cache_length
+        x = embed(tokens, states.token_positions(T))
+        positions = states.positions + jnp.arange(T)
+        mask, bias = masks.causal(offset=states.positions), self.bias(positions, jnp.arange(X))
+        if states.padding is not None:
+            mask = mask & masks.key_padding(jnp.arange(X) >= states.padding[:, None])
+        if states.ancestors is not None:
+            mask, bias = beams.fold_mask(mask, bias, states.ancestors, T)
+        x, layers = self.stack(
+            beams.fold(x),
+            states.growing(),
             None,
-            mask=masks.causal(offset=index),
-            positions=positions,
-            bias=self.bias(positions, jnp.arange(size)),
+            mask=mask,
+            positions=jnp.repeat(positions, J),
+            bias=bias,
             return_weights=return_weights,
         )
-        return x if self.norm is None else self.norm(x), states
+        x = beams.unfold(x if self.norm is None else self.norm(x), J)
+        weights = layer_weights(layers)
+        weights = None if weights is None else beams.unfold_weights(weights, J)
+        return x, states.grown(layers, T), weights
 
 
-class StepByStep(nnx.Module):
-    """What models that generate have in common: ``advance`` goes on, ``logits`` is the output layer."""
-
-    @staticmethod
-    def places(
-        tokens: Int[Array, "B J T"], states: Any, index: Int[Array, ""]
-    ) -> Int[Array, "*B T"]:
-        """Where new tokens stand, each in its own row's sequence, which may begin after padding."""
-        places, first = index + jnp.arange(tokens.shape[-1]), cache_of(states).first
-        if first is None:
-            return places
-        first = first if isinstance(states, tuple) else first[0]
-        return jnp.maximum(places - first[:, None, None], 0)
+class Autoregressive(nnx.Module):
+    """What models that generate have in common: ``decode_hidden`` goes on, ``logits`` is the output layer."""
 
     @on_any_mesh
-    def step(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: Any,
-        index: Int[Array, ""],
-        *,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T V"], Any]:
-        """Logits after the next T tokens of each beam, the first of which is number ``index``."""
-        x, states = self.advance(tokens, states, index, return_weights=return_weights)
-        return self.logits(x), states
+    def decode_step(
+        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+    ) -> Any:
+        """Logits [B J T V] after the next T tokens of each sequence, and the states that have read them.
+
+        With ``return_weights``, the weights [L B J N T S] of cross-attention too.
+        """
+        hidden, *rest = self.decode_hidden(tokens, states, return_weights=return_weights)
+        return self.logits(hidden), *rest
 
 
-def cache_of(states: Any) -> Memory:
-    """The first layer's cache (looped), or all layers' stacked (scanned)."""
-    return states[0].cache if isinstance(states, tuple) else states.cache
-
-
-__all__ = ["DecoderStack", "StepByStep", "cache_of"]
+__all__ = ["Autoregressive", "DecoderStack"]

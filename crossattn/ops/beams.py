@@ -1,98 +1,59 @@
-"""Beams that grow one cache together and read each other's slots, so that none is copied or reordered.
+"""Beams that share one cache and read each other's slots, so that no cache is copied or reordered.
 
-The J beams of a row write J slots for each position, beam after beam: slot ``position * J + beam``. All
-its beams read that one memory, once; the mask says which slots are the past of which beam.
+The J beams of a row are folded into one sequence, position after position and beam after beam, [B (T J) D].
+So they fill J slots a position, slot ``position * J + beam``; the mask says which are the past of which beam.
 """
-
-import math
 
 import jax.numpy as jnp
 
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
-from crossattn.ops.memory import Memory
-from crossattn.types import Array, Bool, Float, Shaped
+from crossattn.types import Array, Float, Int
 
 
-def grow(
-    cache: Memory, keys: Shaped[Array, "*B X K H"], values: Shaped[Array, "*B X K Hv"]
-) -> Memory:
-    """The cache with new slots appended, one a position.
-
-    With a batch axis that the cache lacks, [*B J X K H], they are J a position.
-
-    Raises:
-      ValueError: as ``Memory.append`` does.
-    """
-    shared = cache.keys.ndim - 3
-    extra = keys.shape[shared:-3]
-    if not extra or cache.length is None:
-        return cache.append(keys, values)
-    J, X = math.prod(extra), keys.shape[-3]
-
-    def in_order(x: Array) -> Array:
-        x = x.reshape(*x.shape[:shared], J, *x.shape[-3:])
-        return jnp.moveaxis(x, shared, -3).reshape(*x.shape[:shared], X * J, *x.shape[-2:])
-
-    positions = None
-    if cache.positions is not None:
-        positions = cache.length // J + jnp.repeat(jnp.arange(X), J)
-    return cache.append(in_order(keys), in_order(values), positions=positions)
+def fold(x: Float[Array, "*B J T D"]) -> Float[Array, "*B T_J D"]:
+    """All beams of a row as one sequence."""
+    x = jnp.swapaxes(x, -3, -2)
+    return x.reshape(*x.shape[:-3], -1, x.shape[-1])
 
 
-def across(
-    cache: Memory, mask: Mask, bias: Float[Array, "..."] | None, beams: int, queries: int
+def unfold(x: Float[Array, "*B T_J D"], num_beams: int) -> Float[Array, "*B J T D"]:
+    """The inverse of ``fold``."""
+    return jnp.swapaxes(x.reshape(*x.shape[:-2], -1, num_beams, x.shape[-1]), -3, -2)
+
+
+def unfold_weights(
+    weights: Float[Array, "*B N T_J S"], num_beams: int
+) -> Float[Array, "*B J N T S"]:
+    """Attention weights of folded queries, beam by beam."""
+    return jnp.moveaxis(unfold(weights, num_beams), -3, -4)
+
+
+def fold_mask(
+    mask: Mask,
+    bias: Float[Array, "..."] | None,
+    ancestors: Int[Array, "*B J X"],
+    queries: int,
 ) -> tuple[Mask, Float[Array, "..."] | None]:
-    """The mask [*#B 1 (J T) (X J)] and the bias of all beams of a row, whose queries follow each other.
+    """The mask [*B #N (T J) (X J)] and the bias of all beams of a row, folded.
 
     Args:
-      cache: [*B (X J) K H], grown by J beams.
       mask: which of T queries may read which of X positions, the same for every beam, [*#B #N #T #X].
-      bias: the same for every beam, [*#B N T X]; or None.
-      beams: J.
+      bias: the same for every beam, [*#B #N T X]; or None.
+      ancestors: the beam whose slot each beam reads at each position.
       queries: T, of each beam.
     """
-    J, T, X = beams, queries, cache.size // beams
-    if cache.ancestors is None:
-        own = jnp.eye(J, dtype=bool)[:, None, :]  # [J X=1 J]
-    else:
-        own = cache.ancestors[..., None] == jnp.arange(J)  # [*B J X J]
+    J, X = ancestors.shape[-2:]
+    T = queries
+    own = ancestors[..., None] == jnp.arange(J)  # [*B J X J]
     allowed = mask.block(jnp.arange(T), jnp.arange(X))
-    allowed = allowed[..., None, :, :, None] & own[..., None, :, None, :, :]
-    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-4], J, T, X, J))
-    # What is not filled yet is not even looked at.
-    filled = Mask(()) if cache.length is None else masks.lengths(cache.length)
-    whole = filled & Mask((masks.Explicit(_flat(allowed)),))
+    allowed = allowed[..., :, None, :, None] & own[..., None, None, :, :, :]  # [*B N T J X J]
+    allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-4], T, J, X, J))
+    folded = Mask((masks.Explicit(allowed.reshape(*allowed.shape[:-4], T * J, X * J)),))
     if bias is not None:
-        bias = _flat(jnp.broadcast_to(bias[..., None, :, :, None], (*bias.shape[:-2], J, T, X, J)))
-    return whole, bias
+        bias = jnp.broadcast_to(bias[..., :, None, :, None], (*bias.shape[:-2], T, J, X, J))
+        bias = bias.reshape(*bias.shape[:-4], T * J, X * J)
+    return folded, bias
 
 
-def repeated(
-    mask: Mask, bias: Float[Array, "..."] | None, beams: int, queries: int, keys: int
-) -> tuple[Mask, Float[Array, "..."] | None]:
-    """The mask and the bias of T queries, for J times T that read the same keys, one T after the other.
-
-    Args:
-      mask: which of T queries may read which key, the same for every beam, [*#B #N #T #S].
-      bias: the same for every beam, [*#B #N #T #S]; or None.
-      beams: J.
-      queries: T, of each beam.
-      keys: S.
-    """
-
-    def times(x: Array) -> Array:
-        return x if x.shape[-2] == 1 else jnp.concatenate([x] * beams, axis=-2)
-
-    if mask.terms:
-        allowed = mask.block(jnp.arange(queries), jnp.arange(keys))
-        mask = mask if allowed.shape[-2] == 1 else Mask((masks.Explicit(times(allowed)),))
-    return mask, None if bias is None else times(bias)
-
-
-def _flat(x: Bool[Array, "*B J T X J"] | Float[Array, "*B J T X J"]) -> Array:
-    J, T, X, _ = x.shape[-4:]
-    return x.reshape(*x.shape[:-4], J * T, X * J)
-
-
-__all__ = ["across", "grow", "repeated"]
+__all__ = ["fold", "fold_mask", "unfold", "unfold_weights"]

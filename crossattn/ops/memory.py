@@ -28,11 +28,6 @@ class Memory:
       valid: [*B S], True where a slot may be read; None means everywhere, in a cache every filled slot.
       positions: [*B S], where each slot stands in its sequence; None means ``arange``.
       length: how many slots a cache has filled, []; None for a memory that does not grow.
-      first: [*B], of a cache, the position that each row begins at: what ``append`` writes before it is
-        padding, which may not be read (``valid`` and ``positions`` say so). None is 0.
-      ancestors: [*B J X] of a cache that J beams of a row grow together, X positions with J slots each:
-        whose slot each beam reads. A beam that continues another one reads what that one wrote, so
-        no cache is ever copied. None: each its own.
     """
 
     keys: Shaped[AnyArray, "*B S K H"]
@@ -40,8 +35,6 @@ class Memory:
     valid: Bool[AnyArray, "*B S"] | None = None
     positions: Int[AnyArray, "*B S"] | None = None
     length: Int[AnyArray, "..."] | None = None
-    first: Int[AnyArray, "*B"] | None = None
-    ancestors: Int[AnyArray, "*B J X"] | None = None
 
     @classmethod
     def empty(
@@ -155,8 +148,6 @@ class Memory:
         new_valid = jnp.ones(lead, bool) if valid is None else valid
         slots = self.length + jnp.arange(added)
         new_positions = slots if positions is None else positions
-        if self.first is not None:
-            new_valid = new_valid & (new_positions >= self.first[..., None])
 
         def write(old: Array | None, new: Array, axis: int) -> Array | None:
             if old is None:
@@ -181,8 +172,8 @@ class Memory:
         Raises:
           ValueError: the memory has no batch axis.
         """
-        batch, slots = self.keys.shape[:-3], self.keys.shape[:-2]
-        if not batch:
+        slots = self.keys.shape[:-2]
+        if not slots[:-1]:
             raise ValueError(
                 f"Memory.take: keys have shape {self.keys.shape}, no batch axis to take from; expected "
                 "[*B S K H]."
@@ -200,7 +191,6 @@ class Memory:
             values=pick(self.values, ()),
             valid=pick(self.valid, slots),
             positions=pick(self.positions, slots),
-            first=pick(self.first, batch),
         )
 
     def mask(self) -> masks.Mask:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.decode import constraints, penalties, stopping
-from crossattn.decode.processors import Context, Processor
+from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.weights.safetensors import CheckpointError
 
 # What would change the text and is not done here: the values at which it does nothing, the one to say first.
@@ -110,7 +110,7 @@ def arguments(
     settings: Mapping[str, Any],
     starts: tuple[str, ...],
     vocab_size: int,
-    max_length: int,
+    max_new_tokens: int,
     changes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """See ``Pretrained.generation``.
@@ -119,7 +119,7 @@ def arguments(
       settings: the checkpoint's, by the names that transformers has for them, see ``stored``.
       starts: see ``special_ids``.
       vocab_size: V.
-      max_length: the most tokens generated.
+      max_new_tokens: the most tokens generated.
       changes: settings that the caller wants otherwise.
     """
     known = [*_SUPPORTED, *(name for name in _IDS if name in (*starts, *_IDS[2:]))]
@@ -128,14 +128,18 @@ def arguments(
     settings = _given({**settings, **changes})
     for name, neutral in _UNSUPPORTED.items():
         _expect(settings, name, neutral)
-    found = special_ids(settings, starts) | {"max_length": max_length}
+    found = special_ids(settings, starts) | {"max_new_tokens": max_new_tokens}
     _check({**settings, starts[0]: found["bos_id"]}, starts[0], vocab_size)
-    processors = _processors(settings, _several(found["eos_id"]), max_length)
+    processors = _processors(settings, _several(found["eos_id"]), max_new_tokens)
     found |= {"processors": tuple(_whole(processor) for processor in processors)}
-    if (beams := settings.get("num_beams", 1)) > 1:
+    if (num_beams := settings.get("num_beams", 1)) > 1:
         power = settings.get("length_penalty", 1.0)
         stop = stopping.transformers(settings.get("early_stopping", False), power)
-        found |= {"beams": beams, "length_penalty": penalties.power(power), "stopping": stop}
+        found |= {
+            "num_beams": num_beams,
+            "length_penalty": penalties.power(power),
+            "stopping": stop,
+        }
     return found
 
 
@@ -180,7 +184,9 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
             )
 
 
-def _processors(settings: Mapping[str, Any], ends: list[int], max_length: int) -> list[Processor]:
+def _processors(
+    settings: Mapping[str, Any], ends: list[int], max_new_tokens: int
+) -> list[LogitsProcessor]:
     found = []
     if size := settings.get("no_repeat_ngram_size", 0):
         found.append(constraints.no_repeat_ngram(size))
@@ -189,14 +195,14 @@ def _processors(settings: Mapping[str, Any], ends: list[int], max_length: int) -
         found.append(constraints.ban_ngrams(words))
     ends = [end for end in ends if end >= 0]  # a negative one never comes
     if ends and "min_new_tokens" in settings:  # takes the place of the other
-        found.append(constraints.min_length(settings["min_new_tokens"], ends))
+        found.append(constraints.min_new_tokens(settings["min_new_tokens"], ends))
     elif ends and (least := settings.get("min_length", 0)):  # the prefix counts
         found.append(_where(lambda context: context.length < least, constraints.ban(ends)))
     first = settings.get("forced_bos_token_id")
     if first is not None:  # behind a start of one token only
         found.append(_where(lambda context: context.length == 1, constraints.force({0: first})))
     if last := _several(settings.get("forced_eos_token_id", ())):
-        found.append(constraints.force({max_length - 1: min(last)}))
+        found.append(constraints.force({max_new_tokens - 1: min(last)}))
     if tokens := _tokens(settings, "suppress_tokens"):
         found.append(constraints.ban(tokens))
     if tokens := _tokens(settings, "begin_suppress_tokens"):
@@ -210,12 +216,12 @@ def _processors(settings: Mapping[str, Any], ends: list[int], max_length: int) -
     return found
 
 
-def _where(condition: Callable[[Context], Any], processor: Processor) -> Processor:
+def _where(condition: Callable[[Context], Any], processor: LogitsProcessor) -> LogitsProcessor:
     """The processor where the condition holds."""
     return lambda logits, context: jnp.where(condition(context), processor(logits, context), logits)
 
 
-def _whole(processor: Processor) -> Processor:
+def _whole(processor: LogitsProcessor) -> LogitsProcessor:
     """The processor over all that stands in a row: transformers takes padding for tokens like any."""
     return lambda logits, context: processor(logits, context.padded)
 

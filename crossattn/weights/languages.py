@@ -11,7 +11,7 @@ def with_language(tokenizer: Any, language: str) -> Any:
     """The same tokenizer for texts of another language; the one given stays as it is.
 
     For the source of a translation, and for the labels of one in training. What is to come out is told to
-    the model: ``model.generation(max_length=60, forced_bos_token_id=tokenizer.token_to_id("fr_XX"))`` for
+    the model: ``model.generation(max_new_tokens=60, forced_bos_token_id=tokenizer.token_to_id("fr_XX"))`` for
     mBART-50, ``decoder_start_token_id`` for mBART.
 
     Args:

@@ -103,16 +103,16 @@ class Pretrained:
         """
         return special_ids(self._stored, self._starts)
 
-    def generation(self, *, max_length: int, **changes: Any) -> dict[str, Any]:
-        """Arguments by which ``decode.translate`` and ``decode.generate`` write what transformers does.
+    def generation(self, *, max_new_tokens: int, **changes: Any) -> dict[str, Any]:
+        """Arguments by which ``decode.generate`` writes what transformers does.
 
         They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
         beams, n-grams and words that must not come, tokens that must, lengths. As there, ``min_length``
         counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper it is what the
-        model writes behind a ``prefix`` of language and task; ``decode.transcribe`` is for recordings.
+        model writes behind a ``prefix`` of language and task; ``decode.speech.transcribe`` is for recordings.
 
         Args:
-          max_length: the most tokens generated, the ``max_new_tokens`` of transformers.
+          max_new_tokens: the most tokens generated.
           **changes: settings to be otherwise, by their names there: ``num_beams=1`` for greedy decoding,
             ``forced_bos_token_id`` for the language of mBART-50, ``eos_token_id`` for what the checkpoint
             leaves open.
@@ -125,7 +125,7 @@ class Pretrained:
         config = json.loads(self.text)
         decoder = config.get("decoder") or config
         vocab_size = decoder.get("decoder_vocab_size") or Settings(decoder)["vocab_size"]
-        return arguments(self._stored, self._starts, vocab_size, max_length, changes)
+        return arguments(self._stored, self._starts, vocab_size, max_new_tokens, changes)
 
     @property
     def _stored(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
     @jax.jit
     def search(params, source):
         model = functional.bind(build, params)
-        return decode.translate(model, source, max_length=NEW_TOKENS, beams=beams, eos_id=-1)
+        return decode.generate(model, source, max_new_tokens=NEW_TOKENS, num_beams=beams, eos_id=-1)
 
     source = source.astype(np.int32)
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from crossattn.data.speech import open_speech
-from crossattn.decode.transcribe import Retry
+from crossattn.decode.speech.transcribe import Retry
 from experiments import fetch_weights
 from experiments.bench import contest, whisper_peers
 from experiments.bench.whisper_peers import Call

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crossattn.data.speech import open_speech
-from crossattn.decode.transcript import FRAME, Word, join_punctuation
+from crossattn.decode.speech.transcript import FRAME, Word, join_punctuation
 from experiments import fetch_weights
 from experiments.bench.whisper_peers import openai_model
 from experiments.options import Options

@@ -4,7 +4,7 @@ export PYTHON=${PYTHON:-python} JAX_PLATFORMS=cpu
 # Small enough to compile in seconds; evaluated on the way, as real runs are.
 OPTIONS=(--config=configs/libreoffice.py:fr,tiny --config.train.steps=24 --config.train.log_every=1
     --config.train.eval_every=8 --config.checkpoint.every=4 --config.evaluate.examples=4
-    --config.evaluate.decoding.max_length=8 --config.evaluate.alignment.choose=False)
+    --config.evaluate.decoding.max_new_tokens=8 --config.evaluate.alignment.choose=False)
 
 # Waits until a run has made a step.
 reach_step() { # WORKDIR STEP

@@ -27,7 +27,7 @@ _NEVER_NEGATIVE = {
     "model.num_heads", "model.mlp_dim", "model.encoder_layers", "model.decoder_layers", "data.rows",
     "data.source_len", "data.target_len", "tokenizer.vocab_size", "train.steps", "train.accumulate",
     "checkpoint.every", "checkpoint.keep", "loss.label_smoothing", "loss.chunks", "loss.z_loss",
-    "evaluate.examples", "evaluate.decoding.beams", "evaluate.decoding.rows",
+    "evaluate.examples", "evaluate.decoding.num_beams", "evaluate.decoding.rows",
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def _ours(kind: Case, folder: Path, config: Any, settings: dict[str, Any], input
     text = json.dumps({**ids, **settings})
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
     model, params, _ = xa.load(folder)
-    options = model.generation(max_length=_LENGTH)
+    options = model.generation(max_new_tokens=_LENGTH)
     tokens, there = inputs
     if kind.kind == "decoder":
         prompts = [row[place > 0].tolist() for row, place in zip(tokens, there, strict=True)]
@@ -160,7 +160,7 @@ def _ours(kind: Case, folder: Path, config: Any, settings: dict[str, Any], input
 
         def run(params):
             bound = xa.functional.bind(model, params)
-            return xa.decode.translate(bound, np.int32(tokens), np.int32(there), **options)
+            return xa.decode.generate(bound, np.int32(tokens), np.int32(there), **options)
 
     return np.asarray(jax.jit(run)(params).tokens[:, 0])
 

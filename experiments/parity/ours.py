@@ -11,7 +11,6 @@ import numpy as np
 import crossattn as xa
 from crossattn import functional
 from crossattn.decode import penalties, stopping
-from crossattn.decode.target import Target
 from crossattn.train.losses import cross_entropy
 from crossattn.weights.labels import IGNORED
 from experiments.parity.cases import (
@@ -54,8 +53,8 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
     known = {k: v for names in model.layout.files.values() for k, v in names.items()}
     found |= {_GRADIENT + name: by_name[known[name]] for name in gradients}
     if case.search:
-        found["greedy"] = _generate(case, model, params, data, beams=1)
-        found["beams"] = _generate(case, model, params, data, beams=BEAMS)
+        found["greedy"] = _generate(case, model, params, data, num_beams=1)
+        found["beams"] = _generate(case, model, params, data, num_beams=BEAMS)
     return compared(case, {name: np.asarray(array) for name, array in found.items()})
 
 
@@ -106,31 +105,24 @@ def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _generate(
-    case: Case, model: Any, params: Any, data: dict[str, jax.Array], beams: int
+    case: Case, model: Any, params: Any, data: dict[str, jax.Array], num_beams: int
 ) -> jax.Array:
     """The best hypothesis of each row, [B T]."""
-    target: dict[str, Any] = dict(batch=SEARCHED, max_length=NEW_TOKENS, **model.ids)
-    if case.kind == "decoder":
-        target["prefix"] = data["prompts"]
-    room = Target(**target).room
-
-    def run(params: Any) -> jax.Array:
-        module = functional.bind(model, params)
-        if case.kind == "decoder":
-            memory = [data["memory"], data["present"]] if case.reads else []
-            states = module.start(SEARCHED, beams, room, *memory)
-        else:
-            states = module.start(*_source(data), beams, room)
-        if beams == 1:
-            return xa.decode.greedy(module.step, states, **target).tokens[:, 0]
-        found = xa.decode.beam_search(
-            module.step,
-            states,
-            beams=beams,
+    options: dict[str, Any] = dict(batch=SEARCHED, max_new_tokens=NEW_TOKENS, **model.ids)
+    if num_beams > 1:
+        options |= dict(
+            num_beams=num_beams,
             length_penalty=penalties.power(PENALTY),
             stopping=stopping.transformers(length_penalty=PENALTY),
-            **target,
         )
+    if case.kind == "decoder":
+        options["prefix"] = data["prompts"]
+        if case.reads:
+            options["inputs"] = {"memory": data["memory"], "memory_segments": data["present"]}
+    source = () if case.kind == "decoder" else _source(data)
+
+    def run(params: Any) -> jax.Array:
+        found = xa.decode.generate(functional.bind(model, params), *source, **options)
         return found.tokens[:, 0]
 
     return jax.jit(run)(params)

@@ -136,17 +136,17 @@ def _length(config: Any) -> int:
     data = config.data
     if config.task == "language_model":
         return data.target_len
-    return config.evaluate.decoding.max_length or min(data.target_len, 2 * data.source_len + 16)
+    return config.evaluate.decoding.max_new_tokens or min(data.target_len, 2 * data.source_len + 16)
 
 
 def _generation(task: Any, config: Any, rows: int, length: int) -> tuple[Any, list[Any]]:
     """A function of the parameters, and the shapes of what else it takes."""
     if config.task == "language_model":
-        return lambda p: decode.generate(task.bind(p), batch=rows, max_length=length), []
+        return lambda p: decode.generate(task.bind(p), batch=rows, max_new_tokens=length), []
     shape = jax.ShapeDtypeStruct((rows, config.data.source_len), np.int32)
 
     def translate(params: Any, source: Any, segments: Any) -> Any:
-        return decode.translate(task.bind(params), source, segments, max_length=length)
+        return decode.generate(task.bind(params), source, segments, max_new_tokens=length)
 
     return translate, [shape, shape]
 

@@ -70,13 +70,13 @@ class DenoisingTask(TranslationTask):
         scores = loss_scores(summed(self._eval_sums, params, batches))
         return scores | {"bits_per_token": scores["nll"] / math.log(2)}
 
-    def sample(self, params: Any, max_length: int, split: str = "validation") -> Sequence[str]:
+    def sample(self, params: Any, max_new_tokens: int, split: str = "validation") -> Sequence[str]:
         """Texts of a split with the parts that the model wrote, next to what was there, three lines each."""
         mesh = mesh_of(params)
         item = next(iter(self._eval_batches(split, mesh)))
         search = jax.jit(
-            lambda p, source, segments: decode.translate(
-                self.bind(p), source, segments, max_length=max_length
+            lambda p, source, segments: decode.generate(
+                self.bind(p), source, segments, max_new_tokens=max_new_tokens
             ).tokens[:, 0],
             out_shardings=everywhere(mesh),
         )

@@ -42,9 +42,9 @@ class Translator:
       task: a ``TranslationTask``.
       params: its parameters; where they lie on a mesh, all its devices decode, each its rows, and every
         process gets all the texts.
-      beams: 1 is greedy.
+      num_beams: 1 is greedy.
       length_penalty: of beam search.
-      max_length: the most target tokens, for short sources fewer (twice the bucket's source length
+      max_new_tokens: the most target tokens, for short sources fewer (twice the bucket's source length
         and 16); None is the config's target length.
       rows: sentences of the longest bucket decoded together; shorter ones come in larger batches.
       key: draws tokens instead of choosing the likeliest.
@@ -56,30 +56,30 @@ class Translator:
         task: Any,
         params: Any,
         *,
-        beams: int = 1,
+        num_beams: int = 1,
         length_penalty: float = 0.6,
-        max_length: int | None = None,
+        max_new_tokens: int | None = None,
         rows: int = 32,
         key: Any = None,
         processors: Sequence[Any] = (),
     ):
-        if beams < 1 or rows < 1:
-            raise SettingsError(f"beams ({beams}) and rows ({rows}) must be 1 or more.")
+        if num_beams < 1 or rows < 1:
+            raise SettingsError(f"num_beams ({num_beams}) and rows ({rows}) must be 1 or more.")
         data = task.config.data
         self.task, self.params = task, params
         self._mesh = mesh_of(params)
         self.rows = rows_on(self._mesh, rows)
-        self.max_length = max_length or data.target_len
+        self.max_new_tokens = max_new_tokens or data.target_len
         self.source_len = data.source_len
         self.cut_sources = 0
         self._key = key
         self._search = jax.jit(
-            lambda params, source, segments, key: decode.translate(
+            lambda params, source, segments, key: decode.generate(
                 task.bind(params),
                 source,
                 segments,
-                max_length=min(self.max_length, 2 * source.shape[1] + 16),
-                beams=beams,
+                max_new_tokens=min(self.max_new_tokens, 2 * source.shape[1] + 16),
+                num_beams=num_beams,
                 length_penalty=length_penalty,
                 key=key,
                 processors=processors,
@@ -151,7 +151,7 @@ class Translator:
             rows=self.rows,
             rows_multiple=row_shares(self._mesh),
             source_len=self.source_len,
-            target_len=self.max_length,
+            target_len=self.max_new_tokens,
         )
 
 

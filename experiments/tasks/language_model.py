@@ -90,10 +90,12 @@ class LanguageModelTask:
         )
         return loss_scores(summed(self._eval_sums, params, batches))
 
-    def sample(self, params: Any, max_length: int) -> Sequence[str]:
+    def sample(self, params: Any, max_new_tokens: int) -> Sequence[str]:
         """The model's most likely text."""
         search = jax.jit(
-            lambda p: decode.generate(self.bind(p), batch=1, max_length=max_length).tokens[:, 0],
+            lambda p: decode.generate(self.bind(p), batch=1, max_new_tokens=max_new_tokens).tokens[
+                :, 0
+            ],
             out_shardings=everywhere(mesh_of(params)),
         )
         tokens = np.asarray(search(params))

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import crossattn as xa
-from crossattn.decode import Capture, ModelDraft, generate, sampling, speculative, translate
+from crossattn.decode import Capture, ModelDraft, generate, sampling, speculative
 from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
 from tests.decode.translators import SOURCE, language_model, translator
 
@@ -17,20 +17,22 @@ LENGTHS = np.array([6, 2, 3, 6, 1, 4, 5, 2])
 
 def drafted(model, source):
     """Speculative decoding, the model its own draft."""
-    start = lambda: model.start(source, None, 1, 12)  # noqa: E731
-    draft = ModelDraft(model.step, start(), 2)
-    return speculative(model.step, start(), draft=draft, batch=len(BATCH), max_length=7)
+    start = lambda: model.prefill(len(source), 1, 12, source=source)  # noqa: E731
+    draft = ModelDraft(model.decode_step, start(), 2)
+    return speculative(model.decode_step, start(), draft=draft, batch=len(BATCH), max_new_tokens=7)
 
 
 def text(model, prompts):
     """A decoder-only model goes on with prompts of unlike lengths."""
-    return generate(model, batch=len(BATCH), prefix=prompts, prefix_lengths=LENGTHS, max_length=7)
+    return generate(
+        model, batch=len(BATCH), prefix=prompts, prefix_lengths=LENGTHS, max_new_tokens=7
+    )
 
 
 SEARCHES = {
     "greedy": {},
     "contrastive": {"candidates": 3, "prefix": (1, 4)},
-    "beams": {"beams": 3, "prefix": (1, 4), "capture": Capture((0,))},
+    "beams": {"num_beams": 3, "prefix": (1, 4), "capture": Capture((0,))},
     "sample": {"key": jax.random.key(0), "processors": [sampling.top_k(5), sampling.top_p(0.9)]},
     "speculative": drafted,
     "text": text,
@@ -50,7 +52,7 @@ def compare(options, kind=lambda mesh: mesh):
         model = xa.functional.bind(build, params)
         if callable(options):
             return options(model, source)
-        return translate(model, source, max_length=7, **options)
+        return generate(model, source, max_new_tokens=7, **options)
 
     return compare_placed(build, params, call, kind(make_mesh(MeshConfig(data=4, tensor=2))))
 

@@ -1,15 +1,27 @@
 """A language model small enough to search completely: the next token depends on the last one."""
 
 import itertools
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.nn import DecoderState
-from crossattn.ops.memory import Memory
-
 PAD, BOS, EOS = 0, 1, 2
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Times:
+    """How many tokens were read, [] or [B]: all that the next one depends on, but for the last one."""
+
+    read: jax.Array
+
+    def select(self, parents):
+        return self
+
+    def rewind(self, lengths):
+        return replace(self, read=lengths)
 
 
 class Markov:
@@ -27,19 +39,24 @@ class Markov:
         self.length, self.vocab = length, vocab
         self.calls = []
 
-    def states(self, batch, beams):
-        """One layer whose cache holds nothing that matters."""
-        cache = Memory.empty((batch,), self.length * beams, 1, 1)
-        return (DecoderState(cache=cache),)
+    def states(self, batch, num_beams):
+        """Nothing was read."""
+        return Times(jnp.zeros((), jnp.int32))
 
-    def step(self, tokens, states, index):
-        """As a model's ``step``; ``calls`` counts how often it ran."""
-        jax.debug.callback(lambda i: self.calls.append(int(i)), index)
-        return self.table_step(tokens, states, index)
+    def decode_step(self, tokens, states):
+        """As a model's; ``calls`` counts how often it ran."""
+        jax.debug.callback(lambda i: self.calls.append(int(i)), states.read)
+        return self.table_step(tokens, states)
 
-    def table_step(self, tokens, states, index):
+    def times(self, tokens, states):
+        """The steps of new tokens [B J T], no later than the last."""
+        times = states.read[..., None, None] + jnp.arange(tokens.shape[-1])
+        return jnp.minimum(times, self.length - 1)
+
+    def table_step(self, tokens, states):
         """The same without counting, for any number of tokens at once."""
-        times = jnp.minimum(index + jnp.arange(tokens.shape[-1]), self.length - 1)
+        times = self.times(tokens, states)
+        states = replace(states, read=states.read + tokens.shape[-1])
         log_p = jnp.asarray(self.log_p, jnp.float32)
         if log_p.ndim == 3:
             return log_p[times, tokens], states

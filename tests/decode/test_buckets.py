@@ -16,7 +16,6 @@ from crossattn.decode import (
     constraints,
     generate,
     sampling,
-    translate,
 )
 from crossattn.models import Decoder, decoder
 from tests.closeness import close
@@ -51,34 +50,34 @@ def sources(rows, length, seed=0):
     return np.random.default_rng(seed).integers(3, 16, (rows, length)).astype(np.int32)
 
 
-@pytest.mark.parametrize("options", [{}, {"beams": 2}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
 def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
     run = Bucketed(BUILD, **{**SIZES, "targets": (4, 8)}, **options)
     shapes = [(3, 5, 7), (4, 8, 8), (3, 6, 5), (1, 7, 8), (2, 3, 5), (4, 9, 8), (3, 16, 6)]
     shapes += [(3, 7, 4), (4, 4, 1), (4, 8, 3)]
     with compilations() as compiled:
         for B, S, T in shapes:
-            found = run(PARAMS, sources(B, S), max_length=T)
-            assert found.tokens.shape == (B, options.get("beams", 1), T)
+            found = run(PARAMS, sources(B, S), max_new_tokens=T)
+            assert found.tokens.shape == (B, options.get("num_beams", 1), T)
     # Those of (rows, sources, targets) 4 8 8, 2 8 8, 4 16 8 and 4 8 4.
     assert run.compilations == len(compiled) == 4
     with compilations() as compiled:
         for seed, (B, S, T) in enumerate(shapes):
-            run(PARAMS, sources(B, S, seed), max_length=T)
+            run(PARAMS, sources(B, S, seed), max_new_tokens=T)
     assert compiled == []
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"beams": 3, "prefix": (1, 5)}, {"candidates": 2}, {"capture": Capture((0,))}],
+    [{"num_beams": 3, "prefix": (1, 5)}, {"candidates": 2}, {"capture": Capture((0,))}],
     ids=["beams, prefix", "contrastive", "captured"],
 )
 def test_filling_up_changes_nothing(options):
     found = jax.device_get(
-        Bucketed(BUILD, **SIZES, **options)(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH)
+        Bucketed(BUILD, **SIZES, **options)(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH)
     )
     plain = jax.jit(
-        lambda p: translate(bound((BUILD, p)), SOURCE, SEGMENTS, max_length=LENGTH, **options)
+        lambda p: generate(bound((BUILD, p)), SOURCE, SEGMENTS, max_new_tokens=LENGTH, **options)
     )(PARAMS)
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
@@ -89,29 +88,29 @@ def test_drafts_are_made_for_each_bucket():
 
     def model(source, segments, params):
         made = bound((small_build, params))
-        return ModelDraft(
-            made.step, functools.partial(made.start, source, segments, 1), lookahead=2
-        )
+        read = dict(source=source, source_segments=segments)
+        states = lambda length: made.prefill(len(source), 1, length, **read)  # noqa: E731
+        return ModelDraft(made.decode_step, states, lookahead=2)
 
     def lookup(source, segments, params):
         assert segments.shape == source.shape and params is None
         return PromptLookup(source, lookahead=3)
 
-    expected = Bucketed(BUILD, **SIZES)(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH)
+    expected = Bucketed(BUILD, **SIZES)(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH)
     for draft, params in ((model, small), (lookup, None)):
         run = Bucketed(BUILD, **SIZES, draft=draft)
         for rows in (3, 4):
             more = np.resize(SOURCE, (rows, 6)), np.resize(SEGMENTS, (rows, 6))
-            found = run(PARAMS, *more, max_length=LENGTH, draft_params=params)
+            found = run(PARAMS, *more, max_new_tokens=LENGTH, draft_params=params)
             np.testing.assert_array_equal(found.tokens[:3], expected.tokens)
         assert run.compilations == 1
 
 
 def test_lengths_beyond_the_largest_size_are_its_multiples():
     run = Bucketed(BUILD, rows=(2,), sources=(4,), targets=(2,))
-    found = run(PARAMS, sources(3, 6), max_length=3)
+    found = run(PARAMS, sources(3, 6), max_new_tokens=3)
     assert found.tokens.shape == (3, 1, 3)
-    run(PARAMS, sources(4, 8), max_length=4)
+    run(PARAMS, sources(4, 8), max_new_tokens=4)
     assert run.compilations == 1
 
 
@@ -125,8 +124,8 @@ def steered():
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
 def test_a_stream_gives_the_same_tokens_piece_by_piece(every, drawn):
     run, key = steered(), jax.random.key(0) if drawn else None
-    whole = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, key=key)
-    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, key=key, every=every))
+    whole = run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, key=key)
+    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, key=key, every=every))
     longest = int(whole.lengths.max())
     assert [p.shape[1] for p in pieces[:-1]] == [every] * (len(pieces) - 1)
     tokens = np.concatenate(pieces, axis=1)
@@ -137,35 +136,35 @@ def test_a_stream_gives_the_same_tokens_piece_by_piece(every, drawn):
 def test_a_stream_compiles_two_programs_and_no_more():
     run = Bucketed(BUILD, **SIZES)
     with compilations() as compiled:
-        list(run.stream(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH))
+        list(run.stream(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH))
     assert len(compiled) >= 2
     with compilations() as compiled:
-        list(run.stream(PARAMS, SOURCE[::-1], SEGMENTS[::-1], max_length=LENGTH - 1, every=2))
+        list(run.stream(PARAMS, SOURCE[::-1], SEGMENTS[::-1], max_new_tokens=LENGTH - 1, every=2))
     assert compiled == []
 
 
 def test_a_call_may_limit_its_rows():
     limits = np.array([2, 9, 0])
     run = Bucketed(BUILD, **SIZES, eos_id=15)
-    found = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=limits)
-    free = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH)
+    found = run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, limits=limits)
+    free = run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH)
     assert found.lengths[:, 0].tolist() == [2, free.lengths[1, 0], 0]
     for row, limit in enumerate(limits):
         np.testing.assert_array_equal(found.tokens[row, 0, :limit], free.tokens[row, 0, :limit])
         assert not found.tokens[row, 0, limit:].any()
-    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=limits))
+    pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, limits=limits))
     streamed = np.concatenate(pieces, axis=1)
     np.testing.assert_array_equal(streamed, found.tokens[:, 0, : streamed.shape[1]])
-    same = run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=3)
+    same = run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, limits=3)
     np.testing.assert_array_equal(same.tokens[..., :3], free.tokens[..., :3])
     assert same.lengths.max() == 3 and run.compilations == 1
     with pytest.raises(
         ValueError, match=r"limits has shape \(2,\); expected \[\] or \[B\] = \[3\]"
     ):
-        run(PARAMS, SOURCE, SEGMENTS, max_length=LENGTH, limits=[1, 2])
+        run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, limits=[1, 2])
 
 
-@pytest.mark.parametrize("name", ["limits", "max_length", "key"])
+@pytest.mark.parametrize("name", ["limits", "max_new_tokens", "key"])
 def test_what_belongs_to_a_call_is_no_option(name):
     with pytest.raises(ValueError, match=f"{name} is an option of Bucketed; give it to each call"):
         Bucketed(BUILD, **{name: 3})
@@ -173,8 +172,8 @@ def test_what_belongs_to_a_call_is_no_option(name):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_stream_brings_the_attention_of_its_tokens(every):
-    run = Bucketed(BUILD, **SIZES, capture=Capture((0,), (1,)), beams=1, eos_id=15, pad_id=15)
-    options = dict(max_length=LENGTH, limits=np.array([5, 2, 7]))
+    run = Bucketed(BUILD, **SIZES, capture=Capture((0,), (1,)), num_beams=1, eos_id=15, pad_id=15)
+    options = dict(max_new_tokens=LENGTH, limits=np.array([5, 2, 7]))
     whole = run(PARAMS, SOURCE, SEGMENTS, **options)
     pieces = list(run.stream(PARAMS, SOURCE, SEGMENTS, every=every, **options))
     tokens = np.concatenate([piece[0] for piece in pieces], axis=1)
@@ -190,19 +189,19 @@ def test_prompts_are_bucketed_too():
     run = Bucketed(build, rows=(4,), sources=(4, 8), targets=(8,), processors=STEERING)
     call = jax.jit(
         lambda p: generate(
-            bound((build, p)), batch=3, prefix=PROMPTS, max_length=LENGTH, processors=STEERING
+            bound((build, p)), batch=3, prefix=PROMPTS, max_new_tokens=LENGTH, processors=STEERING
         )
     )
     plain = jax.device_get(call(params))
     with compilations() as compiled:
-        found = run.generate(params, PROMPTS, max_length=LENGTH)
-        again = run.generate(params, PROMPTS[::-1] + [[6] * 7], max_length=LENGTH - 1)
+        found = run.generate(params, PROMPTS, max_new_tokens=LENGTH)
+        again = run.generate(params, PROMPTS[::-1] + [[6] * 7], max_new_tokens=LENGTH - 1)
     assert len(compiled) == run.compilations == 1
     for name in ("tokens", "lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
     np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-3)
     np.testing.assert_array_equal(again.tokens[:3], plain.tokens[::-1, :, :-1])
-    pieces = list(run.stream_generate(params, PROMPTS, max_length=LENGTH, every=2))
+    pieces = list(run.stream_generate(params, PROMPTS, max_new_tokens=LENGTH, every=2))
     streamed = np.concatenate(pieces, axis=1)
     np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
     assert streamed.shape[1] == plain.lengths.max()
@@ -216,36 +215,36 @@ def test_a_memory_that_prompts_read_is_bucketed_with_them():
     read, options = {"memory": memory, "memory_segments": SEGMENTS}, {"capture": Capture((0,))}
     call = jax.jit(
         lambda p: generate(
-            bound((build, p)), batch=3, prefix=PROMPTS, max_length=LENGTH, **read, **options
+            bound((build, p)), prefix=PROMPTS, max_new_tokens=LENGTH, inputs=read, **options
         )
     )
     plain = jax.device_get(call(params))
     run = Bucketed(build, rows=(4,), sources=(8,), targets=(8,), **options)
-    found = run.generate(params, PROMPTS, max_length=LENGTH, **read)
+    found = run.generate(params, PROMPTS, max_new_tokens=LENGTH, **read)
     for name in ("tokens", "lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
     assert found.weights.shape == plain.weights.shape
     close(found.weights, plain.weights)
-    cut = run.generate(params, PROMPTS, max_length=LENGTH, memory=memory[:, :5])
+    cut = run.generate(params, PROMPTS, max_new_tokens=LENGTH, memory=memory[:, :5])
     assert run.compilations == 1
     assert not np.array_equal(cut.weights, found.weights[..., :5])
-    pieces = run.stream_generate(params, PROMPTS, max_length=LENGTH, **read)
+    pieces = run.stream_generate(params, PROMPTS, max_new_tokens=LENGTH, **read)
     streamed = np.concatenate([tokens for tokens, _ in pieces], axis=1)
     np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
     with pytest.raises(ValueError, match="memory has 2 rows; expected as many .* prompts, 3"):
-        run.generate(params, PROMPTS, max_length=LENGTH, memory=memory[:2])
+        run.generate(params, PROMPTS, max_new_tokens=LENGTH, memory=memory[:2])
 
 
 def test_prompts_that_cannot_be_are_refused():
     build, params = language_model(layers=1)
     with pytest.raises(ValueError, match="prefix 1 is empty"):
-        Bucketed(build, **SIZES).generate(params, [[1, 2], []], max_length=3)
+        Bucketed(build, **SIZES).generate(params, [[1, 2], []], max_new_tokens=3)
     with pytest.raises(ValueError, match="prefix is an option of this Bucketed"):
-        Bucketed(build, prefix=(1, 2)).generate(params, [[1, 2]], max_length=3)
+        Bucketed(build, prefix=(1, 2)).generate(params, [[1, 2]], max_new_tokens=3)
 
 
 def test_what_cannot_be_streamed_is_refused():
-    with pytest.raises(ValueError, match="a stream has no beams"):
-        next(Bucketed(BUILD, beams=2, **SIZES).stream(PARAMS, SOURCE, max_length=3))
+    with pytest.raises(ValueError, match="a stream has no num_beams"):
+        next(Bucketed(BUILD, num_beams=2, **SIZES).stream(PARAMS, SOURCE, max_new_tokens=3))
     with pytest.raises(ValueError, match="every is 0"):
-        next(Bucketed(BUILD, **SIZES).stream(PARAMS, SOURCE, max_length=3, every=0))
+        next(Bucketed(BUILD, **SIZES).stream(PARAMS, SOURCE, max_new_tokens=3, every=0))

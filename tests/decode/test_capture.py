@@ -16,7 +16,6 @@ from crossattn.decode import (
     generate,
     penalties,
     speculative,
-    translate,
 )
 
 from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
@@ -31,18 +30,18 @@ def model(scan):
 
 def drafted(model, capture):
     """Speculative decoding with the model itself as its draft."""
-    sources = jnp.asarray(SOURCE), jnp.asarray(SEGMENTS)
-    start = lambda: model.start(*sources, 1, LENGTH + 4)  # noqa: E731
-    draft = ModelDraft(model.step, start(), 2)
-    options = dict(batch=3, max_length=LENGTH, capture=capture)
-    return speculative(model.step, start(), draft=draft, **options)
+    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    start = lambda: model.prefill(3, 1, LENGTH + 4, **read)  # noqa: E731
+    draft = ModelDraft(model.decode_step, start(), 2)
+    options = dict(batch=3, max_new_tokens=LENGTH, capture=capture)
+    return speculative(model.decode_step, start(), draft=draft, **options)
 
 
 SEARCHES = {
     "greedy": {},
     "sample": {"key": jax.random.key(0)},
-    "beams": {"beams": 3, "prefix": (1, 4, 3), "processors": [constraints.ban(5)]},
-    "groups": {"beams": 4, "groups": 2},
+    "beams": {"num_beams": 3, "prefix": (1, 4, 3), "processors": [constraints.ban(5)]},
+    "groups": {"num_beams": 4, "num_beam_groups": 2},
     "contrastive": {"candidates": 3, "prefix": (1, 4, 3)},
     "lookup": {"draft": PromptLookup(jnp.asarray(SOURCE), 3)},
     "speculative": drafted,
@@ -62,7 +61,7 @@ def test_captured_attention_is_that_of_the_finished_text(name, scan):
         if callable(options):
             found = options(m, CHOSEN)
         else:
-            found = translate(m, SOURCE, SEGMENTS, max_length=LENGTH, capture=CHOSEN, **options)
+            found = generate(m, SOURCE, SEGMENTS, max_new_tokens=LENGTH, capture=CHOSEN, **options)
         _, *given = options.get("prefix", (1,)) if isinstance(options, dict) else (1,)
         B, J, T = found.tokens.shape
         begun = jnp.tile(jnp.array(given, jnp.int32), (B * J, 1))
@@ -81,33 +80,33 @@ def test_captured_attention_is_that_of_the_finished_text(name, scan):
 
 def test_nothing_is_captured_unless_asked_for():
     pair = model(False)
-    plain = lambda p: translate(bound((pair[0], p)), SOURCE, max_length=3)  # noqa: E731
+    plain = lambda p: generate(bound((pair[0], p)), SOURCE, max_new_tokens=3)  # noqa: E731
     assert jax.eval_shape(lambda p: plain(p).weights, pair[1]) is None
 
 
 def test_layers_and_heads_that_do_not_exist_are_refused():
     for capture, said in ((Capture(layers=(2,)), "layers has 2"), (Capture(heads=(-3,)), "heads")):
         with pytest.raises(ValueError, match=said):
-            translate(bound(model(False)), SOURCE, max_length=3, capture=capture)
+            generate(bound(model(False)), SOURCE, max_new_tokens=3, capture=capture)
 
 
 @pytest.mark.parametrize("options", [{}, {"candidates": 2}])
 def test_a_model_without_a_source_has_nothing_to_capture(options):
     lm = bound(language_model())
     with pytest.raises(ValueError, match="reads no source"):
-        generate(lm, batch=1, max_length=3, capture=Capture(), **options)
+        generate(lm, batch=1, max_new_tokens=3, capture=Capture(), **options)
 
 
 def test_coverage_charges_for_what_no_token_attended_to():
     pair, beta = model(False), 0.7
     coverage = penalties.Coverage(beta, Capture(layers=(0,), heads=(0,)))
     run = jax.jit(
-        lambda p, **options: translate(
+        lambda p, **options: generate(
             bound((pair[0], p)),
             SOURCE,
             SEGMENTS,
-            max_length=LENGTH,
-            beams=3,
+            max_new_tokens=LENGTH,
+            num_beams=3,
             length_penalty=0.0,
             capture=Capture(layers=(0,), heads=(0,)),
             coverage=coverage,

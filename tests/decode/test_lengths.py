@@ -14,10 +14,10 @@ from crossattn.decode import (
     attention_of,
     beam_search,
     constraints,
+    generate,
     greedy,
     sample,
     speculative,
-    translate,
 )
 
 from .markov import EOS, Markov
@@ -37,8 +37,8 @@ def drafted(step, states, **options):
 SEARCHES = {
     "greedy": (greedy, 1),
     "sample": (functools.partial(sample, key=jax.random.key(1)), 1),
-    "beams": (functools.partial(beam_search, beams=3), 3),
-    "groups": (functools.partial(beam_search, beams=4, groups=2), 4),
+    "beams": (functools.partial(beam_search, num_beams=3), 3),
+    "groups": (functools.partial(beam_search, num_beams=4, num_beam_groups=2), 4),
     "speculative": (drafted, 1),
 }
 
@@ -47,8 +47,8 @@ SEARCHES = {
 def test_a_length_is_that_of_the_text_through_its_end(name):
     search, beams = SEARCHES[name]
     prefix = np.array([[1, 3], [1, 4], [1, 5], [1, 3]])
-    options = dict(batch=4, max_length=6, limits=jnp.array(LIMITS), prefix=prefix)
-    options["processors"] = [constraints.min_length(3, EOS)]
+    options = dict(batch=4, max_new_tokens=6, limits=jnp.array(LIMITS), prefix=prefix)
+    options["processors"] = [constraints.min_new_tokens(3, EOS)]
     found = {}
     for pad in (0, EOS, 4):  # of its own, that of the end, that of a word
         call = jax.jit(lambda s, pad=pad: search(MODEL.table_step, s, pad_id=pad, **options))
@@ -66,17 +66,17 @@ def test_a_length_is_that_of_the_text_through_its_end(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"beams": 3}, {"candidates": 3}, {"draft": PromptLookup(jnp.asarray(SOURCE), 3)}],
+    [{}, {"num_beams": 3}, {"candidates": 3}, {"draft": PromptLookup(jnp.asarray(SOURCE), 3)}],
     ids=["greedy", "beams", "candidates", "draft"],
 )
 def test_the_row_of_the_end_is_captured_where_padding_is_the_end(options):
     build, params = translator(decoder_layers=1)
-    options = dict(max_length=LENGTH, capture=Capture(heads=(1,)), **options)
+    options = dict(max_new_tokens=LENGTH, capture=Capture(heads=(1,)), **options)
 
     @jax.jit
     def call(params):
         model = bound((build, params))
-        found = translate(model, SOURCE, SEGMENTS, pad_id=EOS, **options)
+        found = generate(model, SOURCE, SEGMENTS, pad_id=EOS, **options)
         best = found.tokens[:, 0]
         return found, attention_of(model, SOURCE, best, SEGMENTS, lengths=found.lengths[:, 0])
 

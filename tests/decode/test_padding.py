@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import Bucketed, attention_of, translate
+from crossattn.decode import Bucketed, attention_of, generate
 from crossattn.models import Bert, EncoderDecoder, Whisper, bert, encoder_decoder, whisper
 from tests import numpy_model as oracle
 
@@ -52,12 +52,12 @@ def test_padding_that_a_model_names_is_hidden_unasked(plain, named):
 
 def test_a_padded_row_is_translated_as_if_it_were_alone():
     build, params = NAMED
-    found = jax.jit(lambda s: translate(bound(NAMED), s, max_length=LENGTH))(PADDED)
+    found = jax.jit(lambda s: generate(bound(NAMED), s, max_new_tokens=LENGTH))(PADDED)
     filled = Bucketed(build, rows=(4,), sources=(8,), targets=(8,))
-    bucketed = filled(params, PADDED, max_length=LENGTH)
+    bucketed = filled(params, PADDED, max_new_tokens=LENGTH)
     np.testing.assert_array_equal(bucketed.tokens, found.tokens)
     short = jnp.asarray(PADDED[1:2, : SEGMENTS[1].sum()])
-    alone = jax.jit(lambda s: translate(bound(translator()), s, max_length=LENGTH))(short)
+    alone = jax.jit(lambda s: generate(bound(translator()), s, max_new_tokens=LENGTH))(short)
     np.testing.assert_array_equal(found.tokens[1], alone.tokens[0])
     np.testing.assert_allclose(found.scores[1], alone.scores[0], rtol=1e-4)
 
@@ -81,10 +81,10 @@ def test_attention_of_rows_of_padding_is_nothing():
 
 def test_frames_are_translated_in_buckets_as_they_are():
     build, params = hearer()
-    found = jax.jit(lambda x: translate(bound((build, params)), x, max_length=5))(FRAMES)
+    found = jax.jit(lambda x: generate(bound((build, params)), x, max_new_tokens=5))(FRAMES)
     run = Bucketed(build, rows=(4,), targets=(8,))
     for rows in (3, 2):
-        filled = run(params, FRAMES[:rows], max_length=5)
+        filled = run(params, FRAMES[:rows], max_new_tokens=5)
         np.testing.assert_array_equal(filled.tokens, found.tokens[:rows])
         np.testing.assert_allclose(filled.scores, found.scores[:rows], rtol=1e-4)
     assert run.compilations == 1
@@ -108,9 +108,9 @@ def test_frames_are_translated_in_buckets_as_they_are():
 def test_a_source_that_is_no_batch_is_refused(source, segments, message, in_production):
     build, params = NAMED
     with pytest.raises(ValueError, match=message):
-        translate(bound(NAMED), source, segments, max_length=LENGTH)
+        generate(bound(NAMED), source, segments, max_new_tokens=LENGTH)
     with pytest.raises(ValueError, match=message):
-        Bucketed(build)(params, source, segments, max_length=LENGTH)
+        Bucketed(build)(params, source, segments, max_new_tokens=LENGTH)
 
 
 @pytest.mark.parametrize(

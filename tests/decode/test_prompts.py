@@ -13,16 +13,15 @@ from crossattn.decode import (
     constraints,
     generate,
     sampling,
-    translate,
 )
-from crossattn.decode.target import Target
+from crossattn.decode.config import GenerationConfig
 from tests.closeness import close
 
 from .markov import EOS
 from .translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
 
 PROMPTS = [[1, 5, 9, 4, 12], [1, 7], [1, 3, 8]]
-SEARCHES = {"beams": dict(beams=3), "candidates": dict(candidates=3)}
+SEARCHES = {"beams": dict(num_beams=3), "candidates": dict(candidates=3)}
 
 
 def written(pair, prompts, **options):
@@ -31,7 +30,7 @@ def written(pair, prompts, **options):
     @jax.jit
     def call(params):
         model = xa.functional.bind(build, params)
-        return generate(model, batch=len(prompts), prefix=prompts, max_length=LENGTH, **options)
+        return generate(model, batch=len(prompts), prefix=prompts, max_new_tokens=LENGTH, **options)
 
     return jax.device_get(call(params))
 
@@ -75,8 +74,8 @@ PROCESSORS = {
     "no_repeat_ngram 1": constraints.no_repeat_ngram(1),
     "no_repeat_ngram 2": constraints.no_repeat_ngram(2),
     "no_repeat_ngram 3": constraints.no_repeat_ngram(3),
-    "min_length": constraints.min_length(3, EOS),
-    "max_length": constraints.max_length(3, EOS),
+    "min_new_tokens": constraints.min_new_tokens(3, EOS),
+    "max_new_tokens": constraints.max_new_tokens(3, EOS),
     "force": constraints.force({1: 8}),
     "temperature": sampling.temperature(0.7),
     "top_k": sampling.top_k(4),
@@ -88,18 +87,18 @@ PROCESSORS = {
 
 
 @functools.cache
-def steered(rows):
+def processed(rows):
     """What each processor makes of these rows' logits, of two beams after 0 and 2 words."""
     logits = np.random.default_rng(0).normal(size=(3, 2, V)).astype(np.float32)[list(rows)]
-    target = Target(len(rows), LENGTH, prefix=[PROMPTS[row] for row in rows], pad_id=EOS)
+    config = GenerationConfig(len(rows), LENGTH, prefix=[PROMPTS[row] for row in rows], pad_id=EOS)
     said = np.array([[6, 3], [6, 8]])
 
     @jax.jit
     def call(logits):
-        tokens = target.tokens(2).at[:, :, target.start : target.start + 2].set(said)
-        lengths = [jax.numpy.int32(target.start + count) for count in (0, 2)]
+        tokens = config.tokens(2).at[:, :, config.start : config.start + 2].set(said)
+        lengths = [jax.numpy.int32(config.start + count) for count in (0, 2)]
         return {
-            name: [target.steer([processor], logits, tokens, length) for length in lengths]
+            name: [config.process([processor], logits, tokens, length) for length in lengths]
             for name, processor in PROCESSORS.items()
         }
 
@@ -108,13 +107,13 @@ def steered(rows):
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_sees_of_each_row_what_it_sees_of_it_alone(name):
-    together = steered((0, 1, 2))[name]
+    together = processed((0, 1, 2))[name]
     for row in range(3):
-        for mine, own in zip(together, steered((row,))[name], strict=True):
+        for mine, own in zip(together, processed((row,))[name], strict=True):
             close(mine[row], own[0])
 
 
-@pytest.mark.parametrize("options", [{}, {"beams": 3}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_padding_is_nothing_that_was_said(options):
     steering = [
         lambda logits, context: logits.at[EOS].add(3.0 * context.generated),
@@ -131,7 +130,7 @@ def test_drafts_change_nothing():
     pair = language_model(seed=3)
     small = bound(language_model(seed=4, layers=1))
     drafts = (
-        ModelDraft(small.step, lambda room: small.start(3, 1, room), lookahead=2),
+        ModelDraft(small.decode_step, lambda length: small.prefill(3, 1, length), lookahead=2),
         PromptLookup(np.array([[5, 9, 4], [7, 3, 8], [3, 8, 3]]), lookahead=3),
     )
     expected = written(pair, PROMPTS)
@@ -156,13 +155,13 @@ def test_padding_says_nothing():
 def test_targets_of_a_source_may_begin_unlike():
     build, params = translator()
     call = jax.jit(
-        lambda source, segments, prefix, lengths: translate(
+        lambda source, segments, prefix, lengths: generate(
             xa.functional.bind(build, params),
             source,
             segments,
             prefix=prefix,
             prefix_lengths=lengths,
-            max_length=LENGTH,
+            max_new_tokens=LENGTH,
         )
     )
     prefix = np.array([[1, 5, 9], [0, 1, 7], [0, 0, 1]])
@@ -178,6 +177,6 @@ def test_bad_lengths_are_refused():
     with pytest.raises(
         ValueError, match=r"prefix_lengths has shape \(2,\); expected \[B\] = \[3\]"
     ):
-        Target(3, LENGTH, prefix=np.ones((3, 4), int), prefix_lengths=[1, 2])
+        GenerationConfig(3, LENGTH, prefix=np.ones((3, 4), int), prefix_lengths=[1, 2])
     with pytest.raises(ValueError, match="prefix 1 is empty"):
-        Target(2, LENGTH, prefix=[[1, 2], []])
+        GenerationConfig(2, LENGTH, prefix=[[1, 2], []])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import PromptLookup, attention_of, generate, translate
+from crossattn.decode import PromptLookup, attention_of, generate
 from crossattn.models import Decoder, Transformer, decoder, transformer
 from tests import numpy_model as oracle
 
@@ -45,7 +45,7 @@ def run(params):
     def jitted(**options):
         def call(source, segments):
             model = xa.functional.bind(BUILD, params)
-            return translate(model, source, segments, max_length=LENGTH, **options)
+            return generate(model, source, segments, max_new_tokens=LENGTH, **options)
 
         return jax.jit(call)
 
@@ -80,7 +80,7 @@ def trimmed(found, row, beam=0):
 
 
 def test_greedy_equals_a_naive_loop_of_full_forwards(run, next_log_p):
-    found = run(beams=1)(SOURCE, SEGMENTS)
+    found = run(num_beams=1)(SOURCE, SEGMENTS)
     assert found.tokens.shape == (3, 1, LENGTH)
     ends = set()
     for row in range(3):
@@ -92,7 +92,7 @@ def test_greedy_equals_a_naive_loop_of_full_forwards(run, next_log_p):
 
 
 def test_beam_search_equals_a_plain_one_of_full_forwards(run, next_log_p):
-    found = run(beams=BEAMS)(SOURCE, SEGMENTS)
+    found = run(num_beams=BEAMS)(SOURCE, SEGMENTS)
     for row in range(3):
         plain = markov.plain_beam_search(functools.partial(next_log_p, row), BEAMS, LENGTH, 0.6)
         assert [trimmed(found, row, j) for j in range(BEAMS)] == [tokens for tokens, _ in plain]
@@ -101,12 +101,12 @@ def test_beam_search_equals_a_plain_one_of_full_forwards(run, next_log_p):
 
 @pytest.mark.parametrize("beams", [1, BEAMS])
 def test_rows_finish_independently_of_the_batch_around_them(run, beams):
-    together = run(beams=beams)(SOURCE, SEGMENTS)
+    together = run(num_beams=beams)(SOURCE, SEGMENTS)
     order = np.array([2, 0, 2])
-    shuffled = run(beams=beams)(SOURCE[order], SEGMENTS[order])
+    shuffled = run(num_beams=beams)(SOURCE[order], SEGMENTS[order])
     np.testing.assert_array_equal(shuffled.tokens, together.tokens[order])
     for row in range(3):
-        alone = run(beams=beams)(SOURCE[[row] * 3], SEGMENTS[[row] * 3])
+        alone = run(num_beams=beams)(SOURCE[[row] * 3], SEGMENTS[[row] * 3])
         np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
         np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-5)
 
@@ -114,7 +114,7 @@ def test_rows_finish_independently_of_the_batch_around_them(run, beams):
 def test_source_padding_changes_no_translation(run):
     filled = np.where(SEGMENTS > 0, SOURCE, 5)
     for beams in (1, BEAMS):
-        found = [run(beams=beams)(source, SEGMENTS) for source in (SOURCE, filled)]
+        found = [run(num_beams=beams)(source, SEGMENTS) for source in (SOURCE, filled)]
         np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
         np.testing.assert_array_equal(found[0].scores, found[1].scores)
 
@@ -126,7 +126,7 @@ def test_the_same_shapes_compile_once(params):
     def call(params, source, segments):
         traces.append(source.shape)
         model = xa.functional.bind(BUILD, params)
-        return translate(model, source, segments, max_length=3, beams=2)
+        return generate(model, source, segments, max_new_tokens=3, num_beams=2)
 
     for seed in range(3):
         source = np.random.default_rng(seed).integers(3, V, SOURCE.shape)
@@ -139,11 +139,11 @@ def test_beams_share_one_copy_of_the_source(scan):
     config = transformer.tiny(vocab_size=V, encoder_layers=1, scan=scan)
     build = lambda rngs: Transformer(config, rngs=rngs)  # noqa: E731
     shapes = jax.eval_shape(lambda: xa.init(build, jax.random.key(0)))
-    arguments = jnp.asarray(SOURCE), jnp.asarray(SEGMENTS)
+    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
 
     def keys(p):
-        states = xa.functional.bind(build, p).start(*arguments, BEAMS, LENGTH)
-        layer = states if scan else states[0]
+        layers = xa.functional.bind(build, p).prefill(3, BEAMS, LENGTH, **read).layers
+        layer = layers if scan else layers[0]
         return layer.source.keys, layer.cache.keys
 
     source, cache = jax.eval_shape(keys, shapes)
@@ -153,7 +153,7 @@ def test_beams_share_one_copy_of_the_source(scan):
 
     def loop(p):
         model = xa.functional.bind(build, p)
-        return translate(model, *arguments, max_length=LENGTH, beams=BEAMS)
+        return generate(model, **read, max_new_tokens=LENGTH, num_beams=BEAMS)
 
     text = str(jax.make_jaxpr(loop)(shapes))
     assert f"f32[{3 * BEAMS},6,2,16]" not in text
@@ -162,28 +162,27 @@ def test_beams_share_one_copy_of_the_source(scan):
 
 
 def test_attention_of_a_hypothesis_is_what_decoding_attended_to(run, params):
-    found = run(beams=BEAMS)(SOURCE, SEGMENTS)
+    found = run(num_beams=BEAMS)(SOURCE, SEGMENTS)
     tokens, lengths = np.asarray(found.tokens[:, 0]), np.asarray(found.lengths[:, 0])
     model = xa.functional.bind(BUILD, params)
     weights = np.asarray(jax.jit(lambda *a: attention_of(model, *a))(SOURCE, tokens, SEGMENTS))
     assert weights.shape == (2, 3, 2, LENGTH, 6)  # [L B N T S]
 
     @jax.jit
-    def step(tokens, states, index):
-        _, states = model.step(tokens, states, index, return_weights=True)
-        return jnp.stack([state.weights for state in states]), states
+    def step(tokens, states):
+        return model.decode_step(tokens, states, return_weights=True)[1:]
 
-    states = model.start(jnp.asarray(SOURCE), jnp.asarray(SEGMENTS), 1, LENGTH)
+    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    states = model.prefill(3, 1, LENGTH, **read)
     last = np.ones(3, np.int32)
     for t in range(LENGTH):
-        stepped, states = step(last[:, None, None], states, jnp.int32(t))
+        states, stepped = step(last[:, None, None], states)
         going = t < lengths
         np.testing.assert_allclose(
             weights[:, going, :, t], stepped[:, going, 0, :, 0], rtol=1e-3, atol=1e-5
         )
         assert not weights[:, ~going, :, t].any()
         last = tokens[:, t]
-        states = tuple(type(s)(source=s.source, cache=s.cache) for s in states)
 
 
 def test_attention_of_a_source_without_segments_reads_all_of_it(params):
@@ -198,9 +197,9 @@ def test_a_language_model_generates_what_a_naive_loop_generates():
     config = decoder.tiny(vocab_size=V, tie_output=False)
     build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
     params = speaking(oracle.random_params(build, seed=0))
-    found = jax.jit(lambda p: generate(xa.functional.bind(build, p), batch=2, max_length=LENGTH))(
-        params
-    )
+    found = jax.jit(
+        lambda p: generate(xa.functional.bind(build, p), batch=2, max_new_tokens=LENGTH)
+    )(params)
     tokens = ()
     while len(tokens) < LENGTH and tokens[-1:] != (EOS,):
         logits = oracle.decoder(params, np.array([[1, *tokens]]), act="gelu")[0, -1]
@@ -213,7 +212,7 @@ def test_a_language_model_generates_what_a_naive_loop_generates():
     "options",
     [
         {},
-        {"beams": BEAMS, "length_penalty": 0.6},
+        {"num_beams": BEAMS, "length_penalty": 0.6},
         {"draft": PromptLookup(np.array([[4, 5]] * 3), 2)},
     ],
     ids=["greedy", "beams", "draft"],
@@ -226,7 +225,7 @@ def test_a_decoder_that_reads_writes_what_full_forwards_of_numpy_say(options):
     read = dict(memory=memory, memory_segments=SEGMENTS)
     found = jax.jit(
         lambda p: generate(
-            xa.functional.bind(build, p), batch=3, max_length=LENGTH, **read, **options
+            xa.functional.bind(build, p), inputs=read, max_new_tokens=LENGTH, **options
         )
     )(params)
 
@@ -236,7 +235,7 @@ def test_a_decoder_that_reads_writes_what_full_forwards_of_numpy_say(options):
         logits = oracle.decoder(params, np.array([[1, *tokens]]), act="gelu", **own)[0, -1]
         return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
 
-    beams, said = options.get("beams", 1), set()
+    beams, said = options.get("num_beams", 1), set()
     for row in range(3):
         if beams == 1:
             expected = [greedy_loop(next_log_p, row)]
@@ -258,8 +257,8 @@ def test_a_memory_that_does_not_fit_is_refused():
     alone, reader = made(None), made(8)
     memory = np.zeros((3, 6, 8), np.float32)
     with pytest.raises(ValueError, match="has no memory_dim, but was given one to read"):
-        generate(alone, batch=3, max_length=2, memory=memory)
+        generate(alone, max_new_tokens=2, inputs={"memory": memory})
     with pytest.raises(ValueError, match="has a memory_dim, but was given none to read"):
-        generate(reader, batch=3, max_length=2)
+        generate(reader, batch=3, max_new_tokens=2)
     with pytest.raises(ValueError, match="memory has 3 rows; expected as many as the batch, 2"):
-        generate(reader, batch=2, max_length=2, memory=memory)
+        generate(reader, batch=2, max_new_tokens=2, inputs={"memory": memory})

@@ -97,7 +97,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--resume=maybe", "<auto|must|never>"),
         ("--magic=1", "there is no flag --magic"),
         ("--wrokdir=x", "did you mean --workdir?"),
-        ("--beams=3", "there is no flag --beams"),  # there is, for evaluate
+        ("--num_beams=3", "there is no flag --num_beams"),  # there is, for evaluate
         ("--confg.train.steps=3", "did you mean --config.train.steps?"),
         ("--config.optim.learning_rate=-1", "learning_rate is -1.0; expected a number, 0 or more"),
         ("--config.optim.learning_rate=nan", "learning_rate is nan"),
@@ -109,14 +109,20 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.model.dim=7 --config.model.num_heads=1", "dim is 7; sinusoidal"),
         ("--config.model.relative_distance=9 --config.model.positions=relative", "more than half"),
         (
-            "--config.model.positions=learned --config.evaluate.decoding.max_length=33",
-            "max_length is 33; the table of learned positions has 32",
+            "--config.model.positions=learned --config.evaluate.decoding.max_new_tokens=33",
+            "max_new_tokens is 33; the table of learned positions has 32",
         ),
         ("--config.checkpoint.best_metric=bleu --config.evaluate.examples=0", "only a translation"),
         ("--config.model.qk_norm=maybe", "qk_norm is 'maybe'; expected true or false"),
         # Those that only showed to be wrong after training:
-        ("--config.evaluate.decoding.beams=0", "decoding.beams is 0; expected a whole number, 1"),
-        ("--config.evaluate.decoding.max_length=1", "max_length is 1; expected a whole number, 2"),
+        (
+            "--config.evaluate.decoding.num_beams=0",
+            "decoding.num_beams is 0; expected a whole number, 1",
+        ),
+        (
+            "--config.evaluate.decoding.max_new_tokens=1",
+            "max_new_tokens is 1; expected a whole number, 2",
+        ),
         ("--config.evaluate.decoding.length_penalty=-1", "length_penalty is -1.0"),
         ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
         ("--config.evaluate.alignment.row=magic", "row is 'magic'; expected one of output"),

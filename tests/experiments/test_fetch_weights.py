@@ -108,8 +108,8 @@ def test_annalog_writes_the_molecules_that_its_own_code_writes(kept):
     @jax.jit
     def computed(params):
         bound = xa.functional.bind(model, params)
-        found = xa.decode.translate(
-            bound, source, present, max_length=written.shape[1], **model.ids
+        found = xa.decode.generate(
+            bound, source, present, max_new_tokens=written.shape[1], **model.ids
         )
         return bound(source, target, source_segments=present, return_weights=True), found.tokens
 

@@ -25,7 +25,7 @@ OPTIONS = (
     "--config.train.log_every=1",
     "--config.checkpoint.every=2",
     "--config.evaluate.examples=4",
-    "--config.evaluate.decoding.max_length=8",
+    "--config.evaluate.decoding.max_new_tokens=8",
     "--config.evaluate.alignment.choose=False",
 )
 PAIRS = 200

@@ -6,8 +6,8 @@ import pytest
 
 from crossattn.data import fetch
 from crossattn.data.speech import open_speech
-from crossattn.decode.transcribe import Retry
-from crossattn.decode.transcript import TIME
+from crossattn.decode.speech.transcribe import Retry
+from crossattn.decode.speech.transcript import TIME
 from experiments.bench import word_times
 from experiments.transcribe import frames_of, open_whisper
 from tests.peers import peer

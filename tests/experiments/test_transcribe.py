@@ -16,7 +16,7 @@ import soundfile
 from crossattn import functional
 from crossattn.data.audio import read_audio
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.decode import speech
+from crossattn.decode.speech import windows
 from experiments import transcribe
 from experiments.fetch_weights import whisper
 from experiments.transcribe import frames_of, open_whisper, pictures
@@ -158,13 +158,13 @@ def multilingual(folder, tmp_path_factory):
 
 
 def test_a_task_and_a_language_are_told_to_the_model(multilingual, wav, capsys, monkeypatch):
-    told, write = [], speech.write
+    told, write = [], windows.write
 
     def writing(build, params, encoded, prefix, *rest, **options):
         told.append(prefix[0, -2:].tolist())
         return write(build, params, encoded, prefix, *rest, **options)
 
-    monkeypatch.setattr(speech, "write", writing)
+    monkeypatch.setattr(windows, "write", writing)
     options = f"--model={multilingual}", "--language=de", "--task=translate"
     assert start("transcribe", wav, *options) == 0
     assert capsys.readouterr().out.strip()

@@ -32,7 +32,7 @@ def results(tiny_run, tmp_path_factory):
 
 def test_evaluation_writes_every_number(results):
     assert results["split"] == "test" and results["sentences"] == LIMIT
-    assert results["beams"] == 1 and results["cut_sources"] == 0
+    assert results["num_beams"] == 1 and results["cut_sources"] == 0
     assert "tok:13a" in results["bleu_signature"] and "nc:6" in results["chrf_signature"]
     for name in ("aer", "precision", "recall"):
         assert 0 <= results[name] <= 100
@@ -94,7 +94,7 @@ def test_sentences_may_come_from_standard_input(launched, tiny_run, standard_inp
 
 def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
     picture = tmp_path / "cat.png"
-    arguments = ("the black cat", "--beams=2", f"--plot={picture}")
+    arguments = ("the black cat", "--num_beams=2", f"--plot={picture}")
     code, out, _ = launched("translate", f"--workdir={tiny_run}", *arguments)
     assert code == 0 and out.count("\n") == 1
     pixels = image.imread(picture)
@@ -103,7 +103,7 @@ def test_beams_and_a_picture_on_demand(launched, tiny_run, tmp_path):
 
 def test_the_best_of_a_beam_come_with_their_scores(launched, tiny_run):
     sentences = ("the black cat", "two dogs")
-    asked = (f"--workdir={tiny_run}", "--beams=3")
+    asked = (f"--workdir={tiny_run}", "--num_beams=3")
     _, best, _ = launched("translate", *asked, *sentences)
     code, out, _ = launched("translate", *asked, "--nbest=3", *sentences)
     rows = [line.split("\t") for line in out.splitlines()]
@@ -160,15 +160,19 @@ def test_standard_input_that_is_not_utf8_is_refused_by_line(refused, tiny_run, s
         ("evaluate", ["--split=dev"], "no split 'dev'; it has train, validation, test"),
         ("evaluate", ["--step=7"], "no checkpoint 7"),
         ("evaluate", ["--step=best"], "has a best metric; use 'last'"),
-        ("evaluate", ["--beams=0"], "beams"),
+        ("evaluate", ["--num_beams=0"], "num_beams"),
         ("evaluate", ["--limit=0"], "limit"),
         ("evaluate", ["test"], "got test; expected only flags"),
-        ("translate", ["--nbest=2", "--beams=1", "a"], "--nbest is 2 of 1 beams"),
+        ("translate", ["--nbest=2", "--num_beams=1", "a"], "--nbest is 2 of 1 beams"),
         ("translate", ["--nbest=0", "a"], "nbest"),
         ("translate", ["--temperature=0", "a"], "temperature is 0.0; expected above 0"),
         ("translate", ["--top_p=1.5", "a"], "top_p: p is 1.5; expected above 0, at most 1"),
         ("translate", ["--top_k=0", "a"], "top_k"),
-        ("translate", ["--top_k=5", "--beams=2", "a"], "--beams=2 searches and --top_k draws"),
+        (
+            "translate",
+            ["--top_k=5", "--num_beams=2", "a"],
+            "--num_beams=2 searches and --top_k draws",
+        ),
         ("translate", ["--no_repeat_ngram=0", "a"], "no_repeat_ngram"),
         ("translate", ["--length_penalty=-1", "a"], "length_penalty"),
         ("translate", ["--plot=cat.jpg", "the cat"], "cat.jpg; expected one of .png"),

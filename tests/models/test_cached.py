@@ -9,11 +9,10 @@ import pytest
 
 import crossattn as xa
 from crossattn.models import Decoder, Transformer, decoder, transformer
-from crossattn.nn.stack import layer_weights
 from tests import numpy_model as oracle
 
 RNG = np.random.default_rng(0)
-T, ROOM = 5, 7
+T, CACHE = 5, 7
 TOKENS = RNG.integers(3, 64, (2, 3, T))  # [B J T]: each row's beams differ
 SOURCE = RNG.integers(3, 64, (2, 6))
 VALID = (np.arange(6) < np.array([[6], [4]])).astype(np.int32)
@@ -22,20 +21,12 @@ VALID = (np.arange(6) < np.array([[6], [4]])).astype(np.int32)
 def steps(model, states, tokens, **options):
     """Logits of one token after the other, and the cross-attention weights if asked for."""
 
-    def one(states, inputs):
-        index, token = inputs
-        logits, states = model.step(token[..., None], states, index, **options)
-        weights = layer_weights(states) if options else None
-        return _bare(states), (logits[..., 0, :], weights)
+    def one(states, token):
+        logits, states, *weights = model.decode_step(token[..., None], states, **options)
+        return states, (logits[..., 0, :], weights)
 
-    _, (logits, weights) = jax.lax.scan(one, states, (jnp.arange(T), jnp.moveaxis(tokens, -1, 0)))
-    return jnp.moveaxis(logits, 0, -2), weights
-
-
-def _bare(states):
-    """The states without the weights of the last step, as they were before it."""
-    strip = lambda state: dataclasses.replace(state, weights=None)  # noqa: E731
-    return tuple(map(strip, states)) if isinstance(states, tuple) else strip(states)
+    _, (logits, weights) = jax.lax.scan(one, states, jnp.moveaxis(tokens, -1, 0))
+    return jnp.moveaxis(logits, 0, -2), *weights
 
 
 @pytest.mark.parametrize(
@@ -58,7 +49,7 @@ def test_cached_steps_of_a_language_model_equal_its_full_forward(positions, scan
 
     def both(params):
         model = xa.functional.bind(build, params)
-        stepped, _ = steps(model, model.start(2, 3, ROOM), jnp.asarray(TOKENS))
+        [stepped] = steps(model, model.prefill(2, 3, CACHE), jnp.asarray(TOKENS))
         return stepped, model(jnp.asarray(TOKENS.reshape(6, T)))
 
     stepped, full = jax.jit(both)(params)
@@ -83,7 +74,8 @@ def test_cached_steps_of_a_translator_equal_its_full_forward(scan, changes):
 
     def both(params):
         model = xa.functional.bind(build, params)
-        states = model.start(jnp.asarray(SOURCE), jnp.asarray(VALID), 3, ROOM)
+        read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(VALID))
+        states = model.prefill(2, 3, CACHE, **read)
         stepped = steps(model, states, jnp.asarray(TOKENS), return_weights=True)
         full = model(
             jnp.repeat(SOURCE, 3, axis=0),
@@ -108,9 +100,9 @@ def test_a_prompt_may_enter_in_one_piece():
     @jax.jit
     def both(params):
         model = xa.functional.bind(build, params)
-        states = model.start(2, 3, ROOM)
-        prompt, states = model.step(jnp.asarray(TOKENS[..., :3]), states, jnp.int32(0))
-        rest, _ = model.step(jnp.asarray(TOKENS[..., 3:]), states, jnp.int32(3))
+        states = model.prefill(2, 3, CACHE)
+        prompt, states = model.decode_step(jnp.asarray(TOKENS[..., :3]), states)
+        rest, _ = model.decode_step(jnp.asarray(TOKENS[..., 3:]), states)
         full = model(jnp.asarray(TOKENS.reshape(6, T)))
         return jnp.concatenate([prompt, rest], axis=2), full
 

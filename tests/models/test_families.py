@@ -38,9 +38,11 @@ def bound(model, config):
 def test_steps_give_what_the_whole_sequence_gives(model, config, source, segments):
     module = bound(model, config)
     whole = jax.jit(lambda: module(source, TOKENS, source_segments=segments))()
-    states, step = jax.jit(lambda: module.start(source, segments, 1, 5))(), jax.jit(module.step)
+    read = dict(source=source, source_segments=segments)
+    states = jax.jit(lambda: module.prefill(len(source), 1, 5, **read))()
+    step = jax.jit(module.decode_step)
     for index in range(5):
-        logits, states = step(TOKENS[:, None, index : index + 1], states, jnp.int32(index))
+        logits, states = step(TOKENS[:, None, index : index + 1], states)
         np.testing.assert_allclose(logits[:, 0, 0], whole[:, index], rtol=1e-4, atol=1e-4)
 
 

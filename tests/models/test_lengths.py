@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import Bucketed, ModelDraft, PromptLookup, generate, translate
+from crossattn.decode import Bucketed, ModelDraft, PromptLookup, generate
 from crossattn.models import (
     Bert,
     Decoder,
@@ -57,22 +57,25 @@ def text(length, rows=1):
     [
         (Transformer, lambda m: m.encode(text(9))),
         (Transformer, lambda m: m(text(8), text(9))),
-        (Transformer, lambda m: m.start(text(8), None, 1, 9)),
-        (Transformer, lambda m: translate(m, text(9), max_length=4)),
-        (Transformer, lambda m: translate(m, text(8), max_length=9, beams=2)),
-        (Transformer, lambda m: translate(m, text(8), max_length=8, candidates=2)),
-        (Transformer, lambda m: translate(m, text(8), max_length=8, prefix=(1, 4))),
-        (Transformer, lambda m: translate(m, text(8), max_length=9, draft=PromptLookup(text(8)))),
+        (Transformer, lambda m: m.prefill(1, 1, 9, source=text(8))),
+        (Transformer, lambda m: generate(m, text(9), max_new_tokens=4)),
+        (Transformer, lambda m: generate(m, text(8), max_new_tokens=9, num_beams=2)),
+        (Transformer, lambda m: generate(m, text(8), max_new_tokens=8, candidates=2)),
+        (Transformer, lambda m: generate(m, text(8), max_new_tokens=8, prefix=(1, 4))),
+        (
+            Transformer,
+            lambda m: generate(m, text(8), max_new_tokens=9, draft=PromptLookup(text(8))),
+        ),
         (Decoder, lambda m: m(text(9))),
-        (Decoder, lambda m: m.start(1, 3, 9)),
-        (Decoder, lambda m: generate(m, batch=1, prefix=text(6), max_length=4)),
-        (Decoder, lambda m: generate(m, batch=1, prefix=text(9), max_length=1)),
+        (Decoder, lambda m: m.prefill(1, 3, 9)),
+        (Decoder, lambda m: generate(m, batch=1, prefix=text(6), max_new_tokens=4)),
+        (Decoder, lambda m: generate(m, batch=1, prefix=text(9), max_new_tokens=1)),
         (Bert, lambda m: m.encode(text(9))),
         (Bert, lambda m: m(text(9), types=jnp.zeros((1, 9), int))),
         (EncoderDecoder, lambda m: m.encode(text(9))),
-        (EncoderDecoder, lambda m: translate(m, text(8), max_length=9)),
+        (EncoderDecoder, lambda m: generate(m, text(8), max_new_tokens=9)),
         (Whisper, lambda m: m(FRAMES, text(9))),
-        (Whisper, lambda m: m.start(FRAMES, None, 1, 9)),
+        (Whisper, lambda m: m.prefill(len(FRAMES), 1, 9, source=FRAMES)),
     ],
 )
 def test_what_is_longer_than_the_table_is_refused(kind, call):
@@ -104,13 +107,15 @@ def test_texts_that_fill_the_table_are_written_to_their_end():
     @jax.jit
     def call(params, other):
         model, another = xa.functional.bind(build, params), xa.functional.bind(small[0], other)
-        options = dict(max_length=MOST, eos_id=63)
+        options = dict(max_new_tokens=MOST, eos_id=63)
         drafts = (
             PromptLookup(text(8, 2), lookahead=4),
-            ModelDraft(another.step, lambda room: another.start(text(8, 2), None, 1, room), 3),
+            ModelDraft(
+                another.decode_step, lambda n: another.prefill(2, 1, n, source=text(8, 2)), 3
+            ),
         )
-        plain = translate(model, text(8, 2), **options)
-        return plain, [translate(model, text(8, 2), draft=draft, **options) for draft in drafts]
+        plain = generate(model, text(8, 2), **options)
+        return plain, [generate(model, text(8, 2), draft=draft, **options) for draft in drafts]
 
     plain, drafted = jax.device_get(call(params, small[1]))
     assert np.isfinite(plain.scores).all() and plain.lengths.max() == MOST
@@ -118,7 +123,7 @@ def test_texts_that_fill_the_table_are_written_to_their_end():
         np.testing.assert_array_equal(found.tokens, plain.tokens)
         np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-3, atol=1e-4)
     last = jax.jit(
-        lambda p: translate(xa.functional.bind(build, p), text(8, 2), max_length=7, candidates=2)
+        lambda p: generate(xa.functional.bind(build, p), text(8, 2), max_new_tokens=7, candidates=2)
     )
     assert np.isfinite(last(params).scores).all()
 
@@ -126,12 +131,12 @@ def test_texts_that_fill_the_table_are_written_to_their_end():
 def test_buckets_end_where_the_table_ends():
     build, params = pair(Transformer)
     run = Bucketed(build, rows=(2,), sources=(6, 100), targets=(6, 100), prefix=(1, 4))
-    found = run(params, text(7), max_length=7)
+    found = run(params, text(7), max_new_tokens=7)
     assert found.tokens.shape == (1, 1, 7) and np.isfinite(found.scores).all()
     with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
-        run(params, text(9), max_length=7)
+        run(params, text(9), max_new_tokens=7)
     with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
-        run(params, text(7), max_length=8)
+        run(params, text(7), max_new_tokens=8)
     write = Bucketed(pair(Decoder)[0], rows=(2,), sources=(4, 100), targets=(2, 100))
-    found = write.generate(pair(Decoder)[1], [[1, 5, 6, 7, 9], [3]], max_length=3)
+    found = write.generate(pair(Decoder)[1], [[1, 5, 6, 7, 9], [3]], max_new_tokens=3)
     assert np.isfinite(found.scores).all()

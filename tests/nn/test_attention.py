@@ -1,7 +1,5 @@
 """MultiHeadAttention against numpy, and what its memories promise."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,21 +127,17 @@ def test_a_cache_extended_step_by_step_gives_the_full_forward(chunks, rope):
     assert int(cache.length) == T
 
 
-def caches(attention, first, beams=1):
-    """A bare cache, one that keeps positions, and one whose rows begin after padding."""
-    size = (T + 2) * beams
-    K, H = attention.kv_shape
-    bare, kept = attention.cache((B,), size), xa.Memory.empty((B,), size, K, H)
-    return {"bare": bare, "kept": kept, "padded": dataclasses.replace(kept, first=first)}
+def caches(attention):
+    """A bare cache, and one that keeps positions."""
+    kept = xa.Memory.empty((B,), T + 2, *attention.kv_shape)
+    return {"bare": attention.cache((B,), T + 2), "kept": kept}
 
 
 @pytest.mark.parametrize("chunks", [[1] * T, [2, 3]], ids=["one by one", "in chunks"])
-@pytest.mark.parametrize("kind", ["bare", "kept", "padded"])
-@pytest.mark.parametrize("beams", [1, 2])
-def test_rotary_queries_stand_where_the_cache_says(kind, chunks, beams):
+@pytest.mark.parametrize("kind", ["bare", "kept"])
+def test_rotary_queries_stand_where_the_cache_says(kind, chunks):
     build, params = layer(num_heads=2, num_kv_heads=1, rope_base=1e4)
-    first = np.array([0, 2]) if kind == "padded" else np.zeros(B, int)
-    x = normal(B, beams, T, D)
+    x = normal(B, T, D)
     attention = xa.functional.bind(build, params)
 
     @jax.jit
@@ -152,18 +146,14 @@ def test_rotary_queries_stand_where_the_cache_says(kind, chunks, beams):
         mask = xa.masks.causal(offset=attention.before(piece, cache))
         return attention(piece, cache, mask), cache
 
-    cache, start, outputs = caches(attention, jnp.asarray(first), beams)[kind], 0, []
+    cache, start, outputs = caches(attention)[kind], 0, []
     for size in chunks:
-        piece = x[:, :, start : start + size]
-        out, cache = step(cache, piece if beams > 1 else piece[:, 0])
-        outputs.append(np.reshape(out, piece.shape))
+        out, cache = step(cache, x[:, start : start + size])
+        outputs.append(out)
         start += size
-    found = np.concatenate(outputs, axis=2)
-    for row, begin in enumerate(first):
-        own = np.arange(T - begin)
-        allowed = np.tri(T - begin, dtype=bool)
-        expected, _ = oracle.attention(params, x[row, :, begin:], allowed=allowed, rope=(own, own))
-        close(found[row, :, begin:], expected)
+    rope = (np.arange(T), np.arange(T))
+    expected, _ = oracle.attention(params, x, allowed=np.tri(T, dtype=bool), rope=rope)
+    close(np.concatenate(outputs, axis=1), expected)
 
 
 def test_positions_that_a_cache_was_given_are_those_of_its_queries():
@@ -171,7 +161,7 @@ def test_positions_that_a_cache_was_given_are_those_of_its_queries():
     x, places = normal(B, T, D), np.array([[0, 3, 4, 9, 11], [7, 8, 10, 30, 31]])
     attention = xa.functional.bind(build, params)
     new = attention.memory(jnp.asarray(x), positions=jnp.asarray(places))
-    empty = caches(attention, None)["kept"]
+    empty = caches(attention)["kept"]
     cache = empty.append(new.keys, new.values, positions=jnp.asarray(places))
     found = jax.jit(lambda x, cache: attention(x, cache))(x, cache)
     for row in range(B):

@@ -1,7 +1,5 @@
 """A memory that grows, joins and is shared reads like the whole that it was cut from."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,14 +147,6 @@ def test_appended_padding_may_not_be_read():
     assert int(memory.length) == 5
     np.testing.assert_array_equal(may_read(memory), both)
     close(read(memory), attend(QUERIES, KEYS, VALUES, xa.masks.key_padding(both)))
-
-
-def test_what_comes_before_a_row_begins_may_not_be_read():
-    begun = replace(empty(), first=jnp.array([0, 3]))
-    for start, stop in ((0, 2), (2, 5)):
-        begun = append(begun, KEYS[:, start:stop], VALUES[:, start:stop])
-    expected = [[True] * 5 + [False], [False] * 3 + [True] * 2 + [False]]
-    np.testing.assert_array_equal(may_read(begun), expected)
 
 
 def test_appended_padding_of_nan_reaches_nothing():

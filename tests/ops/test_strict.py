@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.decode import sampling, translate
+from crossattn.decode import generate, sampling
 from crossattn.models import Transformer, transformer
 from tests.ops.test_sharded import S, T, every_mask
 
@@ -104,8 +104,8 @@ def test_models_train_and_decode(positions):
     if positions == "rope":
         model = xa.functional.bind(build, params)
         for options in (
-            {"beams": 2},
+            {"num_beams": 2},
             {"key": jax.random.key(0), "processors": [sampling.top_p(0.9)]},
         ):
-            found = translate(model, source, segments, max_length=3, **options)
+            found = generate(model, source, segments, max_new_tokens=3, **options)
             assert np.isfinite(found.scores).all()

@@ -67,8 +67,8 @@ def generated(model, inputs, start, **options):
 
 def ours(folder, source, prompts=None, **changes):
     model, params, _ = xa.load(folder)
-    options = model.generation(max_length=NEW, **changes) | {"prefix": prompts}
-    run = jax.jit(lambda p: xa.decode.translate(xa.functional.bind(model, p), source, **options))
+    options = model.generation(max_new_tokens=NEW, **changes) | {"prefix": prompts}
+    run = jax.jit(lambda p: xa.decode.generate(xa.functional.bind(model, p), source, **options))
     return np.asarray(run(params).tokens[:, 0])
 
 
@@ -150,7 +150,7 @@ def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams):
     assert len(set((expected != 1).sum(1))) >= 3
 
     loaded, params, _ = xa.load(tmp_path)
-    options = loaded.generation(max_length=NEW, num_beams=beams)
+    options = loaded.generation(max_new_tokens=NEW, num_beams=beams)
     options |= dict(batch=ROWS, prefix=prompts, prefix_lengths=lengths)
     run = jax.jit(lambda p: xa.decode.generate(xa.functional.bind(loaded, p), **options))
     np.testing.assert_array_equal(run(params).tokens[:, 0], expected)
@@ -210,11 +210,11 @@ def test_what_the_settings_of_generation_leave_open_stays_open():
 
 def test_ids_that_the_caller_gives_are_not_asked_for():
     given = dict(decoder_start_token_id=3, eos_token_id=[4, 5], pad_token_id=6)
-    found = with_settings().generation(max_length=5, **given)
+    found = with_settings().generation(max_new_tokens=5, **given)
     assert found == {
-        "bos_id": 3, "eos_id": (4, 5), "pad_id": 6, "max_length": 5, "processors": (),
+        "bos_id": 3, "eos_id": (4, 5), "pad_id": 6, "max_new_tokens": 5, "processors": (),
     }  # fmt: skip
-    found = xa.weights.describe(checkpoints.GPT2).generation(max_length=5, bos_token_id=7)
+    found = xa.weights.describe(checkpoints.GPT2).generation(max_new_tokens=5, bos_token_id=7)
     assert found["bos_id"] == 7
 
 
@@ -245,19 +245,19 @@ def test_labels_are_shifted_by_the_ids_of_the_config():
 def test_settings_that_mean_nothing_are_refused(settings, words):
     for model, changes in ((described(**settings), {}), (described(), settings)):
         with pytest.raises(CheckpointError, match=words):
-            model.generation(max_length=5, **changes)
+            model.generation(max_new_tokens=5, **changes)
 
 
 def test_one_of_several_forced_ends_is_the_lowest():
     """To greedy decoding all are worth the same; the first of the best is taken, as in transformers."""
-    [force] = described(forced_eos_token_id=[9, 4]).generation(max_length=3)["processors"]
+    [force] = described(forced_eos_token_id=[9, 4]).generation(max_new_tokens=3)["processors"]
     context = Context(jnp.zeros(4, jnp.int32), jnp.int32(3), 1, jnp.int32(0))
     assert int(force(jnp.zeros(8), context).argmax()) == 4
 
 
 def test_the_least_length_counts_the_padding_before_a_prompt():
     model = described(min_length=5)
-    [ban] = model.generation(max_length=5)["processors"]
+    [ban] = model.generation(max_new_tokens=5)["processors"]
     tokens = jnp.zeros(9, jnp.int32)
     for padding, banned in ((1, True), (2, False)):
         context = Context(tokens, jnp.int32(3), 2, jnp.int32(0), padding)
@@ -266,8 +266,8 @@ def test_the_least_length_counts_the_padding_before_a_prompt():
 
 def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
     model = described()
-    found = model.generation(max_length=5)
-    assert found == {**model.ids, "max_length": 5, "processors": ()}
+    found = model.generation(max_new_tokens=5)
+    assert found == {**model.ids, "max_new_tokens": 5, "processors": ()}
 
 
 @pytest.mark.parametrize(
@@ -292,16 +292,16 @@ def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
 def test_what_is_not_done_is_refused_with_the_way_round_it(settings, neutral):
     model = described(**settings)
     with pytest.raises(CheckpointError, match="not supported; generation.*") as raised:
-        model.generation(max_length=5)
+        model.generation(max_new_tokens=5)
     assert neutral in str(raised.value)
     name, _, value = neutral.partition("=")
     neutral = json.loads(value.lower().replace("none", "null"))
-    assert model.generation(max_length=5, **{name: neutral})["processors"] == ()
+    assert model.generation(max_new_tokens=5, **{name: neutral})["processors"] == ()
 
 
 def test_an_unknown_change_is_refused():
     with pytest.raises(ValueError, match="got num_beam; expected some of num_beams"):
-        described().generation(max_length=5, num_beam=3)
+        described().generation(max_new_tokens=5, num_beam=3)
 
 
 def test_the_pair_asks_for_what_its_decoder_does():
@@ -313,6 +313,6 @@ def test_the_pair_asks_for_what_its_decoder_does():
         | dict(is_decoder=True, add_cross_attention=True, bos_token_id=3, eos_token_id=4)
         | dict(suppress_tokens=[5]),
     )
-    [ban] = xa.weights.describe(pair).generation(max_length=5)["processors"]
+    [ban] = xa.weights.describe(pair).generation(max_new_tokens=5)["processors"]
     context = Context(jnp.zeros(4, jnp.int32), jnp.int32(1), 1, jnp.int32(0))
     assert np.isinf(ban(jnp.zeros(8), context)).tolist() == [False] * 5 + [True] + [False] * 2

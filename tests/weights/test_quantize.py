@@ -116,8 +116,9 @@ def test_a_search_under_jit_reads_int8_weights(kind):
     @jax.jit
     def search(params):
         module = xa.functional.bind(model, params)
-        source = (2,) if kind == "gpt2" else (inputs(model)[0], None)
-        return greedy(module.step, module.start(*source, 1, 6), batch=2, max_length=5)
+        read = {} if kind == "gpt2" else {"source": inputs(model)[0]}
+        states = module.prefill(2, 1, 6, **read)
+        return greedy(module.decode_step, states, batch=2, max_new_tokens=5)
 
     found, expected = search(small), search(dense)
     np.testing.assert_array_equal(found.tokens, expected.tokens)

@@ -1,0 +1,1 @@
+"""Searches: which tokens come next, given a model and its states. See ``crossattn.decode``."""

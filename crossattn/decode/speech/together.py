@@ -1,0 +1,60 @@
+"""Many jobs that each go step by step, with the steps of the same kind taken together.
+
+A job is a generator: it yields a ``Step``, is sent the result, and returns what it found. Jobs know nothing
+of one another, so a batch forms whatever their lengths.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """What a job asks for: ``arrays`` are its row of a batch, ``group`` who may share it."""
+
+    group: Hashable
+    arrays: tuple[Any, ...]
+
+
+Job = Generator[Step, Any, T]
+
+
+def together(
+    jobs: Iterable[Job[T]], take: Callable[[Sequence[Step]], Sequence[Any]], max_jobs: int
+) -> list[T]:
+    """What the jobs return, in order.
+
+    The largest group goes first, so that those who are behind catch up. Groups are taken in powers of two,
+    since each size is a program to compile.
+
+    Args:
+      jobs: begun when there is room for them.
+      take: the results of steps of one group.
+      max_jobs: the most jobs at once, and the most steps in one call.
+    """
+    found: dict[int, T] = {}
+    waiting: dict[int, tuple[Job[T], Step]] = {}
+    coming = enumerate(jobs)
+
+    def go_on(index: int, job: Job[T], result: Any) -> None:
+        try:
+            waiting[index] = job, job.send(result)
+        except StopIteration as end:
+            waiting.pop(index, None)
+            found[index] = end.value
+
+    while True:
+        while len(waiting) < max_jobs and (new := next(coming, None)) is not None:
+            go_on(*new, None)
+        if not waiting:
+            return [found[index] for index in sorted(found)]
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for index, (_, step) in waiting.items():
+            groups[step.group].append(index)
+        group = max(groups.values(), key=len)
+        chosen = group[: 1 << (len(group).bit_length() - 1)]
+        results = take([waiting[index][1] for index in chosen])
+        for index, result in zip(chosen, results, strict=True):
+            go_on(index, waiting[index][0], result)

@@ -1,0 +1,200 @@
+"""One window of sound, with Whisper: hear it, name its language, write its text, follow its words.
+
+Each step is compiled once for each batch size and length; ``transcribe`` walks over long recordings with
+them. The model is a *build* and its parameters, as everywhere.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from crossattn import functional
+from crossattn.decode.logits import constraints, sampling
+from crossattn.decode.logits.processors import Context, LogitsProcessor
+from crossattn.decode.search.greedy import greedy, sample
+from crossattn.types import Array, Float, Int, Key, Params
+
+
+@runtime_checkable
+class SpeechTokens(Protocol):
+    """What is asked of a vocabulary; ``data.whisper_tokens.WhisperTokens`` is one."""
+
+    start: int
+    end: int
+    previous: int
+    no_speech: int
+    no_times: int
+    first_time: int
+    languages: dict[str, int]
+    multilingual: bool
+
+    @property
+    def suppressed(self) -> tuple[int, ...]: ...
+
+    @property
+    def suppressed_first(self) -> tuple[int, ...]: ...
+
+    def prefix(self, language: str | None, task: str, *, times: bool) -> list[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def words(self, ids: Sequence[int], language: str | None) -> list[tuple[str, list[int]]]: ...
+
+
+class Written(NamedTuple):
+    """What the decoder writes.
+
+    Attributes:
+      tokens: [B T], then the end until T.
+      lengths: [B], tokens before the end.
+      log_p: [B], the mean log-probability of the tokens, the end included.
+      no_speech: [B], the probability that nobody speaks.
+    """
+
+    tokens: Int[Array, "B T"]
+    lengths: Int[Array, " B"]
+    log_p: Float[Array, " B"]
+    no_speech: Float[Array, " B"]
+
+
+class Followed(NamedTuple):
+    """Where the decoder looks while it reads a known text.
+
+    Attributes:
+      weights: [B n T S], attention of the chosen heads.
+      log_p: [B T], of each token given those before; the first is 0.
+    """
+
+    weights: Float[Array, "B n T S"]
+    log_p: Float[Array, "B T"]
+
+
+@functools.partial(jax.jit, static_argnames=("build",))
+def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
+    """The encoder's vectors of windows."""
+    return functional.bind(build, params).encode(frames)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "tokens"))
+def likely_languages(
+    build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: SpeechTokens
+) -> Float[Array, "B n"]:
+    """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
+    model = functional.bind(build, params)
+    states = model.prefill(len(encoded), 1, 1, encoded=encoded)
+    logits = _after_start(model, encoded, tokens, states)
+    ids = jnp.array(list(tokens.languages.values()), jnp.int32)
+    return jax.nn.softmax(logits[:, ids], axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_new_tokens"))
+def write(
+    build: Any,
+    params: Params,
+    encoded: Float[Array, "B S D"],
+    prefix: Int[Array, "B P"],
+    key: Key[Array, "*#B"] | None = None,
+    temperature: float | Float[Array, ""] = 0.0,
+    *,
+    tokens: SpeechTokens,
+    times: bool = True,
+    max_new_tokens: int = 224,
+) -> Written:
+    """The text of windows: the most likely token at each step, or with a key a drawn one.
+
+    Args:
+      prefix: what the transcript begins with, see ``WhisperTokens.prefix``; before it, after the token
+        ``previous``, what was said before.
+      key: one for all windows, or one for each [B].
+      temperature: of the draw.
+      times: write times, by the rules of ``time_rules``; they go with the prefix.
+      max_new_tokens: the most tokens written.
+
+    Raises:
+      ValueError: prefix and ``max_new_tokens`` together are more than the model has positions for.
+    """
+    model = functional.bind(build, params)
+    B, P = prefix.shape
+    rules = [constraints.ban(tokens.suppressed), constraints.ban_first(tokens.suppressed_first)]
+    if times:
+        rules.append(time_rules(tokens))
+    options: dict[str, Any] = dict(
+        batch=B, max_new_tokens=max_new_tokens, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
+    )
+    states = model.prefill(B, 1, P + max_new_tokens - 1, encoded=encoded)
+    no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
+    if key is None:
+        found = greedy(model.decode_step, states, processors=rules, **options)
+    else:
+        rules.append(sampling.temperature(temperature))
+        found = sample(model.decode_step, states, key=key, processors=rules, **options)
+    lengths = jnp.sum(found.tokens[:, 0] != tokens.end, axis=-1)
+    return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
+
+
+@functools.partial(jax.jit, static_argnames=("build", "heads"))
+def follow(
+    build: Any,
+    params: Params,
+    encoded: Float[Array, "B S D"],
+    text: Int[Array, "B T"],
+    heads: tuple[tuple[int, int], ...],
+) -> Followed:
+    """Read a known text, its prefix included, and keep the attention of ``heads`` (layer, head).
+
+    Raises:
+      ValueError: the text is longer than the model has positions for.
+    """
+    model = functional.bind(build, params)
+    states = model.prefill(len(text), 1, text.shape[1], encoded=encoded)
+    logits, _, seen = model.decode_step(text[:, None], states, return_weights=True)
+    weights = jnp.stack([seen[layer][:, 0, head] for layer, head in heads], axis=1)
+    log_p = jax.nn.log_softmax(logits[:, 0, :-1])
+    own = jnp.take_along_axis(log_p, text[:, 1:, None], axis=-1)[..., 0]
+    return Followed(weights, jnp.pad(own, ((0, 0), (1, 0))))
+
+
+def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
+    """Times come in pairs, the end of one segment and the begin of the next; they never fall.
+
+    The first token is a time, at most ``latest_first`` steps in. Where all times together are likelier than
+    any text, a time comes.
+
+    Source: Radford et al. 2022, section 4.5; the rules of openai-whisper.
+    """
+    first = tokens.first_time
+
+    def process(logits: Float[Array, " V"], context: Context) -> Float[Array, " V"]:
+        ids, positions = jnp.arange(logits.shape[-1]), jnp.arange(context.tokens.shape[0])
+        is_time = ids >= first
+        written = (positions >= context.start) & (positions < context.length)
+        last, before = (context.tokens[context.length - n] >= first for n in (1, 2))
+        last, before = last & (context.generated >= 1), before | (context.generated < 2)
+        newest = jnp.max(jnp.where(written, context.tokens, 0))
+        # The begin of a segment may be the end of the one before; its own end may not.
+        earliest = jnp.where(newest >= first, newest + ~(last & ~before), first)
+
+        banned = (ids == tokens.no_times) | (is_time & (ids < earliest))
+        banned |= last & before & is_time
+        banned |= last & ~before & (ids < tokens.end)
+        at_first = ~is_time | (ids > first + latest_first)
+        banned |= (context.generated == 0) & at_first
+        logits = jnp.where(banned, -jnp.inf, logits)
+        any_time = jax.nn.logsumexp(logits[first:])
+        return jnp.where(~is_time & (any_time > jnp.max(logits[:first])), -jnp.inf, logits)
+
+    return process
+
+
+def _after_start(
+    model: Any, encoded: Float[Array, "B S D"], tokens: SpeechTokens, states: Any
+) -> Float[Array, "B V"]:
+    """Logits where a transcript begins: they say the language, and whether anybody speaks."""
+    start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
+    logits, _ = model.decode_step(start, states)
+    return logits[:, 0, 0]

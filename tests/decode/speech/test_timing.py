@@ -1,0 +1,63 @@
+"""Dynamic time warping over attention: the path, the filter, and where tokens begin."""
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from crossattn.decode.speech import timing
+from tests.peers import peer
+
+
+def cheapest(cost):
+    """The least total cost of a monotone path, cell by cell."""
+    total = np.full((cost.shape[0] + 1, cost.shape[1] + 1), np.inf)
+    total[0, 0] = 0
+    for i, row in enumerate(cost, start=1):
+        for j, value in enumerate(row, start=1):
+            total[i, j] = value + min(total[i - 1, j - 1], total[i - 1, j], total[i, j - 1])
+    return total[-1, -1]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (5, 5), (4, 30), (30, 4)])
+def test_the_path_is_monotone_whole_and_the_cheapest(shape):
+    cost = np.random.default_rng(0).standard_normal(shape)
+    rows, columns = timing.warp(cost)
+    steps = np.stack([np.diff(rows), np.diff(columns)])
+    assert (rows[0], columns[0]) == (0, 0) and (rows[-1] + 1, columns[-1] + 1) == shape
+    assert np.all((steps >= 0) & (steps <= 1)) and np.all(steps.sum(axis=0) >= 1)
+    assert cost[rows, columns].sum() == pytest.approx(cheapest(cost))
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_the_median_is_that_of_scipy(width):
+    x = np.random.default_rng(1).standard_normal((2, 3, 40)).astype(np.float32)
+    expected = ndimage.median_filter(x, size=(1, 1, width), mode="mirror")
+    np.testing.assert_array_equal(timing.median(x, width), expected)
+
+
+def test_an_even_width_is_refused():
+    with pytest.raises(ValueError, match="width is 4; expected an odd number"):
+        timing.median(np.zeros((1, 9), np.float32), 4)
+
+
+def test_tokens_begin_where_attention_moves_to():
+    begins = [0, 12, 30, 41, 70, 90]
+    weights = np.full((2, 5, 90), 0.01, np.float32)
+    for row, (start, end) in enumerate(zip(begins[:-1], begins[1:], strict=True)):
+        weights[:, row, start:end] = 1.0
+    weights[1, :, 55] = 50.0  # what every token looks at
+    assert timing.token_starts(weights).tolist() == begins[:-1]
+    assert timing.token_starts(weights, 2, -1)[1:].tolist() == begins[3:4]
+
+
+def test_starts_are_those_of_transformers():
+    torch = peer("torch")
+    theirs = peer("transformers.models.whisper.generation_whisper")
+    weights = np.random.default_rng(2).random((3, 12, 60)).astype(np.float32)
+    sharp = timing.sharpened(weights)
+    rows, places = theirs._dynamic_time_warping(-sharp.astype(np.float64))
+    ours = timing.warp(-sharp)
+    np.testing.assert_array_equal(ours[0], rows)
+    np.testing.assert_array_equal(ours[1], places)
+    filtered = theirs._median_filter(torch.tensor(weights)[None], 7)[0].numpy()
+    np.testing.assert_array_equal(timing.median(weights, 7), filtered)

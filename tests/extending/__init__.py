@@ -1,0 +1,1 @@
+"""New architectures, tasks and sources, each added from outside by files alone."""
