@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -106,7 +107,7 @@ class Bert(nnx.Module):
         key: Key[Array, ""] | None = None,
         *,
         types: Int[Array, "*B S"] | None = None,
-    ) -> Float[Array, "*B S D"]:
+    ) -> Encoded:
         """Vectors of the tokens. ``segments`` 0 is padding; ``types`` tells text A (0) from B (1)."""
         segments = without_padding(tokens, segments, self.pad_id)
         keys = split(key, 2)
@@ -115,7 +116,7 @@ class Bert(nnx.Module):
             key=keys[1],
             mask=None if segments is None else masks.segments(segments),
         )
-        return x
+        return Encoded(x, None if segments is None else segments > 0, positions)
 
     @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:
@@ -142,8 +143,17 @@ class Bert(nnx.Module):
         Raises:
           ValueError: this BERT has no such head.
         """
+        _present(self.output, "masked_lm")
+        return self.logits(self.encode(tokens, *args, **options).vectors)
+
+    @on_any_mesh
+    def logits(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B S V"]:
+        """Logits of what stands at each token, from the vectors that ``encode`` gives.
+
+        Raises:
+          ValueError: this BERT has no such head.
+        """
         output = _present(self.output, "masked_lm")
-        vectors = self.encode(tokens, *args, **options)
         return output.logits(output.enter(vectors), self.input.embedding)
 
 

@@ -14,6 +14,7 @@ from crossattn.keys import ConfigKey
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
@@ -101,7 +102,7 @@ class Decoder(Autoregressive):
         self,
         tokens: Int[Array, "*B T"],
         *,
-        memory: Float[Array, "*B S M"] | None = None,
+        memory: Encoded | Float[Array, "*B S M"] | None = None,
         memory_segments: Int[Array, "*B S"] | None = None,
         segments: Int[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
@@ -110,12 +111,13 @@ class Decoder(Autoregressive):
     ) -> Any:
         """The last vectors, before the output layer; with ``return_weights``, cross-attention's too."""
         keys = split(key, 2)
+        packed = segments is not None and memory_segments is not None
         x, states = self.decoder(
             self.input(tokens, positions, keys[0]),
-            self._read(memory),
+            self._read(memory, None if packed else memory_segments),
             keys[1],
             segments=segments,
-            source_segments=memory_segments,
+            source_segments=memory_segments if packed else None,
             positions=positions,
             return_weights=return_weights,
         )
@@ -137,8 +139,8 @@ class Decoder(Autoregressive):
 
         Args:
           tokens: [*B T].
-          **options: those of ``hidden``. ``memory`` [*B S M] is what a model with a ``memory_dim``
-            reads; with ``return_weights``, its weights [L *B N T S] are returned too.
+          **options: those of ``hidden``. ``memory``, ``Encoded`` or vectors [*B S M], is what a model with
+            a ``memory_dim`` reads; with ``return_weights``, its weights [L *B N T S] are returned too.
         """
         found = self.hidden(tokens, **options)
         if isinstance(found, tuple):
@@ -152,7 +154,7 @@ class Decoder(Autoregressive):
         num_beams: int,
         cache_length: int,
         *,
-        memory: Float[Array, "B S M"] | None = None,
+        memory: Encoded | Float[Array, "B S M"] | None = None,
         memory_segments: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
@@ -171,9 +173,8 @@ class Decoder(Autoregressive):
         """
         self.input.check(cache_length)
         if memory is not None:
-            check_rows("memory", memory, batch)
-        valid = None if memory_segments is None else memory_segments > 0
-        layers = self._read(memory, valid)
+            check_rows("memory", Encoded.of(memory).vectors, batch)
+        layers = self._read(memory, memory_segments)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh
@@ -191,8 +192,10 @@ class Decoder(Autoregressive):
         x = self.output.enter(x)
         return (x, states, weights) if return_weights else (x, states)
 
-    def _read(self, memory: Array | None, valid: Array | None = None) -> Any:
+    def _read(self, memory: Any, segments: Array | None) -> Any:
         if (memory is None) != (self.memory_dim is None):
             has, given = ("no", "one") if self.memory_dim is None else ("a", "none")
             raise ValueError(f"this Decoder has {has} memory_dim, but was given {given} to read.")
-        return self.decoder.no_source() if memory is None else self.decoder.read(memory, valid)
+        if memory is None:
+            return self.decoder.read()
+        return self.decoder.read(source=Encoded.of(memory, segments))

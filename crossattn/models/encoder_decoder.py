@@ -13,6 +13,7 @@ from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
 from crossattn.nn.decoding import Autoregressive
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -72,10 +73,10 @@ class EncoderDecoder(Autoregressive):
         segments: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "*B S D"]:
-        """The source's vectors, as the decoder reads them."""
-        x = self.encoder.encode(source, segments, positions, key)
-        return x if self.bridge is None else self.bridge(x)
+    ) -> Encoded:
+        """The source's vectors [*B S M], as the decoder reads them."""
+        found = self.encoder.encode(source, segments, positions, key)
+        return found if self.bridge is None else replace(found, vectors=self.bridge(found.vectors))
 
     @on_any_mesh
     def hidden(
@@ -135,13 +136,11 @@ class EncoderDecoder(Autoregressive):
     ) -> CachedStates:
         """Decoding states: the source read once, and empty caches; as ``Transformer.prefill``."""
         check_rows("source", source, batch)
-        source_segments = without_padding(source, source_segments, self.pad_id)
         return self.decoder.prefill(
             batch,
             num_beams,
             cache_length,
             memory=self.encode(source, source_segments),
-            memory_segments=source_segments,
             lookahead=lookahead,
         )
 

@@ -13,6 +13,7 @@ from flax import nnx
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -159,10 +160,10 @@ class Transformer(Autoregressive):
         segments: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "*B S D"]:
-        """The source's vectors. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
+    ) -> Encoded:
+        """The source's vectors [*B S D]. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
         segments = without_padding(source, segments, self.pad_id)
-        keys = split(key, 2)
+        keys, given = split(key, 2), positions
         x = self._embed_source(source, positions, keys[0])
         positions = jnp.arange(x.shape[-2]) if positions is None else positions
         x, _ = self.encoder(
@@ -172,7 +173,8 @@ class Transformer(Autoregressive):
             positions=positions,
             bias=self.encoder_bias(positions, positions),
         )
-        return x if self.encoder_norm is None else self.encoder_norm(x)
+        x = x if self.encoder_norm is None else self.encoder_norm(x)
+        return Encoded(x, None if segments is None else segments > 0, given)
 
     @on_any_mesh
     def hidden(
@@ -191,13 +193,16 @@ class Transformer(Autoregressive):
         source_segments = without_padding(source, source_segments, self.pad_id)
         keys = split(key, 3)
         encoded = self.encode(source, source_segments, source_positions, keys[0])
-        states = self.decoder.read(encoded)
+        packed = target_segments is not None and source_segments is not None
+        if packed:  # Segments of both say what may be read, padding too.
+            encoded = replace(encoded, valid=None)
+        states = self.decoder.read(source=encoded)
         x, states = self.decoder(
             self.target_input(target_in, target_positions, keys[1]),
             states,
             keys[2],
             segments=target_segments,
-            source_segments=source_segments,
+            source_segments=source_segments if packed else None,
             positions=target_positions,
             return_weights=return_weights,
         )
@@ -262,7 +267,7 @@ class Transformer(Autoregressive):
         *,
         source: Source | None = None,
         source_segments: Int[Array, "B S"] | None = None,
-        encoded: Float[Array, "B S D"] | None = None,
+        encoded: Encoded | Float[Array, "B S D"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
         """Decoding states: the source read once, and empty caches, for ``num_beams`` sequences a row.
@@ -272,7 +277,7 @@ class Transformer(Autoregressive):
           num_beams: sequences a row, J.
           cache_length: the most tokens of each that are read, prefix and generated ones together.
           source, source_segments: what is read; padding has segment 0.
-          encoded: what ``encode`` made of the source, instead of it.
+          encoded: what ``encode`` made of the source, or bare vectors, instead of it.
           lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
@@ -285,13 +290,11 @@ class Transformer(Autoregressive):
                 f"prefill got {'both' if encoded is not None else 'neither'} of source and encoded; "
                 "expected one of them."
             )
-        vectors: Any = encoded
         if source is not None:
-            source_segments = without_padding(source, source_segments, self.pad_id)
-            vectors = self.encode(source, source_segments)
-        check_rows("source", vectors, batch)
-        valid = None if source_segments is None else source_segments > 0
-        layers = self.decoder.read(vectors, valid)
+            encoded = self.encode(source, source_segments)
+        read = Encoded.of(encoded, None if source is not None else source_segments)
+        check_rows("source", read.vectors, batch)
+        layers = self.decoder.read(source=read)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh

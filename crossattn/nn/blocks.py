@@ -1,17 +1,20 @@
-"""Transformer blocks: residual sublayers around attention and a feed-forward network.
+"""Transformer blocks: named residual sublayers, each of which reads nothing, ``x`` itself or a named memory.
 
-The encoder block has two sublayers, the decoder block three: masked self-attention, cross-attention,
-feed-forward, each with its own parameters. A decoder without a source has no cross-attention.
+The encoder block, the decoder block and any other are compositions of one ``Block``. The order of its
+sublayers is that of its arguments, and their names are those of the parameters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
@@ -106,9 +109,21 @@ class BlockConfig:
         """A norm of this kind."""
         return norm(self.norm, self.dim, epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
 
-    def feedforward(self, rngs: nnx.Rngs) -> FeedForward:
-        """A feed-forward network of this shape."""
-        return FeedForward(
+    def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
+        """A sublayer in which ``x`` reads itself; ``causal``, no later positions."""
+        attention = self.attention(rngs, rope=True)
+        return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
+
+    def cross_attention(
+        self, rngs: nnx.Rngs, *, memory_dim: int, reads: str = "source", gated: bool = False
+    ) -> "Sublayer":
+        """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``."""
+        attention = self.attention(rngs, rope=False, memory_dim=memory_dim)
+        return Sublayer(attention, Residual(self, rngs, gated=gated), reads=reads)
+
+    def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
+        """A sublayer with a feed-forward network."""
+        network = FeedForward(
             self.dim,
             self.mlp_dim,
             self.activation,
@@ -117,27 +132,36 @@ class BlockConfig:
             dtype=self.dtype,
             rngs=rngs,
         )
+        return Sublayer(network, Residual(self, rngs, gated=gated))
 
 
 class Residual(nnx.Module):
     """``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
 
-    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020.
+    Args:
+      config: the kind of norm, where it stands, and the rate of dropout.
+      gated: f's result is multiplied by ``tanh(gate)``, a learnt number that is 0 at first: a sublayer
+        that is added to a trained model changes nothing before it has learnt.
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022.
     """
 
-    def __init__(self, config: BlockConfig, rngs: nnx.Rngs):
+    def __init__(self, config: BlockConfig, rngs: nnx.Rngs, *, gated: bool = False):
         self.norm = config.normalise(rngs)
+        self.gate = nnx.Param(jnp.zeros(()), axes=()) if gated else None
         self.norm_first = config.norm_first
         self.dropout_rate = config.dropout_rate
 
-    def enter(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+    def pre_norm(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """What the sublayer gets."""
         return self.norm(x) if self.norm_first else x
 
-    def leave(
+    def add_residual(
         self, x: Float[Array, "*B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B T D"]:
         """What the next sublayer gets."""
+        if self.gate is not None:
+            update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
         x = placed(x + dropout(update, self.dropout_rate, key), "embed")
         return x if self.norm_first else self.norm(x)
 
@@ -147,152 +171,235 @@ def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-class EncoderBlock(nnx.Module):
-    """Self-attention, then feed-forward."""
+ITSELF = "itself"
+"""What self-attention reads."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        self.attention = config.attention(rngs, rope=True)
-        self.attention_residual = Residual(config, rngs)
-        self.feedforward = config.feedforward(rngs)
-        self.feedforward_residual = Residual(config, rngs)
 
-    @on_any_mesh
-    def __call__(
-        self,
-        x: Float[Array, "*B T D"],
-        state: None = None,
-        key: Key[Array, ""] | None = None,
-        *,
-        mask: Mask | None = None,
-        positions: Int[Array, "*#B T"] | None = None,
-        bias: Float[Array, "..."] | None = None,
-    ) -> tuple[Float[Array, "*B T D"], None]:
-        """[*B T D] -> [*B T D]. ``state`` is there for ``Stack``; an encoder has none."""
-        keys = split(key, 4)
-        with jax.named_scope("encoder_attention"):  # by which a plan finds its kernel
-            update = self.attention(
-                self.attention_residual.enter(x),
-                mask=mask,
-                positions=positions,
-                bias=bias,
-                dropout_key=keys[0],
-            )
-        x = self.attention_residual.leave(x, update, keys[1])
-        update = self.feedforward(self.feedforward_residual.enter(x), keys[2])
-        return self.feedforward_residual.leave(x, update, keys[3]), state
+@dataclass(frozen=True)
+class Sublayer:
+    """One sublayer of a ``Block``.
+
+    Attributes:
+      inner: a feed-forward network, called as ``inner(x, dropout_key)``; or attention, called as
+        ``MultiHeadAttention`` is. Self-attention also has its ``extend`` and ``before``, and attention
+        that reads a memory its ``memory``, which projects what is read once.
+      residual: the norm, and how the result is added to ``x``.
+      reads: the name of the memory that attention reads, or ``ITSELF``; None is a sublayer that reads none.
+      causal: self-attention reads no later positions, unless a call names another mask.
+    """
+
+    inner: nnx.Module
+    residual: Residual
+    reads: str | None = None
+    causal: bool = False
 
 
 @exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DecoderState:
-    """What a decoder block carries besides activations.
+class BlockState:
+    """What a block carries besides activations.
 
     Attributes:
-      source: the projected memory that cross-attention reads, or None.
+      memories: projected memories by the name of the sublayer that reads them.
       cache: the self-attention cache, or None when whole sequences are given.
-      weights: cross-attention weights [*B N T S] of the last call, when asked for.
+      weights: attention weights [*B N T S] of the last sublayer that reads a memory, when asked for.
     """
 
-    source: Memory | None = None
+    memories: dict[str, Memory] = field(default_factory=dict)
     cache: Memory | None = None
     weights: Float[Array, "..."] | None = None
 
 
-class DecoderBlock(nnx.Module):
-    """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
+@dataclass(frozen=True)
+class _Place:
+    """A sublayer's name and what it reads, beside its parameters."""
 
-    Self-attention is causal unless a call names another mask.
+    name: str
+    reads: str | None
+    causal: bool
 
-    Source: Vaswani et al. 2017, figure 1.
+
+class Block(nnx.Module):
+    """Residual sublayers, one after the other.
+
+    Args:
+      scope: what profiles call self-attention in it.
+      **sublayers: by name, in order; the parameters of sublayer ``x`` are those of ``x`` and ``x_residual``.
+
+    Example: ``Block(attention=config.self_attention(rngs), feedforward=config.feedforward(rngs))``.
     """
 
-    def __init__(self, config: BlockConfig, memory_dim: int | None, *, rngs: nnx.Rngs):
-        self.attention = config.attention(rngs, rope=True)
-        self.attention_residual = Residual(config, rngs)
-        alone = memory_dim is None
-        self.cross = None if alone else config.attention(rngs, rope=False, memory_dim=memory_dim)
-        self.cross_residual = None if alone else Residual(config, rngs)
-        self.feedforward = config.feedforward(rngs)
-        self.feedforward_residual = Residual(config, rngs)
+    def __init__(self, *, scope: str = "self_attention", **sublayers: Sublayer):
+        for name, sublayer in sublayers.items():
+            setattr(self, name, sublayer.inner)
+            setattr(self, f"{name}_residual", sublayer.residual)
+        self.sublayers = tuple(
+            _Place(name, sublayer.reads, sublayer.causal) for name, sublayer in sublayers.items()
+        )
+        self.scope = scope
 
     @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
-        state: DecoderState,
+        state: BlockState | None = None,
         key: Key[Array, ""] | None = None,
         *,
+        memories: Mapping[str, Any] | None = None,
         mask: Mask | Bool[Array, "..."] | None = None,
-        source_mask: Mask | Bool[Array, "..."] | None = None,
+        memory_masks: Mapping[str, Any] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         bias: Float[Array, "..."] | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "*B T D"], DecoderState]:
+    ) -> tuple[Float[Array, "*B T D"], BlockState | None]:
         """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in.
 
         Args:
           x: [*B T D].
-          state: what cross-attention reads, and a cache where sequences come piece by piece.
+          state: memories that are projected already (``read``), and a cache where sequences come piece by
+            piece; None is neither.
           key: turns dropout on.
+          memories: what sublayers read whose memories are not in the state, by the names that they read:
+            ``Encoded``, or vectors [*B S M].
           mask: of self-attention, the whole of it: ``causal() & segments(s)``, ``causal() | prefix(n)``,
-            ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal.
-          source_mask: of cross-attention, on top of the validity of what it reads.
+            ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal where
+            the sublayer is, and everything where it is not.
+          memory_masks: of attention to a memory, by its name, on top of the validity of what is read.
           positions: of the tokens, for rotary positions; None is where the cache stands, or ``arange``.
           bias: added to the logits of self-attention.
-          return_weights: keep the weights of cross-attention in the state.
+          return_weights: keep the weights of the last sublayer that reads a memory in the state.
 
         Raises:
-          ValueError: the block has cross-attention and the state no source, or the other way round; or
-            the mask leaves open whether later positions may be read.
+          ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
+            one that no sublayer reads; or a causal sublayer's mask leaves open whether later positions
+            may be read.
         """
-        self._check(state, source_mask, return_weights)
-        keys = split(key, 6)
-        cache, weights = state.cache, None
-        inner = self.attention_residual.enter(x)
-        if cache is not None:
-            cache = self.attention.extend(cache, inner, positions=positions)
-        mask = _ordered(mask, self.attention.before(x, cache), x.shape[-2])
-        with jax.named_scope("decoder_attention"):
-            update = self.attention(
-                inner, cache, mask, positions=positions, bias=bias, dropout_key=keys[0]
-            )
-        x = self.attention_residual.leave(x, update, keys[1])
-        if self.cross is not None:
-            with jax.named_scope("cross_attention"):
-                update = self.cross(
-                    self.cross_residual.enter(x),
-                    state.source,
-                    source_mask,
-                    dropout_key=keys[2],
-                    return_weights=return_weights,
+        projected, memories = {} if state is None else state.memories, memories or {}
+        self._check(projected, memories, memory_masks or {}, return_weights)
+        keys = split(key, 2 * len(self.sublayers))
+        cache, weights = None if state is None else state.cache, None
+        for place, inner_key, outer_key in zip(self.sublayers, keys[::2], keys[1::2], strict=True):
+            inner, residual = getattr(self, place.name), getattr(self, f"{place.name}_residual")
+            hidden = residual.pre_norm(x)
+            if place.reads is None:
+                update = inner(hidden, inner_key)
+            elif place.reads == ITSELF:
+                own = mask
+                if cache is not None:
+                    cache = inner.extend(cache, hidden, positions=positions)
+                if place.causal:
+                    own = _ordered(mask, inner.before(x, cache), x.shape[-2])
+                options: dict[str, Any] = dict(positions=positions, bias=bias)
+                with jax.named_scope(self.scope):  # by which a plan finds its kernel
+                    update = inner(hidden, cache, own, dropout_key=inner_key, **options)
+            else:
+                memory = projected.get(place.name)
+                memory = _read(inner, memories[place.reads]) if memory is None else memory
+                update = self._attend(
+                    place, inner, hidden, memory, memory_masks, inner_key, return_weights
                 )
-            if return_weights:
-                update, weights = update
-            x = self.cross_residual.leave(x, update, keys[3])
-        update = self.feedforward(self.feedforward_residual.enter(x), keys[4])
-        x = self.feedforward_residual.leave(x, update, keys[5])
-        return x, DecoderState(source=state.source, cache=cache, weights=weights)
+                update, weights = update if return_weights else (update, None)
+            x = residual.add_residual(x, update, outer_key)
+        if state is None and not return_weights:
+            return x, None
+        return x, BlockState(memories=projected, cache=cache, weights=weights)
 
-    def _check(self, state: DecoderState, source_mask: Any, return_weights: bool) -> None:
-        """Cross-attention has something to read; without it there is nothing to read, mask or return."""
-        if self.cross is not None:
-            if state.source is None:
+    @on_any_mesh
+    def read(self, memories: Mapping[str, Any]) -> BlockState:
+        """A state with each sublayer's memory of what it reads, projected once.
+
+        Args:
+          memories: ``Encoded``, or vectors [*B S M], by the names that sublayers read.
+        """
+        return BlockState(
+            memories={
+                place.name: _read(getattr(self, place.name), memories[place.reads])
+                for place in self.sublayers
+                if place.reads in memories and place.reads != ITSELF
+            }
+        )
+
+    def _attend(self, place, inner, x, memory, memory_masks, key, return_weights) -> Any:
+        with jax.named_scope("cross_attention"):
+            return inner(
+                x,
+                memory,
+                (memory_masks or {}).get(place.reads),
+                dropout_key=key,
+                return_weights=return_weights,
+            )
+
+    def _check(
+        self, projected: Mapping, memories: Mapping, memory_masks: Mapping, return_weights: bool
+    ) -> None:
+        """Attention to a memory has something to read, and what is projected has a reader."""
+        readers = {
+            place.name: place.reads for place in self.sublayers if place.reads not in (None, ITSELF)
+        }
+        for name, reads in readers.items():
+            if name not in projected and reads not in memories:
                 raise ValueError(
-                    "this DecoderBlock has cross-attention, but its state has no source; give "
-                    "DecoderState(source=block.cross.memory(vectors)), or build it with memory_dim=None."
+                    f"{name} of this {type(self).__name__} reads the memory {reads!r}, which neither its "
+                    f"state nor memories has; give memories={{{reads!r}: vectors}}, or a state of "
+                    "block.read."
                 )
-            return
+        if unread := [name for name in projected if name not in readers]:
+            raise ValueError(
+                f"the state has a memory for {unread[0]}, which no sublayer of this "
+                f"{type(self).__name__} reads; expected those of {', '.join(readers) or 'none'}."
+            )
+
+
+def _read(attention: Any, memory: Any) -> Any:
+    """``attention``'s memory of ``Encoded``, or of bare vectors."""
+    if isinstance(memory, Encoded):
+        return attention.memory(memory.vectors, valid=memory.valid, positions=memory.positions)
+    return attention.memory(memory)
+
+
+class EncoderBlock(Block):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        super().__init__(
+            scope="encoder_attention",
+            attention=config.self_attention(rngs),
+            feedforward=config.feedforward(rngs),
+        )
+
+
+class DecoderBlock(Block):
+    """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
+
+    Self-attention is causal unless a call names another mask; cross-attention reads "source".
+
+    Source: Vaswani et al. 2017, figure 1.
+    """
+
+    def __init__(self, config: BlockConfig, memory_dim: int | None, *, rngs: nnx.Rngs):
+        sublayers = {"attention": config.self_attention(rngs, causal=True)}
+        if memory_dim is not None:
+            sublayers["cross"] = config.cross_attention(rngs, memory_dim=memory_dim)
+        sublayers["feedforward"] = config.feedforward(rngs)
+        super().__init__(scope="decoder_attention", **sublayers)
+
+    def _check(
+        self, projected: Mapping, memories: Mapping, memory_masks: Mapping, return_weights: bool
+    ) -> None:
+        """Without cross-attention there is nothing to read, mask or return."""
         given = {
-            "a source in its state": state.source is not None,
-            "a source_mask": source_mask is not None,
+            "a source": bool(projected) or "source" in memories,
+            "a mask of the source": memory_masks.get("source") is not None,
             "return_weights": return_weights,
         }
-        if named := [name for name, there in given.items() if there]:
-            raise ValueError(
-                f"this DecoderBlock has no cross-attention, but was given {named[0]}; leave it out, "
-                "or build the block with a memory_dim."
-            )
+        if not hasattr(self, "cross"):
+            if named := [name for name, there in given.items() if there]:
+                raise ValueError(
+                    f"this DecoderBlock has no cross-attention, but was given {named[0]}; leave it out, "
+                    "or build the block with a memory_dim."
+                )
+        super()._check(projected, memories, memory_masks, return_weights)
 
 
 def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:
@@ -302,7 +409,7 @@ def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:
     mask = masks.as_mask(mask)
     if _leaves_order_open(mask, queries):
         raise ValueError(
-            "mask of a DecoderBlock does not say whether later positions may be read; expected "
+            "mask of causal self-attention does not say whether later positions may be read; expected "
             "masks.causal() & mask, or masks.window(None, None) & mask where they may."
         )
     return mask

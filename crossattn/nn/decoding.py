@@ -11,13 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import BlockConfig, DecoderBlock, DecoderState
+from crossattn.nn.blocks import BlockConfig, DecoderBlock
+from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, by_row
 from crossattn.ops import beams, masks
-from crossattn.types import Array, Bool, Float, Int, Key
+from crossattn.types import Array, Float, Int, Key
 
 
 class DecoderStack(nnx.Module):
@@ -53,15 +54,9 @@ class DecoderStack(nnx.Module):
         self.norm = config.normalise(rngs) if config.norm_first else None
 
     @on_any_mesh
-    def read(self, source: Float[Array, "*B S M"], valid: Bool[Array, "*B S"] | None = None) -> Any:
-        """Each layer's cross-attention memory of the source, projected once."""
-        return self.stack.map(
-            lambda block: DecoderState(source=block.cross.memory(source, valid=valid))
-        )
-
-    def no_source(self) -> Any:
-        """Layer states of a decoder that reads nothing but itself."""
-        return self.stack.map(lambda block: DecoderState())
+    def read(self, **memories: Encoded) -> Any:
+        """Each layer's memory of what it reads, by name, projected once; ``source`` of decoder blocks."""
+        return self.stack.map(lambda block: block.read(memories))
 
     def prefill(self, states: Any, batch: int, num_beams: int, cache_length: int) -> CachedStates:
         """Decoding states of these layer states, with an empty self-attention cache in each layer.
@@ -104,7 +99,7 @@ class DecoderStack(nnx.Module):
             states,
             key,
             mask=mask,
-            source_mask=source_mask,
+            memory_masks={} if source_mask is None else {"source": source_mask},
             positions=positions,
             bias=self.bias(positions, positions),
             return_weights=return_weights,

@@ -1,4 +1,4 @@
-"""A stack of equal blocks, looped in Python or scanned by XLA, with the same results.
+"""A stack of blocks that repeat, looped in Python or scanned by XLA, with the same results.
 
 Looping compiles each layer and runs fastest on a CPU; scanning compiles one, whatever the depth. The
 parameters differ only in layout: ``stack_layers`` and ``unstack_layers`` convert between them.
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.functional import axes_of
+from crossattn.functional import Build, axes_of
 from crossattn.nn.blocks import split
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Key, Params
@@ -21,24 +21,28 @@ POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
 
 
 class Stack(nnx.Module):
-    """Blocks one after the other.
+    """Blocks one after the other: a period of one block or several, repeated.
 
     Args:
-      build: makes one block from ``nnx.Rngs``.
-      num_layers: L.
+      build: makes one block from ``nnx.Rngs``; or several such, the blocks of a period, in order. They are
+        called as ``block(x, state, key, **shared)``, and give ``(x, state)``.
+      periods: how often the period is repeated.
+      share: every period has the parameters of the first.
       scan: run as ``lax.scan`` over parameters stacked on a leading "layers" axis.
       remat: compute each block's activations again in the backward pass instead of keeping them. True
         keeps none; a name of ``POLICIES``, those that this policy of ``jax.checkpoint_policies`` keeps.
 
     Raises:
-      ValueError: there is no policy of that name.
+      ValueError: there is no policy of that name, or no block in the period.
+    Source: shared parameters, Dehghani et al. 2019 and Lan et al. 2020.
     """
 
     def __init__(
         self,
-        build: Callable[[nnx.Rngs], nnx.Module],
-        num_layers: int,
+        build: Build | Sequence[Build],
+        periods: int,
         *,
+        share: bool = False,
         scan: bool = False,
         remat: bool | str = False,
         rngs: nnx.Rngs,
@@ -47,9 +51,19 @@ class Stack(nnx.Module):
             raise ValueError(
                 f"remat is {remat!r}; expected True, False or one of {', '.join(POLICIES)}."
             )
-        blocks = [build(rngs) for _ in range(num_layers)]
-        self.layers: Any = _stacked(blocks) if scan else nnx.List(blocks)
-        self.num_layers = num_layers
+        builds: Sequence[Build] = [build] if callable(build) else list(build)
+        if not builds:
+            raise ValueError("build is empty; expected at least one block in the period.")
+        count = len(builds) * (1 if share else periods)
+        blocks = [builds[i % len(builds)](rngs) for i in range(count)]
+        layers: Any = nnx.List(blocks)
+        if scan and not share:
+            stacked = [_stacked(blocks[i :: len(builds)]) for i in range(len(builds))]
+            layers = stacked[0] if callable(build) else nnx.List(stacked)
+        self.layers: Any = layers
+        self.period = None if callable(build) else len(builds)
+        self.num_layers = len(builds) * periods
+        self.share = share
         self.scan = scan
         self.remat = remat
 
@@ -66,7 +80,8 @@ class Stack(nnx.Module):
         Args:
           x: [*B T D].
           states: what each layer carries: a sequence of L entries (looped) or one pytree with a
-            leading axis L (scanned); None when layers carry nothing. See ``map``.
+            leading axis of periods (scanned), a list of them where a period has several blocks; None when
+            layers carry nothing. See ``map``.
           key: a dropout key, split over the layers.
           **shared: further arguments, the same for every layer.
 
@@ -78,7 +93,7 @@ class Stack(nnx.Module):
             return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
         states = [None] * self.num_layers if states is None else states
         new_states = []
-        for block, state, layer_key in zip(self.layers, states, keys, strict=True):
+        for block, state, layer_key in zip(self._blocks(), states, keys, strict=True):
             graph, params = nnx.split(block)
             x, state = self._run(graph)(params, x, state, layer_key, shared)
             new_states.append(state)
@@ -87,9 +102,25 @@ class Stack(nnx.Module):
     def map(self, call: Callable[[Any], Any]) -> Any:
         """``call(block)`` for each layer, in the form that ``states`` has."""
         if not self.scan:
-            return tuple(call(block) for block in self.layers)
-        graph, params = nnx.split(self.layers)
-        return jax.lax.map(lambda p: call(nnx.merge(graph, p)), params)
+            return tuple(call(block) for block in self._blocks())
+        periods = self.num_layers // (self.period or 1)
+        if self.share:
+            spread = lambda x: jnp.broadcast_to(x, (periods, *jnp.shape(x)))  # noqa: E731
+            found = [jax.tree.map(spread, call(block)) for block in self.layers]
+        else:
+            found = [
+                jax.lax.map(lambda p, graph=graph: call(nnx.merge(graph, p)), params)
+                for graph, params in map(nnx.split, self._period())
+            ]
+        return found[0] if self.period is None else found
+
+    def _blocks(self) -> list[Any]:
+        """All layers of a looped stack; where they are shared, the same ones again."""
+        return [self.layers[i % len(self.layers)] for i in range(self.num_layers)]
+
+    def _period(self) -> list[Any]:
+        """The blocks of a scanned period, each with its parameters of all periods."""
+        return [self.layers] if self.period is None and not self.share else list(self.layers)
 
     def _run(self, graph: nnx.GraphDef) -> Callable:
         def run(params, x, state, key, shared):
@@ -112,14 +143,25 @@ class Stack(nnx.Module):
         return run_again
 
     def _scan(self, x, states, keys, shared):
-        graph, params = nnx.split(self.layers)
-        run = self._run(graph)
+        blocks = [nnx.split(block) for block in self._period()]
+        runs = [self._run(graph) for graph, _ in blocks]
+        own = [params for _, params in blocks]
+        states = [states] if self.period is None or states is None else list(states)
+        states = states * len(blocks) if states == [None] else states
+        keys = None if keys is None else keys.reshape(-1, len(blocks), *keys.shape[1:])
 
         def body(x, layer):
-            layer_params, state, key = layer
-            return run(layer_params, x, state, key, shared)
+            params, states, keys = layer
+            params, new_states = own if self.share else params, []
+            for i, run in enumerate(runs):
+                key = None if keys is None else keys[i]
+                x, state = run(params[i], x, states[i], key, shared)
+                new_states.append(state)
+            return x, new_states
 
-        return jax.lax.scan(body, x, (params, states, keys))
+        scanned = (None if self.share else own, states, keys)
+        x, states = jax.lax.scan(body, x, scanned, length=self.num_layers // len(blocks))
+        return x, states[0] if self.period is None else states
 
 
 def _split_arrays(shared: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

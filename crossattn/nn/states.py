@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.nn.blocks import DecoderState
+from crossattn.nn.blocks import BlockState
 from crossattn.ops.exporting import exportable
 from crossattn.types import AnyArray, Array, Bool, Int
 
@@ -23,7 +23,7 @@ class CachedStates:
     """Keys and values of what J sequences a row have read; what ``prefill`` gives and ``decode_step`` takes.
 
     Attributes:
-      layers: a tuple of ``DecoderState``, one a layer, or one with a leading axis L (scanned). Their caches
+      layers: a tuple of ``BlockState``, one a layer, or one with a leading axis L (scanned). Their caches
         have no length of their own: ``positions`` is that of all.
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
@@ -62,14 +62,11 @@ class CachedStates:
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
-        """Which places of the source may be read; None where no source is."""
+        """Which places may be read of what the first sublayer with a memory reads; None where none is."""
         state = self.layers
         state = state[0] if isinstance(state, tuple) else jax.tree.map(lambda x: x[0], state)
-        if state.source is None:
-            return None
-        if state.source.valid is None:
-            return jnp.ones(state.source.keys.shape[:-2], bool)
-        return state.source.valid
+        read = next(iter(state.memories.values()), None)
+        return None if read is None else read.readable
 
     @property
     def cache_length(self) -> int:
@@ -89,7 +86,7 @@ class CachedStates:
         """The layers with caches that know how many of their slots are filled."""
         J = 1 if self.ancestors is None else self.ancestors.shape[-2]
 
-        def grow(state: DecoderState) -> DecoderState:
+        def grow(state: BlockState) -> BlockState:
             cache: Any = state.cache
             length = jnp.broadcast_to(self.positions * J, cache.keys.shape[:-4])
             return replace(state, cache=replace(cache, length=length))
@@ -149,12 +146,12 @@ def _own_from(table: Int[Array, "B J X"], positions: Int[Array, "..."]) -> Int[A
     return jnp.where(jnp.arange(X) >= positions[..., None, None], own, table)
 
 
-def _without_length(state: DecoderState) -> DecoderState:
+def _without_length(state: BlockState) -> BlockState:
     cache: Any = state.cache
     return replace(state, cache=replace(cache, length=None), weights=None)
 
 
-def _map_layers(change: Callable[[DecoderState], DecoderState], layers: Any) -> Any:
+def _map_layers(change: Callable[[BlockState], BlockState], layers: Any) -> Any:
     """``change`` of each layer's state; of the one stacked state of scanned layers."""
     return tuple(map(change, layers)) if isinstance(layers, tuple) else change(layers)
 

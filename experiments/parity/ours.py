@@ -82,11 +82,11 @@ def _forward(
 
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """What the heads of a BERT say; of one without heads, its vectors and the mean of what it pools."""
-    vectors = module.encode(data["source"], data["present"], types=data["types"])
+    vectors = module.encode(data["source"], data["present"], types=data["types"]).vectors
     if not config.masked_lm:
         pooled = module.pooled(vectors)
         return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
-    logits = module(data["source"], data["present"], types=data["types"])
+    logits = module(data["source"], data["present"], types=data["types"]).vectors
     found = {"logits": logits, "loss": _loss(logits, data["labels"])}
     if config.next_sentence:
         found["next sentence"] = module.follows(vectors)

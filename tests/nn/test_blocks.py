@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.nn import BlockConfig, DecoderBlock, DecoderState, EncoderBlock
+from crossattn.nn import Block, BlockConfig, BlockState, DecoderBlock, Encoded, EncoderBlock
 from tests import numpy_model as oracle
 
 CONFIG = BlockConfig(dim=8, num_heads=2, mlp_dim=12)
@@ -48,7 +48,7 @@ def test_the_decoder_block_equals_numpy(changes):
 
     def call(p, x, source, valid):
         block = xa.functional.bind(build, p)
-        state = DecoderState(source=block.cross.memory(source, valid=valid))
+        state = block.read({"source": Encoded(source, valid)})
         return block(x, state, mask=xa.masks.causal(), return_weights=True)
 
     out, state = jax.jit(call)(params, X, SOURCE, VALID)
@@ -70,7 +70,7 @@ def test_a_decoder_block_without_a_source_has_no_cross_attention():
     build = lambda rngs: DecoderBlock(CONFIG, None, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     assert "cross" not in params and "cross_residual" not in params
-    out, _ = jax.jit(lambda p, x: xa.apply(build, p, x, DecoderState(), mask=xa.masks.causal()))(
+    out, _ = jax.jit(lambda p, x: xa.apply(build, p, x, BlockState(), mask=xa.masks.causal()))(
         params, X
     )
     expected = oracle.block(params, X, allowed=np.tri(5, dtype=bool))
@@ -86,7 +86,7 @@ def decoder_block(memory_dim=None, **changes):
 
 def test_a_decoder_block_is_causal_unless_another_mask_is_named():
     block, params = decoder_block()
-    call = jax.jit(lambda x, mask: block(x, DecoderState(), mask=mask)[0])
+    call = jax.jit(lambda x, mask: block(x, BlockState(), mask=mask)[0])
     everything, causal = xa.masks.window(None, None), np.tri(5, dtype=bool)
     for mask, allowed in [
         (None, causal),
@@ -113,7 +113,7 @@ def test_a_decoder_block_is_causal_unless_another_mask_is_named():
 def test_a_mask_that_leaves_causality_open_is_refused(mask):
     block, _ = decoder_block()
     with pytest.raises(ValueError, match=r"masks\.causal\(\) & mask, or masks\.window"):
-        block(jnp.asarray(X), DecoderState(), mask=mask)
+        block(jnp.asarray(X), BlockState(), mask=mask)
 
 
 @pytest.mark.parametrize("rope", [None, 100.0], ids=["no rope", "rope"])
@@ -121,8 +121,8 @@ def test_a_mask_that_leaves_causality_open_is_refused(mask):
 def test_a_decoder_block_step_by_step_equals_all_at_once(chunks, rope):
     block, _ = decoder_block(rope_base=rope)
     step = jax.jit(lambda x, state: block(x, state))
-    whole, _ = block(jnp.asarray(X), DecoderState())
-    state, pieces, start = DecoderState(cache=block.attention.cache((2,), 6)), [], 0
+    whole, _ = block(jnp.asarray(X), BlockState())
+    state, pieces, start = BlockState(cache=block.attention.cache((2,), 6)), [], 0
     for size in chunks:
         piece, state = step(X[:, start : start + size], state)
         pieces.append(piece)
@@ -133,15 +133,15 @@ def test_a_decoder_block_step_by_step_equals_all_at_once(chunks, rope):
 def test_cross_attention_and_its_source_come_together():
     block, _ = decoder_block(10)
     x = jnp.asarray(X)
-    with pytest.raises(ValueError, match="its state has no source"):
-        block(x, DecoderState())
-    source = DecoderState(source=block.cross.memory(jnp.asarray(SOURCE)))
+    with pytest.raises(ValueError, match="reads the memory 'source', which neither its state"):
+        block(x, BlockState())
+    source = block.read({"source": jnp.asarray(SOURCE)})
     alone, _ = decoder_block()
     padding = xa.masks.key_padding(VALID)
     for state, options in [
         (source, {}),
-        (DecoderState(), {"source_mask": padding}),
-        (DecoderState(), {"return_weights": True}),
+        (BlockState(), {"memory_masks": {"source": padding}}),
+        (BlockState(), {"return_weights": True}),
     ]:
         with pytest.raises(ValueError, match="has no cross-attention, but was given"):
             alone(x, state, **options)
@@ -167,3 +167,56 @@ def test_dropout_follows_the_key(rate):
     first, second = call(jax.random.key(0)), call(jax.random.key(1))
     assert not np.allclose(first, second)
     np.testing.assert_array_equal(first, call(jax.random.key(0)))
+
+
+def gated_block(rngs):
+    """Two memories, of two sizes, each behind a gate; then an encoder's sublayers."""
+    return Block(
+        first=CONFIG.cross_attention(rngs, memory_dim=10, reads="source", gated=True),
+        second=CONFIG.cross_attention(rngs, memory_dim=8, reads="other", gated=True),
+        attention=CONFIG.self_attention(rngs),
+        feedforward=CONFIG.feedforward(rngs),
+    )
+
+
+def test_a_gate_of_zero_leaves_the_block_without_its_sublayer_and_learns():
+    params = jax.device_get(xa.init(gated_block, jax.random.key(0)))
+    memories = {
+        "source": jnp.asarray(SOURCE),
+        "other": Encoded(jnp.asarray(X), jnp.asarray(VALID[:, :5])),
+    }
+    call = jax.jit(lambda p: xa.apply(gated_block, p, jnp.asarray(X), memories=memories)[0])
+    expected = oracle.block(params, X)
+    np.testing.assert_allclose(call(params), expected, rtol=2e-5, atol=2e-5)
+    gradient = jax.grad(lambda p: jnp.sum(call(p) ** 2))(params)
+    assert gradient["first_residual"]["gate"] != 0
+
+
+def test_sublayers_read_the_memories_that_they_name():
+    params = oracle.random_params(gated_block)
+    valid = np.arange(5) < np.array([[5], [2]])
+    memories = {
+        "source": jnp.asarray(SOURCE),
+        "other": Encoded(jnp.asarray(X[::-1]), jnp.asarray(valid)),
+    }
+    block = xa.functional.bind(gated_block, params)
+    out, state = jax.jit(lambda x: block(x, memories=memories, return_weights=True))(X)
+    x = X.astype(np.float64)
+    for name, memory, allowed in (("first", SOURCE, None), ("second", X[::-1], valid[:, None])):
+        norm = oracle.norm(params[f"{name}_residual"]["norm"], x)
+        update, weights = oracle.attention(params[name], norm, memory, allowed)
+        x = x + np.tanh(params[f"{name}_residual"]["gate"]) * update
+    np.testing.assert_allclose(out, oracle.block(params, x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(state.weights, weights, rtol=1e-4, atol=1e-5)
+    read = jax.jit(lambda x: block(x, block.read(memories))[0])
+    np.testing.assert_allclose(read(X), out, rtol=1e-5, atol=1e-5)
+
+
+def test_a_memory_without_a_reader_is_refused():
+    block = xa.functional.bind(gated_block, oracle.random_params(gated_block))
+    state = block.read({"source": jnp.asarray(SOURCE), "other": jnp.asarray(X)})
+    state.memories["third"] = state.memories["second"]
+    with pytest.raises(
+        ValueError, match="a memory for third, which no sublayer of this Block reads"
+    ):
+        block(jnp.asarray(X), state)

@@ -1,5 +1,7 @@
 """Looped, scanned and rematerialised stacks are one function with two layouts of parameters."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,6 @@ import crossattn as xa
 from crossattn.nn import (
     BlockConfig,
     DecoderBlock,
-    DecoderState,
     EncoderBlock,
     Stack,
     layer_weights,
@@ -174,9 +175,8 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
     def call(build, params):
         stack = xa.functional.bind(build, params)
         states = stack.map(
-            lambda block: DecoderState(
-                source=block.cross.memory(jnp.asarray(SOURCE)),
-                cache=block.attention.cache((2,), 5),
+            lambda block: dataclasses.replace(
+                block.read({"source": jnp.asarray(SOURCE)}), cache=block.attention.cache((2,), 5)
             )
         )
         out, states = stack(
@@ -192,3 +192,57 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
     for i, state in enumerate(looped[2]):
         np.testing.assert_allclose(state.cache.keys, scanned[2].cache.keys[i], rtol=1e-4, atol=1e-4)
         assert int(state.cache.length) == int(scanned[2].cache.length[i]) == 5
+
+
+def unlike(**options):
+    """Periods of an encoder block and one of another shape that reads a memory too."""
+    reader = lambda rngs: DecoderBlock(dataclasses.replace(CONFIG, num_heads=1), 8, rngs=rngs)  # noqa: E731
+    builds = [lambda rngs: EncoderBlock(CONFIG, rngs=rngs), reader]
+    return lambda rngs: Stack(builds, 3, **options, rngs=rngs)
+
+
+def scanned_periods(layers, period):
+    """{"0": layer, ...} of a loop as a scan of periods has them."""
+    own = lambda i: {str(j): layers[str(k)] for j, k in enumerate(range(i, len(layers), period))}  # noqa: E731
+    return {str(i): stack_layers(own(i)) for i in range(period)}
+
+
+@pytest.mark.parametrize("remat", [False, True], ids=["kept", "remat"])
+@pytest.mark.parametrize("share", [False, True], ids=["own", "shared"])
+def test_a_period_of_unlike_blocks_scans_as_it_loops(share, remat):
+    looped, scanned = unlike(share=share, remat=remat), unlike(share=share, scan=True, remat=remat)
+    params = oracle.random_params(looped)
+    assert len(params["layers"]) == (2 if share else 6)
+    other = params if share else {"layers": scanned_periods(params["layers"], 2)}
+
+    def loss(build, params):
+        stack = xa.functional.bind(build, params)
+        memories = {"source": jnp.asarray(SOURCE)}
+        x, states = stack(jnp.asarray(X), key=jax.random.key(1), memories=memories)
+        projected, _ = stack(jnp.asarray(X), stack.map(lambda block: block.read(memories)))
+        return jnp.sum(x**2) + jnp.sum(projected**2)
+
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: loss(looped, p)))(params)
+    found, found_gradient = jax.jit(jax.value_and_grad(lambda p: loss(scanned, p)))(other)
+    np.testing.assert_allclose(found, value, rtol=1e-5)
+    expected = gradient if share else {"layers": scanned_periods(gradient["layers"], 2)}
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)  # noqa: E731
+    jax.tree.map(close, found_gradient, expected)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_shared_layers_are_one_block_run_again_and_again(scan):
+    build = lambda rngs: Stack(  # noqa: E731
+        lambda r: EncoderBlock(CONFIG, rngs=r), 3, share=True, scan=scan, rngs=rngs
+    )
+    params = oracle.random_params(build)
+    out, _ = jax.jit(lambda p: xa.apply(build, p, jnp.asarray(X)))(params)
+    expected = X
+    for _ in range(3):
+        expected = oracle.block(params["layers"]["0"], expected)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_period_without_blocks_is_refused():
+    with pytest.raises(ValueError, match="at least one block"):
+        Stack([], 2, rngs=nnx.Rngs(0))

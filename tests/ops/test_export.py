@@ -8,7 +8,7 @@ from jax import export
 
 import crossattn as xa
 from crossattn.decode import Hypotheses
-from crossattn.nn import DecoderState
+from crossattn.nn import BlockState
 from tests.ops.test_sharded import S, T, every_mask
 
 pytest.importorskip("flatbuffers")
@@ -51,7 +51,7 @@ def test_memories_states_and_results_cross_the_border():
         stats = xa.attention_stats(memory.keys, memory.keys, memory.mask())
         return state, stats, Hypotheses(stats.argmax, stats.lse, memory.length)
 
-    state = DecoderState(cache=cache)
+    state = BlockState(cache=cache)
     found = through_bytes(call, state)(state)
     assert jax.tree.structure(found) == jax.tree.structure(call(state))
     np.testing.assert_array_equal(found[0].cache.keys, cache.keys)

@@ -77,7 +77,7 @@ class Followed(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("build",))
 def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
     """The encoder's vectors of windows."""
-    return functional.bind(build, params).encode(frames)
+    return functional.bind(build, params).encode(frames).vectors
 
 
 @functools.partial(jax.jit, static_argnames=("build", "tokens"))

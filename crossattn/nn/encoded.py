@@ -1,0 +1,70 @@
+"""What an encoder gives, whatever it reads: tokens, frames, patches, latents, or several side by side."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops.exporting import exportable
+from crossattn.types import AnyArray, Bool, Float, Int
+
+
+@exportable
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Encoded:
+    """Vectors that a decoder reads.
+
+    Attributes:
+      vectors: [*B S D].
+      valid: [*B S], False where there is padding; None is none.
+      positions: [*#B S], where each vector stands; None is ``arange``.
+    """
+
+    vectors: Float[AnyArray, "*B S D"]
+    valid: Bool[AnyArray, "*B S"] | None = None
+    positions: Int[AnyArray, "*#B S"] | None = None
+
+    @classmethod
+    def of(cls, vectors: Any, segments: Int[AnyArray, "*B S"] | None = None) -> "Encoded":
+        """``Encoded`` as it is, or bare vectors [*B S D]; where ``segments`` are 0 there is padding."""
+        found = vectors if isinstance(vectors, Encoded) else cls(vectors)
+        return found if segments is None else replace(found, valid=segments > 0)
+
+    @classmethod
+    def concat(cls, *parts: "Encoded") -> "Encoded":
+        """All parts side by side, in order, to be read as one.
+
+        Parts without positions are numbered by where they land.
+
+        Raises:
+          ValueError: there is no part, or parts differ in batch axes or in size.
+        """
+        if not parts:
+            raise ValueError("Encoded.concat: got no part; expected at least one.")
+        shapes = [part.vectors.shape for part in parts]
+        if len({(*shape[:-2], shape[-1]) for shape in shapes}) > 1:
+            raise ValueError(
+                f"Encoded.concat: vectors have shapes {', '.join(map(str, shapes))}; expected equal batch "
+                "axes and equal size, the last axis: project them to one."
+            )
+        start, positions = 0, []
+        for part in parts:
+            size = part.vectors.shape[-2]
+            own = jnp.arange(start, start + size) if part.positions is None else part.positions
+            positions.append(jnp.broadcast_to(own, part.vectors.shape[:-1]))
+            start += size
+        numbered = any(part.positions is not None for part in parts)
+        masked = any(part.valid is not None for part in parts)
+        return cls(
+            jnp.concatenate([part.vectors for part in parts], axis=-2),
+            jnp.concatenate([part.readable for part in parts], axis=-1) if masked else None,
+            jnp.concatenate(positions, axis=-1) if numbered else None,
+        )
+
+    @property
+    def readable(self) -> Bool[AnyArray, "*B S"]:
+        """Which vectors may be read."""
+        lead = self.vectors.shape[:-1]
+        return jnp.ones(lead, bool) if self.valid is None else jnp.broadcast_to(self.valid, lead)

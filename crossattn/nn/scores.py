@@ -1,0 +1,227 @@
+"""Attention whose scores are not scaled dot products of projected heads: additive, and Luong's three.
+
+Called as ``MultiHeadAttention`` is, with one head. They keep the promises of ``attend`` on masks: what may
+not be read has no influence, whatever it holds, and a row that may read nothing gives 0 and no NaN.
+"""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.axes import placed
+from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.memory import Memory
+from crossattn.types import Array, Bool, Float, Int, Key
+
+Score = Literal["dot", "general", "concat"]
+
+
+class ScoredAttention(nnx.Module):
+    """Weights are the softmax of ``scores(query, keys)``, and what is read is the memory's vectors.
+
+    Subclasses say how a query is scored against each key, in ``scores``, and may project keys once for any
+    number of queries, in ``keys``.
+    """
+
+    def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S H"]:
+        """What queries are scored against; ``x`` itself unless a subclass projects it."""
+        return x
+
+    def scores(
+        self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S H"]
+    ) -> Float[Array, "*B T S"]:
+        """The score of every query against every key."""
+        raise NotImplementedError
+
+    @on_any_mesh
+    def memory(
+        self,
+        x: Float[Array, "*B S M"],
+        *,
+        positions: Int[Array, "*#B S"] | None = None,
+        valid: Bool[Array, "*B S"] | None = None,
+    ) -> Memory:
+        """What ``x`` is to queries, computed once: keys [*B S 1 H], and its vectors as values [*B S 1 M]."""
+        if positions is not None:
+            positions = jnp.broadcast_to(positions, x.shape[:-1])
+        keys = self.keys(x)
+        return Memory(keys[..., None, :], x[..., None, :], valid=valid, positions=positions)
+
+    @on_any_mesh
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        memory: Memory | Float[Array, "*C S M"] | None = None,
+        mask: Mask | Bool[Array, "..."] | None = None,
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Read ``memory`` with the queries of ``x``.
+
+        Args:
+          x: [*B T D]. With more batch axes than the memory, the extra ones (next to T) are further
+            queries of the same memory. Without any, [T D], it is the same for every example.
+          memory: what ``memory`` gives, or vectors; None is ``x`` itself.
+          mask: which query may read which key, on top of the memory's own validity.
+          dropout_key: there is nothing to drop.
+          return_weights: also return the weights [*B 1 T S], float32.
+
+        Returns:
+          The weighted sum of the memory's vectors [*B T M], or a pair with the weights.
+
+        Raises:
+          ValueError: ``x`` has other batch axes than the memory.
+        """
+        memory = self.memory(x) if memory is None else memory
+        memory = memory if isinstance(memory, Memory) else self.memory(memory)
+        keys, values = memory.keys[..., 0, :], memory.values[..., 0, :]
+        batch, own, T = keys.shape[:-2], x.shape[:-2], x.shape[-2]
+        if own and own[: len(batch)] != batch:
+            raise ValueError(
+                f"x has batch axes {own}, and the memory {batch}; expected the memory's, with axes more at "
+                "the end for queries that share an example's memory, or none."
+            )
+        lead = own or batch
+        x = jnp.broadcast_to(x, (*lead, *x.shape[-2:]))
+        count = math.prod(lead[len(batch) :])
+        mask = (Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)) & memory.mask()
+        allowed = mask.block(jnp.arange(T), jnp.arange(memory.size)) if mask.terms else None
+        if allowed is not None:
+            # A mask has an axis of heads, of which there is one, and queries of one sequence.
+            allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, memory.size))
+            allowed = jnp.concatenate([_without_heads(allowed)] * count, axis=-2)
+            read = jnp.broadcast_to(allowed.any(-2), keys.shape[:-1])[..., None]
+            # What nobody reads may be anything, and 0 times NaN is NaN.
+            keys, values = jnp.where(read, keys, 0), jnp.where(read, values, 0)
+        scores = self.scores(x.reshape(*batch, count * T, x.shape[-1]), keys).astype(jnp.float32)
+        weights = _softmax(scores, allowed)
+        out = jnp.einsum("...ts,...sm->...tm", weights.astype(values.dtype), values)
+        out = placed(out.reshape(*lead, T, out.shape[-1]), "embed")
+        if not return_weights:
+            return out
+        return out, weights.reshape(*lead, T, memory.size)[..., None, :, :]
+
+
+class AdditiveAttention(ScoredAttention):
+    """A network with one hidden layer scores a query against a key: ``v . tanh(W q + U k)``.
+
+    Args:
+      dim: size of the queries, D.
+      memory_dim: size of what is read, M; None is ``dim``.
+      hidden: size of the hidden layer, H; None is ``dim``.
+      dtype: computation dtype.
+
+    Source: Bahdanau et al. 2015, section 3.1 and appendix A.1.2.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        memory_dim: int | None = None,
+        hidden: int | None = None,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        hidden = hidden or dim
+        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=dtype)
+        self.query = linear(dim, hidden, **options, rngs=rngs)
+        self.key = linear(memory_dim or dim, hidden, use_bias=False, **options, rngs=rngs)
+        self.score = nnx.Param(
+            jax.random.normal(rngs.params(), (hidden,)) * hidden**-0.5, axes=("mlp",)
+        )
+
+    def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S H"]:
+        """``U k``."""
+        return self.key(x)
+
+    def scores(
+        self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S H"]
+    ) -> Float[Array, "*B T S"]:
+        """``v . tanh(W q + U k)``; it takes memory for T S H numbers."""
+        hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
+        return hidden @ self.score[...].astype(hidden.dtype)
+
+
+class LuongAttention(ScoredAttention):
+    """Luong's scores: ``dot`` is q . k; ``general``, q . W k; ``concat``, v . tanh(W [q; k]).
+
+    Args:
+      dim: size of the queries, D.
+      memory_dim: size of what is read, M; None is ``dim``.
+      score: which of the three.
+      dtype: computation dtype.
+
+    Raises:
+      ValueError: there is no such score; or it is "dot", and queries and keys differ in size.
+    Source: Luong et al. 2015, section 3.1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        memory_dim: int | None = None,
+        score: Score = "general",
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        memory_dim = memory_dim or dim
+        if score not in ("dot", "general", "concat"):
+            raise ValueError(f"score is {score!r}; expected 'dot', 'general' or 'concat'.")
+        if score == "dot" and memory_dim != dim:
+            raise ValueError(
+                f"memory_dim is {memory_dim} and dim {dim}; 'dot' expects them to be equal: take 'general'."
+            )
+        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=dtype)
+        concat = score == "concat"
+        # W [q; k] is one matrix, in two parts.
+        self.query = linear(dim, dim, use_bias=False, **options, rngs=rngs) if concat else None
+        self.key = (
+            None
+            if score == "dot"
+            else linear(memory_dim, dim, use_bias=False, **options, rngs=rngs)
+        )
+        self.score = (
+            nnx.Param(jax.random.normal(rngs.params(), (dim,)) * dim**-0.5, axes=("mlp",))
+            if concat
+            else None
+        )
+
+    def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S D"]:
+        """``W k``, or k."""
+        return x if self.key is None else self.key(x)
+
+    def scores(
+        self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S D"]
+    ) -> Float[Array, "*B T S"]:
+        """The score of that name."""
+        if self.score is None:
+            return jnp.einsum("...td,...sd->...ts", x, keys, preferred_element_type=jnp.float32)
+        hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
+        return hidden @ self.score[...].astype(hidden.dtype)
+
+
+def _without_heads(allowed: Bool[Array, "..."]) -> Bool[Array, "..."]:
+    """[*B N T S] -> [*B T S] of the one head; [T S] as it is."""
+    return allowed if allowed.ndim == 2 else allowed[..., 0, :, :]
+
+
+def _softmax(
+    scores: Float[Array, "*B T S"], allowed: Bool[Array, "*#B T S"] | None
+) -> Float[Array, "*B T S"]:
+    """Over what is allowed; 0 where nothing is. Its gradient has no NaN, for no -inf is exponentiated."""
+    if allowed is None:
+        return jax.nn.softmax(scores, axis=-1)
+    lowest = jnp.finfo(scores.dtype).min
+    peak = jnp.max(jnp.where(allowed, scores, lowest), axis=-1, keepdims=True)
+    shifted = jnp.where(allowed, scores - jax.lax.stop_gradient(peak), 0.0)
+    exponentials = jnp.where(allowed, jnp.exp(shifted), 0.0)
+    total = exponentials.sum(-1, keepdims=True)
+    return exponentials / jnp.where(total == 0, 1.0, total)
