@@ -10,8 +10,9 @@ import pytest
 from crossattn.data import mel, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Image, Label, Sound, Text, Vectors
+from tests.peers import package
 
-pillow = pytest.importorskip("PIL.Image", reason="images need Pillow")
+pillow = package("PIL.Image", "images")
 
 COLOURS = ("black", "white", "red")
 
@@ -195,7 +196,7 @@ def test_bad_features_are_refused(build, complaint):
 
 
 def test_sound_is_frames_of_its_samples(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
+    soundfile = package("soundfile", "speech")
     samples = np.sin(np.arange(4000) / 9).astype(np.float32) / 2
     sound = Sound(max_length=10, mels=20)
     assert sound.lengths([samples]).tolist() == [25]

@@ -15,10 +15,11 @@ from crossattn.data import fetch, pipeline, sources
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.features import Image, Label
 from crossattn.data.sources import emoji
+from tests.peers import package
 
 from .conftest import ar_of, tar_of
 
-pillow = pytest.importorskip("PIL.Image", reason="images need Pillow")
+pillow = package("PIL.Image", "images")
 
 PREFIX = "./usr/share/datasets/fashion-mnist/"
 

@@ -20,7 +20,7 @@ from experiments.plan.compiling import batch_shapes, unread_task
 from experiments.plan.flops import model_flops, products
 from experiments.settings import train_config
 from experiments.tasks import make_task
-from tests.conftest import ROOT
+from tests.conftest import ROOT, on_eight_devices
 from tests.experiments.test_configs import get_config
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1, "seq": 1}

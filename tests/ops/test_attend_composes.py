@@ -39,6 +39,7 @@ def test_gradients_survive_asking_for_weights(qkv):
 SHARDED = """
 import functools, jax, crossattn as xa
 from crossattn import testing
+from tests.conftest import on_eight_devices
 assert jax.device_count() == 8
 auto = {"sharded_arrays", "shard_map"}
 explicit = {item.case for item in testing.items(promises=["meshes"])}

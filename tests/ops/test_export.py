@@ -10,8 +10,9 @@ import crossattn as xa
 from crossattn.decode import Hypotheses
 from crossattn.nn import BlockState
 from tests.ops.test_sharded import S, T, every_mask
+from tests.peers import package
 
-pytest.importorskip("flatbuffers")
+package("flatbuffers", "test")
 # JAX fills masks with placeholders of its own.
 pytestmark = pytest.mark.usefixtures("in_production")
 

@@ -40,7 +40,7 @@ def test_every_backend_runs_where_broadcasts_and_promotions_are_errors(backend):
             try:
                 found = gradients(backend, *operands, mask)
             except NotImplementedError:
-                pytest.skip(f"{backend} refuses here")
+                pytest.skip(f"{backend} refuses the call on this platform, and says so")
             with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
                 expected = gradients("reference", *operands, mask)
             for mine, one in zip(found, expected, strict=True):

@@ -43,7 +43,7 @@ def test_the_table_says_where_an_axis_goes(axes, shape, expected):
 
 def test_one_device_needs_no_mesh():
     if jax.device_count() > 1:
-        pytest.skip("there are several devices")
+        pytest.skip("of one device, and there are several: unset XLA_FLAGS")
     assert make_mesh() is None
     assert data_shard(None) == (0, 1)
     batch = {"x": np.ones((3, 2))}

@@ -10,6 +10,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.weights import CheckpointError
+from tests.peers import package
 from tests.weights import checkpoints
 
 
@@ -92,7 +93,7 @@ def test_pickles_alone_are_refused_before_they_come(hub):
 
 
 def test_the_stand_in_is_asked_as_the_client_is():
-    client = pytest.importorskip("huggingface_hub")
+    client = package("huggingface_hub", "hub")
     inspect.signature(client.list_repo_files).bind("someone/model")
     download = inspect.signature(client.snapshot_download)
     download.bind("someone/model", allow_patterns=["config.json"])

@@ -6,10 +6,10 @@ import pytest
 
 from crossattn.weights import CheckpointError, with_language
 from crossattn.weights.tokenizer import read_tokenizer
-from tests.peers import peer
+from tests.peers import package, peer
 from tests.weights.test_tokenizer import SEEN, TEXTS, trained
 
-pytest.importorskip("sentencepiece")
+package("sentencepiece", "test")
 
 KINDS = {"mbart": ("MBartTokenizer", 25), "mbart50": ("MBart50Tokenizer", 52)}
 

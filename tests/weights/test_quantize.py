@@ -15,9 +15,10 @@ from crossattn.nn.stack import stack_layers
 from crossattn.weights import CheckpointError, quantize
 from tests import numpy_model as oracle
 from tests.closeness import close
+from tests.peers import package
 from tests.weights import checkpoints
 
-pytest.importorskip("qwix")
+package("qwix", "weights")
 
 KINDS = ["bart", "bert", "gpt2", "t5", "whisper"]
 # The end of a parameter's path -> the axes that its products sum over.

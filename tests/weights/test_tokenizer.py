@@ -8,9 +8,9 @@ import pytest
 from crossattn.weights import CheckpointError
 from crossattn.weights.tokenizer import read_tokenizer
 from tests import whisper_vocabulary
-from tests.peers import peer
+from tests.peers import package, peer
 
-sentencepiece = pytest.importorskip("sentencepiece")
+sentencepiece = package("sentencepiece", "test")
 
 TEXTS = [
     "the cat sat on the mat, the black cat",
