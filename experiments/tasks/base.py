@@ -5,7 +5,8 @@ A task on text begins from ``texts.TextTask``, which has tokenizers and batches 
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,23 @@ from experiments.errors import SettingsError
 from experiments.settings import model_config
 
 Sums = dict[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Greedy generation, for a plan to compile.
+
+    Attributes:
+      function: of the parameters and of ``inputs``.
+      inputs: shapes of what else it takes.
+      length: the most tokens that are made.
+      read: tokens of the source, whose keys and values are kept too.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    length: int
+    read: int
 
 
 class Task:
@@ -122,6 +140,14 @@ class Task:
         """The arrays of a batch of training, the largest; a plan's rows are a multiple."""
         batch = next(self.train_iterator(0, 1))
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+
+    def generation(self, rows: int) -> Generation:
+        """Greedy generation of so many rows.
+
+        Raises:
+          SettingsError: the task generates nothing.
+        """
+        raise SettingsError(f"a {self.config.task} generates nothing that could be planned.")
 
     # What all tasks have.
 

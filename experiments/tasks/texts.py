@@ -4,8 +4,7 @@ The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE
 ``SIDE_positions`` of each side that the task reads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,6 @@ _POSITIONS = ("source_positions", "target_positions")
 # Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
 # rows takes their number times less memory than one for each.
 _DISTANCES = ("relative", "alibi")
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Greedy generation, for a plan to compile.
-
-    Attributes:
-      function: of the parameters and of ``inputs``.
-      inputs: shapes of what else it takes.
-      length: the most tokens that are made.
-      read: tokens of the source, whose keys and values are kept too.
-    """
-
-    function: Callable[..., Any]
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
-    length: int
-    read: int
 
 
 class TextTask(base.Task):
@@ -171,13 +153,13 @@ class TextTask(base.Task):
         batch = pairs.fill(Layout.empty(rows, self._widths(self.config)))
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
-    def generation(self, rows: int) -> Generation:
+    def generation(self, rows: int) -> base.Generation:
         """Greedy generation of so many rows."""
         data, read = self.config.data, self._widths(self.config).get("source", 0)
         asked = self.config.get("evaluate", {}).get("decoding", {}).get("max_new_tokens")
         length = asked or (min(data.target_len, 2 * read + 16) if read else data.target_len)
         if not read:
-            return Generation(
+            return base.Generation(
                 lambda p: decode.generate(self.bind(p), batch=rows, max_new_tokens=length),
                 (), length, 0,
             )  # fmt: skip
@@ -186,4 +168,4 @@ class TextTask(base.Task):
         def translate(params: Any, source: Any, segments: Any) -> Any:
             return decode.generate(self.bind(params), source, segments, max_new_tokens=length)
 
-        return Generation(translate, (shape, shape), length, read)
+        return base.Generation(translate, (shape, shape), length, read)

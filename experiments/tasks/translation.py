@@ -72,10 +72,7 @@ class TranslationTask(TextTask):
     def _open(self) -> Corpus:
         options = self.config.loss
         share = options.alignment_share if options.alignment == "gold" else 0.0
-        corpus = Corpus(self.config, self.assets, link_share=share)
-        if share:
-            corpus.refuse_without_links()
-        return corpus
+        return Corpus(self.config, self.assets, link_share=share)
 
     def sizes(self) -> dict[str, Any]:
         corpus, data = self.corpus, self.config.data
@@ -110,14 +107,17 @@ class TranslationTask(TextTask):
         return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
     def refuse_unready(self) -> None:
-        """Beside that: sentences that cannot be scored.
+        """Beside that: sentences that cannot be scored, and links that are not there.
 
         Raises:
+          DataError: ``loss.alignment`` is "gold" and the data have no gold word links.
           SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
           MissingPackage: sacreBLEU is not installed.
         """
         if self.config.evaluate.examples:
             check_scores(self.config)
+        if self.config.loss.alignment == "gold":
+            self.corpus.refuse_without_links()
         super().refuse_unready()
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A task and a model of one's own, by files alone: named in a config, trained, evaluated, and planned."""
+"""A task and a model of one's own, by files alone: named in a config, trained and evaluated."""
 
 import itertools
 import json
@@ -138,6 +138,7 @@ def test_it_is_trained_and_evaluated_by_the_launchers(mine, launched, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
     assert len(losses) == 3 and losses[-1] < 0.7 * losses[0]
+    assert not any("tokens_per_second" in line for line in lines)
     code, out, err = launched("evaluate", workdir, "--split=test")
     found = json.loads((tmp_path / "run/results-test.json").read_text())
     assert code == 0 and found["accuracy"] > 0.9 and found.keys() == {"loss", "accuracy"}, err
