@@ -1,17 +1,27 @@
 """New Testament Greek to English, with human word links: how well does attention align words?"""
 
-from configs import translation
+from ml_collections import ConfigDict
+
+from configs import parts
 
 
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
-    words = translation.words(arg)
-    config = translation.small()
-    config.data.name = "greek_english"
-    config.tokenizer.vocab_size = 4000
-    config.model.dropout_rate = 0.2
-    config.loss.alignment = "latent"
-    config.data.rows = 4  # smaller batches learn more a minute from so few verses
-    config.optim.warmup_steps = 200
-    config.train.update(steps=2300)
-    return translation.tiny(config) if "tiny" in words else config
+    words = parts.words(arg)
+    config = ConfigDict(
+        dict(
+            task="translation",
+            seed=0,
+            # Smaller batches learn more a minute from so few verses.
+            data=parts.pairs("greek_english", rows=4),
+            tokenizer=parts.tokenizer(vocab_size=4000),
+            model=parts.transformer(dropout_rate=0.2),
+            loss=parts.translation_loss(alignment="latent"),
+            optim=parts.adamw(warmup_steps=200),
+            mesh=parts.mesh(),
+            train=parts.train(steps=2300),
+            checkpoint=parts.checkpoint(),
+            evaluate=parts.evaluate(),
+        )
+    )
+    return parts.tiny(config, encoder_layers=1, decoder_layers=1) if "tiny" in words else config

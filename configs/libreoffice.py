@@ -1,14 +1,28 @@
 """English to another language on the LibreOffice help: the demo. Arguments: fr de es ja hi, tiny."""
 
-from configs import translation
+from ml_collections import ConfigDict
+
+from configs import parts
 
 
 def get_config(arg: str = "fr"):
     """``fr`` and ``fr,tiny`` alike: a language, a size, in any order."""
-    words = translation.words(arg, ("fr", "de", "es", "ja", "hi"))
+    words = parts.words(arg, ("fr", "de", "es", "ja", "hi"))
     language = next((word for word in words if word != "tiny"), "fr")
-    config = translation.small()
-    config.data.name = f"libreoffice_help/en-{language}"
-    if language == "ja":
-        config.evaluate.bleu_tokenize = "char"
-    return translation.tiny(config) if "tiny" in words else config
+    scores = {"bleu_tokenize": "char"} if language == "ja" else {}
+    config = ConfigDict(
+        dict(
+            task="translation",
+            seed=0,
+            data=parts.pairs(f"libreoffice_help/en-{language}"),
+            tokenizer=parts.tokenizer(),
+            model=parts.transformer(),
+            loss=parts.translation_loss(),
+            optim=parts.adamw(),
+            mesh=parts.mesh(),
+            train=parts.train(),
+            checkpoint=parts.checkpoint(),
+            evaluate=parts.evaluate(**scores),
+        )
+    )
+    return parts.tiny(config, encoder_layers=1, decoder_layers=1) if "tiny" in words else config

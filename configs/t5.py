@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs import translation
+from configs import parts
 
 CHIPS = ("v5e", "v5p", "h100")
 OBJECTIVES = ("span_corruption", "prefix_lm")
@@ -28,42 +28,58 @@ def pretraining(
     Args:
       arg: a chip (v5e), an objective (span_corruption), tiny; in any order, separated by commas.
       shape: of the section ``model``.
-      meshes: for each chip, values of the sections "mesh", "train" and "model".
+      meshes: for each chip, values of the sections "mesh" and "train".
     """
-    words = translation.words(arg, (*CHIPS, *OBJECTIVES))
-    chip, objective = (translation.choice(words, names) for names in (CHIPS, OBJECTIVES))
-    config = _base(objective)
-    config.model.update(shape)
-    for section, values in meshes[chip].items():
-        config[section].update(values)
+    words = parts.words(arg, (*CHIPS, *OBJECTIVES))
+    chip, objective = (parts.choice(words, names) for names in (CHIPS, OBJECTIVES))
+    laid = meshes[chip]
+    config = ConfigDict(
+        dict(
+            task="denoising",
+            seed=0,
+            data=_data(objective),
+            tokenizer=dict(kind="unigram", vocab_size=32000),
+            model=_model(shape),
+            loss=parts.cross_entropy(z_loss=1e-4, chunks=2),
+            optim=parts.adamw(
+                name="adafactor",
+                learning_rate=0.01,
+                schedule="rsqrt",
+                warmup_steps=10_000,
+                weight_decay=0.0,
+                clip_norm=placeholder(float),  # T5 has none
+            ),
+            mesh=parts.mesh(**laid["mesh"]),
+            train=parts.train(steps=1_000_000, log_every=100, eval_every=5000, **laid["train"]),
+            checkpoint=parts.checkpoint(every=2000, keep=3, best_metric="loss", best_mode="min"),
+        )
+    )
     return _tiny(config) if "tiny" in words else config
 
 
-def _base(objective: str) -> ConfigDict:
-    config = translation.small()
-    config.task = "denoising"
-    for name in ("mode", "overlong"):
-        del config.data[name]
-    for name in [name for name in config.loss if name.startswith("alignment")]:
-        del config.loss[name]
-    del config.tokenizer.joint
+def _data(objective: str) -> dict[str, Any]:
     # 2,048 rows of 512 tokens, the 2 ** 20 a step of T5 v1.1. Of 568 tokens, a source of 512 and a target of
     # 114 are made; of two texts of 510, sources and targets of 512 together.
-    spans = objective == "span_corruption"
-    config.data.update(
+    return dict(
         name="tfds:c4/en",
+        options={},
+        splits=dict(train="train", validation="validation[:20000]", test="validation"),
+        data_dir=placeholder(str),
+        reverse=False,
         side="source",
         rows=2048,
         source_len=512,
-        target_len=114 if spans else 512,
+        target_len=114 if objective == "span_corruption" else 512,
         objective=objective,
         density=0.15,
         span=3.0,
         sentinels=100,
     )
-    config.data.splits = dict(train="train", validation="validation[:20000]", test="validation")
-    config.tokenizer.update(kind="unigram", vocab_size=32000)
-    config.model.update(
+
+
+def _model(shape: Mapping[str, int]) -> dict[str, Any]:
+    return parts.transformer(
+        **shape,
         head_dim=64,
         activation="geglu",
         norm="rms",
@@ -77,28 +93,16 @@ def _base(objective: str) -> ConfigDict:
         scan=True,
         remat=True,
     )
-    config.loss.update(label_smoothing=0.0, z_loss=1e-4, chunks=2)
-    config.optim.update(
-        name="adafactor",
-        learning_rate=0.01,
-        schedule="rsqrt",
-        warmup_steps=10_000,
-        weight_decay=0.0,
-        clip_norm=placeholder(float),  # T5 has none
-    )
-    config.train.update(steps=1_000_000, log_every=100, eval_every=5000)
-    config.checkpoint.update(every=2000, keep=3, best_metric="loss", best_mode="min")
-    return config
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
     """The same experiment in seconds, on the phrase grammar and any devices."""
-    config = translation.tiny(config)
-    del config.data.splits
+    config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
+    config.data.splits = dict(train="train", validation="validation", test="test")
     prefix = config.data.objective == "prefix_lm"
     config.data.update(source_len=48, target_len=48 if prefix else 16)
     config.model.update(head_dim=16, dtype="float32", remat=False)
-    config.optim.update(learning_rate=0.03)
+    config.optim.learning_rate = 0.03
     config.mesh.update(data=-1, fsdp=1, tensor=1, seq=1)
-    config.checkpoint.best_metric = None
+    config.checkpoint.best_metric = placeholder(str)
     return config

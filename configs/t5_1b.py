@@ -10,7 +10,7 @@ from configs import t5
 SHAPE = dict(dim=1536, num_heads=24, mlp_dim=4096, encoder_layers=14, decoder_layers=14)
 MESHES = {
     "v5e": dict(mesh=dict(data=-1, fsdp=16, tensor=1, seq=1), train=dict(accumulate=4)),
-    "v5p": dict(mesh=dict(data=-1, fsdp=8, tensor=1, seq=1), train=dict(accumulate=1)),
+    "v5p": dict(mesh=dict(data=-1, fsdp=16, tensor=1, seq=1), train=dict(accumulate=1)),
     "h100": dict(mesh=dict(data=-1, fsdp=8, tensor=1, seq=1), train=dict(accumulate=1)),
 }
 

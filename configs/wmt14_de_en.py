@@ -4,7 +4,10 @@ Source: Vaswani et al. 2017, table 3 (both models), sections 5.1 to 5.4 (batches
 steps, rates, smoothing) and 6.1 (beam search). Unlike theirs, norms come first.
 """
 
-from configs import translation
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import parts
 
 SHAPES = {
     "base": dict(dim=512, num_heads=8, mlp_dim=2048, dropout_rate=0.1),
@@ -25,25 +28,32 @@ MESHES = {
 
 def get_config(arg: str = ""):
     """Arguments: base (the default) or big; tiny."""
-    words = translation.words(arg, tuple(SHAPES))
-    size = translation.choice(words, tuple(SHAPES))
+    words = parts.words(arg, tuple(SHAPES))
+    size = parts.choice(words, tuple(SHAPES))
     optim, train = SCHEDULES[size]
-    config = translation.small()
-    # 96 rows of 256 tokens are 24,576, and divide over 8, 16 and 32 devices.
-    config.data.update(name="tfds:wmt14_translate/de-en", rows=96, source_len=256, target_len=256)
-    config.tokenizer.vocab_size = 37000
-    config.model.update(
-        encoder_layers=6, decoder_layers=6, dtype="bfloat16", scan=True, **SHAPES[size]
+    config = ConfigDict(
+        dict(
+            task="translation",
+            seed=0,
+            # 96 rows of 256 tokens are 24,576, and divide over 8, 16 and 32 devices.
+            data=parts.pairs("tfds:wmt14_translate/de-en", rows=96, source_len=256, target_len=256),
+            tokenizer=parts.tokenizer(vocab_size=37000),
+            model=parts.transformer(
+                encoder_layers=6, decoder_layers=6, dtype="bfloat16", scan=True, **SHAPES[size]
+            ),
+            loss=parts.translation_loss(chunks=4, z_loss=1e-4),
+            optim=parts.adamw(schedule="rsqrt", warmup_steps=4000, weight_decay=0.0, **optim),
+            mesh=parts.mesh(**MESHES[size]),
+            train=parts.train(log_every=100, eval_every=5000, **train),
+            checkpoint=parts.checkpoint(every=1000, keep=3, best_metric="bleu"),
+            evaluate=parts.evaluate(examples=500, decoding=parts.decoding(beams=4, rows=64)),
+        )
     )
-    config.loss.update(chunks=4, z_loss=1e-4)
-    config.optim.update(schedule="rsqrt", warmup_steps=4000, weight_decay=0.0, **optim)
-    config.mesh.update(MESHES[size])
-    config.train.update(log_every=100, eval_every=5000, **train)
-    config.checkpoint.update(every=1000, keep=3, best_metric="bleu")
-    config.evaluate.update(examples=500)
-    config.evaluate.decoding.update(beams=4, rows=64)
-    if "tiny" in words:
-        config = translation.tiny(config)
-        config.model.dtype = "float32"
-        config.checkpoint.best_metric = None
+    return _tiny(config) if "tiny" in words else config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
+    config.model.dtype = "float32"
+    config.checkpoint.best_metric = placeholder(str)
     return config

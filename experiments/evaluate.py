@@ -10,7 +10,6 @@ from absl import flags
 from crossattn.train import processes
 from experiments import launch, report
 from experiments.runs import BEAMS, STEP, open_run
-from experiments.settings import check_scores
 
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LIMIT = flags.DEFINE_integer(
@@ -29,16 +28,11 @@ def main(arguments: Sequence[str]) -> int:
     path = launch.required_workdir() / f"results-{_SPLIT.value}.json"
     _, task, params = open_run()
     launch.writable(path)
-    if task.config.task == "translation":
-        check_scores(task.config)
-        results = report.translation_results(
-            task, params, _SPLIT.value, beams=BEAMS.value, limit=_LIMIT.value
-        )
-    else:
-        results = task.split_loss(params, _SPLIT.value)
-        samples = task.sample(params, task.config.data.target_len)
-        if processes.is_main():
-            print("\n\n".join(samples[:_SAMPLES]))
+    given = {flag.name: flag.value for flag in (BEAMS, _LIMIT) if flag.value is not None}
+    results = task.report(params, _SPLIT.value, **given)
+    samples = task.samples(params, _SPLIT.value)[:_SAMPLES]
+    if samples and processes.is_main():
+        print("\n\n".join(samples))
     report.save(results, path)
     report.show(results)
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from crossattn.functional import flatten
-from experiments.keys import KEYS
+from experiments import keys
 
 ASKS = ("-h", "--help", "-help", "--h")
 _VALUES = {"string": "TEXT", "int": "N", "float": "X", "comma separated list of strings": "A,B,.."}
@@ -46,8 +46,7 @@ def of_config(values: dict[str, Any], title: str) -> str:
     found = flatten(values)
     rows = [
         (name, _shown(found[name]) if name in found else "-", key)
-        for name, key in KEYS.items()
-        if key.belongs(found.get("task"))
+        for name, key in keys.of(found.get("task"), found.get("model.name")).items()
     ]
     names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [

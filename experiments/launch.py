@@ -25,7 +25,8 @@ from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
 from crossattn.weights.safetensors import CheckpointError
 from experiments import begun, help, logs, overrides
-from experiments.settings import SettingsError, saved_config
+from experiments.errors import SettingsError
+from experiments.settings import saved_config
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
 WORKDIR = flags.DEFINE_string(

@@ -8,8 +8,9 @@ more than one type.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments.keys import KEYS, Key, is_key, suggestion
-from experiments.settings import SettingsError
+from experiments import keys
+from experiments.errors import SettingsError
+from experiments.keys import Key
 
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -20,14 +21,15 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
       SettingsError: one has no value.
     """
-    rest, found, words = [], {}, iter(argv)
+    rest, found, words, known = [], {}, iter(argv), keys.every()
     for word in words:
         if word == "--":
             return [*rest, word, *words], found
         name, equals, value = _override(word)
-        if name in KEYS and (not KEYS[name].needed or _of_two_types(KEYS[name])):
+        key = known.get(name)
+        if key is not None and (not key.needed or _of_two_types(key)):
             if not equals:
-                value = "true" if _of_two_types(KEYS[name]) else next(words, None)
+                value = "true" if _of_two_types(key) else next(words, None)
             if value is None:
                 raise SettingsError(f"--config.{name} has no value.")
             found[name] = value
@@ -46,6 +48,7 @@ def put(config: Any, texts: dict[str, str]) -> None:
         raise SettingsError(
             f"--config.{next(iter(texts))} changes a config; name one with --config."
         )
+    known = keys.every() | keys.of(config.get("task"), config.get("model", {}).get("name"))
     with config.unlocked(), config.ignore_type():
         for name, text in texts.items():
             *parents, last = name.split(".")
@@ -54,7 +57,7 @@ def put(config: Any, texts: dict[str, str]) -> None:
                 if parent not in section:
                     section[parent] = type(config)()
                 section = section[parent]
-            section[last] = _value(name, KEYS[name], text)
+            section[last] = _value(name, known[name], text)
 
 
 def _of_two_types(key: Key) -> bool:
@@ -69,11 +72,11 @@ def unknown_key(argv: Sequence[str], error: Exception) -> str:
       error: what came of it.
     """
     for name in _overridden(argv):
-        if not is_key(name):
-            return f"the config has no key {name}{suggestion(name)} --help=config lists all."
-        tasks = KEYS[name].only if name in KEYS else ()
-        if tasks and f"'{name.rpartition('.')[2]}'" in str(error):
-            others = " or ".join(f"a {task}" for task in tasks)
+        if not keys.is_key(name):
+            return f"the config has no key {name}{keys.suggestion(name)} --help=config lists all."
+        owners = keys.owners(name)
+        if owners and f"'{name.rpartition('.')[2]}'" in str(error):
+            others = " or ".join(f"a {owner}" for owner in owners)
             return (
                 f"the config has no key {name}, which only {others} has; --help=config lists all."
             )

@@ -9,8 +9,9 @@ from crossattn.train.checkpoint import load_params
 from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
 from experiments import launch
-from experiments.settings import SettingsError, check, saved_config
-from experiments.tasks import make_task
+from experiments.errors import SettingsError
+from experiments.settings import check, saved_config
+from experiments.tasks import find, make_task
 from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
@@ -19,16 +20,20 @@ BEAMS = flags.DEFINE_integer(
 )
 
 
-def open_run(task_name: str | None = None) -> tuple[Folder, Any, Any]:
+def open_run(kind: type | None = None) -> tuple[Folder, Any, Any]:
     """(work directory, task, parameters) of the run that the command line names.
 
     ``--config`` is only needed to evaluate a checkpoint under another config than its own.
+
+    Raises:
+      Refused: the task is not of the kind that a launcher needs.
     """
     workdir = launch.required_workdir()
     config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
     check(config)
-    if task_name is not None and config.task != task_name:
-        raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {task_name}.")
+    if kind is not None and not issubclass(find(config.task), kind):
+        name = kind.__module__.rpartition(".")[2]
+        raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {name}.")
     task = make_task(config, workdir / "assets")
     return workdir, task, parameters(task, workdir, STEP.value)
 

@@ -5,33 +5,24 @@ becomes one sentence that names it, before anything is computed.
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from crossattn.data import evaluation
-from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
-from crossattn.data.packing import length_buckets
+from crossattn import models
 from crossattn.functional import flatten
-from crossattn.models import DecoderConfig, TransformerConfig
-from crossattn.nn import BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
-from crossattn.train.errors import MissingPackage
-from crossattn.train.evaluate import translation_scores
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import read_settings
-from experiments.keys import KEYS, TASKS, suggestion
+from experiments import keys, tasks
+from experiments.errors import SettingsError
 
 T = TypeVar("T")
-_BLOCK_FIELDS = {field.name for field in dataclasses.fields(BlockConfig)}
-
-
-class SettingsError(ValueError):
-    """A config holds a key or a value that does not fit."""
 
 
 def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: Any) -> T:
@@ -64,21 +55,24 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
 
 
 def check(config: ConfigDict) -> None:
-    """Hold a config to the table of keys, and values that concern each other to one another.
+    """Hold a config to its keys, and values that concern each other to one another.
 
     Raises:
       SettingsError: names the key, its value and what was expected.
     """
     values = flatten(config.to_dict())
-    task = values.get("task")
-    if task not in TASKS:
-        raise SettingsError(f"config.task is {task!r}; expected one of {', '.join(TASKS)}.")
-    own = {name: key for name, key in KEYS.items() if key.belongs(task)}
+    task, model = values.get("task"), values.get("model.name")
+    kind = tasks.find(task)
+    if model is None:
+        raise SettingsError(
+            f"the config lacks model.name; expected one of {', '.join(models.known())}."
+        )
+    own = keys.of(task, model)
     for name, value in values.items():
         if name not in own:
             raise SettingsError(
-                f"the config has {name}, which is no key of a {task}{suggestion(name, own)} "
-                "--help=config lists all."
+                f"the config has {name}, which is no key of a {task} by a {model}"
+                f"{keys.suggestion(name, own)} --help=config lists all."
             )
         if not own[name].takes(value) or not _is_unicode(value):
             raise SettingsError(
@@ -88,13 +82,7 @@ def check(config: ConfigDict) -> None:
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     _check_model(config.model)
-    if task == "denoising":
-        objective(config.data, config.tokenizer.vocab_size)
-    _check_chunks(config)
-    _check_metric(config)
-    if task == "translation":
-        _check_layers(config)
-        _check_decoding(config)
+    kind.check(config)
 
 
 def _is_unicode(value: Any) -> bool:
@@ -109,139 +97,52 @@ def _clipped(value: Any) -> str:
 
 def _check_model(model: Any) -> None:
     """What building a model does not look at, and its first step would fail on."""
-    head = model.get("head_dim") or model.dim // model.num_heads
-    rotary = model.positions == "rope" or model.get("rope_base") is not None
-    if rotary and head % 2:
-        raise SettingsError(
-            f"config.model has heads of size {head}; rotary positions expect an even number."
-        )
-    if model.positions == "sinusoidal" and model.dim % 2:
+    positions = model.get("positions")
+    if positions == "rope" or model.get("rope_base") is not None:
+        head = model.get("head_dim") or model.dim // model.num_heads
+        if head % 2:
+            raise SettingsError(
+                f"config.model has heads of size {head}; rotary positions expect an even number."
+            )
+    if positions == "sinusoidal" and model.dim % 2:
         raise SettingsError(
             f"config.model.dim is {model.dim}; sinusoidal positions expect an even number."
         )
     buckets, distance = model.get("relative_buckets", 32), model.get("relative_distance", 128)
-    if model.positions == "relative" and distance <= buckets // 2:
+    if positions == "relative" and distance <= buckets // 2:
         raise SettingsError(
             f"config.model.relative_distance is {distance}; expected more than half of"
             f" relative_buckets, {buckets}."
         )
 
 
-def _check_chunks(config: ConfigDict) -> None:
-    """The loss cuts every length that training and evaluation come in, which are few."""
-    data, chunks = config.data, config.loss.chunks
-    widths = {"target": data.target_len}
-    if config.task == "translation":
-        widths["source"] = data.source_len
-    sizes = (data.rows, widths)
-    cut = config.task != "denoising"  # whose batches have one length
-    buckets = length_buckets(*sizes, fractions=evaluation.FRACTIONS) if cut else []
-    if data.get("mode") == "bucket":
-        buckets = [*buckets, *length_buckets(*sizes)]
-    lengths = sorted({data.target_len, *(bucket.widths["target"] for bucket in buckets)})
-    if any(length % chunks for length in lengths):
-        listed = ", ".join(map(str, lengths))
-        raise SettingsError(
-            f"config.loss.chunks is {chunks}; expected a divisor of every length that data.target_len "
-            f"makes in training and evaluation: {listed}."
-        )
+def model_config(model: ConfigDict, **sizes: Any) -> Any:
+    """The config of the architecture that ``model.name`` names, from the section ``model``.
 
-
-def _check_metric(config: ConfigDict) -> None:
-    metric = config.checkpoint.best_metric
-    if metric not in ("bleu", "chrf"):
-        return
-    if config.task != "translation" or not config.evaluate.examples:
-        raise SettingsError(
-            f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
-            "evaluate.examples of 1 or more measures; take 'loss'."
-        )
-
-
-def _check_layers(config: ConfigDict) -> None:
-    recipe, model = config.evaluate.alignment, config.model
-    for name, given, size, what in (
-        ("loss.alignment_layer", config.loss.alignment_layer, model.decoder_layers, "layers"),
-        ("evaluate.alignment.layer", recipe.layer, model.decoder_layers, "layers"),
-        ("evaluate.alignment.head", recipe.head, model.num_heads, "heads"),
-    ):
-        if given is not None and not -size <= given < size:
-            raise SettingsError(f"config.{name} is {given}; the decoder has {size} {what}, from 0.")
-
-
-def _check_decoding(config: ConfigDict) -> None:
-    data, asked = config.data, config.evaluate.decoding.max_length
-    longest = max(data.source_len, data.target_len)
-    if asked is not None and asked > longest and config.model.positions == "learned":
-        raise SettingsError(
-            f"config.evaluate.decoding.max_length is {asked}; the table of learned positions has "
-            f"{longest}, of data.source_len and data.target_len."
-        )
-
-
-def check_scores(config: ConfigDict) -> None:
-    """Score one sentence, so that a package or tokenizer that is missing shows before hours of work.
+    Args:
+      model: the section; fields of blocks go into the config's ``block`` where it has one.
+      sizes: what the data give; those that are None or False are left out where the config has no such
+        field.
 
     Raises:
-      SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
-      MissingPackage: sacreBLEU is not installed.
+      SettingsError: a value or a size does not fit.
     """
-    tokenize = config.evaluate.bleu_tokenize
-    try:
-        translation_scores(["a"], ["a"], tokenize=tokenize)
-    except Exception as error:
-        if isinstance(error, MissingPackage):
-            raise
-        raise SettingsError(
-            f"config.evaluate.bleu_tokenize is {tokenize!r}, which sacreBLEU does not take here: "
-            f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-
-
-def transformer_config(
-    model: ConfigDict,
-    vocab_size: int,
-    source_vocab_size: int | None,
-    max_length: int,
-    lexicon: bool = False,
-) -> TransformerConfig:
-    """The encoder-decoder that the section ``model`` describes."""
-    return _model(
-        TransformerConfig,
-        model,
-        vocab_size=vocab_size,
-        source_vocab_size=source_vocab_size,
-        max_length=max_length,
-        lexicon=lexicon,
-    )
-
-
-def decoder_config(model: ConfigDict, vocab_size: int, max_length: int) -> DecoderConfig:
-    """The decoder-only model that the section ``model`` describes."""
-    return _model(DecoderConfig, model, vocab_size=vocab_size, max_length=max_length)
-
-
-def objective(data: Any, vocab_size: int) -> Objective:
-    """What the section ``data`` of a denoising makes of text, with so many tokens in the tokenizer.
-
-    Raises:
-      SettingsError: lengths or sentinels do not suffice.
-    """
-    lengths = {"source_len": data.source_len, "target_len": data.target_len}
-    if data.objective == "prefix_lm":
-        return build(PrefixLM, "data", lengths)
-    noise = {name: data[name] for name in ("sentinels", "density", "span")}
-    return build(SpanCorruption, "data", lengths | noise, vocab_size=vocab_size)
-
-
-def _model(kind: Callable[..., T], model: ConfigDict, **sizes: Any) -> T:
     values = model.to_dict()
-    block = {key: values.pop(key) for key in list(values) if key in _BLOCK_FIELDS}
-    try:
-        block["dtype"] = jnp.dtype(block.pop("dtype", "float32"))
-    except TypeError as error:
-        raise SettingsError(f"config.model.dtype: {error}.") from None
-    return build(kind, "model", values, block=build(BlockConfig, "model", block), **sizes)
+    kind = models.find(values.pop("name")).config
+    hints = typing.get_type_hints(kind)
+    sizes = {name: x for name, x in sizes.items() if name in hints or x not in (None, False)}
+    if unknown := [name for name in sizes if name not in hints]:
+        raise SettingsError(
+            f"config.model.name is {model.name!r}, whose {kind.__name__} has no {', '.join(unknown)},"
+            " which the task gives it."
+        )
+    if "dtype" in values:
+        values["dtype"] = jnp.dtype(values["dtype"])
+    if dataclasses.is_dataclass(hints.get("block")):
+        names = {field.name for field in dataclasses.fields(hints["block"])}
+        block = {name: values.pop(name) for name in list(values) if name in names}
+        values["block"] = build(hints["block"], "model", block)
+    return build(kind, "model", values, **sizes)
 
 
 def saved_config(workdir: Folder) -> ConfigDict:

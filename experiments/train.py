@@ -12,18 +12,18 @@ from typing import Any
 from absl import flags
 
 from crossattn.data.errors import DataError
-from crossattn.data.packing import length_buckets
 from crossattn.train import processes
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
-from crossattn.train.sharding import make_mesh
+from crossattn.train.sharding import make_mesh, row_shares
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
 from experiments import launch
-from experiments.settings import SettingsError, check_scores, train_config
+from experiments.errors import SettingsError
+from experiments.settings import train_config
 from experiments.tasks import make_task
 
 _RESUME = flags.DEFINE_enum(
@@ -71,13 +71,10 @@ def run(
 
 def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
     """What only shows to be wrong when parts are made, or after training, before a folder is claimed."""
-    config = task.config
-    if config.task == "translation" and config.evaluate.examples:
-        check_scores(config)
-    task.corpus.split("validation")
+    task.refuse_unready()
     try:
         mesh = make_mesh(values.mesh)
-        _refuse_rows(config, values, mesh)
+        _refuse_rows(task, values, mesh)
         make_optimizer(values.optim, values.steps, task.logical_axes())
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
@@ -85,15 +82,10 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
         raise SettingsError(f"the config has a value that does not fit: {error}") from error
 
 
-def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
+def _refuse_rows(task: Any, values: TrainConfig, mesh: Any) -> None:
     """Rows of a batch go to devices, and those of each to the parts that it is computed in."""
-    data, sizes = config.data, [config.data.rows]
-    devices = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    if data.get("mode") == "bucket":
-        widths = {"target": data.target_len}
-        if config.task == "translation":
-            widths["source"] = data.source_len
-        sizes = [b.rows for b in length_buckets(data.rows, widths, multiple=devices)]
+    devices = row_shares(mesh)
+    sizes = task.batch_rows(devices)
     for what, count in (
         ("mesh.data x mesh.fsdp", devices),
         ("train.accumulate", values.accumulate),
@@ -101,8 +93,8 @@ def _refuse_rows(config: Any, values: TrainConfig, mesh: Any) -> None:
         if any(size % count for size in sizes):
             made = ", ".join(map(str, sorted(set(sizes))))
             raise SettingsError(
-                f"config.data.rows is {data.rows}, which makes batches of {made} rows; expected multiples "
-                f"of {what}, {count}."
+                f"config.data.rows is {task.config.data.rows}, which makes batches of {made} rows; "
+                f"expected multiples of {what}, {count}."
             )
 
 

@@ -22,6 +22,7 @@ from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import launch, report
 from experiments.runs import BEAMS, STEP, open_run
+from experiments.tasks.translation import TranslationTask
 
 _LENGTH_PENALTY = flags.DEFINE_float(
     "length_penalty", None, "Larger favours longer texts; default: the config's.", lower_bound=0.0
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
     picture = launch.picture()
     sentences = list(arguments) or _shared_standard_input()
-    _, task, params = open_run("translation")
+    _, task, params = open_run(TranslationTask)
     config = task.config
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
     count = _NBEST.value or 1

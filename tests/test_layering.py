@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FREE = {"types", "functional", "axes"}  # beside the floors: everybody may import them
+FREE = {"types", "functional", "axes", "keys"}  # beside the floors: everybody may import them
 MODELS = {"ops", "nn", "models"}
 BELOW = {
     "types": set(),
     "axes": set(),
+    "keys": set(),
     "functional": {"types"},
     "ops": {"ops"} | FREE,
     "nn": {"ops", "nn"} | FREE,
@@ -26,7 +27,19 @@ BELOW = {
     "": set(),  # the facade finds the others by name, on first use
 }
 CONFIG_NEEDS = {"ml_collections", "configs", "collections", "typing"}
-CORE = {"types", "functional", "axes", "ops", "nn", "models", "decode", "testing", "__main__", ""}
+CORE = {
+    "types",
+    "functional",
+    "axes",
+    "keys",
+    "ops",
+    "nn",
+    "models",
+    "decode",
+    "testing",
+    "__main__",
+    "",
+}
 NO_FLAX = {"ops", "testing", "__main__"}
 CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
 

@@ -1,5 +1,18 @@
-"""Architectures, one file each: a frozen config, the module, and ``tiny()`` for tests."""
+"""Architectures, one file each: a frozen config, the module, and ``tiny()`` for tests.
 
+The one thing to know: a name finds its file. "transformer" is ``transformer.py`` here, with ``Transformer``,
+``TransformerConfig`` and ``tiny``; a name with a dot, "mine.reader", is a module of your own on the import
+path.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -7,6 +20,7 @@ from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
+    "Architecture",
     "Bert",
     "BertConfig",
     "Decoder",
@@ -17,4 +31,70 @@ __all__ = [
     "TransformerConfig",
     "Whisper",
     "WhisperConfig",
+    "find",
+    "known",
 ]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the file of an architecture has.
+
+    Attributes:
+      name: of the file.
+      config: the class of its config, a frozen dataclass.
+      module: the class of the model, called as ``module(config, rngs=rngs)``.
+      tiny: a config that compiles and runs in a blink.
+      keys: those of a config's section ``model`` that other models need not have, its ``KEYS``.
+    """
+
+    name: str
+    config: Any
+    module: Any
+    tiny: Callable[..., Any]
+    keys: Mapping[str, ConfigKey]
+
+
+def known() -> list[str]:
+    """The names of the architectures that there are here."""
+    return sorted(found.name for found in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> Architecture:
+    """The architecture of a name: "transformer", or "mine.reader" for a module of one's own.
+
+    Raises:
+      ValueError: there is no such file, or it lacks one of the three; the message lists the known ones.
+    """
+    module = _imported(name)
+    last = name.rpartition(".")[2]
+    title = _title(last)
+    for other, value in vars(module).items():  # PerceiverIO is such a name of perceiver_io, too
+        if isinstance(value, type) and other.lower() == title.lower():
+            title = other
+    wanted = (title, f"{title}Config", "tiny")
+    lacking = [part for part in wanted if not hasattr(module, part)]
+    if lacking:
+        raise ValueError(
+            f"{module.__name__} has no {' and no '.join(lacking)}; an architecture has {', '.join(wanted)}."
+        )
+    model, config, tiny = (getattr(module, part) for part in wanted)
+    return Architecture(name, config, model, tiny, getattr(module, "KEYS", {}))
+
+
+def _imported(name: str) -> ModuleType:
+    if "." not in name:
+        if name in known():
+            return importlib.import_module(f"{__name__}.{name}")
+        raise ValueError(
+            f"there is no model {name!r}; expected one of {', '.join(known())}, or a module of your own"
+            " with a dot in its name."
+        )
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"the model {name!r} cannot be imported ({error}).") from error
+
+
+def _title(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))

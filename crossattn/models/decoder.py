@@ -10,6 +10,7 @@ from typing import Any
 
 from flax import nnx
 
+from crossattn.keys import ConfigKey
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import DecoderStack, StepByStep
@@ -18,6 +19,9 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
 from crossattn.types import Array, Float, Int, Key
+
+KEYS = {"layers": ConfigKey(int, "Depth.", "[1, inf)")}
+"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)

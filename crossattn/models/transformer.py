@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import DecoderStack, StepByStep
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
@@ -22,6 +23,15 @@ from crossattn.types import Array, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B frames M"]
 """Tokens; or, of a model that reads frames (Whisper), their features."""
+
+KEYS = {
+    "encoder_layers": ConfigKey(int, "Depth of the encoder.", "[1, inf)"),
+    "decoder_layers": ConfigKey(int, "Depth of the decoder.", "[1, inf)"),
+    "separate_inputs": ConfigKey(
+        bool, "Source and target have positions and norms of their own.", needed=False
+    ),
+}
+"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)

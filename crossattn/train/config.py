@@ -74,7 +74,9 @@ class Task(Protocol):
         """A tuple of axis names for each parameter, in the same structure."""
 
     def loss(self, params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
-        """(loss summed over tokens, sums to report, "tokens" among them); called inside jit."""
+        """(loss summed over a batch, sums to report, "weight" among them); called inside jit.
+
+        "weight" is what the loss is divided by; "tokens", where there is one, is counted."""
         ...
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:

@@ -33,11 +33,11 @@ def translation_scores(
 
 def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:
     """Loss and accuracy a token, and perplexity, from sums over tokens."""
-    tokens = max(sums["tokens"], 1.0)
-    nll = sums["nll"] / tokens
+    weight = max(sums["weight"], 1.0)
+    nll = sums["nll"] / weight
     return {
-        "loss": sums["loss"] / tokens,
+        "loss": sums["loss"] / weight,
         "nll": nll,
         "perplexity": math.exp(min(nll, 100.0)),
-        "accuracy": sums["correct"] / tokens,
+        "accuracy": sums["correct"] / weight,
     }

@@ -37,7 +37,7 @@ def linear_cross_entropy(
       chunks: parts that the T axis is cut into, to hold fewer logits at once.
 
     Returns:
-      The loss summed over tokens, and sums without gradient: "loss", "nll", "correct", "tokens".
+      The loss summed over tokens, and sums without gradient: "loss", "nll", "correct", "weight".
 
     Raises:
       ValueError: ``chunks`` does not divide T, or label_smoothing is outside [0, 1).
@@ -109,7 +109,7 @@ def _sums(logits, labels, weights, label_smoothing, z_loss):
         loss = loss + z_loss * jnp.square(log_z)
     values = {"loss": loss, "nll": nll, "correct": (label_score >= highest).astype(jnp.float32)}
     sums = {k: jnp.sum(jnp.where(weights != 0, v * weights, 0.0)) for k, v in values.items()}
-    return {**sums, "tokens": jnp.sum(weights)}, log_z
+    return {**sums, "weight": jnp.sum(weights)}, log_z
 
 
 def _gradient(logits, log_z, labels, weights, label_smoothing, z_loss):

@@ -43,7 +43,7 @@ from crossattn.train.writers import Several, Writer, default_writers
 @dataclass(frozen=True)
 class TrainResult:
     """status: "finished", "interrupted" or "already finished"; evaluation: the last one;
-    totals: tokens, train_seconds and compile_seconds of the whole run."""
+    totals: train_seconds and compile_seconds of the whole run, and tokens where the loss counts them."""
 
     status: str
     step: int

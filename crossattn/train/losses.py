@@ -1,6 +1,6 @@
 """Losses, summed over tokens, so that accumulated and sharded batches add up exactly.
 
-The one thing to know: `cross_entropy` returns sums, never means. Divide by `sums["tokens"]`.
+The one thing to know: `cross_entropy` returns sums, never means. Divide by `sums["weight"]`.
 """
 
 from functools import partial
@@ -33,7 +33,7 @@ def cross_entropy(
 
     Returns:
         loss_sum, which carries the gradient, and float32 sums without one: "loss",
-        "nll" (no smoothing, no z-loss), "correct" (the label has the highest logit), "tokens".
+        "nll" (no smoothing, no z-loss), "correct" (the label has the highest logit), "weight".
 
     Raises:
         ValueError: label_smoothing outside [0, 1), or shapes that do not go together.
@@ -52,7 +52,7 @@ def cross_entropy(
         return jnp.sum(jnp.where(weights != 0, values * weights, 0.0))
 
     loss, nll, correct = map(total, per_token)
-    sums = {"loss": loss, "nll": nll, "correct": correct, "tokens": jnp.sum(weights)}
+    sums = {"loss": loss, "nll": nll, "correct": correct, "weight": jnp.sum(weights)}
     return loss, jax.lax.stop_gradient(sums)
 
 

@@ -41,7 +41,7 @@ class Meter:
         self._pending: deque[tuple[int, Any]] = deque()
         self._mark = clock()
         self._window = _empty_window()
-        self._totals = {"tokens": 0.0, "train_seconds": 0.0, "compile_seconds": 0.0}
+        self._totals = {"train_seconds": 0.0, "compile_seconds": 0.0}
 
     @contextmanager
     def waiting_for_input(self) -> Iterator[None]:
@@ -91,7 +91,7 @@ class Meter:
 
     @property
     def totals(self) -> dict[str, float]:
-        """tokens, train_seconds and compile_seconds of the run so far, restarts included."""
+        """train_seconds, compile_seconds and tokens (if they are counted) of the run, restarts included."""
         return dict(self._totals)
 
     def _take(self) -> None:
@@ -101,7 +101,7 @@ class Meter:
         seconds, self._mark = max(now - self._mark, 0.0), now
         sums = {name: float(value) for name, value in metrics["sums"].items()}
         if not bool(metrics["finite"]):
-            loss = sums.get("loss", math.nan) / max(sums["tokens"], 1.0)
+            loss = sums.get("loss", math.nan) / max(sums["weight"], 1.0)
             raise NonFiniteLoss(
                 f"step {step}: the loss is {loss:.4g} and its gradient norm"
                 f" {float(metrics['grad_norm']):.4g}, not finite; nothing of this step was kept"
@@ -112,9 +112,10 @@ class Meter:
         window["grad_norm"] += float(metrics["grad_norm"])
         for name, value in sums.items():
             window["sums"][name] = window["sums"].get(name, 0.0) + value
-        self._totals["tokens"] += sums["tokens"]
+        if "tokens" in sums:
+            self._totals["tokens"] = self._totals.get("tokens", 0.0) + sums["tokens"]
         self._totals["train_seconds"] += seconds
-        self._tick(step, _per_token(window))
+        self._tick(step, _means(window))
         if step % self._log_every == 0:
             self._report(step, self._values(step))
             self._window = _empty_window()
@@ -122,7 +123,7 @@ class Meter:
     def _values(self, step: int) -> dict[str, float]:
         window = self._window
         return {
-            **_per_token(window),
+            **_means(window),
             "grad_norm": window["grad_norm"] / window["steps"],
             "learning_rate": float(self._learning_rate(step - 1)),
             "seconds_per_step": window["seconds"] / window["steps"],
@@ -135,9 +136,11 @@ def _empty_window() -> dict[str, Any]:
     return {"steps": 0, "seconds": 0.0, "input_seconds": 0.0, "grad_norm": 0.0, "sums": {}}
 
 
-def _per_token(window: Mapping[str, Any]) -> dict[str, float]:
-    tokens = window["sums"]["tokens"]
-    means = {
-        name: value / max(tokens, 1.0) for name, value in window["sums"].items() if name != "tokens"
-    }
-    return means | {"tokens_per_second": tokens / max(window["seconds"], 1e-9)}
+def _means(window: Mapping[str, Any]) -> dict[str, float]:
+    """The sums by their weight; tokens, which are only counted, by the time that they took."""
+    sums = dict(window["sums"])
+    weight, tokens = max(sums.pop("weight"), 1.0), sums.pop("tokens", None)
+    means = {name: value / weight for name, value in sums.items()}
+    if tokens is not None:
+        means["tokens_per_second"] = tokens / max(window["seconds"], 1e-9)
+    return means

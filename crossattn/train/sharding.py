@@ -37,21 +37,30 @@ def make_mesh(
     """The mesh over all devices of all processes, or those given; None when there is only one.
 
     Raises:
-        ValueError: the sizes do not multiply to the number of devices.
+        ValueError: the sizes do not multiply to the number of devices, or do not lie on a TPU's torus.
     """
     sizes, count = list(astuple(config)), jax.device_count() if devices is None else len(devices)
     given = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and given > 0 and count % given == 0:
         sizes[sizes.index(-1)] = count // given
     if math.prod(sizes) != count or min(sizes) < 1:
-        asked = " x ".join(
-            f"{name} {size}" for name, size in zip(MESH_AXES, astuple(config), strict=True)
-        )
+        asked = _said(astuple(config))
         raise ValueError(f"a mesh of {asked} does not fit {count} devices; -1 takes the rest")
     if count == 1:
         return None
     kinds = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(tuple(sizes), MESH_AXES, kinds, devices=devices)
+    try:
+        return jax.make_mesh(tuple(sizes), MESH_AXES, kinds, devices=devices)
+    except NotImplementedError:
+        sides = np.max([x.coords for x in devices or jax.devices()], axis=0) + 1
+        raise ValueError(
+            f"a mesh of {_said(sizes)} does not lie on a torus of {' x '.join(map(str, sides))} chips: each"
+            " size has to be a product of some of its sides"
+        ) from None
+
+
+def _said(sizes: Sequence[int]) -> str:
+    return " x ".join(f"{name} {size}" for name, size in zip(MESH_AXES, sizes, strict=True))
 
 
 def placement(

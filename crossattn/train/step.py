@@ -30,8 +30,8 @@ def make_train_step(
     """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
 
     Args:
-        loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over tokens, "tokens" in sums.
-        optimizer: gets the gradient of loss_sum / tokens, the mean over the whole batch.
+        loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over a batch, "weight" in sums.
+        optimizer: gets the gradient of loss_sum / weight, the mean over the whole batch.
         seed: of the keys; step n uses fold_in(key(seed), n), microbatch i of it fold_in(.., i).
         accumulate: microbatches a batch is cut into; the result is that of the whole batch.
         ema_decay: weight of the past in the averaged parameters; they follow faster in the first
@@ -57,8 +57,8 @@ def make_train_step(
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
         grads, loss, sums = gradient(state.params, batch, key)
-        per_token = 1.0 / jnp.maximum(sums["tokens"], 1.0)
-        grads = jax.tree.map(lambda g: g * per_token.astype(g.dtype), grads)
+        mean = 1.0 / jnp.maximum(sums["weight"], 1.0)
+        grads = jax.tree.map(lambda g: g * mean.astype(g.dtype), grads)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.

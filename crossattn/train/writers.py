@@ -263,7 +263,9 @@ class Console(Silent):
 
 
 def _summary(values: Mapping[str, float]) -> str:
-    return f"loss {values.get('loss', math.nan):.3f}  {values['tokens_per_second']:,.0f} tokens/s"
+    speed = values.get("tokens_per_second")
+    counted = "" if speed is None else f"  {speed:,.0f} tokens/s"
+    return f"loss {values.get('loss', math.nan):.3f}{counted}"
 
 
 def _clock(seconds: float) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from configs import translation
+from configs import libreoffice
 from crossattn.data import fetch, prepare
 from crossattn.data.sources import open_source
 from experiments.bench.contest import machine
@@ -104,7 +104,7 @@ def write_shards(folder: Path) -> None:
 
 def config_of(folder: Path, data: str = "data", stream: bool = False) -> ConfigDict:
     """A translation of these files, kept under the folder."""
-    config = translation.small()
+    config = libreoffice.get_config()
     name = "stream:{}/shard-*.jsonl" if stream else "files:{}/{{split}}.tsv"
     config.data.name = name.format(folder)
     config.data.data_dir = str(folder / data)

@@ -102,7 +102,7 @@ def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
 def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean over the labels that count."""
     total, sums = cross_entropy(logits, labels, labels != IGNORED)
-    return total / sums["tokens"]
+    return total / sums["weight"]
 
 
 def _generate(

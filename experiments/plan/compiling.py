@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from crossattn.data.encoded import EncodedPairs, Ragged
-from crossattn.data.packing import Layout, length_buckets
 from crossattn.train.config import TrainConfig
 from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
@@ -33,20 +30,6 @@ class MeshError(Exception):
 
 class DoesNotFit(Exception):
     """A program needs more memory than a device has."""
-
-
-class UnreadCorpus:
-    """The corpus of a config of which only the sizes of the vocabularies are known: no text is read."""
-
-    def __init__(self, config: Any):
-        # As the config asks; a tokenizer that is trained on little text comes out smaller.
-        self.tokenizer = self.output_tokenizer = _Vocabulary(config.tokenizer.vocab_size)
-        self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +65,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
     task = unread_task(config)
     try:
         mesh = make_mesh(values.mesh, topology.devices)
-        batch = batch_shapes(config, mesh)
+        batch = batch_shapes(task, mesh)
     except ValueError as error:
         raise MeshError(f"{error}") from error
     program = make_program(task, values, mesh)
@@ -99,9 +82,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
 
 def unread_task(config: Any) -> Any:
     """The task of a config, without its data."""
-    task: Any = make_task(config)
-    task.corpus = UnreadCorpus(config)
-    return task
+    return make_task(config).without_data()
 
 
 def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[Any, tuple[str, ...]]:
@@ -128,25 +109,13 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
         ) from error
 
 
-def batch_shapes(config: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a batch of training, of the longest bucket where there are several, and their places."""
-    data, loss = config.data, config.loss
-    widths, rows = {"target": data.target_len}, data.rows
-    if config.task != "language_model":
-        widths["source"] = data.source_len
-    if data.get("mode") == "bucket":
-        rows = length_buckets(rows, widths, multiple=row_shares(mesh))[-1].rows
-    texts, linked = Ragged.of([]), loss.get("alignment") == "gold"
-    links: Any = () if linked else None  # of which only that they are there is asked
-    source = texts if "source" in widths else None
-    pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
-    batch = pairs.fill(Layout.empty(rows, widths))
+def batch_shapes(task: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a task's batch of training, of the largest where there are several, and their places."""
 
-    def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
-        place = None if mesh is None else batch_sharding(x.shape, mesh)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x if mesh is None else _placed(x, batch_sharding(x.shape, mesh))
 
-    return {name: shape(x) for name, x in batch.items()}
+    return {name: placed(x) for name, x in task.batch_shapes(row_shares(mesh)).items()}
 
 
 def _placed(x: jax.ShapeDtypeStruct, place: Any) -> jax.ShapeDtypeStruct:

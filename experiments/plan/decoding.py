@@ -9,10 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from crossattn import decode
 from crossattn.train.program import make_program
 from crossattn.train.sharding import batch_sharding, everywhere, make_mesh, row_shares, rows_on
 from experiments.plan.collectives import collectives
@@ -24,6 +22,8 @@ from experiments.plan.report import Memory
 from experiments.plan.topologies import Topology
 from experiments.plan.wording import amount, mesh_of, size_of
 from experiments.settings import train_config
+
+_ROWS = 32  # decoded together, where a config does not say
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     except ValueError as error:
         raise MeshError(f"{error}") from error
     params = make_program(task, values, mesh).target.params
-    rows = rows_on(mesh, config.evaluate.decoding.rows if "decoding" in config.evaluate else 32)
-    length = _length(config)
-    function, shapes = _generation(task, config, rows, length)
+    asked = config.get("evaluate", {}).get("decoding", {}).get("rows", _ROWS)
+    rows = rows_on(mesh, asked)
+    generated = task.generation(rows)
     if mesh is None:
         only = SingleDeviceSharding(topology.devices[0])
         params = jax.tree.map(lambda x: _placed(x, only), params)
-        arguments = [_placed(x, only) for x in shapes]
+        arguments = [_placed(x, only) for x in generated.inputs]
     else:
-        arguments = [_placed(x, batch_sharding(x.shape, mesh)) for x in shapes]
-    jitted = jax.jit(function, out_shardings=everywhere(mesh))
+        arguments = [_placed(x, batch_sharding(x.shape, mesh)) for x in generated.inputs]
+    jitted = jax.jit(generated.function, out_shardings=everywhere(mesh))
     compiled, reasons = compiled_for(topology, jitted, params, *arguments)
     module, said = Module(compiled.as_text()), compiled.memory_analysis()
     axes = {"data": 1} if mesh is None else dict(mesh.shape)
@@ -112,8 +112,8 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
         chip=topology.chip.name,
         mesh=axes,
         rows=rows,
-        length=length,
-        caches=_caches(config, rows, length) // row_shares(mesh),
+        length=generated.length,
+        caches=_caches(config, rows, generated) // row_shares(mesh),
         memory=Memory(
             parameters=size_of(params),
             optimizer=0,
@@ -132,25 +132,6 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     )
 
 
-def _length(config: Any) -> int:
-    data = config.data
-    if config.task == "language_model":
-        return data.target_len
-    return config.evaluate.decoding.max_length or min(data.target_len, 2 * data.source_len + 16)
-
-
-def _generation(task: Any, config: Any, rows: int, length: int) -> tuple[Any, list[Any]]:
-    """A function of the parameters, and the shapes of what else it takes."""
-    if config.task == "language_model":
-        return lambda p: decode.generate(task.bind(p), batch=rows, max_length=length), []
-    shape = jax.ShapeDtypeStruct((rows, config.data.source_len), np.int32)
-
-    def translate(params: Any, source: Any, segments: Any) -> Any:
-        return decode.translate(task.bind(params), source, segments, max_length=length)
-
-    return translate, [shape, shape]
-
-
 def _loop(module: Module, topology: Topology) -> str:
     """The body of the loop that makes tokens: of the outermost, the one that costs most a turn."""
     entry = module.computations[module.entry].instructions.values()
@@ -159,15 +140,14 @@ def _loop(module: Module, topology: Topology) -> str:
     return max(bodies, key=lambda body: cost(module, topology.chip, body).bytes)
 
 
-def _caches(config: Any, rows: int, length: int) -> int:
+def _caches(config: Any, rows: int, generated: Any) -> int:
     """Bytes of all keys and values that are kept, on all devices."""
-    model, source = config.model, 0
-    if config.task != "language_model":
-        source = config.data.source_len
+    model = config.model
     layers = model.get("decoder_layers") or model.layers
     heads = model.get("num_kv_heads") or model.num_heads
     width = heads * (model.get("head_dim") or model.dim // model.num_heads)
-    return 2 * layers * rows * (length + source) * width * jnp.dtype(model.dtype).itemsize
+    kept = generated.length + generated.read
+    return 2 * layers * rows * kept * width * jnp.dtype(model.dtype).itemsize
 
 
 def _placed(x: Any, place: Any) -> jax.ShapeDtypeStruct:

@@ -140,17 +140,20 @@ class _Estimates:
         task = unread_task(config)
         program = make_program(task, values, None)
         self.axes, self.shapes = task.logical_axes(), program.target
-        self.batch = batch_shapes(config, None)
+        self.batch = batch_shapes(task, None)
         self.flops = model_flops(task, self.shapes.params, self.batch)
         self.parameters = sum(x.size for x in jax.tree.leaves(self.shapes.params))
-        self.rows = self.batch["target_in"].shape[0]
+        self.rows = next(iter(self.batch.values())).shape[0]
         sides = [name for name in ("source", "target_in") if name in self.batch]
         self.tokens = sum(self.batch[name].size for name in sides)
 
     def all(self) -> Iterator[Layout]:
         """Layouts with estimates."""
         for sizes in self._meshes():
-            mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
+            try:
+                mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
+            except ValueError:  # it does not lie on the torus
+                continue
             state = size_of(self.shapes)
             if mesh is not None:
                 places = state_sharding(self.shapes, self.axes, mesh)

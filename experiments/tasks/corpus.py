@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Corpus:
         )
         if self._stream is not None:
             return _Together(stream_batches(self._stream, self._prepared.encoding, **shared))
-        lengths = dict(source_len=data.source_len, target_len=data.target_len)
+        lengths = dict(source_len=self._source_len, target_len=data.target_len)
         return train_batches(self.train_pairs(), mode=data.mode, **lengths, **shared)
 
     def train_pairs(self) -> EncodedPairs:
@@ -133,13 +134,18 @@ class Corpus:
         encoding = Encoding(
             tokenizer=self.tokenizer,
             target_tokenizer=self.target_tokenizer,
-            source_len=ANY_LENGTH if self._whole else data.source_len,
+            source_len=ANY_LENGTH if self._whole else self._source_len,
             target_len=ANY_LENGTH if self._whole else data.target_len,
             overlong="cut" if self._whole else data.overlong,
             side=self._side,
         )
         links = self._link_share > 0
         return PreparedCorpus(data.name, encoding, **known, options=opening, links=links)
+
+    @property
+    def _source_len(self) -> int:
+        """Of a corpus of one side, whose sources nobody reads, any."""
+        return self.config.data.get("source_len", self.config.data.target_len)
 
     def refuse_without_links(self) -> None:
         """Raises DataError when a run is to begin on training data without gold word links."""
@@ -234,6 +240,20 @@ class Corpus:
         key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
         folder = prepared_dir(self.config.data.get("data_dir")) / "tokenizers"
         return folder / f"{key}.json"
+
+
+class UnreadCorpus:
+    """The corpus of a config of which only the sizes of the vocabularies are known: no text is read."""
+
+    def __init__(self, config: Any):
+        # As the config asks; a tokenizer that is trained on little text comes out smaller.
+        self.tokenizer = self.output_tokenizer = _Vocabulary(config.tokenizer.vocab_size)
+        self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    vocab_size: int
 
 
 def _stream_of(config: Any) -> Stream | None:

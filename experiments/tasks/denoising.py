@@ -5,7 +5,7 @@ transformer".
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,42 +13,79 @@ import jax
 import numpy as np
 
 from crossattn import decode
+from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
 from crossattn.data.denoising import denoising_eval_batches, make_denoising_iterator
 from crossattn.data.evaluation import EvalBatch
-from crossattn.train.evaluate import loss_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from crossattn.train.storage import Folder
-from experiments.settings import objective, transformer_config
+from experiments import keys
+from experiments.keys import Key
+from experiments.settings import build
+from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
-from experiments.tasks.translation import TranslationTask, summed
+from experiments.tasks.texts import TextTask
 
 _MULTIPLE = 128  # of vocabularies: what accelerators compute at once, and meshes divide
 
+KEYS = (
+    keys.TEXT
+    | keys.SOURCE_LEN
+    | keys.SIDE
+    | {
+        "data.objective": Key(
+            str,
+            "Fill in spans that were taken out, or go on after a prefix.",
+            choices=("span_corruption", "prefix_lm"),
+        ),
+        "data.density": Key(float, "Share of the tokens that is taken out.", "(0, 1)"),
+        "data.span": Key(float, "Mean tokens of what is taken out in one piece.", "[1, inf)"),
+        "data.sentinels": Key(
+            int, "Tokens beyond the tokenizer's that stand for spans.", "[1, inf)"
+        ),
+        "evaluate.decoding.rows": Key(
+            int, "Texts that a plan decodes together.", "[1, inf)", needed=False
+        ),
+    }
+)
 
-class DenoisingTask(TranslationTask):
-    """The ``Task`` of the training loop for a ``Transformer`` and one text.
+
+class DenoisingTask(TextTask):
+    """An encoder-decoder and one text.
 
     What the source and the target are is not a pair of texts, but made of one, see
     ``crossattn.data.corruption``.
     """
 
-    def __init__(self, config: Any, assets: Folder | None = None):
-        self.config = config
-        self.corpus = Corpus(config, assets, side=config.data.side, whole=True)
-        self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
+    metrics = (*TextTask.metrics, "bits_per_token")
+    reads = ("source", "target_in")
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        objective(config.data, config.tokenizer.vocab_size)
+        super().check(config)
+
+    @classmethod
+    def _target_lengths(cls, config: Any) -> list[int]:
+        return [config.data.target_len]
+
+    def _open(self) -> Corpus:
+        return Corpus(self.config, self.assets, side=self.config.data.side, whole=True)
 
     @cached_property
-    def objective(self):
+    def objective(self) -> Objective:
         """What becomes of text; its sentinels come after the tokenizer's tokens."""
         return objective(self.config.data, self.corpus.tokenizer.vocab_size)
 
-    @cached_property
-    def model_config(self):
-        """The model's shape; needs the tokenizer for its vocabulary."""
+    def sizes(self) -> dict[str, Any]:
         data = self.config.data
-        size = vocabulary(self.corpus.tokenizer.vocab_size, data.sentinels)
-        longest = max(data.source_len, data.target_len)
-        return transformer_config(self.config.model, size, None, longest)
+        return dict(
+            vocab_size=vocabulary(self.corpus.tokenizer.vocab_size, data.sentinels),
+            max_length=max(data.source_len, data.target_len),
+        )
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        model = self.bind(params)
+        hidden, _ = self.read_source(model, batch, key)
+        return self.cross_entropy(model, hidden, batch)
 
     def train_iterator(self, shard_index: int, shard_count: int):
         return make_denoising_iterator(
@@ -60,23 +97,24 @@ class DenoisingTask(TranslationTask):
             process_count=shard_count,
         )
 
-    def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Loss, perplexity, bits a token and accuracy on the validation split."""
-        return self.split_loss(params, "validation")
+    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+        return (item.batch for item in self._batches(split, mesh))
 
-    def split_loss(self, params: Any, split: str) -> dict[str, float]:
-        """Those of a split without dropout, where the parameters lie."""
-        batches = self._eval_batches(split, mesh_of(params))
-        scores = loss_scores(summed(self._eval_sums, params, batches))
+    def _batches(self, split: str, mesh: Any) -> Sequence[EvalBatch]:
+        rows = rows_on(mesh, self.config.data.rows)
+        return list(denoising_eval_batches(self.corpus.pairs(split), self.objective, rows=rows))
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        scores = super().scores(sums)
         return scores | {"bits_per_token": scores["nll"] / math.log(2)}
 
-    def sample(self, params: Any, max_length: int, split: str = "validation") -> Sequence[str]:
+    def samples(self, params: Any, split: str) -> Sequence[str]:
         """Texts of a split with the parts that the model wrote, next to what was there, three lines each."""
-        mesh = mesh_of(params)
-        item = next(iter(self._eval_batches(split, mesh)))
+        mesh, most = mesh_of(params), self.config.data.target_len
+        item = next(iter(self._batches(split, mesh)))
         search = jax.jit(
             lambda p, source, segments: decode.translate(
-                self.bind(p), source, segments, max_length=max_length
+                self.bind(p), source, segments, max_length=most
             ).tokens[:, 0],
             out_shardings=everywhere(mesh),
         )
@@ -101,9 +139,18 @@ class DenoisingTask(TranslationTask):
         filled, was = tokenizer.decode_batch(text.tolist() for text in texts)
         return f"read:    {shown.strip()}\nwritten: {filled}\nwas:     {was}"
 
-    def _eval_batches(self, split: str, mesh: Any) -> "Sequence[EvalBatch]":
-        rows = rows_on(mesh, self.config.data.rows)
-        return list(denoising_eval_batches(self.corpus.pairs(split), self.objective, rows=rows))
+
+def objective(data: Any, vocab_size: int) -> Objective:
+    """What the section ``data`` makes of text, with so many tokens in the tokenizer.
+
+    Raises:
+      SettingsError: lengths or sentinels do not suffice.
+    """
+    lengths = {"source_len": data.source_len, "target_len": data.target_len}
+    if data.objective == "prefix_lm":
+        return build(PrefixLM, "data", lengths)
+    noise = {name: data[name] for name in ("sentinels", "density", "span")}
+    return build(SpanCorruption, "data", lengths | noise, vocab_size=vocab_size)
 
 
 def vocabulary(tokens: int, sentinels: int) -> int:

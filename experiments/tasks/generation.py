@@ -14,7 +14,7 @@ from crossattn import decode
 from crossattn.data.pipeline import eval_batches
 from crossattn.data.tokenizers import EOS
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
-from experiments.settings import SettingsError
+from experiments.errors import SettingsError
 
 
 @dataclass(frozen=True)

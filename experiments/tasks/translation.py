@@ -1,96 +1,101 @@
 """Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
 
 from collections.abc import Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from crossattn import functional
-from crossattn.data.pipeline import eval_batches
-from crossattn.models import Transformer
-from crossattn.train.evaluate import loss_scores, translation_scores
-from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
-from crossattn.train.storage import Folder
-from experiments.settings import transformer_config
+from crossattn.train.alignment import ROWS
+from crossattn.train.errors import MissingPackage
+from crossattn.train.evaluate import translation_scores
+from experiments import keys, report
+from experiments.errors import SettingsError
+from experiments.keys import Key, under
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
+from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
+from experiments.tasks.texts import TextTask
 
-_SEGMENTS = ("source_segments", "target_segments")
-_POSITIONS = ("source_positions", "target_positions")
-# Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
-# rows takes their number times less memory than one for each.
-_DISTANCES = ("relative", "alibi")
+KEYS = {
+    **keys.TEXT,
+    **keys.SOURCE_LEN,
+    **keys.BATCHES,
+    "tokenizer.joint": Key(bool, "One tokenizer for both sides."),
+    **under("loss", {
+        "alignment": Key(str, "What teaches cross-attention to align words.",
+                         choices=("none", "diagonal", "latent", "gold")),
+        "alignment_weight": Key(float, "Of that loss.", "[0, inf)"),
+        "alignment_share": Key(float, "Share of the examples whose gold links are given.", "(0, 1]"),
+        "alignment_layer": Key(int, "Decoder layer that is taught, from 0; none is the usual.", none=True),
+        "alignment_diagonal": Key(float, "How sharp the diagonal prior is.", "[0, inf)"),
+        "alignment_coverage": Key(float, "Weight of the loss on sources not looked at.", "[0, inf)"),
+    }),
+    **under("evaluate", {
+        "examples": Key(int, "Validation sentences translated while training; 0 is none.", "[0, inf)"),
+        "bleu_tokenize": Key(str, "sacreBLEU's tokenizer, such as char or ja-mecab.", none=True),
+        "decoding.beams": Key(int, "1 is greedy.", "[1, inf)"),
+        "decoding.length_penalty": Key(float, "Larger favours longer texts.", "[0, inf)"),
+        "decoding.max_length": Key(int, "The most tokens; none is data.target_len.", "[2, inf)", none=True),
+        "decoding.rows": Key(int, "Sentences decoded together.", "[1, inf)"),
+        "alignment.choose": Key(bool, "Choose the other alignment keys on validation pairs."),
+        "alignment.layer": Key(int, "Decoder layer whose attention is read; -1 is the last."),
+        "alignment.head": Key(int, "Its head; none is the mean of all.", none=True),
+        "alignment.row": Key(str, "Which row stands for a target token.", choices=tuple(ROWS)),
+        "alignment.symmetrise": Key(str, "How both directions are joined.",
+                                    choices=("none", "union", "intersection", "grow-diag")),
+        "alignment.unlinked": Key(bool, "A target word may stay without a link."),
+        "alignment.least": Key(float, "Attention below which a source word stays alone.", "[0, 1]"),
+    }),
+}  # fmt: skip
 
 
-class TranslationTask:
-    """The ``Task`` of the training loop for a ``Transformer``."""
+class TranslationTask(TextTask):
+    """A ``Transformer``, or another encoder-decoder, and pairs of texts."""
 
-    def __init__(self, config: Any, assets: Folder | None = None):
-        self.config = config
-        gold = config.loss.alignment == "gold"
-        share = config.loss.alignment_share * gold
-        self.corpus = Corpus(config, assets, link_share=share)
-        if gold:
-            self.corpus.refuse_without_links()
-        self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
+    metrics = (*TextTask.metrics, "bleu", "chrf")
+    reads = ("source", "target_in")
 
-    @cached_property
-    def model_config(self):
-        """The model's shape; needs the tokenizers for its vocabulary."""
+    @classmethod
+    def check(cls, config: Any) -> None:
+        super().check(config)
+        metric = config.checkpoint.best_metric
+        if metric in ("bleu", "chrf") and not config.evaluate.examples:
+            raise SettingsError(
+                f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
+                "evaluate.examples of 1 or more measures; take 'loss'."
+            )
+        _check_layers(config)
+        _check_decoding(config)
+
+    def _open(self) -> Corpus:
+        options = self.config.loss
+        share = options.alignment_share if options.alignment == "gold" else 0.0
+        corpus = Corpus(self.config, self.assets, link_share=share)
+        if share:
+            corpus.refuse_without_links()
+        return corpus
+
+    def sizes(self) -> dict[str, Any]:
         corpus, data = self.corpus, self.config.data
-        target = corpus.target_tokenizer
-        return transformer_config(
-            self.config.model,
-            corpus.output_tokenizer.vocab_size,
-            None if target is None else corpus.tokenizer.vocab_size,
-            max(data.source_len, data.target_len),
+        separate = corpus.target_tokenizer is not None
+        return dict(
+            vocab_size=corpus.output_tokenizer.vocab_size,
+            source_vocab_size=corpus.tokenizer.vocab_size if separate else None,
+            max_length=max(data.source_len, data.target_len),
             lexicon=self.config.loss.alignment in ("latent", "gold"),
         )
 
-    def build(self, rngs) -> Transformer:
-        """The module."""
-        return Transformer(self.model_config, rngs=rngs)
-
-    @cached_property
-    def _build(self):
-        return lambda rngs: self.build(rngs)
-
-    def bind(self, params: Any) -> Transformer:
-        """The module holding ``params``."""
-        return functional.bind(self._build, params)
-
-    def init(self, key: jax.Array) -> Any:
-        return functional.init(self._build, key)
-
-    def logical_axes(self) -> Any:
-        return functional.logical_axes(self._build)
-
-    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, dict]:
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         """Label-smoothed cross-entropy of the targets; no key means no dropout.
 
         ``config.loss.alignment`` adds an ``alignment_loss``, ``alignment_coverage`` a ``coverage_loss``;
         the sum "loss" has both, "cross_entropy" neither.
         """
         model, options = self.bind(params), self.config.loss
-        near = self.config.model.positions in _DISTANCES
-        aligned = options.get("alignment", "none") != "none"
-        covered = options.get("alignment_coverage", 0.0) > 0
-        hidden, weights = model.hidden(
-            batch["source"],
-            batch["target_in"],
-            **{name: batch[name] for name in (_SEGMENTS if near else _SEGMENTS + _POSITIONS)},
-            key=key,
-            return_weights=aligned or covered,
-        )
-        real = batch["target_segments"] > 0
-        smooth = dict(label_smoothing=options.label_smoothing, chunks=options.chunks)
-        loss, sums = linear_cross_entropy(
-            hidden, model.output_table(), batch["target_out"], real, z_loss=options.z_loss, **smooth
-        )
+        aligned, covered = options.alignment != "none", options.alignment_coverage > 0
+        hidden, weights = self.read_source(model, batch, key, return_weights=aligned or covered)
+        loss, sums = self.cross_entropy(model, hidden, batch)
         terms = []
         if weights is not None and aligned:
             found = alignment_loss(model, batch, weights, options)
@@ -103,14 +108,19 @@ class TranslationTask:
             loss, sums = loss + weight * extra, {**sums, **extra_sums}
         return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        return self.corpus.train_iterator(shard_index, shard_count)
+    def refuse_unready(self) -> None:
+        """Beside that: sentences that cannot be scored.
 
-    def save_assets(self, directory: Path) -> None:
-        self.corpus.save(directory)
+        Raises:
+          SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
+          MissingPackage: sacreBLEU is not installed.
+        """
+        if self.config.evaluate.examples:
+            check_scores(self.config)
+        super().refuse_unready()
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Loss on the validation split, and BLEU of greedy translations of its first sentences."""
+        """Loss on the validation split, and BLEU of translations of its first sentences."""
         scores = self.split_loss(params, "validation")
         examples = self.some("validation", self.config.evaluate.examples)
         if examples:
@@ -123,21 +133,12 @@ class TranslationTask:
             scores |= {name: float(quality[name]) for name in ("bleu", "chrf")}
         return scores
 
-    def split_loss(self, params: Any, split: str) -> dict[str, float]:
-        """Loss, perplexity and token accuracy without dropout, where the parameters lie."""
-        data, mesh = self.config.data, mesh_of(params)
-        batches = eval_batches(
-            self.corpus.split(split),
-            self.corpus.tokenizer,
-            target_tokenizer=self.corpus.target_tokenizer,
-            rows=rows_on(mesh, data.rows),
-            source_len=data.source_len,
-            target_len=data.target_len,
-            rows_multiple=row_shares(mesh),
-        )
-        return loss_scores(summed(self._eval_sums, params, batches))
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """Translations and their scores, the loss, and word alignment."""
+        check_scores(self.config)
+        return report.translation_results(self, params, split, **options)
 
-    def translator(self, params: Any, **options: Any) -> "Translator":
+    def translator(self, params: Any, **options: Any) -> Translator:
         """Text in, text out, with this config's decoding options unless others are given."""
         chosen = {**self.config.evaluate.decoding.to_dict(), **options}
         return Translator(self, params, **chosen)
@@ -148,13 +149,41 @@ class TranslationTask:
         return [source[i] for i in range(len(source) if count is None else min(count, len(source)))]
 
 
-def summed(function: Any, params: Any, batches: Any) -> dict[str, float]:
-    """The sums of all batches; every process has them all, and its devices compute their rows."""
-    total: dict[str, float] = {}
-    mesh = mesh_of(params)
-    for item in batches:
-        # One by one: programs that add up over several CPU devices deadlock when they overlap.
-        sums = jax.device_get(function(params, spread_batch(item.batch, mesh)))
-        for name, value in sums.items():
-            total[name] = total.get(name, 0.0) + float(value)
-    return total
+def _check_layers(config: Any) -> None:
+    recipe, model = config.evaluate.alignment, config.model
+    for name, given, size, what in (
+        ("loss.alignment_layer", config.loss.alignment_layer, model.decoder_layers, "layers"),
+        ("evaluate.alignment.layer", recipe.layer, model.decoder_layers, "layers"),
+        ("evaluate.alignment.head", recipe.head, model.num_heads, "heads"),
+    ):
+        if given is not None and not -size <= given < size:
+            raise SettingsError(f"config.{name} is {given}; the decoder has {size} {what}, from 0.")
+
+
+def _check_decoding(config: Any) -> None:
+    data, asked = config.data, config.evaluate.decoding.max_length
+    longest = max(data.source_len, data.target_len)
+    if asked is not None and asked > longest and config.model.positions == "learned":
+        raise SettingsError(
+            f"config.evaluate.decoding.max_length is {asked}; the table of learned positions has "
+            f"{longest}, of data.source_len and data.target_len."
+        )
+
+
+def check_scores(config: Any) -> None:
+    """Score one sentence, so that a package or tokenizer that is missing shows before hours of work.
+
+    Raises:
+      SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
+      MissingPackage: sacreBLEU is not installed.
+    """
+    tokenize = config.evaluate.bleu_tokenize
+    try:
+        translation_scores(["a"], ["a"], tokenize=tokenize)
+    except Exception as error:
+        if isinstance(error, MissingPackage):
+            raise
+        raise SettingsError(
+            f"config.evaluate.bleu_tokenize is {tokenize!r}, which sacreBLEU does not take here: "
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error

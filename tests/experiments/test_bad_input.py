@@ -76,7 +76,10 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.model.num_heads=5", "num_heads is 5"),
         ("--config.model.activation=magic", "activation is 'magic'"),
         ("--config.model.dtype=magic", "config.model.dtype"),
-        ("--config.task=magic", "config.task is 'magic'; expected one of translation"),
+        (
+            "--config.task=magic",
+            "config.task is 'magic'; expected one of denoising, language_model",
+        ),
         ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
         ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),

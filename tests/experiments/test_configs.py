@@ -15,7 +15,7 @@ from crossattn import functional
 from crossattn.data.sources import phrases
 from crossattn.models import Transformer
 from experiments import train
-from experiments.settings import train_config, transformer_config
+from experiments.settings import model_config, train_config
 from experiments.tasks.denoising import vocabulary
 from tests.experiments.conftest import ROOT
 
@@ -98,7 +98,7 @@ def test_wmt_models_are_those_of_the_paper(size, millions):
     """Vaswani et al. 2017, table 3, last column."""
     config = get_config("wmt14_de_en", size)
     D, F, L = config.model.dim, config.model.mlp_dim, 6
-    count = parameters(transformer_config(config.model, 37000, None, 256))
+    count = parameters(model_config(config.model, vocab_size=37000, max_length=256))
     tables, norms = 37000 * D, 2 * D * (2 * L + 3 * L + 2)
     blocks = L * (4 + 8) * (D * D + D) + 2 * L * (2 * D * F + F + D)
     assert count == tables + norms + blocks
@@ -114,7 +114,7 @@ def test_t5_models_have_as_many_parameters_as_their_names_say(name, billions):
     encoder = L * (4 * D * A + 3 * D * F + 2 * D) + D
     decoder = L * (8 * D * A + 3 * D * F + 3 * D) + D
     expected = encoder + decoder + 2 * 32128 * D + 2 * 32 * model.num_heads
-    count = parameters(transformer_config(model, vocabulary(32000, 100), None, 512))
+    count = parameters(model_config(model, vocab_size=vocabulary(32000, 100), max_length=512))
     assert count == expected == pytest.approx(billions * 1e9, rel=0.03)
     if name == "t5_11b":
         assert count == 11_135_332_352  # google/t5-v1_1-xxl

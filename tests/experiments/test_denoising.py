@@ -11,8 +11,8 @@ import pytest
 
 from configs import t5_1b
 from crossattn.data.corruption import PrefixLM, SpanCorruption
-from experiments.settings import objective
 from experiments.tasks import make_task
+from experiments.tasks.denoising import objective
 from tests.experiments.conftest import ROOT, start
 
 TINY = f"--config={ROOT}/configs/t5_1b.py:tiny"
@@ -88,7 +88,7 @@ def test_places_in_a_row_are_distances_enough(run):
             for row, there in enumerate(batch[f"{name.partition('_')[0]}_segments"] == segment):
                 only[name][row, : there.sum()] = x[row, there]
         parts.append(task.loss(params, as_arrays(only), None)[1])
-    for name in ("loss", "nll", "tokens"):
+    for name in ("loss", "nll", "weight"):
         together = parts[0][name] + parts[1][name]
         np.testing.assert_allclose(both[name], together, rtol=1e-5)
 
@@ -112,12 +112,12 @@ def test_places_in_a_row_are_distances_enough(run):
         ("--config.data.density=1", "data.density is 1.0; expected a number, above 0 and below 1"),
         (
             "--config.data.mode=pack",
-            "no key data.mode, which only a translation or a language_model has",
+            "no key data.mode, which only a language_model or a translation has",
         ),
         ("--config.data.side=both", "side is 'both'; expected one of source, target"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
         ("--config.train.accumulate=3", "data.rows is 8, which makes batches of 8 rows"),
-        ("--config.checkpoint.best_metric=bleu", "only a translation with"),
+        ("--config.checkpoint.best_metric=bleu", "'bleu'; expected one of loss, nll"),
         ("--config.data.name=text:no.txt", "no.txt cannot be read"),
     ],
 )

@@ -17,9 +17,8 @@ from crossattn.nn import BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
-from experiments.keys import KEYS, TASKS
+from experiments import keys
 from experiments.settings import check
-from experiments.tasks import TASKS as MADE
 from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
@@ -113,20 +112,20 @@ def test_every_key_of_a_config_has_a_meaning(launched, name):
     assert code == 0
     shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
     values = flatten(get_config(name).to_dict())
-    assert values.keys() <= shown.keys()
+    known = keys.of(values["task"], values["model.name"])
+    assert values.keys() <= shown.keys() == known.keys()
     for key, value in values.items():
         text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
         assert shown[key].startswith(text), (key, shown[key])
-        assert KEYS[key].meaning in shown[key] and KEYS[key].expected in shown[key]
+        assert known[key].meaning in shown[key] and known[key].expected in shown[key]
     check(get_config(name))
 
 
 def test_keys_have_one_line_each_and_a_range_that_can_be_read():
-    for name, key in KEYS.items():
+    for name, key in keys.every().items():
         assert key.meaning.endswith(".") and "\n" not in key.meaning, name
         assert key.expected and not key.takes(object()) and not key.takes(float("nan")), name
         assert key.takes(None) == key.none
-    assert TASKS == tuple(MADE)
 
 
 def test_every_field_that_a_config_can_set_is_a_key():
@@ -145,7 +144,7 @@ def test_every_field_that_a_config_can_set_is_a_key():
         ("checkpoint", CheckpointConfig),
     ):
         for field in dataclasses.fields(kind):
-            assert field.name in given or f"{section}.{field.name}" in KEYS, field.name
+            assert field.name in given or f"{section}.{field.name}" in keys.every(), field.name
 
 
 def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):

@@ -311,7 +311,7 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     encoder, decoder = 4 * D * D + 2 * D * F, 8 * D * D + 2 * D * F
     weights = 2 * (encoder + decoder) + 512 * D
     attention = 3 * 2 * 3 * tokens * 2 * 2 * length * D
-    found = model_flops(task, program.target.params, batch_shapes(config, None))
+    found = model_flops(task, program.target.params, batch_shapes(task, None))
     assert found == 6 * tokens * weights + attention
 
 
@@ -319,7 +319,7 @@ def test_a_batch_has_the_shapes_of_the_data_pipeline():
     config = get_config("copy_task", "tiny")
     task = make_task(config)
     made = next(task.train_iterator(0, 1))
-    planned = batch_shapes(config, None)
+    planned = batch_shapes(task, None)
     assert {n: (x.shape, x.dtype) for n, x in made.items()} == {
         n: (x.shape, x.dtype) for n, x in planned.items()
     }

@@ -18,7 +18,7 @@ from crossattn.train import sharding
 from crossattn.train.adafactor import Sides, scale_by_adafactor
 from crossattn.train.optim import OptimConfig, factored_sides, make_optimizer
 from crossattn.train.state import init_state
-from experiments.settings import transformer_config
+from experiments.settings import model_config
 from tests.conftest import with_devices
 
 OPTAX = optax.chain(
@@ -82,7 +82,7 @@ def test_layers_of_a_scan_are_updated_as_if_they_were_looped():
 def state_of(name):
     """(shapes of the state of a config's model under its optimiser, logical axes)."""
     config = importlib.import_module(f"configs.{name}").get_config()
-    shape = transformer_config(config.model, 32128, None, 512)
+    shape = model_config(config.model, vocab_size=32128, max_length=512)
     build = functional.logical_axes, functional.init
     axes, init = (lambda *a, f=f: f(lambda rngs: Transformer(shape, rngs=rngs), *a) for f in build)
     optimizer, _ = make_optimizer(OptimConfig(**config.optim.to_dict()), 100, axes())

@@ -46,8 +46,8 @@ def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch):
         translation_scores(HYPOTHESES, REFERENCES)
 
 
-def test_losses_are_means_over_tokens():
-    sums = {"tokens": 8.0, "nll": 8.0 * math.log(20.0), "loss": 32.0, "correct": 2.0}
+def test_losses_are_means_by_weight():
+    sums = {"weight": 8.0, "nll": 8.0 * math.log(20.0), "loss": 32.0, "correct": 2.0}
     scores = loss_scores(sums)
     assert scores == pytest.approx(
         {"loss": 4.0, "nll": math.log(20.0), "perplexity": 20.0, "accuracy": 0.25}
@@ -55,10 +55,10 @@ def test_losses_are_means_over_tokens():
 
 
 def test_a_hopeless_loss_still_has_a_finite_perplexity():
-    scores = loss_scores({"tokens": 1.0, "nll": 5000.0, "loss": 5000.0, "correct": 0.0})
+    scores = loss_scores({"weight": 1.0, "nll": 5000.0, "loss": 5000.0, "correct": 0.0})
     assert math.isfinite(scores["perplexity"])
 
 
 def test_no_token_is_no_division_by_zero():
-    scores = loss_scores({"tokens": 0.0, "nll": 0.0, "loss": 0.0, "correct": 0.0})
+    scores = loss_scores({"weight": 0.0, "nll": 0.0, "loss": 0.0, "correct": 0.0})
     assert scores == {"loss": 0.0, "nll": 0.0, "perplexity": 1.0, "accuracy": 0.0}

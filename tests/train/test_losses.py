@@ -45,7 +45,7 @@ def test_loss_and_gradient_are_those_of_the_definition(example, smoothing, z_los
     close(gradient, expected_gradient)
     nll, _ = oracle(*example, 0.0, 0.0)
     close(sums["nll"], nll)
-    assert float(sums["tokens"]) == weights.sum()
+    assert float(sums["weight"]) == weights.sum()
     hits = (logits.argmax(-1) == labels) * weights
     assert float(sums["correct"]) == hits.sum()
 
@@ -62,7 +62,7 @@ def test_label_smoothing_spreads_its_share_over_the_whole_vocabulary(example):
 
 def test_a_uniform_prediction_costs_the_log_of_the_vocabulary():
     loss, sums = cross_entropy(jnp.zeros((4, 50)), jnp.arange(4), jnp.ones(4))
-    close(loss / sums["tokens"], np.log(50))
+    close(loss / sums["weight"], np.log(50))
 
 
 def test_what_padding_holds_never_reaches_loss_or_gradient(example):

@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_the_mean_over_tokens():
     def gradient_norm(params):
         def mean(params):
             loss, sums = task.loss(params, batch, None)
-            return loss / sums["tokens"]
+            return loss / sums["weight"]
 
         return jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(mean)(params))))
 
@@ -72,7 +72,7 @@ def test_accumulation_weighs_every_token_alike():
     lengths = (batch["target_segments"] > 0).sum(1)
     assert len(set(lengths[::2])) > 1 and lengths[::2].sum() != lengths[1::2].sum()
     _, (metrics,) = run(dropout=0.0, steps=1, accumulate=2)
-    assert metrics["sums"]["tokens"] == lengths.sum()
+    assert metrics["sums"]["weight"] == lengths.sum()
 
 
 def test_rows_that_do_not_divide_are_refused():
@@ -93,7 +93,7 @@ def test_every_step_and_every_microbatch_draws_its_own_key():
     def loss(params, batch, key):
         data = jax.random.key_data(key)
         jax.debug.callback(lambda data: seen.append(tuple(np.asarray(data))), data)
-        return jnp.sum(params["x"]), {"tokens": jnp.float32(1)}
+        return jnp.sum(params["x"]), {"weight": jnp.float32(1)}
 
     optimizer, _ = make_optimizer(CONFIG, 10)
     step = make_train_step(loss, optimizer, accumulate=2)

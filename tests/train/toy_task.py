@@ -102,7 +102,9 @@ class ToyTask:
 
     def loss(self, params, batch, key):
         logits = self.logits(params, batch["target_in"], key)
-        return cross_entropy(logits, batch["target_out"], batch["target_segments"] > 0, 0.1, 1e-4)
+        real = batch["target_segments"] > 0
+        loss, sums = cross_entropy(logits, batch["target_out"], real, 0.1, 1e-4)
+        return loss, sums | {"tokens": sums["weight"]}
 
     def train_iterator(self, shard_index, shard_count):
         shard = (shard_index, shard_count)

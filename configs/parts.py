@@ -1,0 +1,197 @@
+"""What configs are built from: the sections of a run of ``experiments.train``, each with its usual values.
+
+The one thing to know: a section is a function, and its arguments are what an experiment has otherwise. None
+is shared between configs, and none is changed after it was made.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
+    """The parts of a config's argument.
+
+    Raises:
+      ValueError: one is neither "tiny" nor in ``allowed``.
+    """
+    found = [word for word in (arg or "").split(",") if word]
+    known = ("tiny", *allowed)
+    for word in found:
+        if word not in known:
+            raise ValueError(f"the config has no variant {word!r}; it has {', '.join(known)}.")
+    return found
+
+
+def choice(given: Sequence[str], of: Sequence[str]) -> str:
+    """The one of several variants that the words name, the first where they name none.
+
+    Raises:
+      ValueError: they name two.
+    """
+    found = [word for word in given if word in of]
+    if len(found) > 1:
+        raise ValueError(
+            f"the variants {' and '.join(found)} exclude each other; name one of them."
+        )
+    return found[0] if found else of[0]
+
+
+def data(name: str, **changes: Any) -> dict[str, Any]:
+    """Texts of one source, by rows of packed examples."""
+    usual = dict(
+        name=name,
+        options={},
+        data_dir=placeholder(str),
+        reverse=False,
+        mode="pack",
+        rows=8,
+        target_len=128,
+        overlong="drop",
+    )
+    return usual | changes
+
+
+def pairs(name: str, **changes: Any) -> dict[str, Any]:
+    """``data`` of texts and their partners."""
+    return data(name, **{"source_len": 128, **changes})
+
+
+def tokenizer(**changes: Any) -> dict[str, Any]:
+    """Byte-pair encoding of both sides."""
+    return dict(kind="bpe", vocab_size=6000, joint=True) | changes
+
+
+def model(name: str, **changes: Any) -> dict[str, Any]:
+    """An architecture in a size that learns the most in minutes on two CPU cores."""
+    usual = dict(
+        name=name,
+        dim=256,
+        num_heads=4,
+        mlp_dim=1024,
+        activation="relu",
+        norm="layer",
+        norm_first=True,
+        positions="sinusoidal",
+        dropout_rate=0.1,
+        attention_dropout_rate=0.0,
+        mlp_dropout_rate=0.0,
+        dtype="float32",
+        tie_output=True,
+        scan=False,
+        remat=False,
+    )
+    return usual | changes
+
+
+def transformer(**changes: Any) -> dict[str, Any]:
+    """``model`` of an encoder and a decoder."""
+    return model("transformer", **{"encoder_layers": 2, "decoder_layers": 2, **changes})
+
+
+def cross_entropy(**changes: Any) -> dict[str, Any]:
+    """A loss on tokens."""
+    return dict(label_smoothing=0.0, z_loss=0.0, chunks=1) | changes
+
+
+def translation_loss(**changes: Any) -> dict[str, Any]:
+    """``cross_entropy``, smoothed, and what may teach attention to align words."""
+    usual = dict(
+        label_smoothing=0.1,
+        alignment="none",
+        alignment_weight=1.0,
+        alignment_share=1.0,
+        alignment_layer=placeholder(int),
+        alignment_diagonal=8.0,
+        alignment_coverage=0.0,
+    )
+    return cross_entropy(**usual | changes)
+
+
+def adamw(**changes: Any) -> dict[str, Any]:
+    """AdamW under a linear schedule; the keys of other optimisers have their usual values."""
+    usual = dict(
+        name="adamw",
+        learning_rate=2e-3,
+        schedule="linear",
+        warmup_steps=150,
+        final_fraction=0.0,
+        cooldown_fraction=0.2,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        b1=0.9,
+        b2=0.98,
+        eps=1e-9,
+        momentum=0.95,
+    )
+    return usual | changes
+
+
+def mesh(**changes: Any) -> dict[str, Any]:
+    """All devices split the batch."""
+    return dict(data=-1, fsdp=1, tensor=1, seq=1) | changes
+
+
+def train(**changes: Any) -> dict[str, Any]:
+    """How long, and what is logged."""
+    usual = dict(
+        steps=900,
+        accumulate=1,
+        ema_decay=placeholder(float),
+        prng=placeholder(str),
+        log_every=20,
+        eval_every=0,
+    )
+    return usual | changes
+
+
+def checkpoint(**changes: Any) -> dict[str, Any]:
+    """When, how many, and which best one."""
+    return dict(every=200, keep=2, best_metric=placeholder(str), best_mode="max") | changes
+
+
+def evaluate(**changes: Any) -> dict[str, Any]:
+    """Of a translation: greedy decoding, BLEU, and links read off attention."""
+    usual = dict(
+        examples=200,
+        bleu_tokenize=placeholder(str),
+        decoding=decoding(),
+        alignment=dict(
+            choose=True,
+            layer=-1,
+            head=placeholder(int),
+            row="output",
+            symmetrise="none",
+            unlinked=False,
+            least=0.0,
+        ),
+    )
+    return usual | changes
+
+
+def decoding(**changes: Any) -> dict[str, Any]:
+    """The search."""
+    return dict(beams=1, length_penalty=0.6, max_length=placeholder(int), rows=32) | changes
+
+
+def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
+    """The same experiment in seconds: a small model on the phrase grammar, no download.
+
+    Args:
+      whole: the experiment, which is changed.
+      layers: depths of the model, by their keys.
+    """
+    whole.data.update(name="phrases", rows=8, target_len=32)
+    whole.data.options = {}
+    if "source_len" in whole.data:
+        whole.data.source_len = 32
+    whole.tokenizer.vocab_size = 400
+    whole.model.update(dim=32, num_heads=2, mlp_dim=64, **layers)
+    whole.optim.warmup_steps = 4
+    whole.train.update(steps=8, log_every=2, accumulate=1)
+    whole.checkpoint.every = 4
+    if "evaluate" in whole:
+        whole.evaluate.examples = 16
+    return whole

@@ -1,0 +1,160 @@
+"""What every task shares: a task says what its model is given, its loss and its metrics; the rest is here.
+
+The one thing to know: no launcher asks which task it has. Whatever differs between tasks is a method here.
+A task on text begins from ``texts.TextTask``, which has tokenizers and batches too.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import functional, models
+from crossattn.train.config import TrainIterator
+from crossattn.train.sharding import mesh_of, spread_batch
+from crossattn.train.storage import Folder
+from experiments.errors import SettingsError
+from experiments.settings import model_config
+
+Sums = dict[str, jax.Array]
+
+
+class Task:
+    """The ``Task`` of the training loop, of the model that ``config.model.name`` names.
+
+    Attributes:
+      metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
+      reads: arguments that the loss gives to the model's ``hidden``; () asks nothing of the model.
+
+    Args:
+      config: the whole config, an ``ml_collections.ConfigDict`` that ``settings.check`` has passed.
+      assets: folder of a run that has them already; None, or an empty one, makes them.
+    """
+
+    metrics: tuple[str, ...] = ("loss",)
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, config: Any, assets: Folder | None = None):
+        self.config, self.assets = config, assets
+        self._eval_sums = jax.jit(lambda params, batch: self.loss(params, batch, None)[1])
+
+    # What a task says.
+
+    def sizes(self) -> dict[str, Any]:
+        """Fields of the model's config that come from the data, such as ``vocab_size``."""
+        return {}
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        """(loss summed over a batch, sums to report, "loss" and "weight" among them); no key, no dropout."""
+        raise NotImplementedError
+
+    def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
+        """One process's share of the rows of every batch, from the start of the data."""
+        raise NotImplementedError
+
+    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+        """All batches of a split, once, the same in every process."""
+        raise NotImplementedError
+
+    # What a task may say otherwise.
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Hold values of a config to one another.
+
+        Raises:
+          SettingsError: the model is none that this task can train.
+        """
+        model = models.find(config.model.name)
+        hidden = getattr(model.module, "hidden", None)
+        has = inspect.signature(hidden).parameters if hidden is not None else ()
+        if lacking := [name for name in cls.reads if name not in has]:
+            raise SettingsError(
+                f"config.model.name is {model.name!r}, whose {model.module.__name__} has no hidden("
+                f"{', '.join(cls.reads)}, ...) and cannot be trained as a {config.task}: it lacks "
+                f"{', '.join(lacking)}."
+            )
+
+    def refuse_unready(self) -> None:
+        """Raise what would only show after a folder was claimed, or after training: data, packages."""
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Metrics from the sums of a split."""
+        weight, counts = max(sums["weight"], 1.0), ("weight", "tokens")
+        return {name: value / weight for name, value in sums.items() if name not in counts}
+
+    def evaluate(self, params: Any, step: int) -> dict[str, float]:
+        """Metrics of the validation split, while training."""
+        return self.split_loss(params, "validation")
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """All that is measured on a split, for ``experiments.evaluate``; its flags are the options.
+
+        Raises:
+          SettingsError: an option says nothing to this task.
+        """
+        if options:
+            raise SettingsError(
+                f"--{next(iter(options))} says nothing to a {self.config.task}; leave it out."
+            )
+        return self.split_loss(params, split)
+
+    def samples(self, params: Any, split: str) -> Sequence[str]:
+        """A few things that the model makes, for people to read."""
+        return ()
+
+    def save_assets(self, directory: Path) -> None:
+        """Write what parameters need to be used, such as tokenizers."""
+
+    def batch_rows(self, devices: int) -> list[int]:
+        """Rows of the batches that training makes; devices and ``train.accumulate`` divide them."""
+        return [self.config.data.rows]
+
+    def without_data(self) -> "Task":
+        """This task for a plan, which computes nothing and reads no data."""
+        return self
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """The arrays of a batch of training, the largest; a plan's rows are a multiple."""
+        batch = next(self.train_iterator(0, 1))
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+
+    # What all tasks have.
+
+    @cached_property
+    def model_config(self) -> Any:
+        """The model's shape."""
+        return model_config(self.config.model, **self.sizes())
+
+    @cached_property
+    def build(self) -> Any:
+        """Makes the module: ``build(rngs)``."""
+        module = models.find(self.config.model.name).module
+        return lambda rngs: module(self.model_config, rngs=rngs)
+
+    def bind(self, params: Any) -> Any:
+        """The module holding ``params``."""
+        return functional.bind(self.build, params)
+
+    def init(self, key: jax.Array) -> Any:
+        """Fresh parameters, a plain nested dict."""
+        return functional.init(self.build, key)
+
+    def logical_axes(self) -> Any:
+        """Names of the axes of each parameter."""
+        return functional.logical_axes(self.build)
+
+    def split_loss(self, params: Any, split: str) -> dict[str, float]:
+        """``scores`` of a split without dropout; every process has them, its devices compute their rows."""
+        total: dict[str, float] = {}
+        mesh = mesh_of(params)
+        for batch in self.eval_batches(split, mesh):
+            # One by one: programs that add up over several CPU devices deadlock when they overlap.
+            sums = jax.device_get(self._eval_sums(params, spread_batch(batch, mesh)))
+            for name, value in sums.items():
+                total[name] = total.get(name, 0.0) + float(value)
+        return self.scores(total)

@@ -1,0 +1,190 @@
+"""What tasks on text share: tokenizers and packed batches of a corpus, cross-entropy of tokens.
+
+The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segments`` and
+``SIDE_positions`` of each side that the task reads.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import decode
+from crossattn.data import evaluation
+from crossattn.data.encoded import EncodedPairs, Ragged
+from crossattn.data.packing import Bucket, Layout, length_buckets
+from crossattn.data.pipeline import eval_batches
+from crossattn.train.evaluate import loss_scores
+from crossattn.train.linear_loss import linear_cross_entropy
+from crossattn.train.sharding import row_shares, rows_on
+from crossattn.train.storage import Folder
+from experiments.errors import SettingsError
+from experiments.tasks import base
+from experiments.tasks.corpus import Corpus, UnreadCorpus
+
+_SEGMENTS = ("source_segments", "target_segments")
+_POSITIONS = ("source_positions", "target_positions")
+# Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
+# rows takes their number times less memory than one for each.
+_DISTANCES = ("relative", "alibi")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Greedy generation, for a plan to compile.
+
+    Attributes:
+      function: of the parameters and of ``inputs``.
+      inputs: shapes of what else it takes.
+      length: the most tokens that are made.
+      read: tokens of the source, whose keys and values are kept too.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    length: int
+    read: int
+
+
+class TextTask(base.Task):
+    """A task that learns tokens of a target, from a source or alone.
+
+    Attributes:
+      has_source: batches have a source.
+      corpus: its texts and tokenizers.
+    """
+
+    metrics = ("loss", "nll", "perplexity", "accuracy")
+    has_source = True
+
+    def __init__(self, config: Any, assets: Folder | None = None):
+        super().__init__(config, assets)
+        self.corpus: Any = self._open()
+
+    def _open(self) -> Corpus:
+        return Corpus(self.config, self.assets, side=self.config.data.get("side", "both"))
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Beside what every task holds: the loss cuts every length that batches come in.
+
+        Raises:
+          SettingsError: ``loss.chunks`` does not divide one.
+        """
+        super().check(config)
+        chunks, lengths = config.loss.chunks, cls._target_lengths(config)
+        if any(length % chunks for length in lengths):
+            raise SettingsError(
+                f"config.loss.chunks is {chunks}; expected a divisor of every length that data.target_len "
+                f"makes in training and evaluation: {', '.join(map(str, lengths))}."
+            )
+
+    @classmethod
+    def _target_lengths(cls, config: Any) -> list[int]:
+        buckets = cls._buckets(config, fractions=evaluation.FRACTIONS)
+        if config.data.get("mode") == "bucket":
+            buckets = [*buckets, *cls._buckets(config)]
+        return sorted({config.data.target_len, *(bucket.widths["target"] for bucket in buckets)})
+
+    @classmethod
+    def _buckets(cls, config: Any, **options: Any) -> list[Bucket]:
+        return length_buckets(config.data.rows, cls._widths(config), **options)
+
+    @classmethod
+    def _widths(cls, config: Any) -> dict[str, int]:
+        """The greatest lengths of the sides that the task reads."""
+        sides = ("source", "target") if cls.has_source else ("target",)
+        return {side: config.data[f"{side}_len"] for side in sides}
+
+    def refuse_unready(self) -> None:
+        """Raises DataError where there is no validation split."""
+        self.corpus.split("validation")
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        return self.corpus.train_iterator(shard_index, shard_count)
+
+    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+        data = self.config.data
+        batches = eval_batches(
+            self.corpus.split(split),
+            self.corpus.tokenizer,
+            target_tokenizer=self.corpus.target_tokenizer if self.has_source else None,
+            rows=rows_on(mesh, data.rows),
+            source_len=data.get("source_len", data.target_len),
+            target_len=data.target_len,
+            side=data.get("side", "both"),
+            rows_multiple=row_shares(mesh),
+        )
+        return (item.batch for item in batches)
+
+    def save_assets(self, directory: Path) -> None:
+        self.corpus.save(directory)
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return loss_scores(sums)
+
+    def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
+        """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
+        options = self.config.loss
+        loss, sums = linear_cross_entropy(
+            hidden,
+            model.output_table(),
+            batch["target_out"],
+            batch["target_segments"] > 0,
+            label_smoothing=options.label_smoothing,
+            z_loss=options.z_loss,
+            chunks=options.chunks,
+        )
+        return loss, sums | {"tokens": sums["weight"]}
+
+    def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
+        """``hidden`` of an encoder-decoder: the last vectors, and the weights of cross-attention or None."""
+        near = self.config.model.get("positions") in _DISTANCES
+        return model.hidden(
+            batch["source"],
+            batch["target_in"],
+            **{name: batch[name] for name in (_SEGMENTS if near else _SEGMENTS + _POSITIONS)},
+            key=key,
+            return_weights=return_weights,
+        )
+
+    def batch_rows(self, devices: int) -> list[int]:
+        if self.config.data.get("mode") != "bucket":
+            return [self.config.data.rows]
+        return [bucket.rows for bucket in self._buckets(self.config, multiple=devices)]
+
+    def without_data(self) -> "TextTask":
+        self.corpus = UnreadCorpus(self.config)
+        return self
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        widths, rows = self._widths(self.config), self.config.data.rows
+        if self.config.data.get("mode") == "bucket":
+            rows = self._buckets(self.config, multiple=multiple)[-1].rows
+        texts = Ragged.of([])
+        linked = self.config.loss.get("alignment") == "gold"
+        links: Any = () if linked else None  # of which only that they are there is asked
+        source = texts if self.has_source else None
+        pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
+        batch = pairs.fill(Layout.empty(rows, widths))
+        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+
+    def generation(self, rows: int) -> Generation:
+        """Greedy generation of so many rows."""
+        data, read = self.config.data, self._widths(self.config).get("source", 0)
+        asked = self.config.get("evaluate", {}).get("decoding", {}).get("max_length")
+        length = asked or (min(data.target_len, 2 * read + 16) if read else data.target_len)
+        if not read:
+            return Generation(
+                lambda p: decode.generate(self.bind(p), batch=rows, max_length=length),
+                (), length, 0,
+            )  # fmt: skip
+        shape = jax.ShapeDtypeStruct((rows, read), np.int32)
+
+        def translate(params: Any, source: Any, segments: Any) -> Any:
+            return decode.translate(self.bind(params), source, segments, max_length=length)
+
+        return Generation(translate, (shape, shape), length, read)
