@@ -264,6 +264,16 @@ def test_a_file_alone_is_a_source(tmp_path, monkeypatch):
     (tmp_path / "counting.py").write_text(COUNTING)
     monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path)])
     assert "counting" in sources.known()
+    (tmp_path / "my_own").mkdir()
+    (tmp_path / "my_own" / "counting.py").write_text(COUNTING)
+    (tmp_path / "my_own" / "nothing.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (example,) = sources.open_source("my_own.counting/7", size=1)
+    assert example["target"] == "49"
+    with pytest.raises(DataError, match="my_own.missing cannot be imported"):
+        sources.open_source("my_own.missing/7")
+    with pytest.raises(DataError, match="is no data source: it has no FORM and no open_split"):
+        sources.open_source("my_own.nothing")
     found = sources.open_source("counting/3", "test", size=4, reverse=True)
     assert [(e["source"], e["target"]) for e in found] == [
         ("9", "3"),

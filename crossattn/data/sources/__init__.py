@@ -1,7 +1,8 @@
 """Random-access sources of examples, by name: a file of this folder is a source.
 
 The one thing to know: the first part of a name is that of its file, and the rest is for the file to read,
-"libreoffice_help/en-fr", "files:PATH". A file says
+"libreoffice_help/en-fr", "files:PATH". A first part with a dot, "mine.letters/large", is a module of your own
+on the import path. A file says
 
     FORM        how its names are written: "phrases/fr-en", "files:PATH"
     OPTIONS     the options that it takes, with their help; {} where it says nothing
@@ -94,35 +95,46 @@ def known() -> list[str]:
     return sorted(found.name for found in pkgutil.iter_modules(__path__))
 
 
-def source_module(name: str) -> ModuleType:
+def find(name: str) -> ModuleType:
     """The file of the source that a name begins with.
 
     Raises:
-        DataError: there is none; the message lists those that there are.
+        DataError: there is none; the message lists those that there are. Or it is no source.
     """
-    first = name.partition(":")[0].partition("/")[0]
-    if first not in known():
+    first = _first_part(name)
+    inside = "." not in first
+    if inside and first not in known():
         near = get_close_matches(first, known(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise DataError(
             f"there is no data source {name!r}; expected one of {', '.join(known())}{hint}"
         )
-    return importlib.import_module(f"{__name__}.{first}")
+    try:
+        module = importlib.import_module(f"{__name__}.{first}" if inside else first)
+    except ImportError as error:
+        if inside:  # it lacks a package, and says which
+            raise
+        raise DataError(f"the data source {first} cannot be imported ({error})") from error
+    if lacking := [part for part in ("FORM", "open_split") if not hasattr(module, part)]:
+        raise DataError(
+            f"{module.__name__} is no data source: it has no {' and no '.join(lacking)}"
+        )
+    return module
 
 
 def form(name: str) -> str:
     """How names that begin like this one are written, "files:PATH"."""
-    return source_module(name).FORM
+    return find(name).FORM
 
 
 def options_of(name: str) -> Mapping[str, Option]:
     """The options of the source that a name begins with."""
-    return getattr(source_module(name), "OPTIONS", {})
+    return getattr(find(name), "OPTIONS", {})
 
 
 def classes_of(name: str) -> Mapping[str, tuple[str, ...]]:
     """The classes of the labels of the source that a name begins with, by the labels' names."""
-    return getattr(source_module(name), "CLASSES", {})
+    return getattr(find(name), "CLASSES", {})
 
 
 def identity(
@@ -230,8 +242,7 @@ def is_backward(name: str, direction: str, forward: str, backward: str) -> bool:
 
 def _find(name: str, options: Mapping[str, Any]) -> tuple[ModuleType, str]:
     """The source of a name and what it is to open, options held to those that it takes."""
-    module = source_module(name)
-    first = module.__name__.rpartition(".")[2]
+    module, first = find(name), _first_part(name)
     given, separator = name.removeprefix(first), ":" if ":" in module.FORM else "/"
     if given[:1] not in ("", separator) or (separator == ":" and len(given) < 2):
         raise DataError(f"there is no data source {name!r}; expected {module.FORM}")
@@ -242,6 +253,10 @@ def _find(name: str, options: Mapping[str, Any]) -> tuple[ModuleType, str]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise DataError(f"{first} takes {takes}; {', '.join(unknown)} was given{hint}")
     return module, given[1:]
+
+
+def _first_part(name: str) -> str:
+    return name.partition(":")[0].partition("/")[0]
 
 
 def _record_files(source: Any) -> list[Path]:
