@@ -63,9 +63,10 @@ def check(config: ConfigDict) -> None:
     values = flatten(config.to_dict())
     task, model = values.get("task"), values.get("model.name")
     kind = tasks.find(task)
-    if model is None:
+    if not isinstance(model, str):
+        given = "missing" if "model.name" not in values else _clipped(model)
         raise SettingsError(
-            f"the config lacks model.name; expected one of {', '.join(models.known())}."
+            f"config.model.name is {given}; expected one of {', '.join(models.known())}."
         )
     own = keys.of(task, model)
     for name, value in values.items():

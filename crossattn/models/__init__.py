@@ -83,9 +83,9 @@ def find(name: str) -> Architecture:
 
 
 def _imported(name: str) -> ModuleType:
-    if "." not in name:
-        if name in known():
-            return importlib.import_module(f"{__name__}.{name}")
+    if name in known():
+        return importlib.import_module(f"{__name__}.{name}")
+    if "." not in name or not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(
             f"there is no model {name!r}; expected one of {', '.join(known())}, or a module of your own"
             " with a dot in its name."

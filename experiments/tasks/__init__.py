@@ -26,8 +26,9 @@ def find(name: Any) -> type[Any]:
     Raises:
       SettingsError: there is none; the message lists those that there are.
     """
-    inside = isinstance(name, str) and "." not in name
-    if not isinstance(name, str) or (inside and name not in known()):
+    parts = name.split(".") if isinstance(name, str) else []
+    inside = len(parts) == 1
+    if not all(part.isidentifier() for part in parts) or (len(parts) < 2 and name not in known()):
         raise SettingsError(
             f"config.task is {name!r}; expected one of {', '.join(known())}, or a module of your own with a"
             " dot in its name."
