@@ -9,12 +9,13 @@ on the import path. A file says
     SPLITS      the splits that it has; train, validation and test where it says nothing, () where it checks
     CLASSES     the names of the classes of the examples' labels, by the labels' names; {} as above
     open_split  (argument, split, *, data_dir, **options): the examples of a split
-    identify    the same arguments: what tells one version of the data from another; by a sample of the
-                examples where it says nothing
+    identify    (argument, split, *, reverse, **options): what tells one version of the data from another;
+                by a sample of the examples where it says nothing
 
 An example is a dict. One of a text and its partner is {"id", "source", "target"} and, where there are gold
 word alignments, also "source_spans" and "target_spans" (characters of each word) and "links" (source word,
-target word). Pipelines read nothing else, so a list of such dicts is a source too.
+target word). Others hold what their file says, for `crossattn.data.features` to prepare. A list of dicts
+is a source too.
 """
 
 import importlib
