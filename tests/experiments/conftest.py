@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-import grain  # noqa: F401: or flagsaver takes back the flags that it defines on its first import
+import grain  # noqa: F401  or flagsaver takes back the flags that its first import defines
 import jax
 import pytest
 from absl import flags
