@@ -77,9 +77,9 @@ class TextTask(base.Task):
 
     @classmethod
     def _widths(cls, config: Any) -> dict[str, int]:
-        """The longest of each side."""
-        source = {"source": config.data.source_len} if cls.has_source else {}
-        return source | {"target": config.data.target_len}
+        """The greatest lengths of the sides that the task reads."""
+        sides = ("source", "target") if cls.has_source else ("target",)
+        return {side: config.data[f"{side}_len"] for side in sides}
 
     def refuse_unready(self) -> None:
         """Raises DataError where there is no validation split."""
@@ -143,14 +143,15 @@ class TextTask(base.Task):
         return self
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        rows, none, texts = self.config.data.rows, np.zeros(0, np.int64), Ragged.of([])
+        widths, rows = self._widths(self.config), self.config.data.rows
         if self.config.data.get("mode") == "bucket":
             rows = self._buckets(self.config, multiple=multiple)[-1].rows
+        texts = Ragged.of([])
         linked = self.config.loss.get("alignment") == "gold"
         links: Any = () if linked else None  # of which only that they are there is asked
         source = texts if self.has_source else None
-        pairs = EncodedPairs(source, texts, none, 0, 0, 0, 0, links)
-        batch = pairs.fill(Layout.empty(rows, self._widths(self.config)))
+        pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
+        batch = pairs.fill(Layout.empty(rows, widths))
         return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
     def generation(self, rows: int) -> base.Generation:
