@@ -26,6 +26,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(abspath $(BIN)/python) --project tests/typed
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -14,7 +14,37 @@
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as below, for type checkers and editors
+    from crossattn import axes as axes
+    from crossattn import data as data
+    from crossattn import decode as decode
+    from crossattn import functional as functional
+    from crossattn import models as models
+    from crossattn import nn as nn
+    from crossattn import ops as ops
+    from crossattn import testing as testing
+    from crossattn import train as train
+    from crossattn import viz as viz
+    from crossattn import weights as weights
+    from crossattn.axes import use_rules as use_rules
+    from crossattn.functional import apply as apply
+    from crossattn.functional import init as init
+    from crossattn.ops import bias as bias
+    from crossattn.ops import masks as masks
+    from crossattn.ops import positions as positions
+    from crossattn.ops import rotary as rotary
+    from crossattn.ops.attend import attend as attend
+    from crossattn.ops.backends import use_backend as use_backend
+    from crossattn.ops.explain import explain as explain
+    from crossattn.ops.masks import Mask as Mask
+    from crossattn.ops.memory import Memory as Memory
+    from crossattn.ops.merge import merge as merge
+    from crossattn.ops.sharded import attend_sharded as attend_sharded
+    from crossattn.ops.stats import attention_stats as attention_stats
+    from crossattn.weights import load as load
+    from crossattn.weights import save as save
 
 __version__ = "0.1.0"
 

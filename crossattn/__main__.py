@@ -6,6 +6,7 @@
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 
@@ -18,8 +19,32 @@ from crossattn.ops.explain import Explanation, explain
 
 USAGE = """usage: python -m crossattn doctor | build
 
-doctor   versions, devices, the compiled kernel, and which backend takes which call here, and why
+doctor   versions, devices, extras, the compiled kernel, and which backend takes which call here, and why
 build    compiles the CPU kernel, which the first call of attend would do, and says where it is"""
+EXTRAS = {
+    "train": "training, evaluation, text data",
+    "viz": "pictures of attention",
+    "weights": "checkpoints of transformers from a folder",
+    "hub": "checkpoints by their names on the Hugging Face hub",
+    "speech": "recordings, Whisper",
+    "images": "sources of images",
+    "wandb": "logs to Weights & Biases",
+    "gcs": "runs in gs://",
+    "s3": "runs in s3://",
+    "tokamax": "the tokamax kernels",
+    "tpu": "TPUs",
+    "cuda12": "NVIDIA GPUs, CUDA 12",
+    "cuda13": "NVIDIA GPUs, CUDA 13",
+    "plan-tpu": "plans for TPUs that are not here",
+    "plan-gpu": "plans for GPUs that are not here",
+    "notebooks": "running the notebooks",
+    "bench": "comparisons with PyTorch and transformers",
+    "docs": "building the documentation",
+    "test": "the test suite",
+    "dev": "the test suite, linters, types",
+}
+"""What each extra of the package is for."""
+
 B, T, N, H = 8, 1024, 8, 64
 
 
@@ -60,6 +85,8 @@ def doctor() -> Iterator[str]:
     yield f"platform {jax.default_backend()}: {counted}; {os.cpu_count()} CPU cores"
     yield f"compiled kernel: {_compiled_kernel()}"
     yield ""
+    yield from _extras()
+    yield ""
     order = ", ".join(backends.ordered(jax.default_backend()))
     by_name = [n for n in backends.names() if n not in backends.ordered(jax.default_backend())]
     yield f"backends tried here, in this order: {order}; by name only: {', '.join(by_name) or 'none'}"
@@ -69,6 +96,51 @@ def doctor() -> Iterator[str]:
     yield from _taken(explained)
     yield ""
     yield from _reasons(explained)
+
+
+def _extras() -> Iterator[str]:
+    """Which extras are installed, and of each other one, what it is for and which packages it lacks."""
+    try:
+        requirements = importlib.metadata.requires("crossattn") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield "crossattn is not installed, but imported from a folder: nothing is known of its extras"
+        return
+    lacking = {extra: _lacking(extra, requirements) for extra in EXTRAS}
+    yield f"extras installed: {', '.join(e for e in EXTRAS if not lacking[e]) or 'none'}"
+    yield "not installed (pip install 'crossattn[NAME]'; in a clone pip install -e '.[NAME]'):"
+    width = max(map(len, EXTRAS))
+    for extra, packages in lacking.items():
+        if packages:
+            yield f"  {extra:<{width}}  {EXTRAS[extra]}; lacks {', '.join(packages)}"
+
+
+def _lacking(extra: str, requirements: list[str]) -> list[str]:
+    """The packages of an extra that are not installed, those of extras within it too."""
+    found: dict[str, None] = {}
+    for requirement in requirements:
+        wanted, _, condition = requirement.partition(";")
+        if not re.search(rf"extra == ['\"]{extra}['\"]", condition):
+            continue
+        name, _, inner = wanted.partition("[")
+        name = re.split(r"[\s<>=!~]", name)[0]
+        if name == "crossattn":
+            for each in inner.partition("]")[0].split(","):
+                found |= dict.fromkeys(_lacking(each, requirements))
+        elif not all(map(_is_installed, [name, *_PLUGINS.get(extra, ())])):
+            found[wanted.strip()] = None
+    return list(found)
+
+
+# The extras of JAX itself, by what they bring.
+_PLUGINS = {"tpu": ["libtpu"], "cuda12": ["jax-cuda12-plugin"], "cuda13": ["jax-cuda13-plugin"]}
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _compiled_kernel() -> str:

@@ -80,6 +80,20 @@ def test_the_facade_lists_what_it_has_and_names_what_it_lacks():
         _ = xa.atend
 
 
+def test_the_facade_tells_type_checkers_the_same_names():
+    import ast
+
+    import crossattn as xa
+
+    tree = ast.parse(Path(xa.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    told = {alias.asname: (line.module, alias.name) for line in block.body for alias in line.names}
+    assert told.keys() | {"__version__"} == set(xa.__all__)
+    for name, (module, attribute) in told.items():
+        where = xa._LOCATIONS[name]
+        assert where in (f"{module}:{attribute}", f"{module}.{attribute}"), name
+
+
 def test_the_facade_of_data_lists_every_file_of_it():
     import pkgutil
 

@@ -53,7 +53,9 @@ class Explanation:
         )
 
 
-def explain(q, k, v, mask=None, *, backend: str | None = None, **options) -> Explanation:
+def explain(
+    q: Any, k: Any, v: Any, mask: Any = None, *, backend: str | None = None, **options: Any
+) -> Explanation:
     """Which backend ``attend(q, k, v, mask, ...)`` would run on this machine, and who refused.
 
     Arguments are those of ``attend``; arrays may be ``jax.ShapeDtypeStruct``.

@@ -57,6 +57,9 @@ def test_the_notebook_is_valid_small_and_starts_by_installing(path):
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert "%pip install" in first.source
     assert "except ModuleNotFoundError" in first.source
+    about = notebook.cells[0].source  # where it opens, and what to do when it cannot install itself
+    assert f"/blob/main/notebooks/{path.name})" in about
+    assert "If that fails" in about and "make wheel" in about and "crossattn-*.whl" in first.source
     for cell in notebook.cells:
         assert not any(o.output_type == "error" for o in cell.get("outputs", []))
 
