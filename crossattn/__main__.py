@@ -111,7 +111,9 @@ def _extras() -> Iterator[str]:
     width = max(map(len, EXTRAS))
     for extra, packages in lacking.items():
         if packages:
-            yield f"  {extra:<{width}}  {EXTRAS[extra]}; lacks {', '.join(packages)}"
+            more = f" and {len(packages) - 4} more" if len(packages) > 4 else ""
+            listed = ", ".join(packages[:4]) + more
+            yield f"  {extra:<{width}}  {EXTRAS[extra]}; lacks {listed}"
 
 
 def _lacking(extra: str, requirements: list[str]) -> list[str]:

@@ -82,7 +82,7 @@ def merged(random) -> None:
         keys, values = case.k[..., piece, :, :], case.v[..., piece, :, :]
         mask = explicit(jnp.asarray(allowed[..., piece]))
         parts.append(
-            xa.attend(case.q, keys, values, mask, bias=bias, return_lse=True, **case.options)
+            xa.attend(case.q, keys, values, mask, bias=bias, return_lse=True, **case.options)  # pyright: ignore
         )
     order = random.permutation(len(parts))
     out, lse = functools.reduce(lambda a, b: xa.merge(*a, *b), [parts[i] for i in order])
@@ -100,7 +100,13 @@ def module(random) -> None:
     N = K * int(random.integers(1, 4))
     options, biased = {"softcap": 3.0} if random.random() < 0.2 else {}, bool(random.integers(2))
     build = lambda rngs: xa.nn.MultiHeadAttention(  # noqa: E731
-        D, N, head_dim=H, num_kv_heads=K, use_bias=biased, rngs=rngs, **options
+        D,
+        N,
+        head_dim=H,
+        num_kv_heads=K,
+        use_bias=biased,
+        rngs=rngs,
+        **options,  # pyright: ignore
     )
     seed = int(random.integers(10**6))
     made = xa.init(build, jax.random.key(seed))
@@ -156,7 +162,7 @@ def memories(random) -> None:
     if random.random() < 0.5:
         memory = xa.Memory.concat(*halves)
     else:
-        memory = xa.Memory.empty((B,), S + 2, *case.k.shape[2:], case.v.shape[-1])
+        memory = xa.Memory.empty((B,), S + 2, *case.k.shape[2:], case.v.shape[-1])  # pyright: ignore
         for half in (half for half in halves if half.size):
             memory = memory.append(half.keys, half.values, half.valid)
     order = random.permutation(B)

@@ -69,14 +69,14 @@ def _forward(
         tokens = jnp.maximum(labels, PAD)
         if case.reads:
             reading = dict(memory=data["memory"], memory_segments=data["present"])
-            out = xa.apply(model, params, tokens, **reading, return_weights=True)
+            out = xa.apply(model, params, tokens, **reading, return_weights=True)  # pyright: ignore
             found["logits"], found["weights"] = out
         else:
             found["logits"] = xa.apply(model, params, tokens)
         return found | {"loss": _loss(found["logits"][:, :-1], labels[:, 1:])}
     source, present = _source(data)
     options = dict(source_segments=present, return_weights=True)
-    logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)
+    logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)  # pyright: ignore
     return {"logits": logits, "weights": weights, "loss": _loss(logits, labels)}
 
 
