@@ -154,7 +154,7 @@ class Bert(nnx.Module):
           ValueError: this BERT has no such head.
         """
         output = _present(self.output, "masked_lm")
-        return output.logits(output.enter(vectors), self.input.embedding)
+        return output.logits(output.transform(vectors), self.input.embedding)
 
 
 def _present(module: Any, name: str) -> Any:

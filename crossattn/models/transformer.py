@@ -196,7 +196,7 @@ class Transformer(Autoregressive):
             positions=target_positions,
             return_weights=return_weights,
         )
-        return self.output.enter(x), layer_weights(states) if return_weights else None
+        return self.output.transform(x), layer_weights(states) if return_weights else None
 
     @on_any_mesh
     def word_scores(
@@ -231,7 +231,10 @@ class Transformer(Autoregressive):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """The output layer, float32."""
+        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
+
+        ``model(source, target)`` is ``model.logits(model.hidden(source, target)[0])``.
+        """
         return self.output.logits(hidden, self.target_input.embedding)
 
     @on_any_mesh
@@ -299,7 +302,7 @@ class Transformer(Autoregressive):
         x, states, weights = self.decoder.decode(
             self.target_input, tokens, states, return_weights=return_weights
         )
-        x = self.output.enter(x)
+        x = self.output.transform(x)
         return (x, states, weights) if return_weights else (x, states)
 
 

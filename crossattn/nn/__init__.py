@@ -15,7 +15,7 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
 from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
-from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
@@ -27,6 +27,7 @@ __all__ = [
     "Block",
     "BlockConfig",
     "CachedStates",
+    "ClassOutput",
     "DecoderBlock",
     "DecoderStack",
     "BlockState",
@@ -48,6 +49,7 @@ __all__ = [
     "Sublayer",
     "TokenInput",
     "TokenOutput",
+    "VectorOutput",
     "layer_weights",
     "linear",
     "norm",
