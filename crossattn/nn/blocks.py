@@ -157,7 +157,7 @@ class Residual(nnx.Module):
         return self.norm(x) if self.norm_first else x
 
     def add_residual(
-        self, x: Float[Array, "*B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
+        self, x: Float[Array, "*#B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B T D"]:
         """What the next sublayer gets."""
         if self.gate is not None:
@@ -242,7 +242,7 @@ class Block(nnx.Module):
     @on_any_mesh
     def __call__(
         self,
-        x: Float[Array, "*B T D"],
+        x: Float[Array, "*#B T D"],
         state: BlockState | None = None,
         key: Key[Array, ""] | None = None,
         *,
@@ -256,7 +256,7 @@ class Block(nnx.Module):
         """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in.
 
         Args:
-          x: [*B T D].
+          x: [*B T D]; or [T D], the same for every example of the memories, as a Perceiver's latents are.
           state: memories that are projected already (``read``), and a cache where sequences come piece by
             piece; None is neither.
           key: turns dropout on.
