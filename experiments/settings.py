@@ -16,7 +16,7 @@ from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
 from crossattn.data.packing import length_buckets
 from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
-from crossattn.nn import BlockConfig
+from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
@@ -27,7 +27,6 @@ from crossattn.train.workdir import read_settings
 from experiments.keys import KEYS, TASKS, suggestion
 
 T = TypeVar("T")
-_BLOCK_FIELDS = {field.name for field in dataclasses.fields(BlockConfig)}
 
 
 class SettingsError(ValueError):
@@ -234,12 +233,20 @@ def objective(data: Any, vocab_size: int) -> Objective:
 
 def _model(kind: Callable[..., T], model: ConfigDict, **sizes: Any) -> T:
     values = model.to_dict()
-    block = {key: values.pop(key) for key in list(values) if key in _BLOCK_FIELDS}
+    block = {key: values.pop(key) for key in list(values) if key in BLOCK_KEYS}
     try:
         block["dtype"] = jnp.dtype(block.pop("dtype", "float32"))
     except TypeError as error:
         raise SettingsError(f"config.model.dtype: {error}.") from None
-    return build(kind, "model", values, block=build(BlockConfig, "model", block), **sizes)
+    return build(kind, "model", values, block=_block(block), **sizes)
+
+
+def _block(values: Mapping[str, Any]) -> BlockConfig:
+    """The parts of a block, from the flat keys of the section ``model``."""
+    try:
+        return BlockConfig.of(**values)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"config.model: {error}") from None
 
 
 def saved_config(workdir: Folder) -> ConfigDict:

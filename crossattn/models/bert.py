@@ -57,7 +57,9 @@ class BertConfig:
 
 def tiny(**changes: Any) -> BertConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False)
+    block = BlockConfig.of(
+        dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False
+    )
     return replace(BertConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 

@@ -55,7 +55,7 @@ class DecoderConfig:
 
 def tiny(**changes: Any) -> DecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 

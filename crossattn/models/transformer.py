@@ -69,7 +69,7 @@ class TransformerConfig:
 
 def tiny(**changes: Any) -> TransformerConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64)
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
     small = TransformerConfig(vocab_size=64, block=block, encoder_layers=2, decoder_layers=2)
     return replace(small, **changes)
 
@@ -324,4 +324,4 @@ def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig
     """The block that the scheme needs: rotary positions live inside its self-attention."""
     if positions != "rope":
         return block
-    return replace(block, rope_base=block.rope_base or 10000.0)
+    return block.changed(rope_base=block.attention.rope_base or 10000.0)

@@ -2,11 +2,14 @@
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import (
+    BLOCK_KEYS,
+    AttentionConfig,
     Block,
     BlockConfig,
     BlockState,
     DecoderBlock,
     EncoderBlock,
+    FeedForwardConfig,
     Residual,
     Sublayer,
 )
@@ -24,6 +27,8 @@ from crossattn.nn.states import CachedStates
 __all__ = [
     "AdditiveAttention",
     "Autoregressive",
+    "AttentionConfig",
+    "BLOCK_KEYS",
     "Block",
     "BlockConfig",
     "CachedStates",
@@ -35,6 +40,7 @@ __all__ = [
     "Encoded",
     "EncoderBlock",
     "FeedForward",
+    "FeedForwardConfig",
     "InputConfig",
     "LearnedPositions",
     "LuongAttention",

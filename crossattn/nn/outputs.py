@@ -59,7 +59,7 @@ class TokenOutput(nnx.Module):
         )
         self.norm = block.normalise(rngs) if config.transform else None
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
-        self.activation: Activation = block.activation
+        self.activation: Activation = block.mlp.activation
         self.scale = config.scale
 
     def transform(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:

@@ -13,7 +13,7 @@ from absl import flags
 from crossattn.__main__ import main as doctor
 from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
-from crossattn.nn import BlockConfig
+from crossattn.nn import BLOCK_KEYS
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
@@ -136,7 +136,6 @@ def test_every_field_that_a_config_can_set_is_a_key():
         "input", "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
     }  # fmt: skip
     for section, kind in (
-        ("model", BlockConfig),
         ("model", TransformerConfig),
         ("model", DecoderConfig),
         ("train", TrainConfig),
@@ -146,6 +145,7 @@ def test_every_field_that_a_config_can_set_is_a_key():
     ):
         for field in dataclasses.fields(kind):
             assert field.name in given or f"{section}.{field.name}" in KEYS, field.name
+    assert {f"model.{name}" for name in BLOCK_KEYS} <= KEYS.keys()
 
 
 def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):

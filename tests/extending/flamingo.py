@@ -21,7 +21,7 @@ from .perceiver import Perceiver
 
 class Flamingo(nnx.Module):
     def __init__(self, vocab_size, dim, image_dim, *, periods=2, scan=False, rngs):
-        shape = BlockConfig(dim, num_heads=4, mlp_dim=2 * dim)
+        shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
         scheme = dict(positions="sinusoidal", max_length=64)
         self.input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.resampler = Perceiver(dim, image_dim, num_latents=3, num_classes=1, rngs=rngs)

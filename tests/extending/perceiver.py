@@ -11,7 +11,7 @@ from crossattn.nn import Block, BlockConfig, ClassOutput, Encoded, EncoderBlock,
 
 class Perceiver(nnx.Module):
     def __init__(self, dim, input_dim, num_latents, num_classes, *, periods=2, rngs):
-        shape = BlockConfig(dim, num_heads=4, mlp_dim=2 * dim, activation="gelu")
+        shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim, activation="gelu")
         latents = jax.random.normal(rngs.params(), (num_latents, dim)) * 0.02
         self.latents = nnx.Param(latents, axes=(None, "embed"))
 

@@ -1,6 +1,5 @@
 """The encoder-decoder: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
 
-import dataclasses
 import functools
 
 import jax
@@ -26,7 +25,7 @@ def build(config):
 
 
 def with_block(changes, **others):
-    return tiny(block=dataclasses.replace(BLOCK, **changes), **SHALLOW, **others)
+    return tiny(block=BLOCK.changed(**changes), **SHALLOW, **others)
 
 
 def forward(config):
@@ -70,7 +69,7 @@ def test_the_whole_model_equals_numpy(config):
         source_segments > 0,
         positions=config.positions,
         first=config.block.norm_first,
-        act=config.block.activation,
+        act=config.block.mlp.activation,
     )
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert (params.keys() & {"output", "source_input"}) == (
