@@ -389,7 +389,7 @@ class Block(nnx.Module):
             memories={
                 place.name: _read(getattr(self, place.name), memories[place.reads])
                 for place in self.sublayers
-                if place.reads in memories and place.reads != ITSELF
+                if place.reads is not None and place.reads != ITSELF and place.reads in memories
             }
         )
 
