@@ -200,7 +200,6 @@ def transformer_config(
     vocab_size: int,
     source_vocab_size: int | None,
     max_length: int,
-    lexicon: bool = False,
 ) -> TransformerConfig:
     """The encoder-decoder that the section ``model`` describes."""
     return _model(
@@ -209,7 +208,6 @@ def transformer_config(
         vocab_size=vocab_size,
         source_vocab_size=source_vocab_size,
         max_length=max_length,
-        lexicon=lexicon,
     )
 
 

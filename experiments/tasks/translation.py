@@ -18,6 +18,7 @@ from experiments.settings import transformer_config
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
+from experiments.tasks.lexicon import TransformerWithLexicon
 
 _SEGMENTS = ("source_segments", "target_segments")
 _POSITIONS = ("source_positions", "target_positions")
@@ -48,12 +49,13 @@ class TranslationTask:
             corpus.output_tokenizer.vocab_size,
             None if target is None else corpus.tokenizer.vocab_size,
             max(data.source_len, data.target_len),
-            lexicon=self.config.loss.alignment in ("latent", "gold"),
         )
 
     def build(self, rngs) -> Transformer:
-        """The module."""
-        return Transformer(self.model_config, rngs=rngs)
+        """The module; with a lexicon where the loss needs one."""
+        needs_lexicon = self.config.loss.alignment in ("latent", "gold")
+        kind = TransformerWithLexicon if needs_lexicon else Transformer
+        return kind(self.model_config, rngs=rngs)
 
     @cached_property
     def _build(self):

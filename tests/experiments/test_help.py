@@ -132,7 +132,7 @@ def test_keys_have_one_line_each_and_a_range_that_can_be_read():
 def test_every_field_that_a_config_can_set_is_a_key():
     """But for those that the data, the tokenizer or a flag gives, and those that are no plain values."""
     given = {
-        "vocab_size", "source_vocab_size", "pad_id", "max_length", "lexicon", "block", "encoder_block",
+        "vocab_size", "source_vocab_size", "pad_id", "max_length", "block", "encoder_block",
         "input", "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
     }  # fmt: skip
     for section, kind in (
