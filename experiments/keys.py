@@ -9,12 +9,13 @@ import functools
 import sys
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from crossattn import models
 from crossattn.keys import ConfigKey as Key
+from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.nn.feedforward import Activation
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.layers import NormName
@@ -226,9 +227,8 @@ def _of_model(name: Any) -> dict[str, Key]:
 
 def model_fields(config: type) -> set[str]:
     """The fields of an architecture's config, and of its ``block`` if it has one."""
-    names = {field.name for field in fields(config)}
-    block = typing.get_type_hints(config).get("block")
-    return names | ({field.name for field in fields(block)} if is_dataclass(block) else set())
+    has_block = typing.get_type_hints(config).get("block") is BlockConfig
+    return {field.name for field in fields(config)} | (BLOCK_KEYS if has_block else set())
 
 
 def _ordered(keys: Mapping[str, Key]) -> dict[str, Key]:

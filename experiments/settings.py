@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from crossattn import models
 from crossattn.functional import flatten
+from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
@@ -139,11 +140,18 @@ def model_config(model: ConfigDict, **sizes: Any) -> Any:
         )
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"])
-    if dataclasses.is_dataclass(hints.get("block")):
-        names = {field.name for field in dataclasses.fields(hints["block"])}
-        block = {name: values.pop(name) for name in list(values) if name in names}
-        values["block"] = build(hints["block"], "model", block)
+    if hints.get("block") is BlockConfig:
+        flat = {name: values.pop(name) for name in list(values) if name in BLOCK_KEYS}
+        values["block"] = _block(flat)
     return build(kind, "model", values, **sizes)
+
+
+def _block(values: Mapping[str, Any]) -> BlockConfig:
+    """The parts of a block, from the flat keys of the section ``model``."""
+    try:
+        return BlockConfig.of(**values)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"config.model: {error}") from None
 
 
 def saved_config(workdir: Folder) -> ConfigDict:

@@ -57,7 +57,9 @@ class BertConfig:
 
 def tiny(**changes: Any) -> BertConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False)
+    block = BlockConfig.of(
+        dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False
+    )
     return replace(BertConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 
@@ -154,7 +156,7 @@ class Bert(nnx.Module):
           ValueError: this BERT has no such head.
         """
         output = _present(self.output, "masked_lm")
-        return output.logits(output.enter(vectors), self.input.embedding)
+        return output.logits(output.transform(vectors), self.input.embedding)
 
 
 def _present(module: Any, name: str) -> Any:

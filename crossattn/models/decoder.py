@@ -59,7 +59,7 @@ class DecoderConfig:
 
 def tiny(**changes: Any) -> DecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 
@@ -121,7 +121,7 @@ class Decoder(Autoregressive):
             positions=positions,
             return_weights=return_weights,
         )
-        x = self.output.enter(x)
+        x = self.output.transform(x)
         return (x, layer_weights(states)) if return_weights else x
 
     def output_table(self) -> Float[Array, "V D"]:
@@ -130,7 +130,10 @@ class Decoder(Autoregressive):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """The output layer, float32."""
+        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
+
+        ``model(tokens)`` is ``model.logits(model.hidden(tokens))``.
+        """
         return self.output.logits(hidden, self.input.embedding)
 
     @on_any_mesh
@@ -189,7 +192,7 @@ class Decoder(Autoregressive):
         x, states, weights = self.decoder.decode(
             self.input, tokens, states, return_weights=return_weights
         )
-        x = self.output.enter(x)
+        x = self.output.transform(x)
         return (x, states, weights) if return_weights else (x, states)
 
     def _read(self, memory: Any, segments: Array | None) -> Any:

@@ -108,7 +108,7 @@ class EncoderDecoder(Autoregressive):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """The output layer, float32."""
+        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone."""
         return self.decoder.logits(hidden)
 
     @on_any_mesh

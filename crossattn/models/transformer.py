@@ -6,7 +6,6 @@ Source: Vaswani et al. 2017. Pre-norm, rotary, relative and grouped-head variant
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -15,7 +14,6 @@ from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
-from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
@@ -54,7 +52,6 @@ class TransformerConfig:
       input: embeddings of source and target.
       tie_output: the output layer is the target's embedding table.
       output: what stands around the output layer's table.
-      lexicon: add the layer that ``word_scores`` needs.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
@@ -72,14 +69,13 @@ class TransformerConfig:
     input: InputConfig = InputConfig()
     tie_output: bool = True
     output: OutputConfig = OutputConfig()
-    lexicon: bool = False
     scan: bool = False
     remat: bool | str = False
 
 
 def tiny(**changes: Any) -> TransformerConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(dim=32, num_heads=2, mlp_dim=64)
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
     small = TransformerConfig(vocab_size=64, block=block, encoder_layers=2, decoder_layers=2)
     return replace(small, **changes)
 
@@ -141,11 +137,6 @@ class Transformer(Autoregressive):
         self.output = TokenOutput(
             config.vocab_size, block, config.output, tied=config.tie_output, rngs=rngs
         )
-        self.lexicon = (
-            linear(block.dim, block.dim, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
-            if config.lexicon
-            else None
-        )
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
@@ -206,26 +197,7 @@ class Transformer(Autoregressive):
             positions=target_positions,
             return_weights=return_weights,
         )
-        return self.output.enter(x), layer_weights(states) if return_weights else None
-
-    @on_any_mesh
-    def word_scores(
-        self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
-    ) -> Float[Array, "*B T S"]:
-        """log p(target token | source token), word for word: no context, no position.
-
-        A linear layer takes the source's embeddings to the output table. With the cross-attention
-        weights as the posterior, a loss on these is a neural IBM model 1; see
-        ``crossattn.train.alignment_losses.latent_alignment``.
-        """
-        if self.lexicon is None:
-            raise ValueError("this Transformer has no lexicon; set lexicon=True in its config.")
-        embed = None if self.source_input is None else self.source_input.embedding
-        words = self.lexicon((embed or self.target_input.embedding)(source))
-        log_z = jax.nn.logsumexp(self.logits(words), axis=-1)
-        own = self.output_table()[target].astype(words.dtype)
-        scores = jnp.einsum("...td,...sd->...ts", own, words, preferred_element_type=jnp.float32)
-        return scores - log_z[..., None, :]
+        return self.output.transform(x), layer_weights(states) if return_weights else None
 
     def _embed_source(self, source: Array, positions: Array | None, key: Array | None) -> Array:
         if self.source_input is None:
@@ -241,7 +213,10 @@ class Transformer(Autoregressive):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """The output layer, float32."""
+        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
+
+        ``model(source, target)`` is ``model.logits(model.hidden(source, target)[0])``.
+        """
         return self.output.logits(hidden, self.target_input.embedding)
 
     @on_any_mesh
@@ -309,7 +284,7 @@ class Transformer(Autoregressive):
         x, states, weights = self.decoder.decode(
             self.target_input, tokens, states, return_weights=return_weights
         )
-        x = self.output.enter(x)
+        x = self.output.transform(x)
         return (x, states, weights) if return_weights else (x, states)
 
 
@@ -331,4 +306,4 @@ def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig
     """The block that the scheme needs: rotary positions live inside its self-attention."""
     if positions != "rope":
         return block
-    return replace(block, rope_base=block.rope_base or 10000.0)
+    return block.changed(rope_base=block.attention.rope_base or 10000.0)

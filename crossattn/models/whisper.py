@@ -46,7 +46,7 @@ class WhisperConfig:
 
 def tiny(**changes: Any) -> WhisperConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    block = BlockConfig(
+    block = BlockConfig.of(
         dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_epsilon=1e-5, key_bias=False
     )
     text = TransformerConfig(

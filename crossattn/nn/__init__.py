@@ -2,11 +2,14 @@
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import (
+    BLOCK_KEYS,
+    AttentionConfig,
     Block,
     BlockConfig,
     BlockState,
     DecoderBlock,
     EncoderBlock,
+    FeedForwardConfig,
     Residual,
     Sublayer,
 )
@@ -15,7 +18,7 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
 from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
-from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
@@ -24,9 +27,12 @@ from crossattn.nn.states import CachedStates
 __all__ = [
     "AdditiveAttention",
     "Autoregressive",
+    "AttentionConfig",
+    "BLOCK_KEYS",
     "Block",
     "BlockConfig",
     "CachedStates",
+    "ClassOutput",
     "DecoderBlock",
     "DecoderStack",
     "BlockState",
@@ -34,6 +40,7 @@ __all__ = [
     "Encoded",
     "EncoderBlock",
     "FeedForward",
+    "FeedForwardConfig",
     "InputConfig",
     "LearnedPositions",
     "LuongAttention",
@@ -48,6 +55,7 @@ __all__ = [
     "Sublayer",
     "TokenInput",
     "TokenOutput",
+    "VectorOutput",
     "layer_weights",
     "linear",
     "norm",

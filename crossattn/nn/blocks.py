@@ -5,7 +5,7 @@ sublayers is that of its arguments, and their names are those of the parameters.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import jax
@@ -28,68 +28,124 @@ from crossattn.types import Array, Bool, Float, Int, Key
 
 
 @dataclass(frozen=True)
+class AttentionConfig:
+    """The shape of an attention layer.
+
+    Attributes:
+      num_heads: N.
+      num_kv_heads: K; None is N.
+      head_dim: H; None is D / N.
+      use_bias: biases in linear layers.
+      key_bias: a bias in the projection of keys; None is ``use_bias``.
+      scale: what logits are multiplied by; None is ``H ** -0.5``.
+      qk_norm: norm on query and key heads.
+      rope_base: rotary self-attention; None is none.
+      dropout_rate: on attention weights.
+    """
+
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    use_bias: bool = True
+    key_bias: bool | None = None
+    scale: float | None = None
+    qk_norm: bool = False
+    rope_base: float | None = None
+    dropout_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
+    """The shape of a feed-forward network.
+
+    Attributes:
+      hidden: its size, F.
+      activation: see ``FeedForward``.
+      use_bias: biases in linear layers.
+      dropout_rate: on hidden features.
+    """
+
+    hidden: int
+    activation: Activation = "relu"
+    use_bias: bool = True
+    dropout_rate: float = 0.0
+
+
+@dataclass(frozen=True)
 class BlockConfig:
-    """The shape of a block.
+    """The shape of a block. ``BlockConfig.of`` makes one of flat values, as config files hold them.
 
     Attributes:
       dim: model size, D.
-      num_heads: N.
-      mlp_dim: feed-forward size, F.
-      num_kv_heads: K; None is N.
-      head_dim: H; None is D / N.
-      activation: of the feed-forward network.
+      attention: of self-attention, and of cross-attention unless ``cross`` is given.
+      mlp: of the feed-forward network.
+      cross: of cross-attention where it differs; None is ``attention``.
       norm: "layer" or "rms".
       norm_epsilon: added to the variance.
       norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
-      use_bias: biases in linear layers.
-      key_bias: a bias in the projection of keys; None is ``use_bias``.
-      attention_scale: what attention logits are multiplied by; None is ``H ** -0.5``.
-      qk_norm: norm on query and key heads.
-      rope_base: rotary self-attention; None is none.
       relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
       dropout_rate: on sublayer outputs.
-      attention_dropout_rate: on attention weights.
-      mlp_dropout_rate: on hidden features of the feed-forward network.
       dtype: computation dtype.
     """
 
     dim: int
-    num_heads: int
-    mlp_dim: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    activation: Activation = "relu"
+    attention: AttentionConfig
+    mlp: FeedForwardConfig
+    cross: AttentionConfig | None = None
     norm: NormName = "layer"
     norm_epsilon: float = 1e-6
     norm_first: bool = True
-    use_bias: bool = True
-    key_bias: bool | None = None
-    attention_scale: float | None = None
-    qk_norm: bool = False
-    rope_base: float | None = None
     relative_buckets: int = 32
     relative_distance: int = 128
     dropout_rate: float = 0.0
-    attention_dropout_rate: float = 0.0
-    mlp_dropout_rate: float = 0.0
     dtype: Any = None
 
-    def attention(self, rngs: nnx.Rngs, *, rope: bool, memory_dim: int | None = None):
-        """An attention layer of this shape."""
+    @classmethod
+    def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
+        """A block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
+
+        Raises:
+          TypeError: there is no value of that name.
+        """
+        shape = cls(dim, AttentionConfig(num_heads), FeedForwardConfig(mlp_dim))
+        return shape.changed(**values)
+
+    def changed(self, **values: Any) -> "BlockConfig":
+        """This block but for these flat values, as in ``of``; self- and cross-attention change alike.
+
+        Raises:
+          TypeError: there is no value of that name.
+        """
+        if unknown := [name for name in values if name not in BLOCK_KEYS]:
+            raise TypeError(
+                f"a block has no {', '.join(unknown)}; expected of {', '.join(sorted(BLOCK_KEYS))}."
+            )
+        attention = {
+            _ATTENTION_KEYS[name]: x for name, x in values.items() if name in _ATTENTION_KEYS
+        }
+        mlp = {_MLP_KEYS[name]: x for name, x in values.items() if name in _MLP_KEYS}
+        return replace(
+            self,
+            attention=replace(self.attention, **attention),
+            cross=None if self.cross is None else replace(self.cross, **attention),
+            mlp=replace(self.mlp, **mlp),
+            **{name: x for name, x in values.items() if name in _OWN_KEYS},
+        )
+
+    def _attention(self, config: AttentionConfig, rngs: nnx.Rngs, **options: Any):
         return MultiHeadAttention(
             self.dim,
-            self.num_heads,
-            memory_dim=memory_dim,
-            head_dim=self.head_dim,
-            num_kv_heads=self.num_kv_heads,
-            use_bias=self.use_bias,
-            key_bias=self.key_bias,
-            scale=self.attention_scale,
-            qk_norm=self.qk_norm,
-            rope_base=self.rope_base if rope else None,
-            dropout_rate=self.attention_dropout_rate,
+            config.num_heads,
+            head_dim=config.head_dim,
+            num_kv_heads=config.num_kv_heads,
+            use_bias=config.use_bias,
+            key_bias=config.key_bias,
+            scale=config.scale,
+            qk_norm=config.qk_norm,
+            dropout_rate=config.dropout_rate,
             dtype=self.dtype,
             rngs=rngs,
+            **options,
         )
 
     def position_bias(
@@ -98,7 +154,7 @@ class BlockConfig:
         """The bias that the self-attention layers of a stack of these blocks share."""
         return PositionBias(
             positions,
-            self.num_heads,
+            self.attention.num_heads,
             buckets=self.relative_buckets,
             max_distance=self.relative_distance,
             bidirectional=bidirectional,
@@ -111,28 +167,45 @@ class BlockConfig:
 
     def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
         """A sublayer in which ``x`` reads itself; ``causal``, no later positions."""
-        attention = self.attention(rngs, rope=True)
+        attention = self._attention(self.attention, rngs, rope_base=self.attention.rope_base)
         return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
 
     def cross_attention(
         self, rngs: nnx.Rngs, *, memory_dim: int, reads: str = "source", gated: bool = False
     ) -> "Sublayer":
         """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``."""
-        attention = self.attention(rngs, rope=False, memory_dim=memory_dim)
+        attention = self._attention(self.cross or self.attention, rngs, memory_dim=memory_dim)
         return Sublayer(attention, Residual(self, rngs, gated=gated), reads=reads)
 
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
         """A sublayer with a feed-forward network."""
         network = FeedForward(
             self.dim,
-            self.mlp_dim,
-            self.activation,
-            use_bias=self.use_bias,
-            dropout_rate=self.mlp_dropout_rate,
+            self.mlp.hidden,
+            self.mlp.activation,
+            use_bias=self.mlp.use_bias,
+            dropout_rate=self.mlp.dropout_rate,
             dtype=self.dtype,
             rngs=rngs,
         )
         return Sublayer(network, Residual(self, rngs, gated=gated))
+
+
+# Flat names, and those in the parts; "use_bias" is of both.
+_SAME = ("num_heads", "num_kv_heads", "head_dim", "use_bias", "key_bias", "qk_norm", "rope_base")
+_ATTENTION_KEYS = {name: name for name in _SAME} | {
+    "attention_scale": "scale",
+    "attention_dropout_rate": "dropout_rate",
+}
+_MLP_KEYS = {
+    "mlp_dim": "hidden",
+    "activation": "activation",
+    "use_bias": "use_bias",
+    "mlp_dropout_rate": "dropout_rate",
+}
+_OWN_KEYS = {f.name for f in fields(BlockConfig)} - {"attention", "cross", "mlp"}
+BLOCK_KEYS = frozenset({*_ATTENTION_KEYS, *_MLP_KEYS, *_OWN_KEYS})
+"""The flat names of a block's values, which are keys of config files."""
 
 
 class Residual(nnx.Module):
@@ -157,7 +230,7 @@ class Residual(nnx.Module):
         return self.norm(x) if self.norm_first else x
 
     def add_residual(
-        self, x: Float[Array, "*B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
+        self, x: Float[Array, "*#B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B T D"]:
         """What the next sublayer gets."""
         if self.gate is not None:
@@ -242,7 +315,7 @@ class Block(nnx.Module):
     @on_any_mesh
     def __call__(
         self,
-        x: Float[Array, "*B T D"],
+        x: Float[Array, "*#B T D"],
         state: BlockState | None = None,
         key: Key[Array, ""] | None = None,
         *,
@@ -256,7 +329,7 @@ class Block(nnx.Module):
         """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in.
 
         Args:
-          x: [*B T D].
+          x: [*B T D]; or [T D], the same for every example of the memories, as a Perceiver's latents are.
           state: memories that are projected already (``read``), and a cache where sequences come piece by
             piece; None is neither.
           key: turns dropout on.
@@ -316,7 +389,7 @@ class Block(nnx.Module):
             memories={
                 place.name: _read(getattr(self, place.name), memories[place.reads])
                 for place in self.sublayers
-                if place.reads in memories and place.reads != ITSELF
+                if place.reads is not None and place.reads != ITSELF and place.reads in memories
             }
         )
 

@@ -1,6 +1,10 @@
-"""From a stack's last vectors to logits: the table of the output layer, and what may stand around it."""
+"""Output heads, from a stack's last vectors: logits of tokens or of classes, or vectors that end somewhere.
+
+A head is a value that a model holds. ``TokenOutput`` alone may share its table with an embedding.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -8,6 +12,7 @@ from flax import nnx
 from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.layers import Embedding, linear, token_logits
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float
 
 
@@ -54,10 +59,10 @@ class TokenOutput(nnx.Module):
         )
         self.norm = block.normalise(rngs) if config.transform else None
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
-        self.activation: Activation = block.activation
+        self.activation: Activation = block.mlp.activation
         self.scale = config.scale
 
-    def enter(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+    def transform(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """What the table is multiplied with."""
         if self.dense is not None:
             x = self.norm(activate(self.activation, self.dense(x)))
@@ -76,9 +81,54 @@ class TokenOutput(nnx.Module):
         return self._table(embedding)
 
     def logits(self, x: Float[Array, "*B T D"], embedding: Embedding) -> Float[Array, "*B T V"]:
-        """Scores of every token, float32, of vectors that have entered."""
+        """Scores of every token, float32, of vectors that ``transform`` gave."""
         scores = token_logits(x, self._table(embedding))
         return scores if self.bias is None else scores + self.bias[...]
 
     def _table(self, embedding: Embedding) -> Float[Array, "V D"]:
         return (embedding.table if self.table is None else self.table)[...]
+
+
+class ClassOutput(nnx.Module):
+    """Logits of classes; of an image, a text, a region or each position of a sequence.
+
+    Args:
+      dim: size of the vectors, D.
+      num_classes: C.
+      dtype: computation dtype.
+    """
+
+    def __init__(self, dim: int, num_classes: int, *, dtype: Any = None, rngs: nnx.Rngs):
+        self.linear = linear(
+            dim, num_classes, in_axes=("embed",), out_axes=("classes",), dtype=dtype, rngs=rngs
+        )
+
+    @on_any_mesh
+    def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+        """Scores of every class, float32."""
+        return self.linear(x).astype(jnp.float32)
+
+
+class VectorOutput(nnx.Module):
+    """Vectors (frames of a spectrogram, patches, embeddings), and whether a sequence of them ends here.
+
+    Args:
+      dim: size of the stack's vectors, D.
+      size: of each vector that is given out, M.
+      dtype: computation dtype.
+
+    Source: the stop token, Shen et al. 2018, "Tacotron 2"; Li et al. 2019, section 3.5.
+    """
+
+    def __init__(self, dim: int, size: int, *, dtype: Any = None, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(in_axes=("embed",), dtype=dtype, rngs=rngs)
+        self.linear = linear(dim, size, out_axes=("mlp",), **options)
+        self.stop = linear(dim, 1, out_axes=("classes",), **options)
+
+    @on_any_mesh
+    def __call__(
+        self, x: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T M"], Float[Array, "*B T"]]:
+        """Vectors, and the logit that each is the last one; both float32."""
+        stop = self.stop(x)[..., 0]
+        return self.linear(x).astype(jnp.float32), stop.astype(jnp.float32)

@@ -70,7 +70,7 @@ class Stack(nnx.Module):
     @on_any_mesh
     def __call__(
         self,
-        x: Float[Array, "*B T D"],
+        x: Float[Array, "*#B T D"],
         states: Any = None,
         key: Key[Array, ""] | None = None,
         **shared: Any,
@@ -78,7 +78,7 @@ class Stack(nnx.Module):
         """Run all layers.
 
         Args:
-          x: [*B T D].
+          x: [*B T D]; looped, also [T D] where blocks read memories of several examples.
           states: what each layer carries: a sequence of L entries (looped) or one pytree with a
             leading axis of periods (scanned), a list of them where a period has several blocks; None when
             layers carry nothing. See ``map``.

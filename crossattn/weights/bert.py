@@ -85,7 +85,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _block(settings: Settings, dtype: Any) -> BlockConfig:
-    return BlockConfig(
+    return BlockConfig.of(
         dim=settings["hidden_size"],
         num_heads=settings["num_attention_heads"],
         mlp_dim=settings["intermediate_size"],

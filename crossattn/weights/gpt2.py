@@ -40,7 +40,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     """Module, config and rules of this checkpoint."""
     settings.refuse("scale_attn_by_inverse_layer_idx", False)
     dim = settings["n_embd"]
-    block = BlockConfig(
+    block = BlockConfig.of(
         dim,
         settings["n_head"],
         settings.get("n_inner") or 4 * dim,

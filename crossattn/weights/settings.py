@@ -125,7 +125,7 @@ def buildable(kind: str = "model") -> Iterator[None]:
 
 def bart_block(settings: Settings, half: str, **others: Any) -> BlockConfig:
     """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's."""
-    return BlockConfig(
+    return BlockConfig.of(
         dim=settings["d_model"],
         num_heads=settings[f"{half}_attention_heads"],
         mlp_dim=settings[f"{half}_ffn_dim"],

@@ -71,7 +71,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     inner = "gelu_new" if gated and inner == "gelu" else inner
     activation = Settings(feed_forward_proj=inner).activation("feed_forward_proj", gated=gated)
     dim, dropout = settings["d_model"], settings.get("dropout_rate", 0.1)
-    block = BlockConfig(
+    block = BlockConfig.of(
         dim,
         settings["num_heads"],
         settings["d_ff"],

@@ -13,7 +13,7 @@ VOCABULARY, DIM, HEADS, MLP, LAYERS, DROPOUT = 8000, 256, 4, 1024, 3, 0.1
 
 def ours(dropout: float = DROPOUT) -> tuple[Any, Any]:
     """(build, parameters)."""
-    block = BlockConfig(DIM, HEADS, MLP, dropout_rate=dropout)
+    block = BlockConfig.of(DIM, HEADS, MLP, dropout_rate=dropout)
     config = TransformerConfig(VOCABULARY, block, LAYERS, LAYERS)
 
     def build(rngs):

@@ -86,7 +86,7 @@ def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, j
     if not config.masked_lm:
         pooled = module.pooled(vectors)
         return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
-    logits = module(data["source"], data["present"], types=data["types"]).vectors
+    logits = module(data["source"], data["present"], types=data["types"])
     found = {"logits": logits, "loss": _loss(logits, data["labels"])}
     if config.next_sentence:
         found["next sentence"] = module.follows(vectors)

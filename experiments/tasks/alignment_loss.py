@@ -28,7 +28,7 @@ def alignment_loss(
     """The loss on the mean of a layer's heads, summed over tokens, and sums to report.
 
     Args:
-      model: has ``word_scores``.
+      model: has ``word_scores``, as ``TransformerWithLexicon``.
       batch: as the pipeline makes it; without gold links (evaluation) all of them are latent.
       weights: cross-attention of every layer.
       options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent"; the last for

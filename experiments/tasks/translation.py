@@ -1,6 +1,7 @@
 """Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -15,7 +16,10 @@ from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
+from experiments.tasks.lexicon import TransformerWithLexicon
 from experiments.tasks.texts import TextTask
+
+_WITH_LEXICON = ("latent", "gold")
 
 KEYS = {
     **keys.TEXT,
@@ -66,6 +70,11 @@ class TranslationTask(TextTask):
                 f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
                 "evaluate.examples of 1 or more measures; take 'loss'."
             )
+        if config.loss.alignment in _WITH_LEXICON and config.model.name != "transformer":
+            raise SettingsError(
+                f"config.loss.alignment is {config.loss.alignment!r}, which learns a lexicon beside a"
+                f" 'transformer', not beside a {config.model.name!r}; take 'diagonal' or 'none'."
+            )
         _check_layers(config)
         _check_decoding(config)
 
@@ -81,8 +90,14 @@ class TranslationTask(TextTask):
             vocab_size=corpus.output_tokenizer.vocab_size,
             source_vocab_size=corpus.tokenizer.vocab_size if separate else None,
             max_length=max(data.source_len, data.target_len),
-            lexicon=self.config.loss.alignment in ("latent", "gold"),
         )
+
+    @cached_property
+    def build(self) -> Any:
+        """Makes the module, with a lexicon where the loss needs one."""
+        if self.config.loss.alignment not in _WITH_LEXICON:
+            return super().build
+        return lambda rngs: TransformerWithLexicon(self.model_config, rngs=rngs)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         """Label-smoothed cross-entropy of the targets; no key means no dropout.

@@ -13,7 +13,7 @@ from absl import flags
 from crossattn.__main__ import main as doctor
 from crossattn.functional import flatten
 from crossattn.models import DecoderConfig, TransformerConfig
-from crossattn.nn import BlockConfig
+from crossattn.nn import BLOCK_KEYS
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
@@ -131,11 +131,10 @@ def test_keys_have_one_line_each_and_a_range_that_can_be_read():
 def test_every_field_that_a_config_can_set_is_a_key():
     """But for those that the data, the tokenizer or a flag gives, and those that are no plain values."""
     given = {
-        "vocab_size", "source_vocab_size", "pad_id", "max_length", "lexicon", "block", "encoder_block",
+        "vocab_size", "source_vocab_size", "pad_id", "max_length", "block", "encoder_block",
         "input", "output", "memory_dim", "optim", "mesh", "checkpoint", "seed", "resume",
     }  # fmt: skip
     for section, kind in (
-        ("model", BlockConfig),
         ("model", TransformerConfig),
         ("model", DecoderConfig),
         ("train", TrainConfig),
@@ -145,6 +144,7 @@ def test_every_field_that_a_config_can_set_is_a_key():
     ):
         for field in dataclasses.fields(kind):
             assert field.name in given or f"{section}.{field.name}" in keys.every(), field.name
+    assert {f"model.{name}" for name in BLOCK_KEYS} <= keys.every().keys()
 
 
 def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):

@@ -68,7 +68,7 @@ def test_cached_steps_of_a_language_model_equal_its_full_forward(positions, scan
 def test_cached_steps_of_a_translator_equal_its_full_forward(scan, changes):
     positions = "rope" if "rope_base" in changes else "sinusoidal"
     config = transformer.tiny(scan=scan, positions=positions, encoder_layers=1)
-    config = dataclasses.replace(config, block=dataclasses.replace(config.block, **changes))
+    config = dataclasses.replace(config, block=config.block.changed(**changes))
     build = lambda rngs: Transformer(config, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
 

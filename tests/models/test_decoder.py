@@ -1,6 +1,5 @@
 """The decoder-only model: equal to numpy, exactly causal, packed like alone."""
 
-import dataclasses
 import functools
 
 import jax
@@ -32,7 +31,7 @@ def forward(config):
     [
         tiny(),
         tiny(layers=1, positions="rope", tie_output=False),
-        tiny(layers=1, block=dataclasses.replace(tiny().block, norm_first=False)),
+        tiny(layers=1, block=tiny().block.changed(norm_first=False)),
     ],
     ids=["learned, tied", "rope, untied", "post-norm"],
 )

@@ -1,6 +1,5 @@
 """The encoder-decoder: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
 
-import dataclasses
 import functools
 
 import jax
@@ -26,7 +25,7 @@ def build(config):
 
 
 def with_block(changes, **others):
-    return tiny(block=dataclasses.replace(BLOCK, **changes), **SHALLOW, **others)
+    return tiny(block=BLOCK.changed(**changes), **SHALLOW, **others)
 
 
 def forward(config):
@@ -70,7 +69,7 @@ def test_the_whole_model_equals_numpy(config):
         source_segments > 0,
         positions=config.positions,
         first=config.block.norm_first,
-        act=config.block.activation,
+        act=config.block.mlp.activation,
     )
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert (params.keys() & {"output", "source_input"}) == (
@@ -267,25 +266,3 @@ def test_dropout_needs_a_key_and_repeats_with_it():
     first, second = (run(SOURCE, TARGET, key=jax.random.key(i)) for i in (0, 1))
     assert not np.allclose(first, second)
     np.testing.assert_array_equal(first, run(SOURCE, TARGET, key=jax.random.key(0)))
-
-
-@pytest.mark.parametrize("config", [tiny(lexicon=True), tiny(lexicon=True, source_vocab_size=64)])
-def test_word_scores_are_log_probabilities_of_single_words(config):
-    params = oracle.random_params(build(config))
-    every = jnp.broadcast_to(jnp.arange(config.vocab_size), (2, config.vocab_size))
-
-    @jax.jit
-    def scores(source):
-        return xa.apply(build(config), params, source, every, method="word_scores")
-
-    source = jnp.asarray(SOURCE)
-    found = scores(source)
-    assert found.shape == (2, 64, 6)
-    np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-5)
-    np.testing.assert_allclose(scores(source[:, ::-1]), found[:, :, ::-1], rtol=1e-5)
-
-
-def test_word_scores_without_a_lexicon_say_what_to_set():
-    params, source = oracle.random_params(build(tiny())), jnp.asarray(SOURCE)
-    with pytest.raises(ValueError, match="lexicon=True"):
-        xa.apply(build(tiny()), params, source, source, method="word_scores")

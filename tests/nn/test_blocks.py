@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.nn import Block, BlockConfig, BlockState, DecoderBlock, Encoded, EncoderBlock
+from crossattn.nn import (
+    AttentionConfig,
+    Block,
+    BlockConfig,
+    BlockState,
+    DecoderBlock,
+    Encoded,
+    EncoderBlock,
+    FeedForwardConfig,
+)
 from tests import numpy_model as oracle
 
-CONFIG = BlockConfig(dim=8, num_heads=2, mlp_dim=12)
+CONFIG = BlockConfig.of(dim=8, num_heads=2, mlp_dim=12)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 SOURCE = RNG.normal(size=(2, 7, 10)).astype(np.float32)
@@ -27,21 +36,21 @@ CONFIGS = {
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_the_encoder_block_equals_numpy(changes):
-    config = dataclasses.replace(CONFIG, **changes)
+    config = CONFIG.changed(**changes)
     build = lambda rngs: EncoderBlock(config, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     valid = np.arange(5) < np.array([[5], [3]])
     mask = xa.masks.key_padding(jnp.asarray(valid))
     out, _ = jax.jit(lambda p, x: xa.apply(build, p, x, mask=mask))(params, X)
     expected = oracle.block(
-        params, X, allowed=valid[:, None, :], first=config.norm_first, act=config.activation
+        params, X, allowed=valid[:, None, :], first=config.norm_first, act=config.mlp.activation
     )
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
 def test_the_decoder_block_equals_numpy(changes):
-    config = dataclasses.replace(CONFIG, **changes)
+    config = CONFIG.changed(**changes)
     build = lambda rngs: DecoderBlock(config, 10, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     assert {"attention", "cross", "feedforward"} <= set(params)
@@ -59,7 +68,7 @@ def test_the_decoder_block_equals_numpy(changes):
         allowed=np.tri(5, dtype=bool),
         source_allowed=VALID[:, None, :],
         first=config.norm_first,
-        act=config.activation,
+        act=config.mlp.activation,
     )
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(state.weights.sum(-1), 1, rtol=1e-5)
@@ -78,7 +87,7 @@ def test_a_decoder_block_without_a_source_has_no_cross_attention():
 
 
 def decoder_block(memory_dim=None, **changes):
-    config = dataclasses.replace(CONFIG, **changes)
+    config = CONFIG.changed(**changes)
     build = lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     return xa.functional.bind(build, params), params
@@ -149,7 +158,7 @@ def test_cross_attention_and_its_source_come_together():
 
 def test_post_norm_output_is_normalised_and_pre_norm_output_is_not():
     for norm_first in (False, True):
-        config = dataclasses.replace(CONFIG, norm_first=norm_first)
+        config = CONFIG.changed(norm_first=norm_first)
         build = lambda rngs, config=config: EncoderBlock(config, rngs=rngs)  # noqa: E731
         params = oracle.random_params(build)
         params["feedforward_residual"]["norm"] = {"scale": np.ones(8), "bias": np.zeros(8)}
@@ -159,7 +168,7 @@ def test_post_norm_output_is_normalised_and_pre_norm_output_is_not():
 
 @pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate"])
 def test_dropout_follows_the_key(rate):
-    config = dataclasses.replace(CONFIG, **{rate: 0.5})
+    config = CONFIG.changed(**{rate: 0.5})
     build = lambda rngs: EncoderBlock(config, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     call = jax.jit(lambda key: xa.apply(build, params, jnp.asarray(X), None, key)[0])
@@ -220,3 +229,31 @@ def test_a_memory_without_a_reader_is_refused():
         ValueError, match="a memory for third, which no sublayer of this Block reads"
     ):
         block(jnp.asarray(X), state)
+
+
+def test_cross_attention_may_have_another_shape():
+    config = dataclasses.replace(CONFIG, cross=AttentionConfig(4, head_dim=3, use_bias=False))
+    build = lambda rngs: DecoderBlock(config, 10, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+    assert params["attention"]["query"]["kernel"].shape == (8, 2, 4)
+    assert (
+        params["cross"]["query"]["kernel"].shape == (8, 4, 3)
+        and "bias" not in params["cross"]["key"]
+    )
+    out, _ = jax.jit(lambda x, s: xa.apply(build, params, x, memories={"source": s}))(X, SOURCE)
+    expected = oracle.block(params, X, memory=SOURCE, allowed=np.tri(5, dtype=bool))
+    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_flat_values_go_where_they_belong():
+    shape = BlockConfig.of(
+        8, 2, 12, activation="gelu", use_bias=False, attention_scale=1.0, norm="rms"
+    )
+    assert shape == BlockConfig(
+        8,
+        AttentionConfig(2, use_bias=False, scale=1.0),
+        FeedForwardConfig(12, "gelu", use_bias=False),
+        norm="rms",
+    )
+    with pytest.raises(TypeError, match="a block has no heads; expected of activation"):
+        shape.changed(heads=3)

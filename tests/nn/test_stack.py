@@ -23,7 +23,7 @@ from crossattn.train.sharding import spec
 from tests import numpy_model as oracle
 
 DEPTH = 2
-CONFIG = BlockConfig(dim=8, num_heads=2, mlp_dim=12, dropout_rate=0.3)
+CONFIG = BlockConfig.of(dim=8, num_heads=2, mlp_dim=12, dropout_rate=0.3)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 SOURCE = RNG.normal(size=(2, 4, 8)).astype(np.float32)
@@ -196,7 +196,7 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
 
 def unlike(**options):
     """Periods of an encoder block and one of another shape that reads a memory too."""
-    reader = lambda rngs: DecoderBlock(dataclasses.replace(CONFIG, num_heads=1), 8, rngs=rngs)  # noqa: E731
+    reader = lambda rngs: DecoderBlock(CONFIG.changed(num_heads=1), 8, rngs=rngs)  # noqa: E731
     builds = [lambda rngs: EncoderBlock(CONFIG, rngs=rngs), reader]
     return lambda rngs: Stack(builds, 3, **options, rngs=rngs)
 

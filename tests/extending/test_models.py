@@ -1,0 +1,106 @@
+"""Architectures written from outside: they compile, learn, keep masks, and are the same on eight devices."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.nn import stack_layers
+from tests import numpy_model as oracle
+from tests.conftest import with_devices
+
+from .flamingo import Flamingo
+from .perceiver import Perceiver
+
+RNG = np.random.default_rng(0)
+INPUTS = RNG.normal(size=(4, 9, 6)).astype(np.float32)
+VALID = np.arange(9) < np.array([[9], [5], [7], [1]])
+TOKENS = RNG.integers(3, 32, (4, 7)).astype(np.int32)
+IMAGES = RNG.normal(size=(4, 2, 5, 6)).astype(np.float32)
+PLACES = np.array([[1, 4], [0, 2], [2, 3], [1, 6]], np.int32)  # where each image stands in its text
+
+
+def perceiver(rngs):
+    return Perceiver(16, 6, num_latents=3, num_classes=5, rngs=rngs)
+
+
+def flamingo(rngs):
+    return Flamingo(32, 16, 6, rngs=rngs)
+
+
+MODELS = {
+    "perceiver": (perceiver, (INPUTS, VALID)),
+    "flamingo": (flamingo, (TOKENS, IMAGES, PLACES)),
+}
+
+
+def runs(build, params):
+    return jax.jit(lambda *inputs: xa.apply(build, params, *inputs))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_learns(name):
+    build, inputs = MODELS[name]
+    params, inputs = oracle.random_params(build), jax.tree.map(jnp.asarray, inputs)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sin(xa.apply(build, p, *inputs)).sum()))(params)
+    unused = "output" if name == "flamingo" else "nothing"  # the resampler's head of classes
+    for path, leaf in xa.functional.flatten(gradient).items():
+        fixed = path.endswith("key.bias") or path.startswith(f"resampler.{unused}")
+        assert fixed or np.any(leaf), path
+
+
+def test_latents_read_what_is_valid_alone():
+    params = oracle.random_params(perceiver)
+    run = runs(perceiver, params)
+    out = run(INPUTS, VALID)
+    np.testing.assert_array_equal(out, run(np.where(VALID[..., None], INPUTS, 7), VALID))
+    np.testing.assert_allclose(out[1:2], run(INPUTS[1:2, :5], VALID[1:2, :5]), rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_read_the_last_image_before_them():
+    params = oracle.random_params(flamingo)
+    run = runs(flamingo, params)
+    before = run(TOKENS, IMAGES, PLACES)
+    for image in range(2):
+        changed = IMAGES.copy()
+        changed[:, image] += 1
+        differs = np.any(run(TOKENS, changed, PLACES) != before, axis=-1)
+        first = np.argmax(differs, axis=-1)
+        np.testing.assert_array_equal(first, PLACES[:, image])
+
+
+def test_a_flamingo_that_has_learnt_nothing_is_its_language_model():
+    params = oracle.random_params(flamingo)
+    for i in (0, 2):
+        for name in ("gated_residual", "gated_feedforward_residual"):
+            params["decoder"]["layers"][str(i)][name]["gate"] = np.zeros((), np.float32)
+    run = runs(flamingo, params)
+    np.testing.assert_array_equal(run(TOKENS, IMAGES, PLACES), run(TOKENS, -IMAGES, PLACES))
+
+
+def test_a_flamingo_scans_as_it_loops():
+    scanned = lambda rngs: Flamingo(32, 16, 6, scan=True, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(flamingo)
+    layers = params["decoder"]["layers"]
+    periods = {str(i): stack_layers({"0": layers[str(i)], "1": layers[str(i + 2)]}) for i in (0, 1)}
+    other = params | {"decoder": {"layers": periods}}
+    inputs = MODELS["flamingo"][1]
+    found, expected = runs(scanned, other)(*inputs), runs(flamingo, params)(*inputs)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_eight_devices_give_what_one_gives():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.extending.eight_devices"],
+        env=with_devices(8),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {name: "" for name in MODELS}
