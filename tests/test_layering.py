@@ -55,8 +55,14 @@ def name_of(path):
 
 
 def imports(source, module, is_package=False):
-    """The full names of what a module imports, wherever in the file it does."""
-    for node in ast.walk(ast.parse(source)):
+    """The full names of what a module imports, wherever in the file it does.
+
+    What the facade imports for type checkers alone is no import.
+    """
+    tree = ast.parse(source)
+    if not part_of(module) and is_package:
+        tree.body = [node for node in tree.body if "TYPE_CHECKING" not in ast.unparse(node)[:20]]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
