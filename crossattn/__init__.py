@@ -31,18 +31,18 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from crossattn.axes import use_rules as use_rules
     from crossattn.functional import apply as apply
     from crossattn.functional import init as init
-    from crossattn.ops import bias as bias
     from crossattn.ops import masks as masks
-    from crossattn.ops import positions as positions
-    from crossattn.ops import rotary as rotary
     from crossattn.ops.attend import attend as attend
     from crossattn.ops.backends import use_backend as use_backend
+    from crossattn.ops.blockwise.stats import attention_stats as attention_stats
     from crossattn.ops.explain import explain as explain
     from crossattn.ops.masks import Mask as Mask
     from crossattn.ops.memory import Memory as Memory
-    from crossattn.ops.merge import merge as merge
-    from crossattn.ops.sharded import attend_sharded as attend_sharded
-    from crossattn.ops.stats import attention_stats as attention_stats
+    from crossattn.ops.parallel.merge import merge as merge
+    from crossattn.ops.parallel.sharded import attend_sharded as attend_sharded
+    from crossattn.ops.positions import bias as bias
+    from crossattn.ops.positions import rotary as rotary
+    from crossattn.ops.positions import sinusoids as positions
     from crossattn.weights import load as load
     from crossattn.weights import save as save
 
@@ -50,9 +50,9 @@ __version__ = "0.1.0"
 
 _LOCATIONS = {
     "attend": "crossattn.ops.attend:attend",
-    "attend_sharded": "crossattn.ops.sharded:attend_sharded",
-    "attention_stats": "crossattn.ops.stats:attention_stats",
-    "merge": "crossattn.ops.merge:merge",
+    "attend_sharded": "crossattn.ops.parallel.sharded:attend_sharded",
+    "attention_stats": "crossattn.ops.blockwise.stats:attention_stats",
+    "merge": "crossattn.ops.parallel.merge:merge",
     "use_backend": "crossattn.ops.backends:use_backend",
     "use_rules": "crossattn.axes:use_rules",
     "explain": "crossattn.ops.explain:explain",
@@ -63,9 +63,9 @@ _LOCATIONS = {
     "load": "crossattn.weights:load",
     "save": "crossattn.weights:save",
     "masks": "crossattn.ops.masks",
-    "positions": "crossattn.ops.positions",
-    "rotary": "crossattn.ops.rotary",
-    "bias": "crossattn.ops.bias",
+    "positions": "crossattn.ops.positions.sinusoids",
+    "rotary": "crossattn.ops.positions.rotary",
+    "bias": "crossattn.ops.positions.bias",
     "ops": "crossattn.ops",
     "nn": "crossattn.nn",
     "models": "crossattn.models",

@@ -23,7 +23,7 @@ from crossattn.train.errors import TrainError
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 from experiments import begun, help, logs, overrides
 from experiments.errors import SettingsError
 from experiments.settings import saved_config

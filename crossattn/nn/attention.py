@@ -13,10 +13,11 @@ from flax import nnx
 from crossattn.axes import placed
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.ops import masks, rotary
+from crossattn.ops import masks
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
+from crossattn.ops.positions import rotary
 from crossattn.types import Array, Bool, Float, Int, Key
 
 

@@ -11,9 +11,9 @@ from crossattn.axes import placed
 from crossattn.nn.layers import Embedding, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.positions import LearnedPositions, RelativeBias
-from crossattn.ops import bias
 from crossattn.ops.dropout import dropout
-from crossattn.ops.positions import sinusoid_table, sinusoidal
+from crossattn.ops.positions import bias
+from crossattn.ops.positions.sinusoids import sinusoid_table, sinusoidal
 from crossattn.types import Array, Float, Int, Key, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from crossattn.ops import placement
+from crossattn.ops.parallel import placement
 from crossattn.ops.promotion import as_written
 
 _Arguments = ParamSpec("_Arguments")

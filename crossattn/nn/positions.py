@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.ops import bias
+from crossattn.ops.positions import bias
 from crossattn.types import Array, Float, Int
 
 

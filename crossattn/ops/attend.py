@@ -8,9 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.ops import arguments, backends, placement, primitive, spread
+from crossattn.ops import arguments, backends, primitive
 from crossattn.ops.choice import Ran, first_that_fits, warn_where_slow
 from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 

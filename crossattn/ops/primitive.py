@@ -18,13 +18,15 @@ from jax.interpreters import ad, batching
 from jax.sharding import PartitionSpec
 
 from crossattn import axes
-from crossattn.ops import blocks, choice, derivative, placement, platforms, slices, spread
+from crossattn.ops import choice, derivative, platforms
 from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.blockwise import blocks
 from crossattn.ops.derivative import Derivative
-from crossattn.ops.masks import Mask
-from crossattn.ops.placement import Names, named
+from crossattn.ops.masks import Mask, slices
+from crossattn.ops.masks.slices import Form
+from crossattn.ops.parallel import placement, spread
+from crossattn.ops.parallel.placement import Names, named
 from crossattn.ops.promotion import as_written
-from crossattn.ops.slices import Form
 
 _TRACED = ("bias", "scale", "softcap")
 

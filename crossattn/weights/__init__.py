@@ -1,11 +1,11 @@
 """Pretrained weights in and out: checkpoints as Hugging Face ``transformers`` writes them."""
 
+from crossattn.weights.formats.safetensors import CheckpointError
+from crossattn.weights.formats.tensors import Tensors
 from crossattn.weights.labels import shift_right
-from crossattn.weights.languages import with_language
 from crossattn.weights.pretrained import Pretrained, describe, load, save
 from crossattn.weights.quantize import quantize
-from crossattn.weights.safetensors import CheckpointError
-from crossattn.weights.tensors import Tensors
+from crossattn.weights.tokenizers.languages import with_language
 
 __all__ = [
     "CheckpointError",

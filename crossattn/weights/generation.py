@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from crossattn.decode import constraints, penalties, stopping
 from crossattn.decode.logits.processors import Context, LogitsProcessor
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 
 # What would change the text and is not done here: the values at which it does nothing, the one to say first.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

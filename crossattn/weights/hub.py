@@ -4,8 +4,8 @@ import fnmatch
 from pathlib import Path
 from typing import Any
 
-from crossattn.weights.pickles import only_pickles, refusal
-from crossattn.weights.safetensors import WEIGHTS, CheckpointError
+from crossattn.weights.formats.pickles import only_pickles, refusal
+from crossattn.weights.formats.safetensors import WEIGHTS, CheckpointError
 from crossattn.weights.settings import read_settings
 
 # Configs, tokenizers: what lies beside the weights. Never pickles, nor another framework's weights.

@@ -10,16 +10,16 @@ from typing import Any
 from flax import nnx
 
 from crossattn.types import AnyArray, Array, Int, Params
-from crossattn.weights import safetensors
+from crossattn.weights.formats import safetensors
+from crossattn.weights.formats.safetensors import CheckpointError
+from crossattn.weights.formats.tensors import Layout, Place, Tensors, read
 from crossattn.weights.generation import arguments, special_ids, stored
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
 from crossattn.weights.quantize import quantizer
 from crossattn.weights.rules import AllNames, Names, Rules, canonical
-from crossattn.weights.safetensors import CheckpointError
 from crossattn.weights.settings import Settings, buildable, check_sizes, read_settings
-from crossattn.weights.tensors import Layout, Place, Tensors, read
-from crossattn.weights.tokenizer import files_beside, read_tokenizer
+from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
 
 # model_type of config.json -> the file of this package that knows it.
 _FAMILIES = {
@@ -239,4 +239,4 @@ def _family(settings: Settings) -> Any:
     if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
-    return importlib.import_module(f"crossattn.weights.{_FAMILIES[kind]}")
+    return importlib.import_module(f"crossattn.weights.families.{_FAMILIES[kind]}")

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import jax
 import numpy as np
 
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 
 Shape = tuple[int, ...]
 Constant = Callable[[Shape], np.ndarray]

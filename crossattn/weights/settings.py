@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.feedforward import Activation
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 
 # "gelu" of transformers has the error function; ours of that name is the approximation.
 _ACTIVATIONS = {

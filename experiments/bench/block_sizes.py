@@ -1,4 +1,4 @@
-"""Times the "chunked" backend over block sizes: where the table in ``crossattn/ops/blocks.py`` comes from.
+"""Times the "chunked" backend over block sizes, from which the table in ``ops/blockwise/blocks.py`` comes.
 
     python -m experiments.bench.block_sizes
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import crossattn as xa
-from crossattn.ops import blocks
+from crossattn.ops.blockwise import blocks
 from crossattn.ops.masks import Mask
 from experiments.bench import contest
 from experiments.options import Options

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from crossattn.weights import safetensors
+from crossattn.weights.formats import safetensors
 from experiments import launch
 from experiments.fetch_weights import torch_file
 

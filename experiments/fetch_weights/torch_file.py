@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.data import archives
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 
 
 class _Plain(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.weights import ctranslate2, safetensors
+from crossattn.weights.formats import ctranslate2, safetensors
 
 _HEAD_SIZE = 64  # of every released Whisper
 

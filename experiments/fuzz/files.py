@@ -17,11 +17,11 @@ from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.fetch import read_deb, read_zip
 from crossattn.data.textfiles import read_pairs
 from crossattn.data.tokenizers import Tokenizer
-from crossattn.weights import safetensors
-from crossattn.weights.safetensors import CheckpointError
-from crossattn.weights.sentencepiece import read_pieces
+from crossattn.weights.formats import safetensors
+from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.settings import read_settings
-from crossattn.weights.tokenizer import read_tokenizer
+from crossattn.weights.tokenizers.sentencepiece import read_pieces
+from crossattn.weights.tokenizers.tokenizer import read_tokenizer
 from experiments.fuzz import Wrong, made_files
 from experiments.fuzz.damage import damaged
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import crossattn as xa
 from crossattn.data import fetch
-from crossattn.weights.safetensors import CheckpointError
+from crossattn.weights.formats.safetensors import CheckpointError
 from experiments import fetch_weights, launch
 from experiments.fetch_weights import annalog, torch_file, whisper
 from experiments.parity.weights import weight

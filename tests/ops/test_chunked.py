@@ -9,9 +9,10 @@ import pytest
 
 import crossattn as xa
 from crossattn import testing
-from crossattn.ops import backends, blocks
+from crossattn.ops import backends
 from crossattn.ops.backends import chunked
-from crossattn.ops.blocks import Plan
+from crossattn.ops.blockwise import blocks
+from crossattn.ops.blockwise.blocks import Plan
 from tests.closeness import close
 
 B, T, S, N, K, H = 2, 9, 11, 4, 2, 8

@@ -9,7 +9,7 @@ from jax import export
 import crossattn as xa
 from crossattn.decode import Hypotheses
 from crossattn.nn import BlockState
-from tests.ops.test_sharded import S, T, every_mask
+from tests.ops.parallel.test_sharded import S, T, every_mask
 from tests.peers import package
 
 package("flatbuffers", "test")

@@ -10,7 +10,7 @@ import pytest
 import crossattn as xa
 from crossattn.decode import generate, sampling
 from crossattn.models import Transformer, transformer
-from tests.ops.test_sharded import S, T, every_mask
+from tests.ops.parallel.test_sharded import S, T, every_mask
 
 DRAW = np.random.default_rng(0)
 QKV = tuple(jnp.asarray(DRAW.normal(size=(2, n, 3, 8)), jnp.float32) for n in (T, S, S))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from crossattn.weights import CheckpointError, ctranslate2
+from crossattn.weights import CheckpointError
+from crossattn.weights.formats import ctranslate2
 from tests.weights import ctranslate2_files
 
 

@@ -14,8 +14,10 @@ import crossattn as xa
 from crossattn.data.errors import DataError
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.weights import CheckpointError, ctranslate2, safetensors, sentencepiece
-from crossattn.weights.tokenizer import read_tokenizer
+from crossattn.weights import CheckpointError
+from crossattn.weights.formats import ctranslate2, safetensors
+from crossattn.weights.tokenizers import sentencepiece
+from crossattn.weights.tokenizers.tokenizer import read_tokenizer
 from experiments.fetch_weights import torch_file
 from tests import whisper_vocabulary
 from tests.experiments import torch_files

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from crossattn.weights import CheckpointError, with_language
-from crossattn.weights.tokenizer import read_tokenizer
+from crossattn.weights.tokenizers.tokenizer import read_tokenizer
 from tests.peers import package, peer
 from tests.weights.test_tokenizer import SEEN, TEXTS, trained
 

@@ -11,7 +11,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.weights import CheckpointError
-from crossattn.weights.pickles import refusal
+from crossattn.weights.formats.pickles import refusal
 from tests.peers import peer
 from tests.weights import checkpoints
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from crossattn.weights import CheckpointError
-from crossattn.weights.tokenizer import read_tokenizer
+from crossattn.weights.tokenizers.tokenizer import read_tokenizer
 from tests import whisper_vocabulary
 from tests.peers import package, peer
 

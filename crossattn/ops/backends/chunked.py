@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import blocks, derivative, dropout, platforms, scores, slices
+from crossattn.ops import derivative, dropout, platforms
 from crossattn.ops.backends import Attended
-from crossattn.ops.blocks import Plan
+from crossattn.ops.blockwise import blocks, scores
+from crossattn.ops.blockwise.blocks import Plan
+from crossattn.ops.blockwise.scores import EXACT, Operands, Rows, Setting
 from crossattn.ops.derivative import Derivative
-from crossattn.ops.masks import Mask, lengths
-from crossattn.ops.scores import EXACT, Operands, Rows, Setting
+from crossattn.ops.masks import Mask, lengths, slices
 from crossattn.types import Array, Float, Key
 
 # Up to so many logits the reference, which has them all in memory, was not slower; measured on CPU

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import blocks, derivative, native
+from crossattn.ops import derivative, native
 from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.blockwise import blocks
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Explicit, Mask
-from crossattn.ops.ranges import ranges
+from crossattn.ops.masks.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int, Key
 
 REUSES = True

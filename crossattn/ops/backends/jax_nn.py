@@ -3,7 +3,7 @@
 Causal masks, windows to the left and lengths become the kernel's own arguments, so that it skips what
 they hide; what else a mask says is a matrix. Alone it breaks three promises: a query that may read
 nothing gets the mean of the values, NaN leaks out of masked keys, and an unequal value size is refused.
-Here the operands are cleaned first and the result is repaired after (``crossattn.ops.lowering``).
+Here the operands are cleaned first and the result is repaired after (``crossattn.ops.masks.lowering``).
 
 Run here: XLA's implementation, which takes the same arguments. Not run yet: cuDNN with them.
 """
@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from crossattn.ops import lowering, platforms
+from crossattn.ops import platforms
 from crossattn.ops.backends import Attended
-from crossattn.ops.masks import Mask
+from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
 REUSES = True

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import lowering, platforms
+from crossattn.ops import platforms
 from crossattn.ops.backends import Attended
-from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask
+from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask, lowering
 from crossattn.types import Array, Float, Int, Key
 
 _BLOCK = 128  # queries and keys are padded to multiples of it

@@ -1,7 +1,7 @@
 """tokamax's fused kernels (Triton and Mosaic) for NVIDIA GPUs, the extra ``crossattn[tokamax]``.
 
 Causal masks, windows to the left and lengths become the kernels' own arguments; what else a mask says
-is a matrix. Operands are cleaned before and the output is repaired after (``crossattn.ops.lowering``).
+is a matrix. Operands are cleaned before and the output is repaired after (``crossattn.ops.masks.lowering``).
 
 Run here: tokamax 0.0.12 with its "xla" implementation, which takes the same arguments. Not run: its
 Triton and Mosaic kernels, which need a GPU.
@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.ops import lowering, platforms
+from crossattn.ops import platforms
 from crossattn.ops.backends import Attended
-from crossattn.ops.masks import Mask
+from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
 

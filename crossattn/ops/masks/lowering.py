@@ -1,0 +1,181 @@
+"""What of a mask a fused kernel's own arguments can say, and repairs of what such kernels get wrong.
+
+Kernels behind ``jax.nn.dot_product_attention`` and tokamax take a causal flag, a window to the left and
+one length an example; the rest of a mask they take as a matrix. They share two faults: a query that
+may read nothing gets the mean of the values or NaN, and NaN leaks out of masked keys. ``prepare`` cleans
+the operands and sees to it that no row is left empty; ``repair`` puts into the output what is due.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from crossattn.ops.masks import Band, Explicit, Lengths, Mask
+from crossattn.ops.masks.ranges import ranges
+from crossattn.types import Array, Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A conjunction, equal to the mask that it was made from.
+
+    Attributes:
+      causal: only keys up to the query's index.
+      left: and not more than so many before it; None is unlimited. Not given without ``causal``.
+      k_lengths: [*#B], only so many of the first keys; None is all of them.
+      q_lengths: [*#B], only so many of the first queries read; None is all of them.
+      rest: what these cannot say.
+    """
+
+    causal: bool
+    left: int | None
+    k_lengths: Int[Array, "*#B"] | None
+    q_lengths: Int[Array, "*#B"] | None
+    rest: Mask
+
+
+def lower(mask: Mask | None, T: int, S: int) -> Lowered:
+    """Takes out of a mask for ``T`` queries and ``S`` keys what leaves at least one key to every query.
+
+    That is so for the causal flag, for lengths of 1 and more, and for both together; for a window
+    only without lengths, and where no query stands beyond all keys.
+    """
+    terms = () if mask is None else mask.terms
+    bands = [t for t in terms if isinstance(t, Band) and _is_plain(t)]
+    lengths = [t for t in terms if isinstance(t, Lengths)]
+    wide = [b for b in bands if b.left is None or (not lengths and T <= S + b.left)]
+    lefts = [b.left for b in wide if b.left is not None]
+    rest = Mask(tuple(t for t in terms if not any(t is one for one in (*wide, *lengths))))
+    return Lowered(
+        causal=bool(wide),
+        left=min(lefts, default=None),
+        k_lengths=_least([t.k_lengths for t in lengths], S),
+        q_lengths=_least([t.q_lengths for t in lengths if t.q_lengths is not None], T),
+        rest=rest,
+    )
+
+
+def _is_plain(band: Band) -> bool:
+    """Whether it goes by index and ends at the query's own: causal, with or without a window."""
+    given = (band.q_positions, band.k_positions, band.offset)
+    return band.right == 0 and (band.left or 0) >= 0 and all(x is None for x in given)
+
+
+def _least(lengths: list[Any], size: int) -> Any:
+    found = None
+    for length in lengths:
+        length = jnp.clip(jnp.asarray(length), 0, size).astype(jnp.int32)
+        found = length if found is None else jnp.minimum(found, length)
+    return found
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Operands that a kernel can be trusted with, and what to do to its output.
+
+    Attributes:
+      q, k, v: finite, and 0 where they take no part.
+      bias: finite, [*#B #N #T #S] or None.
+      allowed: the mask's rest as a matrix [*#B #N #T #S], all True for queries that may read nothing;
+        None is all True.
+      reads_nothing: [*#B #N #T].
+      reads_poison: [*#B #N #T], queries that read a NaN or an Inf.
+    """
+
+    q: Float[Array, "*B T N H"]
+    k: Float[Array, "*B S K H"]
+    v: Float[Array, "*B S K Hv"]
+    bias: Float[Array, "*#B #N #T #S"] | None
+    allowed: Bool[Array, "*#B #N #T #S"] | None
+    reads_nothing: Bool[Array, "*#B #N #T"]
+    reads_poison: Bool[Array, "*#B #N #T"]
+
+
+def prepare(q: Array, k: Array, v: Array, bias: Array | None, mask: Mask | None, lowered: Lowered):
+    """See ``Prepared``; with nothing but lowered terms it never makes a matrix."""
+    T, N, S = q.shape[-3], q.shape[-2], k.shape[-3]
+    poison = ~(jnp.isfinite(k).all(-1) & jnp.isfinite(v).all(-1))
+    poison = jnp.moveaxis(jnp.repeat(poison, N // k.shape[-2], axis=-1), -1, -2)
+    mask, rest, readable = Mask(()) if mask is None else mask, lowered.rest, None
+    if bias is not None:
+        readable = bias != -jnp.inf
+        bias = jnp.where(readable, bias, 0)
+        finite = Mask((Explicit(readable),))
+        mask, rest = mask & finite, rest & finite
+    reads_nothing, reads_poison = _read(mask, poison, T, S)
+    reads_poison = reads_poison | _poisoned(q) & ~reads_nothing
+    allowed = None
+    if rest.terms:
+        allowed = rest.block(jnp.arange(T), jnp.arange(S)) | reads_nothing[..., None]
+        allowed = allowed.reshape((1,) * (q.ndim - allowed.ndim) + allowed.shape)
+    # Selected, not multiplied: gradients that a kernel leaves in a padding end here.
+    q = jnp.where(by_query(reads_nothing) | ~jnp.isfinite(q), 0, q)
+    unread = False if lowered.k_lengths is None else _beyond(lowered.k_lengths, S)
+    k, v = (jnp.where(unread | ~jnp.isfinite(x), 0, x) for x in (k, v))
+    return Prepared(q, k, v, bias, allowed, reads_nothing, reads_poison)
+
+
+def repair(out: Float[Array, "*B T N Hv"], prepared: Prepared) -> Float[Array, "*B T N Hv"]:
+    """0 where nothing may be read, NaN where a NaN or an Inf is read."""
+    out = jnp.where(by_query(prepared.reads_nothing), 0, out)
+    return jnp.where(by_query(prepared.reads_poison), jnp.nan, out)
+
+
+def by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
+    """A value for each row of logits, laid out beside the output."""
+    return jnp.moveaxis(rows, -1, -2)[..., None]
+
+
+def _read(mask: Mask, poison: Bool[Array, "*B N S"], T: int, S: int) -> tuple[Array, Array]:
+    """Which queries may read nothing, and which a poisoned key: [*#B #N #T] both."""
+    found = ranges(mask, T, S)
+    if found.limits or found.rest.terms:
+        allowed = mask.block(jnp.arange(T), jnp.arange(S))
+        allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-1], S))
+        allowed = allowed.reshape((1,) * (poison.ndim + 1 - allowed.ndim) + allowed.shape)
+        return ~allowed.any(-1), (allowed & poison[..., None, :]).any(-1)
+    first = jnp.zeros((1,), jnp.int32) if found.first is None else found.first
+    last = jnp.full((1,), S) if found.last is None else found.last
+    first, last = (x.reshape((1,) * (poison.ndim - 1 - x.ndim) + x.shape) for x in (first, last))
+    first, last = (x[..., None, :] for x in jnp.broadcast_arrays(first, last))
+    before = jnp.cumsum(jnp.pad(poison, [(0, 0)] * (poison.ndim - 1) + [(1, 0)]), -1)
+    spread = jnp.broadcast_shapes(before.shape[:-1], first.shape[:-1]) + first.shape[-1:]
+    until, since = (
+        jnp.take_along_axis(before, jnp.broadcast_to(x, spread), -1) for x in (last, first)
+    )
+    return first >= last, (until > since) & (first < last)
+
+
+def _poisoned(q: Float[Array, "*B T N H"]) -> Bool[Array, "*B N T"]:
+    return jnp.moveaxis(~jnp.isfinite(q).all(-1), -1, -2)
+
+
+def _beyond(lengths: Int[Array, "*#B"], S: int) -> Bool[Array, "*#B S 1 1"]:
+    return (jnp.arange(S) >= lengths[..., None])[..., None, None]
+
+
+def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -> Any:
+    """Leading axes folded into one; broadcast to the whole batch unless all are of size 1."""
+    if x is None:
+        return None
+    own = x.shape[x.ndim - inner :]
+    if whole or any(n != 1 for n in x.shape[: x.ndim - inner]):
+        x = jnp.broadcast_to(x, (*batch, *own))
+    return x.reshape(-1, *own)
+
+
+def folded(prepared: Prepared, lowered: Lowered, batch: tuple[int, ...]) -> tuple[tuple, dict]:
+    """The arguments q, k, v, bias and mask of such a kernel, and its keywords for what was lowered."""
+    arrays = (prepared.q, prepared.k, prepared.v)
+    operands = [one_batch(x, 3, batch, whole=True) for x in arrays]
+    operands += [one_batch(x, 3, batch) for x in (prepared.bias, prepared.allowed)]
+    keywords: dict[str, Any] = {"is_causal": lowered.causal}
+    if lowered.left is not None:
+        keywords["local_window_size"] = (lowered.left, 0)
+    lengths = {"query": lowered.q_lengths, "key_value": lowered.k_lengths}
+    for name, length in lengths.items():
+        if length is not None:  # A length of 0 would leave its queries nothing: they are repaired.
+            whole = one_batch(jnp.maximum(length, 1), 0, batch, whole=True)
+            keywords[f"{name}_seq_lengths"] = whole
+    return tuple(operands), keywords

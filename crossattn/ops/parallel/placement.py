@@ -1,0 +1,237 @@
+"""Where operands lie: each device computes its own part.
+
+On a mesh with ``AxisType.Explicit`` axes, the type of an array says which of its axes are split over which
+of the mesh's; for Auto axes the table of ``crossattn.axes`` says it. ``Split`` puts the two together and
+runs a computation inside ``jax.shard_map``, where a kernel sees one device's batch, heads and queries, and
+nothing that is split by them is gathered.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from crossattn import axes as logical
+from crossattn.ops.blockwise.blocks import varying
+
+
+class Names(tuple):
+    """What each axis of an array is: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
+
+
+def named(x: Any, *inner: Any) -> Names:
+    """The names of an array's axes, given the last ones; those before them are batch axes."""
+    return Names((*range(jnp.ndim(x) - len(inner), 0, -1), *inner))
+
+
+def mesh_of(tree: Any) -> AbstractMesh | None:
+    """The mesh with Explicit axes that some array of a tree lies on, if there is one."""
+    for x in jax.tree.leaves(tree):
+        if isinstance(x, jax.Array):
+            mesh = getattr(jax.typeof(x).sharding, "mesh", None)
+            if mesh is not None and AxisType.Explicit in mesh.axis_types:
+                return mesh
+    return None
+
+
+def attended_on(tree: Any) -> AbstractMesh | None:
+    """The mesh over whose devices attention is split: of Explicit axes, or of Auto ones in the table."""
+    found = mesh_of(tree)
+    if found is not None:
+        return found
+    return next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which mesh axes split which axes of the operands.
+
+    Attributes:
+      mesh: the mesh that the operands lie on; where there is a context, the mesh of that.
+      axes: name -> mesh axes.
+      automatic: the mesh's Auto axes, where the table knows one of them; along the others XLA decides.
+    """
+
+    mesh: Any
+    axes: dict[Any, tuple[str, ...]]
+    automatic: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, mesh: Any, operands: Sequence[tuple[Any, Names]]) -> "Split":
+        """What the types of the operands say, and for Auto axes the table.
+
+        Of two operands that disagree, what the first one says. A mesh axis splits one of a name's axes
+        at most: batch before heads before queries before keys.
+        """
+        found: dict[Any, tuple[str, ...]] = {}
+        taken: set[str] = set()
+        named = [
+            entry for x, names in operands for entry in zip(names, spec_of(x, mesh), strict=True)
+        ]
+        for name in sorted({n for n, _ in named if n is not None}, key=_order):
+            for axes in (axes for n, axes in named if n == name):
+                if axes and not taken & set(axes):
+                    found[name] = axes
+                    taken |= set(axes)
+                    break
+        automatic = _ruled(mesh)
+        sizes = {n: size for x, names in operands for n, size in zip(names, x.shape, strict=True)}
+        outermost = max((n for n in sizes if isinstance(n, int)), default=None)
+        for name, rule in {outermost: "batch", "N": "heads", "T": "length", "S": "length"}.items():
+            if name in sizes and name not in found:
+                free = [axis for axis in automatic if axis not in taken]
+                axes = logical.split_over(rule, sizes[name], mesh, free, logical.rules())
+                if axes:
+                    found[name] = axes
+                    taken |= set(axes)
+        # Axes of one device are named too: what is not split over an axis has its gradient summed over it.
+        alone = tuple(axis for axis in automatic if mesh.shape[axis] == 1 and axis not in taken)
+        if alone:
+            name = "N" if outermost is None else outermost
+            found[name] = (*found.get(name, ()), *alone)
+        return cls(mesh, found, automatic)
+
+    def without(self, *names: Any) -> "Split":
+        """The same, with the axes of these names whole on every device."""
+        kept = {n: axes for n, axes in self.axes.items() if n not in names}
+        return Split(self.mesh, kept, self.automatic)
+
+    def parts(self, name: Any) -> int:
+        """Over how many devices an axis is split."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
+
+    @property
+    def nested(self) -> bool:
+        """Inside another ``shard_map``: JAX (0.12) does not compile the gradient of one in the other."""
+        return bool(getattr(self.mesh, "manual_axes", ()))
+
+    def first(self, name: Any, length: int) -> Any:
+        """The index of this device's first member of an axis, of which it has ``length``."""
+        axes = self.axes.get(name)
+        return jax.lax.axis_index(axes) * length if axes else 0
+
+    def spec(self, names: Names, shape: Sequence[int] | None = None) -> PartitionSpec:
+        """How an array is split; with its shape, axes of size 1 are whole, as they broadcast."""
+        sizes = [0] * len(names) if shape is None else shape
+        found = [
+            self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)
+        ]
+        return PartitionSpec(*found)
+
+    def over(self, axis: str, *names: str) -> "Split":
+        """The same, with lengths of these names, and nothing else, split over that mesh axis."""
+        others = {
+            n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes
+        }
+        return Split(self.mesh, others | dict.fromkeys(names, (axis,)), self.automatic)
+
+    def put(self, x: Any, names: Names) -> Any:
+        """The array, split so."""
+        return reshard(x, self.mesh, self.spec(names, jnp.shape(x)))
+
+    def run(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
+        """``call`` of each device's parts; trees of ``Names`` say what arrays and results are."""
+        each = partial(jax.tree.map, is_leaf=_is_names)
+        specs = each(lambda n, x: self.spec(n, jnp.shape(x)), names, arrays)
+        arrays = each(lambda n, x: self.put(x, n), names, arrays)
+        used = {axis for axes in self.axes.values() for axis in axes}
+        chosen = used | _explicit(self.mesh) | set(self.automatic)
+        # Unless told, it takes all axes, but for those that a vmap has taken.
+        whole: Any = {} if chosen == set(self.mesh.axis_names) else {"axis_names": chosen}
+        return jax.shard_map(
+            call,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=each(self.spec, out),
+            # Inside another shard_map, as there. Kernels of other people do not say over which axes
+            # their results vary.
+            check_vma=any(map(varying, jax.tree.leaves(arrays))),
+            **whole,
+        )(*arrays)
+
+    def run_elementwise(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
+        """``run`` of what is the same for parts and for the whole, so that it may be either."""
+        if self.nested:
+            return self.run_whole(lambda given: call(*given), arrays, out)
+        return self.run(call, arrays, names, out)
+
+    def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
+        """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""
+        places = iter(jax.tree.leaves(out, is_leaf=_is_names))
+        return automatically(call, self.mesh, lambda x: self.spec(next(places)))(arguments)
+
+
+def automatically(call: Callable, mesh: Any, place: Callable[[Any], PartitionSpec]) -> Callable:
+    """``call`` of one argument, inside which Explicit axes are Auto; ``place`` says how a result is split."""
+    explicit = _explicit(mesh)
+    inside = mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
+
+    def entered(arguments: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(inside):
+            found = call(jax.tree.map(lambda x: _retyped(x, inside), arguments))
+        return jax.tree.map(lambda x: reshard(x, mesh, place(x)), found)
+
+    return entered
+
+
+def _retyped(x: Any, mesh: Any) -> Any:
+    """An array on Explicit axes as one on this mesh, where it stays."""
+    if mesh_of(x) is None:
+        return x
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
+
+
+def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
+    """The array, split so over the Explicit axes of the mesh; others are as XLA sees fit."""
+    explicit = _explicit(mesh)
+    if not explicit:
+        return x
+    kept = [tuple(axis for axis in _several(entry) if axis in explicit) or None for entry in spec]
+    return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*kept)))
+
+
+def in_force(mesh: Any) -> Any:
+    """The mesh of the context, which inside ``jax.shard_map`` knows which axes are manual; else this one."""
+    context = jax.sharding.get_abstract_mesh()
+    return mesh if context.empty else context
+
+
+def _explicit(mesh: Any) -> set[str]:
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {name for name, kind in kinds if kind == AxisType.Explicit}
+
+
+def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
+    """For each axis of an array, the Explicit mesh axes that split it."""
+    sharding = jax.typeof(x).sharding if isinstance(x, jax.Array) else None
+    if sharding is None or sharding.mesh.empty:
+        return ((),) * jnp.ndim(x)
+    explicit = _explicit(mesh)
+    entries = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
+    return tuple(tuple(axis for axis in _several(e) if axis in explicit) for e in entries)
+
+
+def _ruled(mesh: Any) -> tuple[str, ...]:
+    """The Auto axes of a mesh of which the table knows one; a kernel takes none of them for itself."""
+    automatic = logical.automatic(mesh)
+    known = {axis for axes in logical.rules().values() for axis in axes}
+    return tuple(automatic) if known & set(automatic) else ()
+
+
+def _several(entry: Any) -> tuple[str, ...]:
+    if isinstance(entry, str):
+        return (entry,)
+    return entry if isinstance(entry, tuple) else ()
+
+
+def _order(name: Any) -> tuple[int, int]:
+    return (0, name) if isinstance(name, int) else (1 + "NKTS".index(name), 0)
+
+
+def _is_names(x: Any) -> bool:
+    return isinstance(x, Names)

@@ -1,0 +1,1 @@
+"""Where things stand: sinusoids, rotations of queries and keys, biases of distance."""

@@ -1,0 +1,1 @@
+"""Families of published models, a file each: its configuration, and where each parameter is."""

@@ -1,0 +1,142 @@
+"""BART and mBART: names of their tensors, meaning of their configs; what their kin share."""
+
+from typing import Any
+
+import numpy as np
+
+from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.nn.inputs import InputConfig, PositionScheme
+from crossattn.nn.outputs import OutputConfig
+from crossattn.ops.positions.sinusoids import sinusoid_table
+from crossattn.weights.formats.safetensors import CheckpointError
+from crossattn.weights.rules import Names, Rules, Shape, under
+from crossattn.weights.settings import Settings, bart_block
+
+_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+_ENCODER = {
+    **under("attention", "self_attn", _ATTENTION),
+    "attention_residual.norm": "self_attn_layer_norm",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
+    "feedforward_residual.norm": "final_layer_norm",
+}
+_DECODER = {
+    **_ENCODER,
+    **under("cross", "encoder_attn", _ATTENTION),
+    "cross_residual.norm": "encoder_attn_layer_norm",
+}
+LAYERS = {
+    **under("encoder.layers.{}", "model.encoder.layers.{}", _ENCODER),
+    **under("decoder.stack.layers.{}", "model.decoder.layers.{}", _DECODER),
+}
+_NAMES = {
+    "target_input.embedding": "model.shared",
+    "source_input.learned": "model.encoder.embed_positions",
+    "source_input.norm": "model.encoder.layernorm_embedding",
+    "target_input.learned": "model.decoder.embed_positions",
+    "target_input.norm": "model.decoder.layernorm_embedding",
+    "encoder_norm": "model.encoder.layer_norm",
+    "decoder.norm": "model.decoder.layer_norm",
+    "output": "lm_head",
+    "output.bias": "final_logits_bias",
+    **LAYERS,
+}
+PREFIX = "model."
+# What a config that does not say so has for padding.
+_PADDING = {"bart": 1, "mbart": 1, "marian": 58100, "pegasus": 0}
+_SEPARATE = {
+    "source_input.embedding": "model.encoder.embed_tokens",
+    "target_input.embedding": "model.decoder.embed_tokens",
+}
+_SHARED, _SOURCE, _TARGET, _OUTPUT = (
+    f"{module}.weight" for module in ("model.shared", *_SEPARATE.values(), "lm_head")
+)
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    return family(
+        settings,
+        names,
+        norm_first=settings["model_type"] == "mbart",
+        positions="learned",
+        norm_epsilon=1e-5,
+        dtype=dtype,
+    )
+
+
+def family(
+    settings: Settings,
+    names: Names,
+    *,
+    norm_first: bool,
+    positions: PositionScheme,
+    norm_epsilon: float | None,
+    needs_bias: bool = False,
+    dtype: Any,
+) -> tuple[Any, TransformerConfig, Rules]:
+    """What BART, mBART, Marian and Pegasus have in common, which is nearly everything.
+
+    ``final_logits_bias`` is zeros where a file lacks it, as in transformers, unless the model needs it.
+    """
+    options: dict[str, Any] = dict(norm_first=norm_first, dtype=dtype)
+    tied = settings.get("tie_word_embeddings", True)
+    vocab = settings["vocab_size"]
+    separate = _separate_tables(settings, names)
+    config = TransformerConfig(
+        vocab_size=settings.get("decoder_vocab_size") or vocab,
+        block=bart_block(settings, "decoder", **options),
+        encoder_block=bart_block(settings, "encoder", **options),
+        encoder_layers=settings["encoder_layers"],
+        decoder_layers=settings["decoder_layers"],
+        source_vocab_size=vocab if separate else None,
+        separate_inputs=positions == "learned",
+        positions=positions,
+        max_length=settings["max_position_embeddings"],
+        input=InputConfig(
+            scale=settings["d_model"] ** 0.5 if settings.get("scale_embedding") else 1.0,
+            position_offset=2 if positions == "learned" else 0,
+            norm_epsilon=norm_epsilon,
+            frozen_id=settings.get("pad_token_id", _PADDING[settings["model_type"]]),
+            sinusoid_dtype=_stored_sinusoids(names) if positions == "sinusoidal" else None,
+        ),
+        tie_output=tied,
+        output=OutputConfig(bias=needs_bias or "final_logits_bias" in names),
+    )
+    return Transformer, config, _rules(separate, tied)
+
+
+def _separate_tables(settings: Settings, names: Names) -> bool:
+    """Whether source and target have tables of their own: Marian's may; so do untied models."""
+    shared = settings.get("share_encoder_decoder_embeddings", True)
+    return not shared or (not settings.get("tie_word_embeddings", True) and _SOURCE in names)
+
+
+def _rules(separate: bool, tied: bool) -> Rules:
+    aliases = {} if separate else {_SOURCE: _SHARED, _TARGET: _SHARED}
+    if tied:
+        aliases[_OUTPUT] = _TARGET if separate else _SHARED
+    return Rules(
+        _NAMES | _SEPARATE if separate else _NAMES,
+        aliases=aliases,
+        constants={r"model\.(encoder|decoder)\.embed_positions\.weight": _sinusoids},
+        # An untied model has this table still, and looks nothing up in it.
+        unused=(r"model\.shared\.weight",) if separate else (),
+        rows=("output.bias",),
+    )
+
+
+def _sinusoids(shape: Shape) -> np.ndarray:
+    """The table of positions of Marian and Pegasus, as their checkpoints may hold it."""
+    return sinusoid_table(*shape)
+
+
+def _stored_sinusoids(names: Names) -> str | None:
+    """The type that rounds a checkpoint's tables of positions; None where it has none, or whole ones."""
+    tables = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+    found = {names.dtypes[table] for table in tables if table in names.dtypes}
+    if len(found) > 1:
+        raise CheckpointError(
+            f"the tables of positions are of types {' and '.join(sorted(found))}."
+        )
+    return {"BF16": "bfloat16", "F16": "float16"}.get("".join(found))

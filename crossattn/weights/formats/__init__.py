@@ -1,0 +1,1 @@
+"""Files that weights come in."""

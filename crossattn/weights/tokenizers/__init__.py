@@ -1,0 +1,1 @@
+"""Tokenizers as published models bring them."""
