@@ -300,10 +300,18 @@ class Block(nnx.Module):
       scope: what profiles call self-attention in it.
       **sublayers: by name, in order; the parameters of sublayer ``x`` are those of ``x`` and ``x_residual``.
 
+    Raises:
+      ValueError: a sublayer has the name of something else that a block has.
     Example: ``Block(attention=config.self_attention(rngs), feedforward=config.feedforward(rngs))``.
     """
 
     def __init__(self, *, scope: str = "self_attention", **sublayers: Sublayer):
+        names = [*sublayers, *(["scope"] if isinstance(scope, Sublayer) else [])]
+        own = ("scope", "sublayers")
+        if taken := [name for name in names if name in own or hasattr(Block, name)]:
+            raise ValueError(
+                f"a sublayer is called {taken[0]!r}, as something else of a block is; expected another name."
+            )
         for name, sublayer in sublayers.items():
             setattr(self, name, sublayer.inner)
             setattr(self, f"{name}_residual", sublayer.residual)
@@ -345,13 +353,15 @@ class Block(nnx.Module):
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
-            one that no sublayer reads; or a causal sublayer's mask leaves open whether later positions
-            may be read.
+            one that no sublayer reads, or a cache that several would share; or a causal sublayer's mask
+            leaves open whether later positions may be read.
         """
         projected, memories = {} if state is None else state.memories, memories or {}
         self._check(projected, memories, memory_masks or {}, return_weights)
         keys = split(key, 2 * len(self.sublayers))
         cache, weights = None if state is None else state.cache, None
+        if cache is not None:
+            self._check_cache()
         for place, inner_key, outer_key in zip(self.sublayers, keys[::2], keys[1::2], strict=True):
             inner, residual = getattr(self, place.name), getattr(self, f"{place.name}_residual")
             hidden = residual.pre_norm(x)
@@ -421,6 +431,15 @@ class Block(nnx.Module):
             raise ValueError(
                 f"the state has a memory for {unread[0]}, which no sublayer of this "
                 f"{type(self).__name__} reads; expected those of {', '.join(readers) or 'none'}."
+            )
+
+    def _check_cache(self) -> None:
+        """A state holds the keys and values of one sublayer."""
+        own = [place.name for place in self.sublayers if place.reads == ITSELF]
+        if len(own) > 1:
+            raise ValueError(
+                f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "
+                f"self-attention, {', '.join(own)}; expected one: put them in blocks of their own."
             )
 
 

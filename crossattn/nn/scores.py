@@ -96,11 +96,12 @@ class ScoredAttention(nnx.Module):
             # A mask has an axis of heads, of which there is one, and queries of one sequence.
             allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, memory.size))
             allowed = jnp.concatenate([_without_heads(allowed)] * count, axis=-2)
-            read = jnp.broadcast_to(allowed.any(-2), keys.shape[:-1])[..., None]
-            # What nobody reads may be anything, and 0 times NaN is NaN.
-            keys, values = jnp.where(read, keys, 0), jnp.where(read, values, 0)
-        scores = self.scores(x.reshape(*batch, count * T, x.shape[-1]), keys).astype(jnp.float32)
-        weights = _softmax(scores, allowed)
+        x = x.reshape(*batch, count * T, x.shape[-1])
+        # 0 times NaN is NaN, so what is not finite leaves the operands, and comes back as scores that the
+        # mask can hide.
+        poison = _poison(x)[..., :, None] + (_poison(keys) + _poison(values))[..., None, :]
+        x, keys, values = (jnp.where(jnp.isfinite(a), a, 0) for a in (x, keys, values))
+        weights = _softmax(self.scores(x, keys).astype(jnp.float32) + poison, allowed)
         out = jnp.einsum("...ts,...sm->...tm", weights.astype(values.dtype), values)
         out = placed(out.reshape(*lead, T, out.shape[-1]), "embed")
         if not return_weights:
@@ -211,6 +212,11 @@ class LuongAttention(ScoredAttention):
 def _without_heads(allowed: Bool[Array, "..."]) -> Bool[Array, "..."]:
     """[*B N T S] -> [*B T S] of the one head; [T S] as it is."""
     return allowed if allowed.ndim == 2 else allowed[..., 0, :, :]
+
+
+def _poison(x: Float[Array, "*B X D"]) -> Float[Array, "*B X"]:
+    """NaN for each vector that has an element which is not finite, else 0."""
+    return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
 def _softmax(

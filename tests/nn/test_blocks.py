@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
 from crossattn.nn import (
@@ -229,6 +230,21 @@ def test_a_memory_without_a_reader_is_refused():
         ValueError, match="a memory for third, which no sublayer of this Block reads"
     ):
         block(jnp.asarray(X), state)
+
+
+def test_a_cache_that_two_sublayers_would_share_is_refused():
+    rngs = nnx.Rngs(0)
+    own = {name: CONFIG.self_attention(rngs, causal=True) for name in ("first", "second")}
+    block = Block(**own)
+    state = BlockState(cache=block.first.cache((2,), 8))
+    with pytest.raises(ValueError, match="2 sublayers of self-attention, first, second"):
+        block(jnp.asarray(X[:, :1]), state)
+
+
+@pytest.mark.parametrize("name", ["scope", "sublayers", "read"])
+def test_a_sublayer_does_not_take_the_name_of_a_part_of_its_block(name, in_production):
+    with pytest.raises(ValueError, match=f"a sublayer is called '{name}'"):
+        Block(**{name: CONFIG.feedforward(nnx.Rngs(0))})
 
 
 def test_cross_attention_may_have_another_shape():

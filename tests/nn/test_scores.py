@@ -85,6 +85,32 @@ def test_what_may_not_be_read_has_no_influence_and_no_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_only_later_queries_may_read_does_not_spoil_earlier_ones(kind, bad):
+    attention, _, memory = case(kind)
+    spoilt = memory.copy()
+    spoilt[:, 2] = bad
+    call = jax.jit(lambda m: attention(jnp.asarray(X), m, xa.masks.causal()))
+    found = call(spoilt)
+    np.testing.assert_array_equal(found[:, :2], call(memory)[:, :2])
+    assert np.isnan(found[:, 2]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_that_reads_nothing_may_hold_anything(kind):
+    attention, _, memory = case(kind)
+    reads = jnp.asarray(np.array([True, False, True])[None, None, :, None])
+    spoilt = X.copy()
+    spoilt[:, 1] = np.nan
+
+    @jax.jit
+    def call(x):
+        return jax.grad(lambda m: jnp.sum(attention(x, m, reads) ** 2))(jnp.asarray(memory))
+
+    np.testing.assert_array_equal(call(spoilt), call(X))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_more_queries_share_a_memory_and_queries_of_no_example_read_all(kind):
     attention, params, memory = case(kind)
     several = RNG.normal(size=(B, 2, T, D)).astype(np.float32)
