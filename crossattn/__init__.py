@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from crossattn.functional import apply as apply
     from crossattn.functional import init as init
     from crossattn.ops import masks as masks
+    from crossattn.ops import positions as positions
     from crossattn.ops.attend import attend as attend
     from crossattn.ops.backends import use_backend as use_backend
     from crossattn.ops.blockwise.stats import attention_stats as attention_stats
@@ -42,7 +43,6 @@ if TYPE_CHECKING:  # the same names as below, for type checkers and editors
     from crossattn.ops.parallel.sharded import attend_sharded as attend_sharded
     from crossattn.ops.positions import bias as bias
     from crossattn.ops.positions import rotary as rotary
-    from crossattn.ops.positions import sinusoids as positions
     from crossattn.weights import load as load
     from crossattn.weights import save as save
 
@@ -63,7 +63,7 @@ _LOCATIONS = {
     "load": "crossattn.weights:load",
     "save": "crossattn.weights:save",
     "masks": "crossattn.ops.masks",
-    "positions": "crossattn.ops.positions.sinusoids",
+    "positions": "crossattn.ops.positions",
     "rotary": "crossattn.ops.positions.rotary",
     "bias": "crossattn.ops.positions.bias",
     "ops": "crossattn.ops",

@@ -144,7 +144,7 @@ def test_beams_share_one_copy_of_the_source(scan):
     def keys(p):
         layers = xa.functional.bind(build, p).prefill(3, BEAMS, LENGTH, **read).layers
         layer = layers if scan else layers[0]
-        return layer.source.keys, layer.cache.keys
+        return layer.memories["cross"].keys, layer.cache.keys
 
     source, cache = jax.eval_shape(keys, shapes)
     lead = (2,) if scan else ()

@@ -10,6 +10,7 @@ import pytest
 import crossattn as xa
 from crossattn.testing.case import H, K, N, S, T, array
 from tests.closeness import close
+from tests.conftest import on_eight_devices
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,6 @@ def test_gradients_survive_asking_for_weights(qkv):
 SHARDED = """
 import functools, jax, crossattn as xa
 from crossattn import testing
-from tests.conftest import on_eight_devices
 assert jax.device_count() == 8
 auto = {"sharded_arrays", "shard_map"}
 explicit = {item.case for item in testing.items(promises=["meshes"])}

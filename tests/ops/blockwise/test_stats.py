@@ -54,7 +54,7 @@ def in_numpy(q, k, mask, bias):
     )
     reads = may.any(-1)
     logs = np.log(np.where(weights > 0, weights, 1))
-    return xa.ops.stats.AttentionStats(
+    return xa.ops.blockwise.stats.AttentionStats(
         lse=lse,
         entropy=-np.sum(weights * logs, -1),
         maximum=weights.max(-1),
