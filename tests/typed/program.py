@@ -12,7 +12,7 @@ def program(q: jax.Array, source: jax.Array, key: jax.Array) -> None:
     stats = xa.attention_stats(q, q, xa.masks.causal(), top_k=2)
     memory = xa.Memory.concat(xa.Memory(q, q), xa.Memory(q, q))
     merged, lse = xa.merge(q, q[..., 0], q, q[..., 0])
-    config = TransformerConfig(90, BlockConfig(32, 4, 64), encoder_layers=1, decoder_layers=1)
+    config = TransformerConfig(90, BlockConfig.of(32, 4, 64), encoder_layers=1, decoder_layers=1)
     params = xa.init(lambda rngs: Transformer(config, rngs=rngs), key)
     model = xa.functional.bind(lambda rngs: Transformer(config, rngs=rngs), params)
     written = xa.decode.generate(model, source, max_new_tokens=4, num_beams=2)
