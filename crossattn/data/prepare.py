@@ -40,6 +40,7 @@ from crossattn.data.shards import (
     write_shard,
     written,
 )
+from crossattn.data.published_tokenizer import tokenizer_of
 from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class PreparedCorpus:
         given = json.loads(text)
         encoding = given.pop("encoding")
         for side in ("tokenizer", "target_tokenizer"):
-            encoding[side] = encoding[side] and Tokenizer.from_json(encoding[side])
+            encoding[side] = encoding[side] and tokenizer_of(encoding[side])
         return cls(encoding=Encoding(**encoding), **given)
 
 
