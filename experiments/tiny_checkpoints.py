@@ -41,7 +41,8 @@ _GPT2 = dict(
 )  # fmt: skip
 _BERT = dict(
     model_type="bert", vocab_size=256 + len(_SPECIALS), hidden_size=32, num_hidden_layers=1,
-    num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=0.0,
+    num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, type_vocab_size=2,
+    hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0, **_IDS,
 )  # fmt: skip
 _PAIR = dict(

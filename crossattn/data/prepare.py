@@ -32,6 +32,7 @@ from tqdm import tqdm
 from crossattn.data import fetch, sources
 from crossattn.data.encoded import EncodedPairs, Encoding
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.published_tokenizer import tokenizer_of
 from crossattn.data.shards import (
     read_shards,
     remove_partial,
@@ -40,7 +41,6 @@ from crossattn.data.shards import (
     write_shard,
     written,
 )
-from crossattn.data.published_tokenizer import tokenizer_of
 from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)

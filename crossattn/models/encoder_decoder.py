@@ -90,6 +90,8 @@ class EncoderDecoder(Autoregressive):
         *,
         source_segment_ids: Int[Array, "*B S"] | None = None,
         target_segment_ids: Int[Array, "*B T"] | None = None,
+        source_positions: Int[Array, "*#B S"] | None = None,
+        target_positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
@@ -98,9 +100,10 @@ class EncoderDecoder(Autoregressive):
         keys = split(key, 2)
         result = self.decoder.hidden(
             target_in,
-            memory=self.encode(source, source_segment_ids, key=keys[0]),
+            memory=self.encode(source, source_segment_ids, source_positions, keys[0]),
             memory_segment_ids=source_segment_ids,
             segment_ids=target_segment_ids,
+            positions=target_positions,
             key=keys[1],
             return_weights=return_weights,
         )

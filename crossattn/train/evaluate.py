@@ -42,7 +42,9 @@ def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> fl
     try:
         import jiwer
     except ImportError:
-        raise MissingPackage("word errors need jiwer: pip install jiwer whisper-normalizer") from None
+        raise MissingPackage(
+            "word errors need jiwer: pip install jiwer whisper-normalizer"
+        ) from None
     pairs = [
         (normalised(text), normalised(written))
         for text, written in zip(references, transcripts, strict=True)

@@ -175,7 +175,11 @@ def load(
     params, layout = read(model, rules, files, names, place, **options)
     beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
     layout = replace(layout, beside=beside)
-    return replace(model, layout=layout), params, read_tokenizer(folder, json.loads(model.text)["model_type"])
+    return (
+        replace(model, layout=layout),
+        params,
+        read_tokenizer(folder, json.loads(model.text)["model_type"]),
+    )
 
 
 def tensor_types(folder: Path) -> dict[str, str]:
