@@ -19,11 +19,11 @@ def get_config(arg: str = ""):
             loss=parts.cross_entropy(),
             # The encoder stays as it is: no gradient of it is computed, and few recordings cannot spoil it.
             optim=parts.adamw(
-                learning_rate=2e-5, warmup_steps=10, b2=0.999, eps=1e-8, train="^decoder"
+                learning_rate=5e-5, warmup_steps=5, b2=0.999, eps=1e-8, train="^decoder"
             ),
             mesh=parts.mesh(),
-            train=parts.train(steps=100, log_every=10, eval_every=25),
-            checkpoint=parts.checkpoint(every=25, best_metric="wer", best_mode="min"),
+            train=parts.train(steps=60, log_every=5, eval_every=20),
+            checkpoint=parts.checkpoint(every=20, best_metric="wer", best_mode="min"),
             evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=8)),
         )
     )

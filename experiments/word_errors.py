@@ -1,6 +1,6 @@
 """Word errors of Whisper on real speech, ours beside faster-whisper's on the same files.
 
-    pip install crossattn[speech] jiwer whisper-normalizer faster-whisper
+    pip install crossattn[speech] faster-whisper
     python -m experiments.word_errors tiny.en base
 
 The LibriVox sentences and the Asterisk prompts of four words or more, greedy, texts normalised as
@@ -31,8 +31,7 @@ FLAGS = (_SETS, INT8, _TEXTS)
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    launch.need("jiwer", "whisper_normalizer", install="jiwer whisper-normalizer")
-    launch.need("soundfile", "soxr", install="crossattn[speech]")
+    launch.need("jiwer", "whisper_normalizer", "soundfile", "soxr", install="crossattn[speech]")
     launch.keep_compiled()
     if _TEXTS.value:
         launch.writable(Path(_TEXTS.value))

@@ -64,7 +64,7 @@ def normalised(text: str) -> str:
         from whisper_normalizer.english import EnglishTextNormalizer
     except ImportError:
         raise MissingPackage(
-            "word errors need whisper-normalizer: pip install jiwer whisper-normalizer"
+            "word errors need whisper-normalizer: pip install 'crossattn[speech]'"
         ) from None
     return EnglishTextNormalizer()(text)
 

@@ -140,10 +140,12 @@ class TextTask(base.Task):
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
-        options = self.config.loss
+        options, table = self.config.loss, None
+        if self.checkpoint is not None:  # whose output layer may have a bias
+            hidden, table = model.output_product(hidden)
         loss, sums = linear_cross_entropy(
             hidden,
-            model.output_table(),
+            model.output_table() if table is None else table,
             batch["target_out"],
             batch["target_segment_ids"] > 0,
             label_smoothing=options.label_smoothing,

@@ -32,6 +32,7 @@ def open_split(
         example
         for example in _prompts(data_dir)
         if split_of(example["text"]) == split
+        and "(" not in example["text"]  # which describes silence
         and len(example["text"].split()) >= min_words
         and len(example["audio"]) <= max_seconds * RATE
     ]
