@@ -149,8 +149,6 @@ TEXT: dict[str, Key] = {
         "max_length": Key(int, "copy: the most words.", "[1, inf)"),
         "reverse_order": Key(bool, "copy: the target is the source backwards."),
         "seed": Key(int, "copy: of the words.", "[0, 4294967295]"),
-        "min_words": Key(int, "asterisk: the fewest words of a prompt.", "[1, inf)"),
-        "max_seconds": Key(float, "asterisk: the longest prompt.", "(0, inf)"),
     }, **_EXTRA),
     **under("data.splits", {
         "train": Key(str, "tfds: the split or slice to train on."),

@@ -21,11 +21,17 @@ from experiments.tasks.placement import config_mesh
 from experiments.tasks.texts import TextTask
 
 _TEXT = (
-    "data.name", "data.data_dir", "data.batch_size", "data.target_len", "data.options.min_words",
-    "data.options.max_seconds", "loss.label_smoothing", "loss.z_loss", "loss.chunks",
+    "data.name", "data.data_dir", "data.batch_size", "data.target_len", "loss.label_smoothing",
+    "loss.z_loss", "loss.chunks",
 )  # fmt: skip
 
 KEYS = {name: keys.TEXT[name] for name in _TEXT} | {
+    "data.options.min_words": Key(
+        int, "asterisk: the fewest words of a prompt.", "[1, inf)", needed=False
+    ),
+    "data.options.max_seconds": Key(
+        float, "asterisk: the longest prompt.", "(0, inf)", needed=False
+    ),
     "evaluate.examples": Key(
         int, "Validation recordings written down while training; 0 is none.", "[0, inf)"
     ),
