@@ -6,6 +6,7 @@ Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Gene
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.models import bert, decoder
@@ -79,7 +80,7 @@ class EncoderDecoder(Autoregressive):
         return (
             encoded
             if self.bridge is None
-            else replace(encoded, vectors=self.bridge(encoded.vectors))
+            else replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
         )
 
     @on_any_mesh

@@ -127,7 +127,7 @@ class DecoderStack(nnx.Module):
         """All rows stand at the same position."""
         (J, T), X = tokens.shape[-2:], states.cache_length
         x = embed(tokens, states.token_positions(T))
-        positions = states.positions + jnp.arange(T)
+        positions = jnp.asarray(states.positions) + jnp.arange(T)
         mask, bias = masks.causal(offset=states.positions), self.bias(positions, jnp.arange(X))
         if states.padding is not None:
             mask = mask & masks.key_padding(jnp.arange(X) >= states.padding[:, None])
