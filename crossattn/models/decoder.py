@@ -195,11 +195,8 @@ class Decoder(Autoregressive):
         return_weights: bool = False,
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, states, weights = self.decoder.decode(
-            self.input, tokens, states, return_weights=return_weights
-        )
-        x = self.output.transform(x)
-        return (x, states, weights) if return_weights else (x, states)
+        x, *rest = self.decoder.decode(self.input, tokens, states, return_weights=return_weights)
+        return self.output.transform(x), *rest
 
     def _read(self, memory: Any, segment_ids: Array | None) -> Any:
         if (memory is None) != (self.memory_dim is None):

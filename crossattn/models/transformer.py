@@ -287,11 +287,10 @@ class Transformer(Autoregressive):
         return_weights: bool = False,
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, states, weights = self.decoder.decode(
+        x, *rest = self.decoder.decode(
             self.target_input, tokens, states, return_weights=return_weights
         )
-        x = self.output.transform(x)
-        return (x, states, weights) if return_weights else (x, states)
+        return self.output.transform(x), *rest
 
 
 def _check_free(config: TransformerConfig) -> None:
