@@ -146,6 +146,12 @@ class Decoder(Autoregressive):
         """The output layer's weights, one row a token."""
         return self.output.rows(self.input.embedding)
 
+    def output_product(
+        self, hidden: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        return self.output.product(hidden, self.input.embedding)
+
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.

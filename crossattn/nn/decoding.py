@@ -182,8 +182,8 @@ class DecoderStack(nnx.Module):
         """
         self._check_weights(return_weights)
         run = partial(self._decode, embed, memory_masks, return_weights)
-        found = by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
-        return found if return_weights else found[:2]
+        decoded = by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
+        return decoded if return_weights else decoded[:2]
 
     def _kinds(self) -> list[Any]:
         """A block of each kind."""
@@ -207,15 +207,15 @@ class DecoderStack(nnx.Module):
     ) -> Any:
         """All rows stand at the same position."""
         (J, T), X = tokens.shape[-2:], states.cache_length
-        places = states.token_positions(T)
-        x = embed(tokens, places)
+        token_positions = states.token_positions(T)
+        x = embed(tokens, token_positions)
         read = {}
         if memory_masks is not None:
-            own = places.reshape(-1, T) if places.ndim > 1 else places
-            read = memory_masks(own, states.context)
+            rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
+            read = memory_masks(rows, states.context)
             # Queries are folded: all beams of a position, then those of the next.
             read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
-        positions = states.positions + jnp.arange(T)
+        positions = jnp.asarray(states.positions) + jnp.arange(T)
         mask, bias = masks.causal(offset=states.positions), self.bias(positions, jnp.arange(X))
         if states.padding is not None:
             mask = mask & masks.key_padding(jnp.arange(X) >= states.padding[:, None])

@@ -88,7 +88,7 @@ class CachedStates:
 
     def token_positions(self, count: int) -> Int[Array, "*B T"]:
         """Where the next ``count`` tokens stand, each in its own row's text, [T] or [B 1 T]."""
-        positions = self.positions + jnp.arange(count)
+        positions = jnp.asarray(self.positions) + jnp.arange(count)
         if self.padding is None:
             return positions
         return jnp.maximum(positions - self.padding[:, None, None], 0)
@@ -131,7 +131,7 @@ def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: Ca
     return x, CachedStates(**fields), weights
 
 
-def check_rows(name: str, x: Array, batch: int) -> None:
+def check_rows(name: str, x: AnyArray, batch: int) -> None:
     """Whether what is read has as many rows as are decoded.
 
     Raises:
@@ -151,7 +151,9 @@ def _rows(change: Callable, fields: dict[str, Any], axis: int) -> dict[str, Any]
     return fields | changed
 
 
-def _own_from(table: Int[Array, "B J X"], positions: Int[Array, "..."]) -> Int[Array, "B J X"]:
+def _own_from(
+    table: Int[AnyArray, "B J X"], positions: Int[AnyArray, "..."]
+) -> Int[Array, "B J X"]:
     """From ``positions`` on, each sequence reads what it will write itself."""
     J, X = table.shape[-2:]
     own = jnp.arange(J, dtype=table.dtype)[:, None]
