@@ -1,9 +1,10 @@
-"""A Flamingo that captions emoji after none, two or four examples; its language model is trained first.
+"""A Flamingo that captions emoji after none, two or four examples.
 
-Arguments: text, the language model alone; tiny. The second run begins from the first one's folder:
+Arguments: text, the language model alone, without pictures; gated, which begins from its folder and trains
+gates, resampler and the encoder of pictures alone; neither, all at once from the start; tiny.
 
     python -m experiments.train --config=configs/emoji_flamingo.py:text --workdir=runs/text
-    python -m experiments.train --config=configs/emoji_flamingo.py --workdir=runs/flamingo \\
+    python -m experiments.train --config=configs/emoji_flamingo.py:gated --workdir=runs/flamingo \\
         --config.init.from=runs/text
 """
 
@@ -16,9 +17,10 @@ _NEW = "gated|resampler|vision"
 
 
 def get_config(arg: str = ""):
-    """``flamingo`` or ``text``; tiny."""
-    words = parts.words(arg, ("flamingo", "text"))
-    text = parts.choice(words, ("flamingo", "text")) == "text"
+    """``whole``, ``text`` or ``gated``; tiny."""
+    words = parts.words(arg, ("whole", "text", "gated"))
+    kind = parts.choice(words, ("whole", "text", "gated"))
+    text, gated = kind == "text", kind == "gated"
     shape = dict(layers=4, activation="gelu", dim=128, mlp_dim=512)
     reading = dict(
         interval=2,
@@ -47,9 +49,9 @@ def get_config(arg: str = ""):
             model=parts.model("decoder", **shape)
             if text
             else parts.model("flamingo", **shape, **reading),
-            **({} if text else dict(init=init)),
+            **(dict(init=init) if gated else {}),
             loss=parts.cross_entropy(),
-            optim=parts.adamw() if text else parts.adamw(train=_NEW),
+            optim=parts.adamw(**(dict(train=_NEW) if gated else {})),
             mesh=parts.mesh(),
             train=parts.train(steps=600 if text else 1500, eval_every=100),
             checkpoint=parts.checkpoint(every=100, best_metric="nll", best_mode="min"),

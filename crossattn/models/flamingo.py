@@ -119,7 +119,7 @@ class Flamingo(Decoder):
 
     @on_any_mesh
     def encode(
-        self, images: Float[Array, "B I *P M"], key: Key[Array, ""] | None = None
+        self, images: Float[Array, "B I *P C"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "B I_L M"]:
         """Latents [B (I L) M] of pictures [B I H W C], or of their patches' vectors [B I P M]."""
         keys = split(key, 2)
@@ -141,8 +141,8 @@ class Flamingo(Decoder):
         self,
         tokens: Int[Array, "B T"],
         *,
-        images: Float[Array, "B I *P M"] | None = None,
-        image_positions: Int[Array, "B I"] | None = None,
+        images: Float[AnyArray, "B I *P C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
@@ -181,8 +181,8 @@ class Flamingo(Decoder):
         num_beams: int,
         cache_length: int,
         *,
-        images: Float[Array, "B I *P M"] | None = None,
-        image_positions: Int[Array, "B I"] | None = None,
+        images: Float[AnyArray, "B I *P C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
         """Decoding states: the images read once, and empty caches, for ``num_beams`` sequences a row.
@@ -225,6 +225,7 @@ class Flamingo(Decoder):
         if images is None:
             shape = (batch, self.resampler.num_latents, self.resampler.dim)
             return jnp.zeros(shape), jnp.full((batch, 1), -1)
+        images, image_positions = jnp.asarray(images), jnp.asarray(image_positions)
         check_rows("images", images, batch)
         if images.shape[:2] != image_positions.shape:
             raise ValueError(

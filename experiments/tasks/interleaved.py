@@ -5,8 +5,9 @@ told with those before it as examples. A model whose ``hidden`` takes no ``image
 that takes them may begin with what it has learnt.
 """
 
+import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn import models
+from crossattn import decode, models
 from crossattn.data.errors import DataError
 from crossattn.data.features import Image, Text
 from crossattn.data.pipeline import feature_batches
 from crossattn.data.tokenizers import BOS, PAD, UNK
 from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.sharding import rows_on
+from crossattn.train.sharding import everywhere, mesh_of, rows_on
 from crossattn.train.storage import Folder
 from experiments import keys
 from experiments.errors import SettingsError
@@ -34,6 +35,8 @@ IMAGE = UNK
 
 SHOTS = (0, 2, 4)
 """Numbers of examples before a caption whose losses are told apart."""
+
+_SAMPLED = 4  # rows that ``samples`` shows
 
 KEYS = {
     **{name: keys.TEXT[name] for name in (
@@ -186,6 +189,47 @@ class InterleavedTask(base.Task):
             "image": images,
             "valid": (np.arange(size) < len(examples)).astype(np.int32),
         }
+
+    def samples(self, params: Any, split: str) -> Sequence[str]:
+        """Captions of pictures, after no example and after as many as rows have; then the right ones."""
+        if not self._sees:
+            return ()
+        mesh, text_of = mesh_of(params), self._corpus.tokenizer.decode
+        batch, last = next(iter(self.eval_batches(split, mesh))), self.config.data.examples - 1
+        whole = (batch["image_positions"] >= 0).all(-1)
+        batch = {name: x[whole][:_SAMPLED] for name, x in batch.items()}
+        told = []
+        for count in (0, last):
+            search = jax.jit(
+                functools.partial(self._captions, batch=batch, count=count),
+                out_shardings=everywhere(mesh),
+            )
+            told.append([text_of(row) for row in np.asarray(search(params)).tolist()])
+        right = [
+            text_of(row[shots == last])
+            for row, shots in zip(batch["target_out"], batch["shots"], strict=True)
+        ]
+        return [" | ".join(texts) for texts in zip(*told, right, strict=True)]
+
+    def _captions(self, params: Any, batch: Any, count: int) -> jax.Array:
+        """Tokens of the caption of each row's last picture, with ``count`` examples before it."""
+        last = self.config.data.examples
+        chosen = slice(last - 1 - count, last)
+        positions = batch["image_positions"][:, chosen]
+        starts = positions[:, 0]
+        prompts = [
+            [BOS, *row[start : end + 1].tolist()]
+            for row, start, end in zip(batch["target_in"], starts, positions[:, -1], strict=True)
+        ]
+        inputs = dict(
+            images=batch["images"][:, chosen], image_positions=positions - starts[:, None] + 1
+        )
+        return decode.generate(
+            self.bind(params),
+            prefix=prompts,
+            inputs=inputs,
+            max_new_tokens=self.config.data.text_len,
+        ).tokens[:, 0]
 
     def save_assets(self, directory: Path) -> None:
         self._corpus.save(directory)

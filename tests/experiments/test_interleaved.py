@@ -49,7 +49,7 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is
     text_run, workdir = tmp_path / "text", tmp_path / "run"
     code, _, err = launched("train", f"{CONFIG}:text,tiny", f"--workdir={text_run}")
     assert code == 0, err
-    arguments = (f"{CONFIG}:tiny", f"--workdir={workdir}", f"--config.init.from={text_run}")
+    arguments = (f"{CONFIG}:gated,tiny", f"--workdir={workdir}", f"--config.init.from={text_run}")
     code, _, err = launched("train", *arguments)
     assert code == 0, err
     before, after = flatten(parameters(text_run)), flatten(parameters(workdir))

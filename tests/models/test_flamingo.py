@@ -14,7 +14,7 @@ from tests.closeness import close
 from tests.models import idefics
 
 RNG = np.random.default_rng(0)
-TOKENS = RNG.integers(4, 64, (3, 8)).astype(np.int32)
+TOKENS = jnp.asarray(RNG.integers(4, 64, (3, 8)))
 IMAGES = RNG.normal(size=(3, 2, 8, 8, 3)).astype(np.float32)
 POSITIONS = np.array([[0, 3], [2, 3], [1, -1]], np.int32)
 
@@ -29,8 +29,9 @@ def logits_of_idefics(name, tensors):
     config = idefics.config(**idefics.CASES[name])
     build = lambda rngs: Flamingo(config, rngs=rngs)  # noqa: E731
     params = idefics.params(tensors, config.interval)
+    tokens = jnp.asarray(idefics.TOKENS)
     options = dict(images=idefics.PATCHES, image_positions=idefics.POSITIONS)
-    return jax.jit(lambda p: xa.apply(build, p, idefics.TOKENS, **options))(params)
+    return jax.jit(lambda p: xa.apply(build, p, tokens, **options))(params)
 
 
 @pytest.mark.parametrize("name", idefics.CASES)
@@ -134,9 +135,8 @@ def test_images_and_their_tokens_come_together_or_are_refused_in_a_sentence(in_p
         (dict(images=IMAGES[:2], image_positions=POSITIONS[:2]), r"^images has 2 rows; expected"),
         (dict(images=IMAGES[..., :1], image_positions=POSITIONS), r"8 x 8 pixels of 1 channels"),
     ):
-        options = {name: jnp.asarray(x) for name, x in options.items()}
         with pytest.raises(ValueError, match=said):
-            made.hidden(jnp.asarray(TOKENS), **options)
+            made.hidden(TOKENS, **options)
     with pytest.raises(ValueError, match=r"^patch_size is 3; expected a divisor"):
         model(patch_size=3)
     with pytest.raises(ValueError, match=r"^layers is 2; expected a multiple of the period, 3"):
