@@ -31,6 +31,7 @@ _FAMILIES = {
     "marian": "marian",
     "mbart": "bart",
     "pegasus": "marian",
+    "perceiver": "perceiver",
     "t5": "t5",
     "whisper": "whisper",
 }

@@ -81,6 +81,7 @@ class Rules:
       constants: pattern -> what the tensor must hold; the model computes it itself.
       unused: patterns of tensors that nothing computes with; kept for saving.
       rows: parameters [X] whose tensors are [1, X].
+      pointwise: kernels whose tensors are convolutions of one pixel, [out, in, 1, 1].
       transposed: dense weights are [out, in], as PyTorch has them.
     """
 
@@ -89,6 +90,7 @@ class Rules:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    pointwise: tuple[str, ...] = ()
     transposed: bool = True
 
     def __or__(self, other: "Rules") -> "Rules":
@@ -101,6 +103,7 @@ class Rules:
             {**self.constants, **other.constants},
             self.unused + other.unused,
             self.rows + other.rows,
+            self.pointwise + other.pointwise,
             self.transposed,
         )
 
@@ -112,6 +115,7 @@ class Rules:
             {rf"{module}\.{pattern}": make for pattern, make in self.constants.items()},
             tuple(rf"{module}\.{pattern}" for pattern in self.unused),
             tuple(f"{module}.{path}" for path in self.rows),
+            tuple(f"{module}.{path}" for path in self.pointwise),
             self.transposed,
         )
 
@@ -134,7 +138,8 @@ class Rules:
             return param.transpose(2, 1, 0)
         if leaf == "kernel":
             matrix = param.reshape(math.prod(param.shape[: input_axes(axes)]), -1)
-            return matrix.T if self.transposed else matrix
+            matrix = matrix.T if self.transposed else matrix
+            return matrix[..., None, None] if path in self.pointwise else matrix
         if path in self.rows:
             return param[None]
         return param.reshape(-1) if leaf == "bias" else param

@@ -65,6 +65,16 @@ def _forward(
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
     labels, found = data["labels"], {}
+    if case.kind in ("picture", "bytes"):
+        given = dict(tokens=data.get("source"), image=data.get("image"))
+        options: dict[str, Any] = dict(segments=data.get("present"), return_weights=True)
+        logits, *weights = xa.apply(model, params, **given, **options)
+        found = {
+            "logits": logits,
+            "weights of inputs": weights[0],
+            "weights of latents": weights[1],
+        }
+        return found | {"loss": _loss(logits, labels)}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
         if case.reads:
