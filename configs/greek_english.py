@@ -13,7 +13,7 @@ def get_config(arg: str = ""):
             task="translation",
             seed=0,
             # Smaller batches learn more a minute from so few verses.
-            data=parts.pairs("greek_english", rows=4),
+            data=parts.pairs("greek_english", batch_size=4),
             tokenizer=parts.tokenizer(vocab_size=4000),
             model=parts.transformer(dropout_rate=0.2),
             loss=parts.translation_loss(alignment="latent"),

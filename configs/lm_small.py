@@ -12,7 +12,7 @@ def get_config(arg: str = ""):
         dict(
             task="language_model",
             seed=0,
-            data=parts.data("libreoffice_help/en-fr", side="source", rows=16),
+            data=parts.data("libreoffice_help/en-fr", side="source", batch_size=16),
             tokenizer=parts.tokenizer(),
             model=parts.model("decoder", layers=4, activation="gelu", positions="rope"),
             loss=parts.cross_entropy(),

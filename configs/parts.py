@@ -17,12 +17,12 @@ def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
     Raises:
       ValueError: one is neither "tiny" nor in ``allowed``.
     """
-    found = [word for word in (arg or "").split(",") if word]
+    given = [word for word in (arg or "").split(",") if word]
     known = ("tiny", *allowed)
-    for word in found:
+    for word in given:
         if word not in known:
             raise ValueError(f"the config has no variant {word!r}; it has {', '.join(known)}.")
-    return found
+    return given
 
 
 def choice(given: Sequence[str], of: Sequence[str]) -> str:
@@ -31,12 +31,12 @@ def choice(given: Sequence[str], of: Sequence[str]) -> str:
     Raises:
       ValueError: they name two.
     """
-    found = [word for word in given if word in of]
-    if len(found) > 1:
+    chosen = [word for word in given if word in of]
+    if len(chosen) > 1:
         raise ValueError(
-            f"the variants {' and '.join(found)} exclude each other; name one of them."
+            f"the variants {' and '.join(chosen)} exclude each other; name one of them."
         )
-    return found[0] if found else of[0]
+    return chosen[0] if chosen else of[0]
 
 
 def data(name: str, **changes: Any) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def data(name: str, **changes: Any) -> dict[str, Any]:
         data_dir=placeholder(str),
         reverse=False,
         mode="pack",
-        rows=8,
+        batch_size=8,
         target_len=128,
-        overlong="drop",
+        truncation="drop",
     )
     return usual | changes
 
@@ -162,10 +162,10 @@ def evaluate(**changes: Any) -> dict[str, Any]:
             choose=True,
             layer=-1,
             head=placeholder(int),
-            row="output",
+            row_offset=0,
             symmetrise="none",
             unlinked=False,
-            least=0.0,
+            threshold=0.0,
         ),
     )
     return usual | changes
@@ -173,7 +173,10 @@ def evaluate(**changes: Any) -> dict[str, Any]:
 
 def decoding(**changes: Any) -> dict[str, Any]:
     """The search."""
-    return dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), rows=32) | changes
+    return (
+        dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), batch_size=32)
+        | changes
+    )
 
 
 def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
@@ -183,7 +186,7 @@ def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
       whole: the experiment, which is changed.
       layers: depths of the model, by their keys.
     """
-    whole.data.update(name="phrases", rows=8, target_len=32)
+    whole.data.update(name="phrases", batch_size=8, target_len=32)
     whole.data.options = {}
     if "source_len" in whole.data:
         whole.data.source_len = 32

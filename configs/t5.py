@@ -67,7 +67,7 @@ def _data(objective: str) -> dict[str, Any]:
         data_dir=placeholder(str),
         reverse=False,
         side="source",
-        rows=2048,
+        batch_size=2048,
         source_len=512,
         target_len=114 if objective == "span_corruption" else 512,
         objective=objective,

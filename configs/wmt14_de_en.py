@@ -36,7 +36,9 @@ def get_config(arg: str = ""):
             task="translation",
             seed=0,
             # 96 rows of 256 tokens are 24,576, and divide over 8, 16 and 32 devices.
-            data=parts.pairs("tfds:wmt14_translate/de-en", rows=96, source_len=256, target_len=256),
+            data=parts.pairs(
+                "tfds:wmt14_translate/de-en", batch_size=96, source_len=256, target_len=256
+            ),
             tokenizer=parts.tokenizer(vocab_size=37000),
             model=parts.transformer(
                 encoder_layers=6, decoder_layers=6, dtype="bfloat16", scan=True, **SHAPES[size]
@@ -46,7 +48,9 @@ def get_config(arg: str = ""):
             mesh=parts.mesh(**MESHES[size]),
             train=parts.train(log_every=100, eval_every=5000, **train),
             checkpoint=parts.checkpoint(every=1000, keep=3, best_metric="bleu"),
-            evaluate=parts.evaluate(examples=500, decoding=parts.decoding(num_beams=4, rows=64)),
+            evaluate=parts.evaluate(
+                examples=500, decoding=parts.decoding(num_beams=4, batch_size=64)
+            ),
         )
     )
     return _tiny(config) if "tiny" in words else config

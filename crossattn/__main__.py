@@ -118,7 +118,7 @@ def _extras() -> Iterator[str]:
 
 def _lacking(extra: str, requirements: list[str]) -> list[str]:
     """The packages of an extra that are not installed, those of extras within it too."""
-    found: dict[str, None] = {}
+    missing: dict[str, None] = {}
     for requirement in requirements:
         wanted, _, condition = requirement.partition(";")
         if not re.search(rf"extra == ['\"]{extra}['\"]", condition):
@@ -127,10 +127,10 @@ def _lacking(extra: str, requirements: list[str]) -> list[str]:
         name = re.split(r"[\s<>=!~]", name)[0]
         if name == "crossattn":
             for each in inner.partition("]")[0].split(","):
-                found |= dict.fromkeys(_lacking(each, requirements))
+                missing |= dict.fromkeys(_lacking(each, requirements))
         elif not all(map(_is_installed, [name, *_PLUGINS.get(extra, ())])):
-            found[wanted.strip()] = None
-    return list(found)
+            missing[wanted.strip()] = None
+    return list(missing)
 
 
 # The extras of JAX itself, by what they bring.
@@ -192,18 +192,18 @@ def _packed() -> masks.Mask:
 def _taken(explained: dict[str, Explanation]) -> Iterator[str]:
     """Which backend takes each call; who was asked before it."""
     width = max(map(len, explained))
-    for name, found in explained.items():
-        before = [f"{who} refused" for who in found.refused]
-        before += [f"{who} unsuited" for who in found.unsuited]
+    for name, explanation in explained.items():
+        before = [f"{who} refused" for who in explanation.refused]
+        before += [f"{who} unsuited" for who in explanation.unsuited]
         note = f"  ({', '.join(before)})" if before else ""
-        yield f"{name:<{width}}  {found.backend or 'none'}{note}"
+        yield f"{name:<{width}}  {explanation.backend or 'none'}{note}"
 
 
 def _reasons(explained: dict[str, Explanation]) -> Iterator[str]:
     """Each reason once, with the calls that it was given for."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for name, found in explained.items():
-        for who, why in (found.refused | found.unsuited).items():
+    for name, explanation in explained.items():
+        for who, why in (explanation.refused | explanation.unsuited).items():
             reasons.setdefault((who, why), []).append(name)
     for (who, why), calls in reasons.items():
         listed = "every call" if len(calls) == len(explained) else "; ".join(calls)

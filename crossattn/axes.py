@@ -64,13 +64,13 @@ def split_over(
 
     As many of its rule's, from the first, as together divide the size.
     """
-    found: tuple[str, ...] = ()
+    mesh_axes: tuple[str, ...] = ()
     for axis in table.get(name, ()) if name is not None else ():
         if axis in among and mesh.shape[axis] > 1:
-            wider = (*found, axis)
+            wider = (*mesh_axes, axis)
             if size % math.prod(mesh.shape[a] for a in wider) == 0:
-                found = wider
-    return found
+                mesh_axes = wider
+    return mesh_axes
 
 
 def spec(

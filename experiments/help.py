@@ -43,10 +43,10 @@ def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
 
 def of_config(values: dict[str, Any], title: str) -> str:
     """A line for each key that such a config may hold: value, meaning, what it takes."""
-    found = flatten(values)
+    entries = flatten(values)
     rows = [
-        (name, _shown(found[name]) if name in found else "-", key)
-        for name, key in keys.of(found.get("task"), found.get("model.name")).items()
+        (name, _shown(entries[name]) if name in entries else "-", key)
+        for name, key in keys.of(entries.get("task"), entries.get("model.name")).items()
     ]
     names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [

@@ -134,7 +134,7 @@ TEXT: dict[str, Key] = {
     "data.name": Key(str, "Where the data come from: phrases, files:mine.tsv, text:mine.txt, stream:..."),
     "data.data_dir": Key(str, "Where fetched data lie; none is $CROSSATTN_DATA.", none=True),
     "data.reverse": Key(bool, "Exchange source and target."),
-    "data.rows": Key(int, "Rows of a batch; of the longest ones where mode is bucket.", "[1, inf)"),
+    "data.batch_size": Key(int, "Rows of a batch; of the longest ones where mode is bucket.", "[1, inf)"),
     "data.target_len": Key(int, "The most tokens of a target, its end included.", "[2, inf)"),
     "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram")),
     "tokenizer.vocab_size": Key(int, "The most tokens; bytes and specials take 261.", "[261, inf)"),
@@ -142,7 +142,7 @@ TEXT: dict[str, Key] = {
         "source_column": Key(object, "files, text, stream: the column of the source."),
         "target_column": Key(object, "files, stream: the column of the target."),
         "at_end": Key(str, "stream: begin again after the last shard, or wait.", choices=("repeat", "wait")),
-        "lanes": Key(int, "stream: parts that processes share; they divide data.rows.", "[1, inf)"),
+        "lanes": Key(int, "stream: parts that processes share; they divide data.batch_size.", "[1, inf)"),
         "size": Key(int, "copy: training examples.", "[1, inf)"),
         "num_words": Key(int, "copy: kinds of words.", "[1, 4900]"),
         "min_length": Key(int, "copy: the fewest words.", "[1, inf)"),
@@ -172,7 +172,7 @@ BATCHES: dict[str, Key] = {
     "data.mode": Key(
         str, "pack several examples a row, or like lengths.", choices=("pack", "bucket")
     ),
-    "data.overlong": Key(str, "What is done with longer examples.", choices=("drop", "cut")),
+    "data.truncation": Key(str, "What is done with longer examples.", choices=("drop", "cut")),
 }
 """Of tasks whose examples are rows as they are."""
 
@@ -189,29 +189,29 @@ def of(task: Any, model: Any) -> dict[str, Key]:
       SettingsError: there is no such task, or no such model.
     """
     kind = tasks.find(task)
-    found = COMMON | _of_model(model) | _own(kind)
-    metric = replace(found["checkpoint.best_metric"], choices=kind.metrics)
-    return _ordered(found | {"checkpoint.best_metric": metric})
+    keys = COMMON | _of_model(model) | _own(kind)
+    metric = replace(keys["checkpoint.best_metric"], choices=kind.metrics)
+    return _ordered(keys | {"checkpoint.best_metric": metric})
 
 
 @functools.cache
 def every() -> dict[str, Key]:
     """The keys of all tasks and models that there are here; what one may leave out, may be left out."""
-    found: dict[str, Key] = COMMON | _MODEL
+    keys: dict[str, Key] = COMMON | _MODEL
     for own in (
         *(_own(tasks.find(name)) for name in tasks.known()),
         *(under("model", models.find(name).keys) for name in models.known()),
     ):
-        found |= {k: key for k, key in own.items() if k not in found or not key.needed}
-    return _ordered(found)
+        keys |= {k: key for k, key in own.items() if k not in keys or not key.needed}
+    return _ordered(keys)
 
 
 def owners(name: str) -> list[str]:
     """The tasks, or models, that have a key which not all have."""
     if name in COMMON:
         return []
-    found = [task for task in tasks.known() if name in _own(tasks.find(task))]
-    return found or [model for model in models.known() if name in _of_model(model)]
+    tasks_with_it = [task for task in tasks.known() if name in _own(tasks.find(task))]
+    return tasks_with_it or [model for model in models.known() if name in _of_model(model)]
 
 
 def _own(task: type) -> dict[str, Key]:
@@ -220,11 +220,11 @@ def _own(task: type) -> dict[str, Key]:
 
 def _of_model(name: Any) -> dict[str, Key]:
     try:
-        found = models.find(name)
+        module = models.find(name)
     except ValueError as error:
         raise SettingsError(f"config.model.name: {error}") from None
-    has = {f"model.{field}" for field in model_fields(found.config)}
-    return {k: key for k, key in _MODEL.items() if k in has} | under("model", found.keys)
+    has = {f"model.{field}" for field in model_fields(module.config)}
+    return {k: key for k, key in _MODEL.items() if k in has} | under("model", module.keys)
 
 
 def model_fields(config: type) -> set[str]:

@@ -24,13 +24,13 @@ class Options(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As ``argparse`` does; what it does not know gets the flag that comes nearest."""
-        found, extra = self.parse_known_args(args, namespace)
+        parsed, extra = self.parse_known_args(args, namespace)
         if extra:
             known = [option for action in self._actions for option in action.option_strings]
             near = get_close_matches(extra[0].partition("=")[0], known, n=1)
             meant = f"; did you mean {near[0]}?" if near else ";"
             self.error(f"got {extra[0]}, which it does not take{meant} --help lists what it does.")
-        return found
+        return parsed
 
     def needs(self, *modules: str, install: str) -> None:
         """End with a line where modules are missing that the script cannot do without."""

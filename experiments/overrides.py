@@ -21,10 +21,10 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     Raises:
       SettingsError: one has no value.
     """
-    rest, found, words, known = [], {}, iter(argv), keys.every()
+    rest, given, words, known = [], {}, iter(argv), keys.every()
     for word in words:
         if word == "--":
-            return [*rest, word, *words], found
+            return [*rest, word, *words], given
         name, equals, value = _override(word)
         key = known.get(name)
         if key is not None and (not key.needed or _of_two_types(key)):
@@ -32,10 +32,10 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
                 value = "true" if _of_two_types(key) else next(words, None)
             if value is None:
                 raise SettingsError(f"--config.{name} has no value.")
-            found[name] = value
+            given[name] = value
         else:
             rest.append(word)
-    return rest, found
+    return rest, given
 
 
 def put(config: Any, texts: dict[str, str]) -> None:
@@ -103,18 +103,18 @@ def _override(word: str) -> tuple[str, str, str | None]:
 
 def _value(name: str, key: Key, text: str) -> Any:
     """What a text says for a key."""
-    found: Any = text
+    value: Any = text
     try:
         if key.none and text.lower() == "none":
             return None
         if key.kind is bool:
-            found = text if text in key.choices else _BOOLS[text.lower()]
+            value = text if text in key.choices else _BOOLS[text.lower()]
         elif key.kind in (int, float):
-            found = key.kind(text)
+            value = key.kind(text)
         elif key.kind is object:
-            found = int(text) if text.isdecimal() else text
+            value = int(text) if text.isdecimal() else text
     except (KeyError, ValueError):
-        found = text
-    if not key.takes(found):
+        value = text
+    if not key.takes(value):
         raise SettingsError(f"--config.{name} is {text!r}; expected {key.expected}.")
-    return found
+    return value

@@ -177,11 +177,11 @@ def saved_config(workdir: Folder) -> ConfigDict:
             raise SettingsError(f"{path} is damaged (at {name!r}); restore it or train anew.")
         section[last] = value
     try:
-        found = ConfigDict(config)
+        config_dict = ConfigDict(config)
     except (ValueError, TypeError) as error:
         raise SettingsError(f"{path} is damaged ({error}); restore it or train anew.") from None
     try:
-        check(found)
+        check(config_dict)
     except SettingsError as error:
         raise SettingsError(f"{path} does not fit: {error}") from None
-    return found
+    return config_dict

@@ -104,8 +104,8 @@ def _refuse_rows(task: Any, values: TrainConfig, mesh: Any) -> None:
         if any(size % count for size in sizes):
             made = ", ".join(map(str, sorted(set(sizes))))
             raise SettingsError(
-                f"config.data.rows is {task.config.data.rows}, which makes batches of {made} rows; "
-                f"expected multiples of {what}, {count}."
+                f"config.data.batch_size is {task.config.data.batch_size}, which makes batches of {made} "
+                f"rows; expected multiples of {what}, {count}."
             )
 
 

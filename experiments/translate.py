@@ -63,9 +63,9 @@ def main(arguments: Sequence[str]) -> int:
             f"--num_beams={count}."
         )
     translator = task.translator(params, **options)
-    found = translator.best(sentences, count)
-    translations = [best[0][1] for best in found]
-    lines = [f"{score:.4f}\t{text}" for best in found for score, text in best]
+    hypotheses = translator.best(sentences, count)
+    translations = [best[0][1] for best in hypotheses]
+    lines = [f"{score:.4f}\t{text}" for best in hypotheses for score, text in best]
     if processes.is_main():
         print("\n".join(translations if _NBEST.value is None else lines), flush=True)
     if translator.cut_sources and processes.is_main():
@@ -113,14 +113,14 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
     drawn = [(source, target) for source, target in pairs if target][:6]
     if not drawn:
         raise launch.Refused("every translation is empty, so there is no attention to draw.")
-    found = translator.attention(drawn)
+    attention = translator.attention(drawn)
     if not processes.is_main():
         return path
-    matrices = [recipe.token_weights(a.weights, len(a.target_tokens) - 1) for a in found]
+    matrices = [recipe.token_weights(a.weights, len(a.target_tokens) - 1) for a in attention]
     figure = viz.gallery(
         matrices,
-        [a.source_tokens for a in found],
-        [a.target_tokens[:-1] for a in found],
+        [a.source_tokens for a in attention],
+        [a.target_tokens[:-1] for a in attention],
         title=f"cross-attention: {recipe}",
     )
     return viz.save(figure, path)

@@ -39,24 +39,26 @@ def main(arguments: Sequence[str]) -> int:
     with_peer = importlib.util.find_spec("faster_whisper") is not None
     for model in arguments or ("tiny.en", "base"):
         for name in _SETS.value:
-            examples = open_speech(name, least_words=SETS.get(name, 1))
+            examples = open_speech(name, min_words=SETS.get(name, 1))
             texts = {"crossattn": ours(model, examples)}
             if INT8.value:
                 texts["crossattn, int8"] = ours(model, examples, int8=True)
             if with_peer:
                 texts["faster-whisper"] = faster_whisper(model, examples)
             references = [example["text"] for example in examples]
-            rates = {who: word_error_rate(references, found) for who, found in texts.items()}
+            rates = {
+                who: word_error_rate(references, transcripts) for who, transcripts in texts.items()
+            }
             print(f"{model}, {name}: {len(examples)} recordings", flush=True)
             for who, rate in rates.items():
                 print(f"  {who:<16} {rate:6.2f} % of words", flush=True)
             columns = [[example["id"] for example in examples], references, *texts.values()]
             rows = list(zip(*columns, strict=True))
             kept += [{"model": model, "set": name, "texts": row} for row in rows]
-            for id, reference, *found in rows:
-                if len({normalised(text) for text in found}) > 1:
+            for id, reference, *transcripts in rows:
+                if len({normalised(text) for text in transcripts}) > 1:
                     print(f"  {id}: {reference}")
-                    for who, text in zip(texts, found, strict=True):
+                    for who, text in zip(texts, transcripts, strict=True):
                         print(f"    {who:<14} {text}")
     if _TEXTS.value:
         Path(_TEXTS.value).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
@@ -67,7 +69,7 @@ def ours(model: str, examples: Sequence[Example], int8: bool = False) -> list[st
     """Texts of this project."""
     transcriber = open_whisper(model, int8=int8)
     frames = (frames_of(example["audio"], transcriber) for example in examples)
-    return [found.text for found in transcriber(frames, "en")]
+    return [transcript.text for transcript in transcriber(frames, "en")]
 
 
 def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
@@ -84,11 +86,11 @@ def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
         return texts
 
 
-def word_error_rate(references: Sequence[str], found: Sequence[str]) -> float:
+def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
     """Errors in a hundred words of normalised text."""
     import jiwer
 
-    return 100.0 * jiwer.wer(list(map(normalised, references)), list(map(normalised, found)))
+    return 100.0 * jiwer.wer(list(map(normalised, references)), list(map(normalised, transcripts)))
 
 
 def normalised(text: str) -> str:

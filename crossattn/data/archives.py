@@ -201,7 +201,7 @@ def _parts(file: Any) -> dict[str, _Part]:
     file.seek(0)
     if file.read(8) != b"!<arch>\n":
         raise Damaged("it does not begin like one")
-    at, found = 8, []
+    at, members = 8, []
     while at < end:
         file.seek(at)
         head = file.read(60)
@@ -211,16 +211,16 @@ def _parts(file: Any) -> dict[str, _Part]:
         part = _Part(name.decode("ascii").rstrip("/"), at + 60, int(size))
         if part.start + part.size > end:
             raise Damaged("it is cut short")
-        found.append(part)
+        members.append(part)
         at = part.start + part.size + part.size % 2
-    if not found or found[0].name != "debian-binary":
+    if not members or members[0].name != "debian-binary":
         raise Damaged("its first member is not debian-binary")
-    file.seek(found[0].start)
+    file.seek(members[0].start)
     if file.read(2) != b"2.":
         raise Damaged("it is of another version than 2")
     parts = {}
     for key in ("control", "data"):
-        own = [part for part in found if part.name.split(".")[:2] == [key, "tar"]]
+        own = [part for part in members if part.name.split(".")[:2] == [key, "tar"]]
         if len(own) != 1:
             raise Damaged(f"it has {len(own)} members {key}.tar; expected one")
         parts[key] = own[0]
@@ -323,9 +323,9 @@ class _Window:
         self._file, self._left = file, size
 
     def read(self, size: int) -> bytes:
-        found = self._file.read(min(size, self._left))
-        self._left -= len(found)
-        return found
+        chunk = self._file.read(min(size, self._left))
+        self._left -= len(chunk)
+        return chunk
 
 
 class _Forward:
@@ -336,16 +336,16 @@ class _Forward:
 
     def take(self, size: int) -> bytes:
         """The next bytes, so many."""
-        found = []
+        pieces = []
         while size:
             if self._at == len(self._piece):
                 self._piece, self._at = next(self._pieces, b""), 0
                 if not self._piece:
                     raise Damaged("it is cut short")
-            found.append(self._piece[self._at : self._at + size])
-            self._at += len(found[-1])
-            size -= len(found[-1])
-        return b"".join(found)
+            pieces.append(self._piece[self._at : self._at + size])
+            self._at += len(pieces[-1])
+            size -= len(pieces[-1])
+        return b"".join(pieces)
 
     def skip(self, size: int) -> None:
         """Leaves out the next bytes."""

@@ -101,17 +101,17 @@ def _joined(pieces: Iterable[np.ndarray], expected: int, limit: int) -> np.ndarr
 
     None where they are more than the limit.
     """
-    found, size = np.empty(expected, np.float32), 0
+    samples, size = np.empty(expected, np.float32), 0
     for piece in pieces:
         if size + len(piece) > limit:
             return None
-        if size + len(piece) > len(found):
-            found = np.concatenate(
-                [found[:size], np.empty(len(found) // 2 + len(piece), np.float32)]
+        if size + len(piece) > len(samples):
+            samples = np.concatenate(
+                [samples[:size], np.empty(len(samples) // 2 + len(piece), np.float32)]
             )
-        found[size : size + len(piece)] = piece
+        samples[size : size + len(piece)] = piece
         size += len(piece)
-    return found[:size]
+    return samples[:size]
 
 
 def _check_whole(path: Path) -> None:

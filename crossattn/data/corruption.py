@@ -95,11 +95,11 @@ class SpanCorruption:
 
     def pairs(self, texts: Sequence[Ids], rng: np.random.Generator) -> list[Pair]:
         """Source and target of each text."""
-        found = []
+        pairs = []
         for text in texts:
             noise = self.noise(len(text), rng)
-            found.append((self._marked(text, noise), self._marked(text, ~noise)))
-        return found
+            pairs.append((self._marked(text, noise), self._marked(text, ~noise)))
+        return pairs
 
     def sentinel(self, number: int) -> int:
         """The id of a sentinel, the first one 0."""
@@ -159,11 +159,11 @@ class PrefixLM:
     def pairs(self, texts: Sequence[Ids], rng: np.random.Generator) -> list[Pair]:
         """Source and target of each text, of two texts at most."""
         cut = int(rng.integers(1, len(texts[0])))
-        found = []
+        pairs = []
         for text in texts:
-            found.append((np.append(text[:cut], EOS), np.append(text[cut:], EOS)))
+            pairs.append((np.append(text[:cut], EOS), np.append(text[cut:], EOS)))
             cut = min(len(text) - cut, len(texts[-1]) - 1)
-        return found
+        return pairs
 
     def filled(self, source: Ids, target: Ids) -> Ids:
         """The source and what a target says after it, the inverse of ``pairs``."""

@@ -72,7 +72,7 @@ def make_denoising_iterator(
     texts: EncodedPairs,
     objective: Objective,
     *,
-    rows: int,
+    batch_size: int,
     seed: int = 0,
     process_index: int = 0,
     process_count: int = 1,
@@ -83,55 +83,55 @@ def make_denoising_iterator(
     Args:
         texts: whole texts as targets, of a `side` alone.
         objective: what becomes of a chunk.
-        rows: of the global batch; each process gets its block of rows / process_count.
+        batch_size: of the global batch; each process gets its block of rows / process_count.
         seed: of the order and the noise.
         process_index, process_count: this process among those that train together.
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
-        DataError: rows do not divide over the processes, or the texts have no tokens.
+        DataError: batch_size does not divide over the processes, or the texts have no tokens.
     """
-    if rows < 1 or rows % process_count:
+    if batch_size < 1 or batch_size % process_count:
         raise DataError(
-            f"rows is {rows}; expected a positive multiple of {process_count} processes"
+            f"batch_size is {batch_size}; expected a positive multiple of {process_count} processes"
         )
     chunks = _chunks(texts, objective)
-    share = rows // process_count
+    share = batch_size // process_count
 
     def batch(number: int, order: np.ndarray) -> Batch:
         first = process_index * share
-        mine = order.reshape(rows, -1)[first : first + share].tolist()
-        start = number * rows + first
+        mine = order.reshape(batch_size, -1)[first : first + share].tolist()
+        start = number * batch_size + first
         made = [_row(chunks, objective, seed, start + i, ids) for i, ids in enumerate(mine)]
         return _filled(made, share, objective)
 
     order = grain.MapDataset.range(len(chunks)).shuffle(seed=seed % 2**32).repeat()
-    batches = order.batch(rows * objective.texts_a_row).map_with_index(batch)
+    batches = order.batch(batch_size * objective.texts_a_row).map_with_index(batch)
     # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
     stream = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if prefetch:
         stream = grain.experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=prefetch)
-    identity = f"{objective} {rows} {seed} {texts.fingerprint()}"
+    identity = f"{objective} {batch_size} {seed} {texts.fingerprint()}"
     return TrainIterator(stream, texts, zlib.crc32(identity.encode()))
 
 
 def denoising_eval_batches(
-    texts: EncodedPairs, objective: Objective, *, rows: int
+    texts: EncodedPairs, objective: Objective, *, batch_size: int
 ) -> Iterator[EvalBatch]:
     """Every chunk once, in order, under the same noise in every evaluation of every run.
 
     Indices are those of a row's first chunk.
     """
     chunks, width = _chunks(texts, objective), objective.texts_a_row
-    for first in range(0, len(chunks), rows * width):
-        starts = range(first, min(first + rows * width, len(chunks)), width)
+    for first in range(0, len(chunks), batch_size * width):
+        starts = range(first, min(first + batch_size * width, len(chunks)), width)
         ids = [range(start, min(start + width, len(chunks))) for start in starts]
         made = [
             _row(chunks, objective, 0, start, mine) for start, mine in zip(starts, ids, strict=True)
         ]
-        indices = np.full(rows, -1, np.int64)
+        indices = np.full(batch_size, -1, np.int64)
         indices[: len(made)] = starts
-        yield EvalBatch(indices, _filled(made, rows, objective))
+        yield EvalBatch(indices, _filled(made, batch_size, objective))
 
 
 def _chunks(texts: EncodedPairs, objective: Objective) -> Chunks:
@@ -149,13 +149,13 @@ def _row(
     return objective.pairs([chunks[i] for i in ids], rng)
 
 
-def _filled(made: Sequence[list[Pair]], rows: int, objective: Objective) -> Batch:
+def _filled(made: Sequence[list[Pair]], batch_size: int, objective: Objective) -> Batch:
     """The batch of so many rows."""
     pairs = [pair for row in made for pair in row]
     sizes = [np.array([[len(source), len(target)] for source, target in row]) for row in made]
     starts = np.concatenate([np.cumsum(each, 0) - each for each in sizes])
     layout = Layout(
-        rows,
+        batch_size,
         {"source": objective.source_len, "target": objective.target_len},
         examples=np.arange(len(pairs)),
         row=np.repeat(np.arange(len(made)), [len(row) for row in made]),

@@ -225,19 +225,19 @@ class EncodedPairs:
 class Encoding:
     """How examples become tokens: the tokenizers, the longest that is let be, and what then.
 
-    `target_tokenizer` None is `tokenizer`; `overlong` and `side` are those of `encode_pairs`.
+    `target_tokenizer` None is `tokenizer`; `truncation` and `side` are those of `encode_pairs`.
     """
 
     tokenizer: Tokenizer
     target_tokenizer: Tokenizer | None = None
     source_len: int = 128
     target_len: int = 128
-    overlong: str = "drop"
+    truncation: str = "drop"
     side: str = "both"
 
     def __post_init__(self):
-        if self.overlong not in ("drop", "cut"):
-            raise DataError(f"overlong is {self.overlong!r}; expected 'drop' or 'cut'")
+        if self.truncation not in ("drop", "cut"):
+            raise DataError(f"truncation is {self.truncation!r}; expected 'drop' or 'cut'")
         if self.side not in ("both", "source", "target"):
             raise DataError(f"side is {self.side!r}; expected 'both', 'source' or 'target'")
         if self.target_len < 2 or (self.side == "both" and self.source_len < 2):
@@ -266,7 +266,7 @@ class Encoding:
             sources = self.tokenizer.encode_batch([example["source"] for example in examples])
             long_source = np.array([len(ids) + 1 > self.source_len for ids in sources], bool)
         long = long_target if long_source is None else long_target | long_source
-        keep = np.flatnonzero(~long) if self.overlong == "drop" else np.arange(len(examples))
+        keep = np.flatnonzero(~long) if self.truncation == "drop" else np.arange(len(examples))
         source = None
         if sources is not None:
             text = Text(self.tokenizer, self.source_len)
@@ -299,7 +299,7 @@ def encode_pairs(
     target_tokenizer: Tokenizer | None = None,
     source_len: int,
     target_len: int,
-    overlong: str = "drop",
+    truncation: str = "drop",
     side: str = "both",
     link_share: float = 0.0,
     seed: int = 0,
@@ -313,7 +313,7 @@ def encode_pairs(
         DataError: the source is empty, no example fits, an option is unknown, or links are asked
             for and there are none.
     """
-    encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, overlong, side)
+    encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, truncation, side)
     if not len(source):
         raise DataError("the data source has no examples")
     if link_share and side != "both":

@@ -76,7 +76,7 @@ def eval_batches(
 
     Args:
         source, tokenizer, target_tokenizer, source_len, target_len, side: as `encode_pairs` has them.
-        batching: rows, process_index, process_count, rows_multiple, as `make_train_iterator` has them.
+        batching: batch_size, process_index, process_count, batch_multiple, as `make_train_iterator` has them.
 
     Raises:
         DataError: the source is empty or an option is out of range.
@@ -111,15 +111,15 @@ def _batches(
     widths: Mapping[str, int],
     same_rows: bool,
     *,
-    rows: int = 16,
+    batch_size: int = 16,
     process_index: int = 0,
     process_count: int = 1,
-    rows_multiple: int = 1,
+    batch_multiple: int = 1,
 ) -> EvalBatches:
-    multiple = int(np.lcm(process_count, rows_multiple))
-    if rows < 1 or rows % multiple:
+    multiple = int(np.lcm(process_count, batch_multiple))
+    if batch_size < 1 or batch_size % multiple:
         raise DataError(
-            f"rows is {rows}; expected a positive multiple of {multiple} (processes and mesh)"
+            f"batch_size is {batch_size}; expected a positive multiple of {multiple} (processes and mesh)"
         )
     every = np.arange(len(encoded))
     lengths = encoded.lengths_of(every)
@@ -129,7 +129,7 @@ def _batches(
         every = np.lexsort([lengths[name] for name in reversed(list(widths))])
         lengths = {name: sizes[every] for name, sizes in lengths.items()}
     buckets = length_buckets(
-        rows, widths, multiple=multiple, fractions=FRACTIONS, same_rows=same_rows
+        batch_size, widths, multiple=multiple, fractions=FRACTIONS, same_rows=same_rows
     )
     layouts = plan_buckets(every, lengths, buckets=buckets, rng=None)
     mine = (layout.shard(process_index, process_count) for layout in layouts)

@@ -30,9 +30,9 @@ class FeatureExamples:
         self,
         source: Sequence[Mapping[str, Any]],
         features: Mapping[str, Feature],
-        overlong: str = "drop",
+        truncation: str = "drop",
     ):
-        """`overlong` is "drop" or "cut", for what is longer than a feature lets it be.
+        """`truncation` is "drop" or "cut", for what is longer than a feature lets it be.
 
         Raises:
             DataError: there are no examples or features, or an option is out of range.
@@ -41,9 +41,9 @@ class FeatureExamples:
             raise DataError("the data source has no examples")
         if not features:
             raise DataError("there are no features; name at least one value of the examples")
-        if overlong not in ("drop", "cut"):
-            raise DataError(f"overlong is {overlong!r}; expected 'drop' or 'cut'")
-        self._source, self._features, self._drop = source, dict(features), overlong == "drop"
+        if truncation not in ("drop", "cut"):
+            raise DataError(f"truncation is {truncation!r}; expected 'drop' or 'cut'")
+        self._source, self._features, self._drop = source, dict(features), truncation == "drop"
         self.widths = {
             name: feature.max_length
             for name, feature in features.items()
@@ -60,7 +60,8 @@ class FeatureExamples:
     def cut(self) -> dict[str, int]:
         """How many values of those that were looked at are longer than they may be, by their names."""
         return {
-            name: int((found > self.widths[name]).sum()) for name, found in self._lengths.items()
+            name: int((lengths > self.widths[name]).sum())
+            for name, lengths in self._lengths.items()
         }
 
     def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " fewer"]:
@@ -85,8 +86,8 @@ class FeatureExamples:
         """The lengths of some examples, those that are too long cut."""
         self._measure(examples)
         return {
-            name: np.minimum(found[examples], self.widths[name])
-            for name, found in self._lengths.items()
+            name: np.minimum(lengths[examples], self.widths[name])
+            for name, lengths in self._lengths.items()
         }
 
     def fill(self, layout: Layout) -> Batch:
@@ -122,8 +123,8 @@ class FeatureExamples:
             for start in range(0, len(new), _CHUNK):
                 some = new[start : start + _CHUNK]
                 read = [self._source[index] for index in some]
-                for name, found in reversed(self._lengths.items()):  # the known ones last
-                    found[some] = self._lengths_in(name, read)
+                for name, lengths in reversed(self._lengths.items()):  # the known ones last
+                    lengths[some] = self._lengths_in(name, read)
         return examples
 
     def _lengths_in(self, name: str, read: list[Any]) -> Any:

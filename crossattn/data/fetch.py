@@ -45,12 +45,12 @@ def debian_packages(names: list[str], data_dir: str | os.PathLike | None = None)
     missing = [name for name in names if _in_place(folder, name) is None]
     if missing:
         _apt_download(missing, folder)
-    found = [_in_place(folder, name) for name in names]
-    if None in found:
+    installed = [_in_place(folder, name) for name in names]
+    if None in installed:
         raise _absent(
             [f"{n}_*.deb" for n in missing], folder, "apt-get download brought no such file"
         )
-    return [path for path in found if path is not None]
+    return [path for path in installed if path is not None]
 
 
 def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None) -> Path:
@@ -182,10 +182,10 @@ def _download(
     _LOG.info("fetching %s", ", ".join(wanted))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as temporary:
         failure = _run(command, Path(temporary))
-        found = sorted(Path(temporary).glob(pattern))
-        if failure or len(found) < len(wanted):
+        archives = sorted(Path(temporary).glob(pattern))
+        if failure or len(archives) < len(wanted):
             raise _absent(wanted, folder, failure or f"{command[0]} brought no such file")
-        for path in found:
+        for path in archives:
             if sha256 is not None and _sha256(path) != sha256:
                 raise _absent(wanted, folder, f"the fetched {path.name} is not the pinned file")
             os.replace(path, folder / path.name)

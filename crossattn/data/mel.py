@@ -42,17 +42,17 @@ def log_mel(
         return np.zeros((0, mels), np.float32)
     hann = np.hanning(WINDOW + 1)[:-1]
     filters = mel_filters(mels)
-    found = np.empty((frames, mels), np.float32)
+    mel = np.empty((frames, mels), np.float32)
     for start in range(0, frames, _BLOCK):
         stop = min(start + _BLOCK, frames)
         seen = _between(audio, silence, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
         windows = np.lib.stride_tricks.sliding_window_view(seen, WINDOW)[::HOP]
         power = np.abs(np.fft.rfft(windows * hann)) ** 2
-        found[start:stop] = np.log10(np.maximum(power @ filters.T, 1e-10))
-    np.maximum(found, found.max() - 8.0, out=found)
-    found += 4.0
-    found /= 4.0
-    return found
+        mel[start:stop] = np.log10(np.maximum(power @ filters.T, 1e-10))
+    np.maximum(mel, mel.max() - 8.0, out=mel)
+    mel += 4.0
+    mel /= 4.0
+    return mel
 
 
 def _between(audio: np.ndarray, silence: int, start: int, stop: int) -> np.ndarray:
@@ -60,9 +60,9 @@ def _between(audio: np.ndarray, silence: int, start: int, stop: int) -> np.ndarr
     last = len(audio) + silence - 1
     places = last - np.abs(last - np.abs(np.arange(start, stop)))
     sounds = places < len(audio)
-    found = np.zeros(len(places), audio.dtype)
-    found[sounds] = audio[places[sounds]]
-    return found
+    samples = np.zeros(len(places), audio.dtype)
+    samples[sounds] = audio[places[sounds]]
+    return samples
 
 
 @functools.cache

@@ -106,8 +106,8 @@ def lay(
         DataError: an example reaches over the end of its row; it was shorter when the layout was planned.
 
     Returns:
-        The arrays, 0 where nothing stands; "NAME_segments" [rows, width], the number of the example, 0 where
-        there is none; "NAME_positions" [rows, width], places from the beginning of the example.
+        The arrays, 0 where nothing stands; "NAME_segment_ids" [rows, width], the number of the example, 0
+        where there is none; "NAME_positions" [rows, width], places from the beginning of the example.
     """
     width, (first, *_) = layout.widths[name], values.values()
     sizes = np.fromiter(map(len, first), np.int64, count=len(first))
@@ -125,7 +125,7 @@ def lay(
         return array.reshape(layout.rows, width, *shape)
 
     batch = {array: laid(each, dtype, shape) for array, each in values.items()}
-    batch[f"{name}_segments"] = laid(np.repeat(layout.segment, sizes), np.int32, ())
+    batch[f"{name}_segment_ids"] = laid(np.repeat(layout.segment, sizes), np.int32, ())
     batch[f"{name}_positions"] = laid(positions, np.int32, ())
     return batch
 
@@ -230,11 +230,11 @@ def length_buckets(
 
 def bucket_of(lengths: Lengths, buckets: Sequence[Bucket]) -> Int[np.ndarray, " examples"]:
     """Index of the first bucket (they are in ascending order) that holds each example."""
-    found = [
+    fitting = [
         np.searchsorted([bucket.widths[name] for bucket in buckets], sizes)
         for name, sizes in lengths.items()
     ]
-    return np.maximum.reduce(found)
+    return np.maximum.reduce(fitting)
 
 
 def plan_buckets(

@@ -54,16 +54,16 @@ def make_train_iterator(
     *,
     target_tokenizer: Tokenizer | None = None,
     mode: str = "pack",
-    rows: int = 16,
+    batch_size: int = 16,
     source_len: int = 128,
     target_len: int = 128,
-    overlong: str = "drop",
+    truncation: str = "drop",
     side: str = "both",
     link_share: float = 0.0,
     seed: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-    rows_multiple: int = 1,
+    batch_multiple: int = 1,
     window: int = 8192,
     prefetch: int = 2,
 ) -> "TrainIterator":
@@ -73,23 +73,23 @@ def make_train_iterator(
     one example a row, with about rows x length tokens each; "pad" gives [rows, length] always, one example
     a row. Row counts are of the global batch:
     each process gets its block of rows / process_count. Which examples a batch holds, and where they
-    stand in it, depends neither on the number of processes nor on `rows_multiple`: what a bucket lacks
+    stand in it, depends neither on the number of processes nor on `batch_multiple`: what a bucket lacks
     to a multiple of them is empty rows at its end. So a state goes on with any number of processes.
 
     Args:
         source: random-access examples, see `sources`.
         tokenizer: of both sides, or of the source when `target_tokenizer` is given.
         mode: "pack", "bucket" or "pad".
-        rows: rows of the global batch (in "bucket" mode those of the longest bucket).
+        batch_size: rows of the global batch (in "bucket" mode those of the longest bucket).
         source_len, target_len: tokens; the longest that a source and a target may be, EOS included.
-        overlong: "drop" or "cut" what is longer; the counts are attributes of the iterator.
+        truncation: "drop" or "cut" what is longer; the counts are attributes of the iterator.
         side: "both"; or "source" or "target" for a language model of that text (batches with
             target_* only).
         link_share: above 0, batches carry the gold links (see `EncodedPairs.fill`) of this share of the
             examples that have any.
         seed: of the order, and of the choice of those examples.
         process_index, process_count: this process among those that train together.
-        rows_multiple: every row count of the global batch is a multiple of this, such as the mesh's
+        batch_multiple: every row count of the global batch is a multiple of this, such as the mesh's
             data axes.
         window: examples planned together; more fill rows better and take longer at once.
         prefetch: batches made ahead by a thread; 0 for none.
@@ -103,7 +103,7 @@ def make_train_iterator(
         target_tokenizer=target_tokenizer,
         source_len=source_len,
         target_len=target_len,
-        overlong=overlong,
+        truncation=truncation,
         side=side,
         link_share=link_share,
         seed=seed,
@@ -111,13 +111,13 @@ def make_train_iterator(
     return train_batches(
         encoded,
         mode=mode,
-        rows=rows,
+        batch_size=batch_size,
         source_len=source_len,
         target_len=target_len,
         seed=seed,
         process_index=process_index,
         process_count=process_count,
-        rows_multiple=rows_multiple,
+        batch_multiple=batch_multiple,
         window=window,
         prefetch=prefetch,
     )
@@ -141,7 +141,7 @@ def feature_batches(
     examples: Sequence[dict[str, Any]],
     features: Mapping[str, Feature],
     *,
-    overlong: str = "drop",
+    truncation: str = "drop",
     **batching: Any,
 ) -> "TrainIterator":
     """Batches of features for training, repeated over shuffled epochs for ever.
@@ -153,16 +153,16 @@ def feature_batches(
     Args:
         examples: random-access examples, see `sources`.
         features: what becomes of them, by the names of their values, which the arrays take.
-        overlong: "drop" or "cut" what is longer than a feature lets it be.
-        batching: as `make_train_iterator` has it: mode, rows, seed, process_index, process_count,
-            rows_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
+        truncation: "drop" or "cut" what is longer than a feature lets it be.
+        batching: as `make_train_iterator` has it: mode, batch_size, seed, process_index, process_count,
+            batch_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
             every bucket has the same number of rows where something is stacked.
 
     Raises:
         DataError: an option is out of range, or a feature cannot be packed; and when a batch is made, an
             example is wrong, or none is short enough.
     """
-    prepared = FeatureExamples(examples, features, overlong)
+    prepared = FeatureExamples(examples, features, truncation)
     stacked = [name for name in features if name not in prepared.widths]
     if stacked and batching.get("mode", "pack") == "pack":
         raise DataError(
@@ -176,34 +176,34 @@ def _batches(
     widths: Mapping[str, int],
     *,
     mode: str = "pack",
-    rows: int = 16,
+    batch_size: int = 16,
     seed: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-    rows_multiple: int = 1,
+    batch_multiple: int = 1,
     window: int = 8192,
     prefetch: int = 2,
     same_rows: bool = False,
 ) -> "TrainIterator":
     """Batches of whatever can be planned by its lengths."""
-    multiple = int(np.lcm(process_count, rows_multiple))
-    check_batches(mode, rows, multiple, process_index, process_count, window)
+    multiple = int(np.lcm(process_count, batch_multiple))
+    check_batches(mode, batch_size, multiple, process_index, process_count, window)
     if mode == "pack":
-        plan = functools.partial(plan_packed, rows=rows, widths=widths)
+        plan = functools.partial(plan_packed, rows=batch_size, widths=widths)
     elif mode == "bucket":
-        buckets = length_buckets(rows, widths, same_rows=same_rows)
+        buckets = length_buckets(batch_size, widths, same_rows=same_rows)
         plan = functools.partial(plan_buckets, buckets=buckets)
     else:
-        plan = functools.partial(plan_buckets, buckets=[Bucket(rows, widths)])
+        plan = functools.partial(plan_buckets, buckets=[Bucket(batch_size, widths)])
     # Batches of one shape are windows themselves, or the last one of each window would not be full.
-    window = rows if mode == "pad" else min(window, len(encoded))
-    identity = f"{mode} {rows} {widths} {seed} {window} {encoded.fingerprint()}"
+    window = batch_size if mode == "pad" else min(window, len(encoded))
+    identity = f"{mode} {batch_size} {widths} {seed} {window} {encoded.fingerprint()}"
     shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
     windows = shuffled.batch(window).map_with_index(_Planner(encoded, plan, seed))
     # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
     stream = windows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     stream = grain.experimental.FlatMapIterDataset(stream, _Flatten())
-    shard = (process_index, process_count, rows_multiple)
+    shard = (process_index, process_count, batch_multiple)
     batches = stream.map(lambda layout: encoded.fill(layout.shard(*shard)))
     if prefetch:
         batches = grain.experimental.ThreadPrefetchIterDataset(
@@ -304,14 +304,14 @@ class _Flatten(grain.experimental.FlatMapTransform):
 
 
 def check_batches(
-    mode: str, rows: int, multiple: int, process_index: int, process_count: int, window: int
+    mode: str, batch_size: int, multiple: int, process_index: int, process_count: int, window: int
 ) -> None:
     """Raises DataError for options of batches that are out of range."""
     if mode not in ("pack", "bucket", "pad"):
         raise DataError(f"mode is {mode!r}; expected 'pack', 'bucket' or 'pad'")
-    if rows < 1 or rows % multiple:
+    if batch_size < 1 or batch_size % multiple:
         raise DataError(
-            f"rows is {rows}; expected a positive multiple of {multiple} (processes and mesh)"
+            f"batch_size is {batch_size}; expected a positive multiple of {multiple} (processes and mesh)"
         )
     if not 0 <= process_index < process_count:
         raise DataError(f"process_index is {process_index} of {process_count} processes")

@@ -79,7 +79,7 @@ class PreparedCorpus:
             "target_tokenizer": _sha256(encoding.output_tokenizer.to_json()),
             "source_len": encoding.source_len if encoding.side == "both" else 0,
             "target_len": encoding.target_len,
-            "overlong": encoding.overlong,
+            "truncation": encoding.truncation,
             "side": encoding.side,
             "links": self.links,
         }

@@ -178,7 +178,7 @@ def write_shard(
             index["counts"].append(np.array([[getattr(part, name) for name in COUNTS]]))
             first += part.total
             done(part.total)
-    arrays: dict[str, Any] = {name: np.concatenate(found) for name, found in index.items()}
+    arrays: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in index.items()}
     with written(folder / f"index-{shard}") as file:
         np.savez(file, **arrays)
 
@@ -217,14 +217,14 @@ def write_index(
     """
     read = partial(_column, folder, shards)
     counts = np.concatenate(list(read("counts"))).sum(0).tolist()
-    pairs = [len(found) for found in read("target")]
+    pairs = [len(targets) for targets in read("target")]
     record: dict[str, Any] = dict(zip(COUNTS, counts, strict=True)) | {"pairs": pairs}
     total = sum(pairs)
     for side in sides_of(encoding, links):
         short = side != "links" and max(encoding.source_len, encoding.target_len + 1) < 2**16
         dtype = np.uint16 if short else np.int32
         _write_column(folder / f"{side}-lengths.npy", total, dtype, read(side))
-        starts = (np.cumsum(found, dtype=np.int64) - found for found in read(side))
+        starts = (np.cumsum(targets, dtype=np.int64) - targets for targets in read(side))
         _write_column(folder / f"{side}-starts.npy", total, np.int64, starts)
     if links:
         _write_column(folder / "example.npy", total, np.int64, read("example"))

@@ -18,7 +18,7 @@ Example = dict[str, Any]
 
 
 def open_speech(
-    name: str, *, data_dir: str | os.PathLike | None = None, least_words: int = 1
+    name: str, *, data_dir: str | os.PathLike | None = None, min_words: int = 1
 ) -> list[Example]:
     """All examples of a set whose text has so many words.
 
@@ -32,13 +32,13 @@ def open_speech(
     if name not in _SETS:
         raise DataError(f"there is no set of speech {name!r}; expected one of {', '.join(_SETS)}")
     texts, sounds = _SETS[name](data_dir)
-    found = []
+    recordings = []
     for id, text in texts.items():
-        if id in sounds and len(text.split()) >= least_words:
+        if id in sounds and len(text.split()) >= min_words:
             file = io.BytesIO(sounds[id])
             file.name = f"{name}/{id}"
-            found.append({"id": id, "audio": read_audio(file), "text": text})
-    return found
+            recordings.append({"id": id, "audio": read_audio(file), "text": text})
+    return recordings
 
 
 def _librivox(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:

@@ -71,23 +71,25 @@ class Stream:
           DataError: there is no such option, or it is out of range.
         """
         try:
-            found = cls(pattern, **options)
+            stream = cls(pattern, **options)
         except TypeError as error:
             raise DataError(f"stream:{pattern}: {error}") from None
-        if found.at_end not in ("repeat", "wait"):
-            raise DataError(f"at_end is {found.at_end!r}; expected 'repeat' or 'wait'")
+        if stream.at_end not in ("repeat", "wait"):
+            raise DataError(f"at_end is {stream.at_end!r}; expected 'repeat' or 'wait'")
         if not reverse:
-            return found
-        return replace(found, source_column=found.target_column, target_column=found.source_column)
+            return stream
+        return replace(
+            stream, source_column=stream.target_column, target_column=stream.source_column
+        )
 
     def shards(self, split: str) -> list[Path]:
         """The files that there are now, in the order of their names."""
-        found = sorted(glob.glob(self.pattern.replace("{split}", split), recursive=True))
-        for name in found:
+        paths = sorted(glob.glob(self.pattern.replace("{split}", split), recursive=True))
+        for name in paths:
             if not name.endswith(_LINES + _RECORD_FILES):
                 known = ", ".join(_LINES + _RECORD_FILES)
                 raise DataError(f"{name} is no shard of a stream; expected names in {known}")
-        return [Path(name) for name in found]
+        return [Path(name) for name in paths]
 
     @property
     def base(self) -> str:
@@ -101,22 +103,22 @@ class Stream:
         Raises:
           DataError: there is none, or one is wrong.
         """
-        found: list[dict[str, str]] = []
+        records: list[dict[str, str]] = []
         dealt, training = "{split}" not in self.pattern, split == "train"
         for number, shard in enumerate(self.shards(split)):
             if dealt and not training and number:
                 break
             for line, raw in _lines_of(shard, last=not dealt and not training):
-                if len(found) == count or (dealt and not training and line >= _HELD_OUT):
+                if len(records) == count or (dealt and not training and line >= _HELD_OUT):
                     break
                 if raw.strip() and split == (_split_of(number, line) if dealt else split):
-                    found.append(self.example(raw, shard, line))
-        if not found:
+                    records.append(self.example(raw, shard, line))
+        if not records:
             name = self.pattern.replace("{split}", split)
             raise DataError(
                 f"stream:{name} has no {split} examples; expected whole lines, or records"
             )
-        return found
+        return records
 
     def example(self, raw: bytes, shard: Path, line: int) -> dict[str, str]:
         """The example that a line, or a record, holds.
@@ -154,11 +156,11 @@ def stream_batches(
     stream: Stream,
     encoding: Encoding,
     *,
-    rows: int = 16,
+    batch_size: int = 16,
     seed: int = 0,
     process_index: int = 0,
     process_count: int = 1,
-    rows_multiple: int = 1,
+    batch_multiple: int = 1,
     window: int = 8192,
     prefetch: int = 2,
 ) -> "StreamIterator":
@@ -170,17 +172,17 @@ def stream_batches(
     Raises:
       DataError: an option is out of range, or there are no shards and none are waited for.
     """
-    lanes = stream.lanes or math.gcd(rows, _MOST_LANES)
-    multiple = int(np.lcm(process_count, rows_multiple))
-    check_batches("pack", rows, multiple, process_index, process_count, window)
-    if lanes < 1 or rows % lanes or lanes % process_count:
+    lanes = stream.lanes or math.gcd(batch_size, _MOST_LANES)
+    multiple = int(np.lcm(process_count, batch_multiple))
+    check_batches("pack", batch_size, multiple, process_index, process_count, window)
+    if lanes < 1 or batch_size % lanes or lanes % process_count:
         raise DataError(
-            f"lanes is {lanes}; expected a divisor of rows, {rows}, and a multiple of the number of "
-            f"processes, {process_count}"
+            f"lanes is {lanes}; expected a divisor of batch_size, {batch_size}, and a multiple of the number "
+            f"of processes, {process_count}"
         )
     if stream.at_end == "repeat" and not stream.shards("train"):
         raise DataError(f"stream:{stream.pattern} has no shards yet; at_end 'wait' waits for some")
-    shape = {"rows": rows // lanes, "widths": encoding.widths}
+    shape = {"rows": batch_size // lanes, "widths": encoding.widths}
     size, stop = max(window // lanes, _LEAST_WINDOW), threading.Event()
     own = lanes // process_count
     mine = range(process_index * own, (process_index + 1) * own)
@@ -194,7 +196,7 @@ def stream_batches(
         batches = grain.experimental.ThreadPrefetchIterDataset(
             batches, prefetch_buffer_size=prefetch
         )
-    known = [shape, lanes, size, seed, encoding.overlong, encoding.side, stream.source_column]
+    known = [shape, lanes, size, seed, encoding.truncation, encoding.side, stream.source_column]
     tokenizers = [encoding.tokenizer.to_json(), encoding.output_tokenizer.to_json()]
     identity = f"stream {known} {stream.target_column} {tokenizers}"
     return StreamIterator(batches, mine, zlib.crc32(identity.encode()), stop)
@@ -306,13 +308,13 @@ class _LaneIterator(grain.DatasetIterator):
         rounds = 0
         while len(examples) < self._size:
             wanted = self._size - len(examples)
-            found = self._some(place, wanted)
-            following = None if found is not None else self._following(place)
+            taken = self._some(place, wanted)
+            following = None if taken is not None else self._following(place)
             if following is not None and following > place.shard:
-                found = self._some(place, wanted, last=True)
-            if found is not None:
-                examples += found
-                rounds = 0 if found else rounds
+                taken = self._some(place, wanted, last=True)
+            if taken is not None:
+                examples += taken
+                rounds = 0 if taken else rounds
             elif following is None:
                 self._wait()
             else:
@@ -331,7 +333,7 @@ class _LaneIterator(grain.DatasetIterator):
         if self._shard is None or self._shard.path != path:
             self._shard = _Shard(path)
         skipped = (self._lane - place.seen) % self._lanes
-        found, count, end = self._shard.read(place.offset, skipped, self._lanes, wanted, last)
+        lines, count, end = self._shard.read(place.offset, skipped, self._lanes, wanted, last)
         if not count:
             return None
         first, dealt = place.line, "{split}" not in self._stream.pattern
@@ -339,7 +341,7 @@ class _LaneIterator(grain.DatasetIterator):
         number = 0 if place.shard == self._first else 1
         return [
             self._stream.example(raw, path, first + index)
-            for index, raw in found
+            for index, raw in lines
             if raw.strip() and not (dealt and _split_of(number, first + index) != "train")
         ]
 
@@ -410,8 +412,8 @@ class _Shard:
         own = range(skipped, len(ends), stride)[:wanted]
         count = own[-1] + 1 if len(own) == wanted else len(ends)
         starts = np.concatenate([[0], ends + 1])
-        found = [(k, data[starts[k] : ends[k]]) for k in own]
-        return found, count, offset + min(int(starts[count]), len(data))
+        lines = [(k, data[starts[k] : ends[k]]) for k in own]
+        return lines, count, offset + min(int(starts[count]), len(data))
 
     def _chunk(self, offset: int) -> tuple[bytes, bool]:
         """Bytes from a place on, a whole line at least, and whether they go to the end."""
@@ -443,6 +445,6 @@ def _lines_of(shard: Path, last: bool) -> Iterator[tuple[int, bytes]]:
     """All lines, or records, of a shard with their numbers."""
     file, offset, line, count = _Shard(shard), 0, 0, 1
     while count:
-        found, count, offset = file.read(offset, 0, 1, _RECORDS, last)
-        yield from ((line + index, raw) for index, raw in found)
+        lines, count, offset = file.read(offset, 0, 1, _RECORDS, last)
+        yield from ((line + index, raw) for index, raw in lines)
         line += count

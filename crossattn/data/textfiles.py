@@ -207,12 +207,12 @@ def _line_edges(path: Path) -> tuple[np.ndarray, int]:
         begin = len(codecs.BOM_UTF8) * (file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8)
         file.seek(begin)
         at, lines, last = begin, 0, b"\n"
-        found = [np.array([begin])]
+        parts = [np.array([begin])]
         for chunk in iter(lambda: file.read(_CHUNK), b""):
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
-            found.append(at + 1 + ends[-(lines + 1) % _BLOCK :: _BLOCK])
+            parts.append(at + 1 + ends[-(lines + 1) % _BLOCK :: _BLOCK])
             at, lines, last = at + len(chunk), lines + len(ends), chunk[-1:]
-    edges = np.concatenate(found)
+    edges = np.concatenate(parts)
     # A line feed that ends the file begins no line.
     return np.append(edges[edges < at], at), lines + (last != b"\n")
 

@@ -159,7 +159,7 @@ class WhisperTokens:
 
     def _annotations(self) -> set[int]:
         """Brackets, notes and marks of speakers; hyphens and quotes only where a word begins."""
-        found = {self.encode(" -")[0], self.encode(" '")[0]}
+        annotations = {self.encode(" -")[0], self.encode(" '")[0]}
         marks = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
         marks += "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split()
         notes = list("♩♪♫♬♭♮♯")
@@ -167,5 +167,5 @@ class WhisperTokens:
             for ids in (self.encode(mark), self.encode(" " + mark)):
                 # The notes share their first bytes, which spell nothing that is spoken.
                 if len(ids) == 1 or mark in notes:
-                    found.add(ids[0])
-        return found
+                    annotations.add(ids[0])
+        return annotations

@@ -30,7 +30,7 @@ class Bucketed:
     longer than asked. Beyond the largest size, its multiples are taken. Frames, to which silence would be
     something to hear, keep their number: only rows are added to them.
 
-        found = Bucketed(build)(params, source, (source != pad_id).astype(int), max_new_tokens=60)
+        hypotheses = Bucketed(build)(params, source, (source != pad_id).astype(int), max_new_tokens=60)
 
     Args:
       build: makes the model.
@@ -80,7 +80,7 @@ class Bucketed:
         self,
         params: Params,
         source: Source,
-        source_segments: Int[AnyArray, "B S"] | None = None,
+        source_segment_ids: Int[AnyArray, "B S"] | None = None,
         *,
         max_new_tokens: int,
         limits: Limits = None,
@@ -93,8 +93,8 @@ class Bucketed:
           limits: the most tokens of each row, where they are fewer than ``max_new_tokens``.
           draft_params: for ``draft``.
         """
-        call = self._sources(params, source, source_segments, max_new_tokens, limits)
-        return self._found(params, call, key, draft_params)
+        call = self._sources(params, source, source_segment_ids, max_new_tokens, limits)
+        return self._run(params, call, key, draft_params)
 
     def generate(
         self,
@@ -103,7 +103,7 @@ class Bucketed:
         *,
         max_new_tokens: int,
         memory: Float[AnyArray, "B S M"] | None = None,
-        memory_segments: Int[AnyArray, "B S"] | None = None,
+        memory_segment_ids: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         draft_params: Params | None = None,
@@ -112,14 +112,14 @@ class Bucketed:
 
         The ``memory`` that a decoder reads is filled up like sources.
         """
-        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segments)
-        return self._found(params, call, key, draft_params)
+        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segment_ids)
+        return self._run(params, call, key, draft_params)
 
     def stream(
         self,
         params: Params,
         source: Source,
-        source_segments: Int[AnyArray, "B S"] | None = None,
+        source_segment_ids: Int[AnyArray, "B S"] | None = None,
         *,
         max_new_tokens: int,
         limits: Limits = None,
@@ -133,7 +133,7 @@ class Bucketed:
         Raises:
           ValueError: the options ask for a search that does not go token by token.
         """
-        call = self._sources(params, source, source_segments, max_new_tokens, limits)
+        call = self._sources(params, source, source_segment_ids, max_new_tokens, limits)
         return self._pieces(params, call, key, every)
 
     def stream_generate(
@@ -143,13 +143,13 @@ class Bucketed:
         *,
         max_new_tokens: int,
         memory: Float[AnyArray, "B S M"] | None = None,
-        memory_segments: Int[AnyArray, "B S"] | None = None,
+        memory_segment_ids: Int[AnyArray, "B S"] | None = None,
         limits: Limits = None,
         key: Key[Array, ""] | None = None,
         every: int = 1,
     ) -> Iterator[Piece]:
         """What ``generate`` gives as it comes, as in ``stream``."""
-        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segments)
+        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segment_ids)
         return self._pieces(params, call, key, every)
 
     @property
@@ -157,16 +157,18 @@ class Bucketed:
         """How many buckets were compiled, of whole searches."""
         return self._search._cache_size()
 
-    def _found(self, params: Params, call: "_Call", key: Any, draft_params: Any) -> Hypotheses:
+    def _run(self, params: Params, call: "_Call", key: Any, draft_params: Any) -> Hypotheses:
         # Cut on the host, where another size is no other program.
-        found = jax.device_get(
+        hypotheses = jax.device_get(
             self._search(
                 params, call.inputs, call.limits, key, draft_params, max_new_tokens=call.size
             )
         )
         B, T, S = call.shape
-        weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
-        return Hypotheses(found.tokens[:B, :, :T], found.scores[:B], found.lengths[:B], weights)
+        weights = None if hypotheses.weights is None else hypotheses.weights[:B, ..., :T, :S]
+        return Hypotheses(
+            hypotheses.tokens[:B, :, :T], hypotheses.scores[:B], hypotheses.lengths[:B], weights
+        )
 
     def _pieces(self, params: Params, call: "_Call", key: Any, every: int) -> Iterator[Piece]:
         B, _, S = call.shape
@@ -175,33 +177,43 @@ class Bucketed:
         ):
             yield tokens[:B] if weights is None else (tokens[:B], weights[:B, ..., :S])
 
-    def _sources(self, params, source, segments, max_new_tokens: int, limits: Any) -> "_Call":
+    def _sources(self, params, source, segment_ids, max_new_tokens: int, limits: Any) -> "_Call":
         source, known = np.asarray(source), self._ask(params)
-        segments = None if segments is None else np.asarray(segments)
-        check_source(source, segments)
+        segment_ids = None if segment_ids is None else np.asarray(segment_ids)
+        check_source(source, segment_ids)
         B, S = source.shape[:2]
         if np.issubdtype(source.dtype, np.integer):
             source = source.astype(np.int32)
-            if segments is None and known.pad_id is not None:
-                segments = source != known.pad_id
-            source, segments = self._filled(
-                source, segments, _size(S, self.source_lengths, known.source)
+            if segment_ids is None and known.pad_id is not None:
+                segment_ids = source != known.pad_id
+            source, segment_ids = self._filled(
+                source, segment_ids, _size(S, self.source_lengths, known.source)
             )
         else:
-            source, segments, S = *self._more_rows(source, segments), None
+            source, segment_ids, S = *self._more_rows(source, segment_ids), None
         start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
-        return self._call(params, _Sources(source, segments), (B, max_new_tokens, S), start, limits)
+        return self._call(
+            params, _Sources(source, segment_ids), (B, max_new_tokens, S), start, limits
+        )
 
-    def _more_rows(self, frames: Any, segments: Any) -> tuple[Any, Any]:
+    def _more_rows(self, frames: Any, segment_ids: Any) -> tuple[Any, Any]:
         """Frames [B F M], with rows filled up, and their segments if there are any."""
         more = (0, _size(len(frames), self.batch_sizes) - len(frames))
         frames = np.pad(frames, (more, *((0, 0),) * (frames.ndim - 1)))
-        if segments is not None:
-            segments = np.pad(np.asarray(segments, np.int32), (more, (0, 0)), constant_values=1)
-        return frames, segments
+        if segment_ids is not None:
+            segment_ids = np.pad(
+                np.asarray(segment_ids, np.int32), (more, (0, 0)), constant_values=1
+            )
+        return frames, segment_ids
 
     def _prompts(
-        self, params, prompts, max_new_tokens: int, limits: Any, memory: Any, memory_segments: Any
+        self,
+        params,
+        prompts,
+        max_new_tokens: int,
+        limits: Any,
+        memory: Any,
+        memory_segment_ids: Any,
     ) -> "_Call":
         if self._prefix is not None:
             raise ValueError(
@@ -219,19 +231,23 @@ class Bucketed:
                     f"memory has {len(memory)} rows; expected as many as there are prompts, {B}."
                 )
             S = memory.shape[1]
-            read = self._filled(np.asarray(memory), memory_segments, _size(S, self.source_lengths))
+            read = self._filled(
+                np.asarray(memory), memory_segment_ids, _size(S, self.source_lengths)
+            )
             inputs = _Prompts(prefix, lengths, *read)
         return self._call(params, inputs, (B, max_new_tokens, S), width, limits)
 
-    def _filled(self, x: Any, segments: Any, size: int) -> tuple[Any, Any]:
+    def _filled(self, x: Any, segment_ids: Any, size: int) -> tuple[Any, Any]:
         """What is read, [B S ...], and its segments [B S], with rows and length filled up."""
         B, S = x.shape[:2]
-        segments = np.ones((B, S), np.int32) if segments is None else np.asarray(segments, np.int32)
+        segment_ids = (
+            np.ones((B, S), np.int32) if segment_ids is None else np.asarray(segment_ids, np.int32)
+        )
         more = (0, _size(B, self.batch_sizes) - B), (0, size - S)
-        x, segments = np.pad(x, (*more, *((0, 0),) * (x.ndim - 2))), np.pad(segments, more)
+        x, segment_ids = np.pad(x, (*more, *((0, 0),) * (x.ndim - 2))), np.pad(segment_ids, more)
         # Nothing but padding would be read as NaN by some kernels of other libraries.
-        segments[B:, 0] = 1
-        return x, segments
+        segment_ids[B:, 0] = 1
+        return x, segment_ids
 
     def _call(self, params, inputs: Any, shape: Any, start: int, limits: Any) -> "_Call":
         B, T, _ = shape
@@ -272,7 +288,7 @@ class _Sources(NamedTuple):
     """Sources and segments, [B S] both, or frames; arrays of numpy, or traced ones."""
 
     source: Any
-    segments: Any
+    segment_ids: Any
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
         return generate(model, *self, **call)
@@ -281,8 +297,10 @@ class _Sources(NamedTuple):
         return {}
 
     def prefill(self, model: Any, cache_length: int) -> Any:
-        source, segments = self
-        return model.prefill(len(source), 1, cache_length, source=source, source_segments=segments)
+        source, segment_ids = self
+        return model.prefill(
+            len(source), 1, cache_length, source=source, source_segment_ids=segment_ids
+        )
 
 
 class _Prompts(NamedTuple):
@@ -294,7 +312,7 @@ class _Prompts(NamedTuple):
     prefix: Any
     lengths: Any
     memory: Any = None
-    segments: Any = None
+    segment_ids: Any = None
 
     def search(self, model: Any, **call: Any) -> Hypotheses:
         return generate(model, batch=len(self.prefix), inputs=self.reads(), **self.config(), **call)
@@ -305,7 +323,7 @@ class _Prompts(NamedTuple):
     def reads(self) -> dict[str, Any]:
         if self.memory is None:
             return {}
-        return {"memory": self.memory, "memory_segments": self.segments}
+        return {"memory": self.memory, "memory_segment_ids": self.segment_ids}
 
     def prefill(self, model: Any, cache_length: int) -> Any:
         return model.prefill(len(self.prefix), 1, cache_length, **self.reads())

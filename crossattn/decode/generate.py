@@ -27,7 +27,7 @@ Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"]
 def generate(
     model: Any,
     source: Source | None = None,
-    source_segments: Int[AnyArray, "B S"] | None = None,
+    source_segment_ids: Int[AnyArray, "B S"] | None = None,
     *,
     max_new_tokens: int,
     batch: int | None = None,
@@ -36,18 +36,18 @@ def generate(
 ) -> Hypotheses:
     """Text of any model that generates; greedy unless the options ask for another search.
 
-        found = generate(translator, source, (source != pad_id).astype(int), max_new_tokens=60)
-        found = generate(language_model, prefix=[[5, 7, 9], [4]], max_new_tokens=60)
+        hypotheses = generate(translator, source, (source != pad_id).astype(int), max_new_tokens=60)
+        hypotheses = generate(language_model, prefix=[[5, 7, 9], [4]], max_new_tokens=60)
 
     Args:
       model: with ``prefill`` and ``decode_step``, such as a ``Transformer`` or a ``Decoder``
         (``functional.bind(build, params)`` under ``jax.jit``).
       source: of an encoder-decoder, the source tokens, or the frames of a model that reads these.
-      source_segments: 0 where the source is padding, which is not read. None: that of the model's
+      source_segment_ids: 0 where the source is padding, which is not read. None: that of the model's
         ``pad_id``, if its config names one; otherwise everything is read, padding too.
       max_new_tokens: the most tokens generated. Static, like ``num_beams``.
       batch: rows, B. None: as many as the inputs have, or the prefix.
-      inputs: what else ``prefill`` reads, by name: ``{"memory": vectors, "memory_segments": segments}`` of
+      inputs: what else ``prefill`` reads, by name: ``{"memory": vectors, "memory_segment_ids": segments}`` of
         a ``Decoder`` with a ``memory_dim``.
       **options: ``num_beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
         ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
@@ -57,10 +57,10 @@ def generate(
       ValueError: two searches are asked for at once, a source has no batch axis, what is read or the text
         do not fit the model, or nothing says how many rows there are.
     """
-    reads = {"source": source, "source_segments": source_segments, **(inputs or {})}
+    reads = {"source": source, "source_segment_ids": source_segment_ids, **(inputs or {})}
     reads = {name: jnp.asarray(x) for name, x in reads.items() if x is not None}
     if "source" in reads:
-        check_source(reads["source"], reads.get("source_segments"))
+        check_source(reads["source"], reads.get("source_segment_ids"))
     batch = _rows(reads, options.get("prefix")) if batch is None else batch
     num_beams, search = _search(model, **options)
     config = dict(batch=batch, max_new_tokens=max_new_tokens)
@@ -80,7 +80,7 @@ def _rows(reads: Mapping[str, Any], prefix: Any) -> int:
     )
 
 
-def check_source(source: Any, segments: Any = None) -> None:
+def check_source(source: Any, segment_ids: Any = None) -> None:
     """Whether these are rows of tokens, or of frames, and segments of theirs.
 
     Raises:
@@ -95,16 +95,16 @@ def check_source(source: Any, segments: Any = None) -> None:
             f"source has shape {source.shape} and dtype {source.dtype}; expected {expected}. A single "
             "source is a batch of one: source[None]."
         )
-    if segments is None:
+    if segment_ids is None:
         return
-    if segments.ndim != 2 or segments.shape[0] != source.shape[0]:
+    if segment_ids.ndim != 2 or segment_ids.shape[0] != source.shape[0]:
         raise ValueError(
-            f"source_segments has shape {segments.shape}; expected [B S], rows as many as the source "
+            f"source_segment_ids has shape {segment_ids.shape}; expected [B S], rows as many as the source "
             f"has, {source.shape[0]}."
         )
-    if tokens and segments.shape != source.shape:
+    if tokens and segment_ids.shape != source.shape:
         raise ValueError(
-            f"source_segments has shape {segments.shape}; expected that of source, {source.shape}."
+            f"source_segment_ids has shape {segment_ids.shape}; expected that of source, {source.shape}."
         )
 
 
@@ -164,7 +164,7 @@ def attention_of(
     model: Any,
     source: Source,
     tokens: Int[AnyArray, "B T"],
-    source_segments: Int[AnyArray, "B S"] | None = None,
+    source_segment_ids: Int[AnyArray, "B S"] | None = None,
     *,
     lengths: Int[AnyArray, " B"] | None = None,
     bos_id: int = 1,
@@ -176,14 +176,14 @@ def attention_of(
     search while it runs, give it a ``Capture``. Rows of padding are 0.
 
     Args:
-      source, source_segments: as in ``generate``.
+      source, source_segment_ids: as in ``generate``.
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
       lengths: how many tokens of each row there are, ``Hypotheses.lengths`` for one; None counts those
         that are not ``pad_id``.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
-    segments = None if source_segments is None else jnp.asarray(source_segments)
-    check_source(source, segments)
+    segment_ids = None if source_segment_ids is None else jnp.asarray(source_segment_ids)
+    check_source(source, segment_ids)
     real = tokens != pad_id
     if lengths is not None:
         real = jnp.arange(tokens.shape[1]) < jnp.asarray(lengths)[:, None]
@@ -192,8 +192,8 @@ def attention_of(
     _, weights = model.hidden(
         source,
         target_in,
-        source_segments=segments,
-        target_segments=real.astype(jnp.int32),
+        source_segment_ids=segment_ids,
+        target_segment_ids=real.astype(jnp.int32),
         return_weights=True,
     )
     return jnp.where(real[:, None, :, None], weights, 0)

@@ -80,9 +80,9 @@ def source_valid(states: Any) -> Bool[Array, "B S"]:
 
 
 def _method(states: Any, name: str, reason: str, instead: str) -> Callable:
-    found = getattr(states, name, None)
-    if found is None:
+    method = getattr(states, name, None)
+    if method is None:
         raise ValueError(
             f"{reason}, but {type(states).__name__} has no {name}(); decode with {instead}."
         )
-    return found
+    return method

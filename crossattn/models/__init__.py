@@ -60,7 +60,7 @@ class Architecture:
 
 def known() -> list[str]:
     """The names of the architectures that there are here."""
-    return sorted(found.name for found in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def find(name: str) -> Architecture:

@@ -104,21 +104,21 @@ class Bert(nnx.Module):
     def encode(
         self,
         tokens: Int[Array, "*B S"],
-        segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
         *,
         types: Int[Array, "*B S"] | None = None,
     ) -> Encoded:
-        """Vectors of the tokens. ``segments`` 0 is padding; ``types`` tells text A (0) from B (1)."""
-        segments = without_padding(tokens, segments, self.pad_id)
+        """Vectors of the tokens. ``segment_ids`` 0 is padding; ``types`` tells text A (0) from B (1)."""
+        segment_ids = without_padding(tokens, segment_ids, self.pad_id)
         keys = split(key, 2)
         x, _ = self.encoder(
             self.input(tokens, positions, keys[0], types=types),
             key=keys[1],
-            mask=None if segments is None else masks.segments(segments),
+            mask=None if segment_ids is None else masks.segments(segment_ids),
         )
-        return Encoded(x, None if segments is None else segments > 0, positions)
+        return Encoded(x, None if segment_ids is None else segment_ids > 0, positions)
 
     @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:

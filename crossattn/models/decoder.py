@@ -103,21 +103,21 @@ class Decoder(Autoregressive):
         tokens: Int[Array, "*B T"],
         *,
         memory: Encoded | Float[Array, "*B S M"] | None = None,
-        memory_segments: Int[Array, "*B S"] | None = None,
-        segments: Int[Array, "*B T"] | None = None,
+        memory_segment_ids: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
         """The last vectors, before the output layer; with ``return_weights``, cross-attention's too."""
         keys = split(key, 2)
-        packed = segments is not None and memory_segments is not None
+        packed = segment_ids is not None and memory_segment_ids is not None
         x, states = self.decoder(
             self.input(tokens, positions, keys[0]),
-            self._read(memory, None if packed else memory_segments),
+            self._read(memory, None if packed else memory_segment_ids),
             keys[1],
-            segments=segments,
-            source_segments=memory_segments if packed else None,
+            segment_ids=segment_ids,
+            source_segment_ids=memory_segment_ids if packed else None,
             positions=positions,
             return_weights=return_weights,
         )
@@ -145,10 +145,10 @@ class Decoder(Autoregressive):
           **options: those of ``hidden``. ``memory``, ``Encoded`` or vectors [*B S M], is what a model with
             a ``memory_dim`` reads; with ``return_weights``, its weights [L *B N T S] are returned too.
         """
-        found = self.hidden(tokens, **options)
-        if isinstance(found, tuple):
-            return self.logits(found[0]), found[1]
-        return self.logits(found)
+        result = self.hidden(tokens, **options)
+        if isinstance(result, tuple):
+            return self.logits(result[0]), result[1]
+        return self.logits(result)
 
     @on_any_mesh
     def prefill(
@@ -158,7 +158,7 @@ class Decoder(Autoregressive):
         cache_length: int,
         *,
         memory: Encoded | Float[Array, "B S M"] | None = None,
-        memory_segments: Int[Array, "B S"] | None = None,
+        memory_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
         """Decoding states: the memory read once, and empty caches, for ``num_beams`` sequences a row.
@@ -167,7 +167,7 @@ class Decoder(Autoregressive):
           batch: rows, B.
           num_beams: sequences a row, J.
           cache_length: the most tokens of each that are read, prefix and generated ones together.
-          memory, memory_segments: what cross-attention reads; padding has segment 0.
+          memory, memory_segment_ids: what cross-attention reads; padding has segment 0.
           lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
@@ -177,7 +177,7 @@ class Decoder(Autoregressive):
         self.input.check(cache_length)
         if memory is not None:
             check_rows("memory", Encoded.of(memory).vectors, batch)
-        layers = self._read(memory, memory_segments)
+        layers = self._read(memory, memory_segment_ids)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
 
     @on_any_mesh
@@ -195,10 +195,10 @@ class Decoder(Autoregressive):
         x = self.output.transform(x)
         return (x, states, weights) if return_weights else (x, states)
 
-    def _read(self, memory: Any, segments: Array | None) -> Any:
+    def _read(self, memory: Any, segment_ids: Array | None) -> Any:
         if (memory is None) != (self.memory_dim is None):
             has, given = ("no", "one") if self.memory_dim is None else ("a", "none")
             raise ValueError(f"this Decoder has {has} memory_dim, but was given {given} to read.")
         if memory is None:
             return self.decoder.read()
-        return self.decoder.read(source=Encoded.of(memory, segments))
+        return self.decoder.read(source=Encoded.of(memory, segment_ids))

@@ -70,13 +70,17 @@ class EncoderDecoder(Autoregressive):
     def encode(
         self,
         source: Int[Array, "*B S"],
-        segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
         """The source's vectors [*B S M], as the decoder reads them."""
-        found = self.encoder.encode(source, segments, positions, key)
-        return found if self.bridge is None else replace(found, vectors=self.bridge(found.vectors))
+        encoded = self.encoder.encode(source, segment_ids, positions, key)
+        return (
+            encoded
+            if self.bridge is None
+            else replace(encoded, vectors=self.bridge(encoded.vectors))
+        )
 
     @on_any_mesh
     def hidden(
@@ -84,23 +88,23 @@ class EncoderDecoder(Autoregressive):
         source: Int[Array, "*B S"],
         target_in: Int[Array, "*B T"],
         *,
-        source_segments: Int[Array, "*B S"] | None = None,
-        target_segments: Int[Array, "*B T"] | None = None,
+        source_segment_ids: Int[Array, "*B S"] | None = None,
+        target_segment_ids: Int[Array, "*B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
         """The decoder's last vectors, before the output table; and all cross-attention weights."""
-        source_segments = without_padding(source, source_segments, self.pad_id)
+        source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 2)
-        found = self.decoder.hidden(
+        result = self.decoder.hidden(
             target_in,
-            memory=self.encode(source, source_segments, key=keys[0]),
-            memory_segments=source_segments,
-            segments=target_segments,
+            memory=self.encode(source, source_segment_ids, key=keys[0]),
+            memory_segment_ids=source_segment_ids,
+            segment_ids=target_segment_ids,
             key=keys[1],
             return_weights=return_weights,
         )
-        return found if return_weights else (found, None)
+        return result if return_weights else (result, None)
 
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token."""
@@ -131,7 +135,7 @@ class EncoderDecoder(Autoregressive):
         cache_length: int,
         *,
         source: Int[Array, "B S"],
-        source_segments: Int[Array, "B S"] | None = None,
+        source_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
         """Decoding states: the source read once, and empty caches; as ``Transformer.prefill``."""
@@ -140,7 +144,7 @@ class EncoderDecoder(Autoregressive):
             batch,
             num_beams,
             cache_length,
-            memory=self.encode(source, source_segments),
+            memory=self.encode(source, source_segment_ids),
             lookahead=lookahead,
         )
 

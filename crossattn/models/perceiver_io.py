@@ -172,7 +172,7 @@ class PerceiverIO(nnx.Module):
         tokens: Int[Array, "*B S"] | None = None,
         image: Float[Array, "*B H W C"] | None = None,
         *,
-        segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
@@ -181,7 +181,7 @@ class PerceiverIO(nnx.Module):
 
         Args:
           tokens, image: what this model reads, both or one of them.
-          segments: of the tokens; 0 is padding, which nothing reads. Latents tell no texts of a row apart.
+          segment_ids: of the tokens; 0 is padding, which nothing reads. Latents tell no texts of a row apart.
           positions: of the tokens; None is ``arange``.
           key: turns dropout on.
           return_weights: also return the weights [*B N L S] with which latents read pixels, then tokens.
@@ -191,7 +191,7 @@ class PerceiverIO(nnx.Module):
             picture of another size than learnt positions have.
         """
         keys = split(key, 3 + self.repeats)
-        inputs = self._inputs(tokens, image, segments, positions, keys[0])
+        inputs = self._inputs(tokens, image, segment_ids, positions, keys[0])
         x, state = self.read(
             self.latents[...].astype(inputs.vectors.dtype),
             key=keys[1],
@@ -232,7 +232,7 @@ class PerceiverIO(nnx.Module):
         tokens: Int[Array, "*B S"] | None = None,
         image: Float[Array, "*B H W C"] | None = None,
         *,
-        segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
@@ -246,7 +246,7 @@ class PerceiverIO(nnx.Module):
         latents = self.encode(
             tokens,
             image,
-            segments=segments,
+            segment_ids=segment_ids,
             positions=positions,
             key=keys[0],
             return_weights=return_weights,
@@ -270,22 +270,22 @@ class PerceiverIO(nnx.Module):
     @on_any_mesh
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Logits [*B C] of classes, or [*B S V] of what stands at each token; arguments as in ``hidden``."""
-        found = self.hidden(*inputs, **options)
+        outputs = self.hidden(*inputs, **options)
         if not options.get("return_weights"):
-            return self.logits(found)
-        hidden, *weights = found
+            return self.logits(outputs)
+        hidden, *weights = outputs
         return self.logits(hidden), *weights
 
     def _inputs(
         self,
         tokens: Array | None,
         image: Array | None,
-        segments: Array | None,
+        segment_ids: Array | None,
         positions: Array | None,
         key: Array | None,
     ) -> Encoded:
         """The pixels' vectors, then the tokens', of one size."""
-        found = []
+        parts = []
         for name, given, module in (("image", image, self.pixels), ("tokens", tokens, self.tokens)):
             if (given is None) != (module is None):
                 kind = "reads no" if module is None else "wants"
@@ -294,14 +294,14 @@ class PerceiverIO(nnx.Module):
                     f"{name}; give what its config has a size for."
                 )
             if given is not None:
-                found.append(
+                parts.append(
                     Encoded(self.pixels(image))
                     if name == "image"
-                    else Encoded.of(self.tokens(tokens, positions, key), segments)
+                    else Encoded.of(self.tokens(tokens, positions, key), segment_ids)
                 )
         if self.kinds is not None:
-            found = [_extended(x, kind[...]) for x, kind in zip(found, self.kinds, strict=True)]
-        return Encoded.concat(*found)
+            parts = [_extended(x, kind[...]) for x, kind in zip(parts, self.kinds, strict=True)]
+        return Encoded.concat(*parts)
 
 
 class PixelInput(nnx.Module):

@@ -148,24 +148,24 @@ class Transformer(Autoregressive):
     def encode(
         self,
         source: Source,
-        segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
-        """The source's vectors [*B S D]. ``segments`` 0 is padding; ``positions`` default to ``arange``."""
-        segments = without_padding(source, segments, self.pad_id)
+        """Vectors [*B S D] of the source. ``segment_ids`` 0 is padding; ``positions`` default to a range."""
+        segment_ids = without_padding(source, segment_ids, self.pad_id)
         keys, given = split(key, 2), positions
         x = self._embed_source(source, positions, keys[0])
         positions = jnp.arange(x.shape[-2]) if positions is None else positions
         x, _ = self.encoder(
             x,
             key=keys[1],
-            mask=None if segments is None else masks.segments(segments),
+            mask=None if segment_ids is None else masks.segments(segment_ids),
             positions=positions,
             bias=self.encoder_bias(positions, positions),
         )
         x = x if self.encoder_norm is None else self.encoder_norm(x)
-        return Encoded(x, None if segments is None else segments > 0, given)
+        return Encoded(x, None if segment_ids is None else segment_ids > 0, given)
 
     @on_any_mesh
     def hidden(
@@ -173,18 +173,18 @@ class Transformer(Autoregressive):
         source: Source,
         target_in: Int[Array, "*B T"],
         *,
-        source_segments: Int[Array, "*B S"] | None = None,
-        target_segments: Int[Array, "*B T"] | None = None,
+        source_segment_ids: Int[Array, "*B S"] | None = None,
+        target_segment_ids: Int[Array, "*B T"] | None = None,
         source_positions: Int[Array, "*#B S"] | None = None,
         target_positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
         """The decoder's last vectors, before the output layer; and all cross-attention weights."""
-        source_segments = without_padding(source, source_segments, self.pad_id)
+        source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 3)
-        encoded = self.encode(source, source_segments, source_positions, keys[0])
-        packed = target_segments is not None and source_segments is not None
+        encoded = self.encode(source, source_segment_ids, source_positions, keys[0])
+        packed = target_segment_ids is not None and source_segment_ids is not None
         if packed:  # Segments of both say what may be read, padding too.
             encoded = replace(encoded, valid=None)
         states = self.decoder.read(source=encoded)
@@ -192,8 +192,8 @@ class Transformer(Autoregressive):
             self.target_input(target_in, target_positions, keys[1]),
             states,
             keys[2],
-            segments=target_segments,
-            source_segments=source_segments if packed else None,
+            segment_ids=target_segment_ids,
+            source_segment_ids=source_segment_ids if packed else None,
             positions=target_positions,
             return_weights=return_weights,
         )
@@ -241,7 +241,7 @@ class Transformer(Autoregressive):
         cache_length: int,
         *,
         source: Source | None = None,
-        source_segments: Int[Array, "B S"] | None = None,
+        source_segment_ids: Int[Array, "B S"] | None = None,
         encoded: Encoded | Float[Array, "B S D"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
@@ -251,7 +251,7 @@ class Transformer(Autoregressive):
           batch: rows, B.
           num_beams: sequences a row, J.
           cache_length: the most tokens of each that are read, prefix and generated ones together.
-          source, source_segments: what is read; padding has segment 0.
+          source, source_segment_ids: what is read; padding has segment 0.
           encoded: what ``encode`` made of the source, or bare vectors, instead of it.
           lookahead: further positions, for guesses beyond them that are not kept.
 
@@ -266,8 +266,8 @@ class Transformer(Autoregressive):
                 "expected one of them."
             )
         if source is not None:
-            encoded = self.encode(source, source_segments)
-        read = Encoded.of(encoded, None if source is not None else source_segments)
+            encoded = self.encode(source, source_segment_ids)
+        read = Encoded.of(encoded, None if source is not None else source_segment_ids)
         check_rows("source", read.vectors, batch)
         layers = self.decoder.read(source=read)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)

@@ -111,7 +111,7 @@ class Whisper(Transformer):
     """Frames [*B F M] and target tokens in, logits of the next target token out.
 
     Called and decoded like a ``Transformer``; ``source`` is the frames, and
-    ``source_segments``, where given, mark vectors of the encoder [*B F/2].
+    ``source_segment_ids``, where given, mark vectors of the encoder [*B F/2].
     """
 
     def __init__(self, config: WhisperConfig, *, rngs: nnx.Rngs):

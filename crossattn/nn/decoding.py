@@ -78,8 +78,8 @@ class DecoderStack(nnx.Module):
         states: Any,
         key: Key[Array, ""] | None = None,
         *,
-        segments: Int[Array, "*B T"] | None = None,
-        source_segments: Int[Array, "*B S"] | None = None,
+        segment_ids: Int[Array, "*B T"] | None = None,
+        source_segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Any]:
@@ -87,12 +87,12 @@ class DecoderStack(nnx.Module):
         T = x.shape[-2]
         mask = masks.causal()
         source_mask = None
-        if source_segments is not None:
-            source_mask = masks.key_padding(source_segments > 0)
-        if segments is not None:
-            mask = mask & masks.segments(segments)
-            if source_segments is not None:
-                source_mask = masks.segments(segments, source_segments)
+        if source_segment_ids is not None:
+            source_mask = masks.key_padding(source_segment_ids > 0)
+        if segment_ids is not None:
+            mask = mask & masks.segments(segment_ids)
+            if source_segment_ids is not None:
+                source_mask = masks.segments(segment_ids, source_segment_ids)
         positions = jnp.arange(T) if positions is None else positions
         x, states = self.stack(
             x,

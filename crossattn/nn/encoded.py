@@ -27,10 +27,10 @@ class Encoded:
     positions: Int[AnyArray, "*#B S"] | None = None
 
     @classmethod
-    def of(cls, vectors: Any, segments: Int[AnyArray, "*B S"] | None = None) -> "Encoded":
-        """``Encoded`` as it is, or bare vectors [*B S D]; where ``segments`` are 0 there is padding."""
-        found = vectors if isinstance(vectors, Encoded) else cls(vectors)
-        return found if segments is None else replace(found, valid=segments > 0)
+    def of(cls, vectors: Any, segment_ids: Int[AnyArray, "*B S"] | None = None) -> "Encoded":
+        """``Encoded`` as it is, or bare vectors [*B S D]; where ``segment_ids`` are 0 there is padding."""
+        encoded = vectors if isinstance(vectors, Encoded) else cls(vectors)
+        return encoded if segment_ids is None else replace(encoded, valid=segment_ids > 0)
 
     @classmethod
     def concat(cls, *parts: "Encoded") -> "Encoded":

@@ -44,11 +44,11 @@ class InputConfig:
 
 
 def without_padding(
-    tokens: Shaped[Array, "..."], segments: Int[Array, "*B S"] | None, pad_id: int | None
+    tokens: Shaped[Array, "..."], segment_ids: Int[Array, "*B S"] | None, pad_id: int | None
 ) -> Int[Array, "*B S"] | None:
     """The segments that came with tokens; where none did, 0 for ``pad_id`` if a model names it."""
-    if segments is not None or pad_id is None:
-        return segments
+    if segment_ids is not None or pad_id is None:
+        return segment_ids
     return (tokens != pad_id).astype(jnp.int32)
 
 

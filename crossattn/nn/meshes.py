@@ -54,9 +54,9 @@ def _first_parameter(module: Any) -> Any:
         if isinstance(value, nnx.Variable):
             return value.get_value()
         if isinstance(value, nnx.Module):
-            found = _first_parameter(value)
-            if found is not None:
-                return found
+            parameter = _first_parameter(value)
+            if parameter is not None:
+                return parameter
     return None
 
 

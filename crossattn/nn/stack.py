@@ -106,13 +106,13 @@ class Stack(nnx.Module):
         periods = self.num_layers // (self.period or 1)
         if self.share:
             spread = lambda x: jnp.broadcast_to(x, (periods, *jnp.shape(x)))  # noqa: E731
-            found = [jax.tree.map(spread, call(block)) for block in self.layers]
+            mapped = [jax.tree.map(spread, call(block)) for block in self.layers]
         else:
-            found = [
+            mapped = [
                 jax.lax.map(lambda p, graph=graph: call(nnx.merge(graph, p)), params)
                 for graph, params in map(nnx.split, self._period())
             ]
-        return found[0] if self.period is None else found
+        return mapped[0] if self.period is None else mapped
 
     def _blocks(self) -> list[Any]:
         """All layers of a looped stack; where they are shared, the same ones again."""

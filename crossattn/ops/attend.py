@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
-from crossattn.ops.choice import Ran, first_that_fits, warn_where_slow
+from crossattn.ops.choice import DispatchResult, first_that_fits, warn_where_slow
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
@@ -76,9 +76,9 @@ def attend(
     ran = run(q, k, v, mask, backend, **options)
     if ran.backend is not None:
         warn_where_slow(ran)
-    found = ran.attended
-    extras = tuple(x for x in found[1:] if x is not None)
-    return (found.out, *extras) if extras else found.out
+    output = ran.attended
+    extras = tuple(x for x in output[1:] if x is not None)
+    return (output.out, *extras) if extras else output.out
 
 
 @as_written
@@ -96,10 +96,10 @@ def run(
     dropout_key,
     late: bool = True,
     **returned,
-) -> Ran:
+) -> DispatchResult:
     """Check the arguments of ``attend`` and run the first backend that fits; see there.
 
-    With ``late`` it may be left open until the program is lowered which one that is, and ``Ran`` names none.
+    With ``late`` that may be left open until the program is lowered, and the result names none.
     """
     arguments.check_operands(q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
@@ -123,7 +123,7 @@ def run(
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
-        return Ran(backends.Attended(out, weights, lse), None)
+        return DispatchResult(backends.AttentionOutput(out, weights, lse), None)
     options = dict(
         bias=bias,
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
@@ -135,18 +135,18 @@ def run(
     late = late and backend is None and primitive.suits(q, k, options)
     explicit = placement.mesh_of((q, k, v, mask, bias)) is not None
     if late and not explicit:
-        return Ran(primitive.attend(q, k, v, mask, options), None)
+        return DispatchResult(primitive.attend(q, k, v, mask, options), None)
     if not explicit and placement.attended_on((q, k, v, mask, bias)) is None:
         return first_that_fits(backend, q, k, v, mask, options)
     attended, tried = spread.attend(_part_by(backend, late), q, k, v, mask, options)
-    return Ran(attended, tried.backend, tried.skipped)
+    return DispatchResult(attended, tried.backend, tried.skipped)
 
 
 @functools.cache
 def _part_by(backend: str | None, late: bool) -> Any:
     """One function for each backend, so that what was compiled for it is found again."""
 
-    def run_part(q, k, v, mask, options: dict) -> tuple[backends.Attended, spread.Tried]:
+    def run_part(q, k, v, mask, options: dict) -> tuple[backends.AttentionOutput, spread.Tried]:
         if late:
             return primitive.attend(q, k, v, mask, options), spread.Tried(None, ())
         ran = first_that_fits(backend, q, k, v, mask, options)

@@ -30,10 +30,10 @@ class Refused(NotImplementedError):
         super().__init__(f"{who} refuses this call: {_reasons(skipped)}{hint}.")
 
 
-class Ran(NamedTuple):
+class DispatchResult(NamedTuple):
     """What a call gave, the backend that ran (None: an axis is of size 0) and those before it."""
 
-    attended: backends.Attended
+    attended: backends.AttentionOutput
     backend: str | None
     skipped: tuple[Skipped, ...] = ()
 
@@ -41,7 +41,9 @@ class Ran(NamedTuple):
 _REUSED = ("return_rows", "known")
 
 
-def first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: dict) -> Ran:
+def first_that_fits(
+    backend: str | None, q, k, v, mask: Mask | None, options: dict
+) -> DispatchResult:
     """What the first backend gives, or the one that is named.
 
     Raises:
@@ -57,13 +59,13 @@ def first_that_fits(backend: str | None, q, k, v, mask: Mask | None, options: di
             continue
         try:
             own = options if getattr(module, "REUSES", False) else plain
-            return Ran(module.attend(q, k, v, mask, **own), name, tuple(skipped))
+            return DispatchResult(module.attend(q, k, v, mask, **own), name, tuple(skipped))
         except NotImplementedError as refusal:
             skipped.append(Skipped(name, str(refusal), True))
     raise Refused(tuple(skipped), named=backend is not None)
 
 
-def warn_where_slow(ran: Ran) -> None:
+def warn_where_slow(ran: DispatchResult) -> None:
     """On an accelerator, say it when plain JAX runs because every fused kernel refused."""
     platform = platforms.platform()
     fused = tuple(skip for skip in ran.skipped if skip.backend not in PLAIN)

@@ -38,21 +38,21 @@ def call(
     # JAX may trace them later, when what the caller set is no longer what this package is written for.
     @as_written
     def flat_run(*leaves):
-        found, tree = jax.tree.flatten(run(*structure.unflatten(leaves)))
+        results, tree = jax.tree.flatten(run(*structure.unflatten(leaves)))
         trees.append(tree)
-        return found
+        return results
 
     @as_written
     def flat_rule(primals, tangents):
-        found, moved = rule(structure.unflatten(primals), structure.unflatten(tangents))
-        found, tree = jax.tree.flatten(found)
+        results, moved = rule(structure.unflatten(primals), structure.unflatten(tangents))
+        results, tree = jax.tree.flatten(results)
         trees.append(tree)
-        return found, jax.tree.leaves(moved)
+        return results, jax.tree.leaves(moved)
 
-    found = _call.bind(*leaves, name=name, run=flat_run, rule=flat_rule)
+    results = _call.bind(*leaves, name=name, run=flat_run, rule=flat_rule)
     if not trees:  # JAX has taken it from a cache
         jax.eval_shape(flat_run, *leaves)
-    return trees[-1].unflatten(found)
+    return trees[-1].unflatten(results)
 
 
 _call = Primitive("attention")
@@ -70,9 +70,9 @@ def _call_shapes(*avals, name, run, rule):
 def _call_differentiate(primals, tangents, *, name, run, rule):
     wanted = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     moving = [ad.instantiate_zeros(t) if w else None for t, w in zip(tangents, wanted, strict=True)]
-    found, moved = rule(list(primals), moving)
-    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found[len(moved) :]]
-    return found, [*moved, *still]
+    results, moved = rule(list(primals), moving)
+    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[len(moved) :]]
+    return results, [*moved, *still]
 
 
 def _call_batch(arguments, axes, *, name, run, rule):
@@ -82,8 +82,8 @@ def _call_batch(arguments, axes, *, name, run, rule):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
         return jax.vmap(rule, (axes, own))(primals, tangents)
 
-    found = _call.bind(*arguments, name=name, run=jax.vmap(run, axes), rule=mapped_rule)
-    return found, [0] * len(found)
+    results = _call.bind(*arguments, name=name, run=jax.vmap(run, axes), rule=mapped_rule)
+    return results, [0] * len(results)
 
 
 _call.def_impl(_run)
@@ -117,8 +117,8 @@ def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> 
     def flat(function, second_tree):
         @as_written
         def call(known, second):
-            found = function(known_tree.unflatten(known), second_tree.unflatten(second))
-            return jax.tree.leaves(found)
+            outputs = function(known_tree.unflatten(known), second_tree.unflatten(second))
+            return jax.tree.leaves(outputs)
 
         return call
 
@@ -128,8 +128,8 @@ def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> 
         flat(derivative.smooth, moving_tree),
     )
     avals = tuple(jax.typeof(x) for x in results)
-    found = _linear.bind(*known, *moving, derivative=flattened, count=len(known), avals=avals)
-    return tree.unflatten(found)
+    outputs = _linear.bind(*known, *moving, derivative=flattened, count=len(known), avals=avals)
+    return tree.unflatten(outputs)
 
 
 _linear = Primitive("attention_derivative")
@@ -148,7 +148,7 @@ def _differentiate(primals, tangents, *, derivative, count, avals):
     """The map is linear in its tangents; in its residuals only its smooth form says how it changes."""
     known, moving = list(primals[:count]), list(primals[count:])
     options = dict(derivative=derivative, count=count, avals=avals)
-    found = _linear.bind(*primals, **options)
+    results = _linear.bind(*primals, **options)
     terms = []
     if not all(_is_zero(t) for t in tangents[count:]):
         terms.append(_linear.bind(*known, *map(ad.instantiate_zeros, tangents[count:]), **options))
@@ -166,8 +166,8 @@ def _differentiate(primals, tangents, *, derivative, count, avals):
         _, change = jax.jvp(jax.checkpoint(at), points, [tangents[i] for i in changing])
         terms.append(change)
     if not terms:
-        return found, [ad.Zero(aval) for aval in avals]
-    return found, [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
+        return results, [ad.Zero(aval) for aval in avals]
+    return results, [sum(parts[1:], parts[0]) for parts in zip(*terms, strict=True)]
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -178,8 +178,10 @@ def _transpose(cotangents, *arguments, derivative, count, avals):
     known, asked = list(arguments[:count]), arguments[count:]
     if all(isinstance(ct, ad.Zero) for ct in cotangents):
         return [None] * len(arguments)
-    found = derivative.backward(known, [ad.instantiate_zeros(ct) for ct in cotangents])
-    given = [g if ad.is_undefined_primal(x) else None for g, x in zip(found, asked, strict=True)]
+    gradients = derivative.backward(known, [ad.instantiate_zeros(ct) for ct in cotangents])
+    given = [
+        g if ad.is_undefined_primal(x) else None for g, x in zip(gradients, asked, strict=True)
+    ]
     return [None] * count + given
 
 
@@ -195,8 +197,8 @@ def _batch(arguments, axes, *, derivative, count, avals):
             moved[i] = jnp.broadcast_to(moved[i], (size, *moved[i].shape))
     mapped = Derivative(*(jax.vmap(function, (known, 0)) for function in derivative))
     avals = tuple(_mapped(aval, size, moved[count]) for aval in avals)
-    found = _linear.bind(*moved, derivative=mapped, count=count, avals=avals)
-    return found, [0] * len(found)
+    results = _linear.bind(*moved, derivative=mapped, count=count, avals=avals)
+    return results, [0] * len(results)
 
 
 def _mapped(aval: Any, size: int, like: Any) -> Any:

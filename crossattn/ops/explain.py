@@ -79,22 +79,24 @@ def explain(
     )
 
 
-def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> choice.Ran:
+def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> choice.DispatchResult:
     """What ``attend`` runs, with every array replaced by its shape."""
-    found = []
+    dispatched = []
     given = {"q": q, "k": k, "v": v, "mask": mask, **options}
     arrays = {name: x for name, x in given.items() if isinstance(x, Mask) or hasattr(x, "shape")}
     defaults = dict(bias=None, scale=None, softcap=None, dropout_rate=0.0, dropout_key=None)
     defaults |= dict(return_weights=False, return_lse=False)
 
     def call(arrays):
-        found.append(attending.run(backend=backend, late=False, **{**defaults, **given, **arrays}))
+        dispatched.append(
+            attending.run(backend=backend, late=False, **{**defaults, **given, **arrays})
+        )
 
     try:
         jax.eval_shape(call, arrays)
     except choice.Refused as refusal:
-        return choice.Ran(backends.Attended(None), None, refusal.skipped)
-    return found[0]
+        return choice.DispatchResult(backends.AttentionOutput(None), None, refusal.skipped)
+    return dispatched[0]
 
 
 def _describe(q, k, v, mask, options: dict[str, Any]) -> str:

@@ -46,8 +46,8 @@ def lowered_for(target: Target) -> Iterator[None]:
 def of_arrays(arrays: Sequence[Any]) -> Target:
     """Where a call on concrete arrays runs."""
     devices = {d for x in arrays if isinstance(x, jax.Array) for d in x.devices()}
-    found = next(iter(devices)).platform if devices else jax.default_backend()
-    return Target(_ALIASES.get(found, found), len(devices) < 2)
+    platform = next(iter(devices)).platform if devices else jax.default_backend()
+    return Target(_ALIASES.get(platform, platform), len(devices) < 2)
 
 
 def register(primitive: Any, run: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from crossattn import axes
 from crossattn.ops import choice, derivative, platforms
-from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.backends import AttentionOutput, chunked, reference
 from crossattn.ops.blockwise import blocks
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask, slices
@@ -70,15 +70,17 @@ class Problem:
     def names(self, arrays: Sequence[Any]) -> list[Names]:
         """What the axes of each operand are."""
         given = self.form.unflatten(arrays)
-        found: dict[str, Any] = {name: named(given[name], "S", "N", None) for name in ("k", "v")}
-        found |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
-        found["mask"] = [
+        axis_names: dict[str, Any] = {
+            name: named(given[name], "S", "N", None) for name in ("k", "v")
+        }
+        axis_names |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
+        axis_names["mask"] = [
             named(x, *inner) for x, inner in zip(given["mask"], self.mask.inner, strict=True)
         ]
         if "bias" in given:
-            found["bias"] = named(given["bias"], "N", "T", "S")
-        found = {name: found[name] for name in given}
-        return jax.tree.leaves(found, is_leaf=lambda x: x is None or isinstance(x, Names))
+            axis_names["bias"] = named(given["bias"], "N", "T", "S")
+        axis_names = {name: axis_names[name] for name in given}
+        return jax.tree.leaves(axis_names, is_leaf=lambda x: x is None or isinstance(x, Names))
 
 
 def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
@@ -88,7 +90,7 @@ def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
     return not blocks.is_symbolic(*q.shape, *k.shape)
 
 
-def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> Attended:
+def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> AttentionOutput:
     """Output, and the log-sum-exp where it is asked for."""
     terms, form = slices.taken_apart(mask)
     given = dict(q=q, k=k, v=v, mask=terms)
@@ -97,11 +99,11 @@ def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> Attended:
     arrays, structure = jax.tree.flatten(given)
     rules = tuple(sorted(axes.rules().items()))
     problem = Problem(structure, form, plain, options["return_lse"], False, rules)
-    found = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
-    return Attended(found[0], None, found[1] if problem.lse else None)
+    results = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
+    return AttentionOutput(results[0], None, results[1] if problem.lse else None)
 
 
-def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> Attended:
+def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> AttentionOutput:
     """By the first backend that fits, each device its part."""
     q, k, v, mask, options = problem.unpack(arrays)
     options |= dict(return_rows=problem.rows, known=known)
@@ -110,12 +112,12 @@ def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> Atte
             ran = choice.first_that_fits(None, q, k, v, mask, options)
         else:
             attended, tried = spread.attend(_part, q, k, v, mask, options)
-            ran = choice.Ran(attended, tried.backend, tried.skipped)
+            ran = choice.DispatchResult(attended, tried.backend, tried.skipped)
     choice.warn_where_slow(ran)
     return ran.attended
 
 
-def _part(q, *call: Any) -> tuple[Attended, spread.Tried]:
+def _part(q, *call: Any) -> tuple[AttentionOutput, spread.Tried]:
     ran = choice.first_that_fits(None, q, *call)
     attended, options = ran.attended, call[-1]
     if options["return_rows"] and attended.rows is None:
@@ -131,12 +133,12 @@ def _wide(x: Any) -> Any:
 
 @as_written
 def _run(*arrays: Any, problem: Problem) -> list[Any]:
-    found = _compute(problem, arrays)
-    results = [found.out, *([found.lse] if problem.lse else [])]
+    output = _compute(problem, arrays)
+    results = [output.out, *([output.lse] if problem.lse else [])]
     if problem.rows:
         shapes = _shapes(*map(jax.typeof, arrays), problem=problem)[len(results) :]
         nothing = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-        results += nothing if found.rows is None else found.rows
+        results += nothing if output.rows is None else output.rows
     return list(blocks.alike((*results, *arrays))[: len(results)])
 
 
@@ -156,25 +158,25 @@ def _shapes(*avals: Any, problem: Problem) -> list[Any]:
         return q.update(shape=tuple(shape), dtype=dtype, sharding=sharding, weak_type=False)
 
     rows = *q.shape[:-3], q.shape[-2], q.shape[-3]
-    found = [shaped((*q.shape[:-1], v.shape[-1]), q.dtype)]
-    found += [shaped(rows, jnp.dtype("float32"))] * problem.lse
-    return found + [shaped(rows, _wide(q))] * (2 * problem.rows)
+    results = [shaped((*q.shape[:-1], v.shape[-1]), q.dtype)]
+    results += [shaped(rows, jnp.dtype("float32"))] * problem.lse
+    return results + [shaped(rows, _wide(q))] * (2 * problem.rows)
 
 
 def _differentiate(primals, tangents, *, problem: Problem):
-    found = _attend.bind(*primals, problem=replace(problem, rows=True))
+    results = _attend.bind(*primals, problem=replace(problem, rows=True))
     moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero))
     moving = tuple(i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.inexact))
     returned = 1 + problem.lse
     moved = derivative.linear(
         _derivative(problem, moving),
-        (list(primals), list(found)),
+        (list(primals), list(results)),
         [tangents[i] for i in moving],
-        found[:returned],
+        results[:returned],
     )
-    found = found if problem.rows else found[:returned]
-    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found[returned:]]
-    return found, [*moved, *still]
+    results = results if problem.rows else results[:returned]
+    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[returned:]]
+    return results, [*moved, *still]
 
 
 def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
@@ -192,8 +194,8 @@ def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
         return pushed(module, residuals, tangents)
 
     def backward(residuals: Any, cotangents: Any) -> Any:
-        arrays, found = residuals
-        operands = blocks.alike((*arrays, *found, *cotangents))
+        arrays, results = residuals
+        operands = blocks.alike((*arrays, *results, *cotangents))
         return _gradients.bind(*operands, problem=problem, moving=moving)
 
     return Derivative(forward, backward, partial(pushed, reference))
@@ -204,8 +206,8 @@ def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], module: Any) 
 
     def call(*points: Any) -> list[Any]:
         q, k, v, mask, options = problem.unpack(_with(arrays, moving, points))
-        found = module.attend(q, k, v, mask, **options)
-        return [found.out, *([found.lse] if problem.lse else [])]
+        output = module.attend(q, k, v, mask, **options)
+        return [output.out, *([output.lse] if problem.lse else [])]
 
     return call
 
@@ -225,8 +227,8 @@ def _taken_apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list,
 
 @as_written
 def _run_back(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
-    arrays, found, cotangents = _taken_apart(operands, problem)
-    known = found[0], *found[-2:]
+    arrays, results, cotangents = _taken_apart(operands, problem)
+    known = results[0], *results[-2:]
     if problem.gathers(arrays):
         # Keys and values that devices gather are gathered anew, not kept since the forward pass.
         arrays = jax.lax.optimization_barrier(arrays)
@@ -253,14 +255,14 @@ def _shapes_back(*avals: Any, problem: Problem, moving: tuple[int, ...]) -> list
 
 def _differentiate_back(primals, tangents, *, problem: Problem, moving: tuple[int, ...]):
     """Second order, through the reference: there output and rows follow from the operands."""
-    arrays, found, cotangents = _taken_apart(primals, problem)
+    arrays, results, cotangents = _taken_apart(primals, problem)
     count, points = len(moving), [arrays[i] for i in moving]
 
     def first_order(*given: Any) -> list[Any]:
         plain = _plain(problem, arrays, moving, reference)
         return list(jax.vjp(plain, *given[:count])[1](list(given[count:])))
 
-    given = [tangents[i] for i in moving] + list(tangents[len(arrays) + len(found) :])
+    given = [tangents[i] for i in moving] + list(tangents[len(arrays) + len(results) :])
     given = [ad.instantiate_zeros(t) for t in given]
     # Without the checkpoint a backward pass over this would hold the matrix until it runs.
     moved = jax.jvp(jax.checkpoint(first_order), (*points, *cotangents), tuple(given))[1]
@@ -273,11 +275,11 @@ def _batch(arguments, mapped, *, problem: Problem):
 
 
 def _batch_back(arguments, mapped, *, problem: Problem, moving: tuple[int, ...]):
-    arrays, found, cotangents = _taken_apart(_unmapped(arguments, mapped), problem)
+    arrays, results, cotangents = _taken_apart(_unmapped(arguments, mapped), problem)
     names = problem.names(arrays)
     rows = Names((*names[_first_of(problem)][:-3], "N", "T"))
     out = Names((*rows[:-2], "T", "N", None))
-    names = [*names, out, *[rows] * (len(found) - 1), out, *[rows] * (len(cotangents) - 1)]
+    names = [*names, out, *[rows] * (len(results) - 1), out, *[rows] * (len(cotangents) - 1)]
     own = dict(problem=problem, moving=moving)
     return _batched(_gradients, _run_back, arguments, mapped, names, **own)
 
@@ -301,16 +303,16 @@ def _unmapped(arguments, mapped) -> list[Any]:
 def _batched(primitive: Primitive, run: Any, arguments, mapped, names: list[Any], **static: Any):
     """A mapped axis is one more batch axis, the first: what is split by it stays so."""
     if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
-        found = jax.vmap(partial(run, **static), list(mapped))(*arguments)
-        return found, [0] * len(found)
+        results = jax.vmap(partial(run, **static), list(mapped))(*arguments)
+        return results, [0] * len(results)
     size = next(x.shape[a] for x, a in zip(arguments, mapped, strict=True) if a is not None)
     lead = max(len(n) - len(_inner(n)) for n in names if n is not None)
     moved = [
         x if n is None else _first_axis(x, axis, lead, len(_inner(n)), size)
         for x, axis, n in zip(arguments, mapped, names, strict=True)
     ]
-    found = primitive.bind(*moved, **static)
-    return found, [0] * len(found)
+    results = primitive.bind(*moved, **static)
+    return results, [0] * len(results)
 
 
 def _inner(names: Names) -> tuple:

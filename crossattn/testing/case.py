@@ -46,8 +46,8 @@ class Case:
     @property
     def arrays(self):
         """The differentiable inputs by name."""
-        found = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
-        return {name: array for name, array in found.items() if array is not None}
+        arrays = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     @property
     def shared(self):

@@ -44,16 +44,16 @@ def check_weights(attend, case: Case) -> None:
 
 def check_gradients(attend, case: Case) -> None:
     """Gradients are the oracle's, and exactly 0 for whatever takes no part."""
-    _, found = _run(_with_gradients(attend, case), case)
-    _compare_gradients(found, case.expected_gradients, case)
+    _, gradients = _run(_with_gradients(attend, case), case)
+    _compare_gradients(gradients, case.expected_gradients, case)
 
 
 def check_output_and_gradients(attend, case: Case) -> None:
     """Both, from one call: differentiation may take another path to the output."""
-    out, found = _run(_with_gradients(attend, case), case)
+    out, gradients = _run(_with_gradients(attend, case), case)
     _compare_nothing(out, case)
     _compare_output(out, case)
-    _compare_gradients(found, case.expected_gradients, case)
+    _compare_gradients(gradients, case.expected_gradients, case)
 
 
 def check_lse(attend, case: Case) -> None:
@@ -65,39 +65,39 @@ def check_lse(attend, case: Case) -> None:
             return lse, None
         return lse, pull((_cotangent(case, out), jnp.asarray(case.lse_cotangent, lse.dtype)))[0]
 
-    lse, found = _run(lse_and_gradients, case)
+    lse, gradients = _run(lse_and_gradients, case)
     _compare_shape(lse, case.weights_shape[:-1], "log-sum-exp")
     expect(lse.dtype == np.float32, f"the log-sum-exp is {lse.dtype}, not float32")
     lse, expected, reads = float64(lse), case.expected[2], case.readable.any(-1)
     expect(np.all(lse[~reads] == -np.inf), "the log-sum-exp of nothing is not -inf")
     reads = reads & np.moveaxis(case.clean, -1, -2)
     close(lse[reads], expected[reads], "log-sum-exp", np.float32)
-    if found is not None:
-        _compare_gradients(found, case.expected_gradients_with_lse, case)
+    if gradients is not None:
+        _compare_gradients(gradients, case.expected_gradients_with_lse, case)
 
 
-def close(found, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -> None:
+def close(actual, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -> None:
     """Relative to the dtype, with an absolute part that follows the largest entry."""
-    found, expected = float64(found), float64(expected)
-    _compare_shape(found, expected.shape, what)
+    actual, expected = float64(actual), float64(expected)
+    _compare_shape(actual, expected.shape, what)
     rtol = ulps * TOLERANCE[np.dtype(dtype).name]
     atol = (min(1e-5, rtol) if ulps == 1 else rtol) * max(np.abs(expected).max(initial=0.0), least)
-    wrong = ~np.isclose(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    wrong = ~np.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
     if wrong.any():
-        bad, good = found[wrong], expected[wrong]
+        bad, good = actual[wrong], expected[wrong]
         if not np.isfinite(bad).all():
-            said = f"{(~np.isfinite(bad)).sum()} of {found.size} are NaN or Inf"
+            said = f"{(~np.isfinite(bad)).sum()} of {actual.size} are NaN or Inf"
         else:
             worst = np.argmax(np.abs(bad - good))
-            said = f"{wrong.sum()} of {found.size} differ, {bad[worst]:.6g} for {good[worst]:.6g}"
+            said = f"{wrong.sum()} of {actual.size} differ, {bad[worst]:.6g} for {good[worst]:.6g}"
         raise Broken(f"{what}: {said}")
 
 
-def zero(found, what) -> None:
+def zero(actual, what) -> None:
     """Exactly 0, and not NaN."""
-    found = float64(found)
-    if np.any(found != 0):
-        raise Broken(f"{what} is not 0 but {found[found != 0][0]:.6g}")
+    actual = float64(actual)
+    if np.any(actual != 0):
+        raise Broken(f"{what} is not 0 but {actual[actual != 0][0]:.6g}")
 
 
 def expect(kept, what: str) -> None:
@@ -150,22 +150,22 @@ def _compare_nothing(out, case) -> None:
     zero(float64(out)[case.reads_nothing], "the output of a query that reads nothing")
 
 
-def _compare_gradients(found, wanted, case) -> None:
-    zero(found["q"][case.reads_nothing], "the gradient of a query that reads nothing")
+def _compare_gradients(actual, wanted, case) -> None:
+    zero(actual["q"][case.reads_nothing], "the gradient of a query that reads nothing")
     if not case.clean.all():  # k, v and bias also learn from the queries that read the poison
-        found = {"q": found["q"]}
-    for name, gradient in found.items():
+        actual = {"q": actual["q"]}
+    for name, gradient in actual.items():
         dtype = min(case.q.dtype, gradient.dtype, key=lambda dtype: dtype.itemsize)
         expected, what = wanted[name], f"gradient of {name}"
         _compare_shape(gradient, expected.shape, what)
         if name == "q":
             gradient, expected = gradient[case.clean], expected[case.clean]
         close(gradient, expected, what, dtype, ulps=8, least=0.1)
-    if "k" in found:
+    if "k" in actual:
         unread = ~case.readable.any(axis=(-3, -2))
-        zero(found["k"][unread], "the gradient of a key nobody reads")
-        zero(found["v"][unread], "the gradient of a value nobody reads")
+        zero(actual["k"][unread], "the gradient of a key nobody reads")
+        zero(actual["v"][unread], "the gradient of a value nobody reads")
 
 
-def _compare_shape(found, shape, what) -> None:
-    expect(found.shape == shape, f"{what}: shape {found.shape} where {shape} is expected")
+def _compare_shape(actual, shape, what) -> None:
+    expect(actual.shape == shape, f"{what}: shape {actual.shape} where {shape} is expected")

@@ -29,8 +29,8 @@ def jit_takes_masks_as_arguments(attend) -> None:
     call = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask=mask))
     for lengths in (LENGTHS, LENGTHS - 1):
         allowed = (KEY < lengths[:, None])[:, None, None] & (KEY <= QUERY + 1)
-        found = call(q, k, v, m.lengths(jnp.asarray(lengths)) & m.causal(offset=1))
-        close(found, _expected(q, k, v, allowed), "output")
+        out = call(q, k, v, m.lengths(jnp.asarray(lengths)) & m.causal(offset=1))
+        close(out, _expected(q, k, v, allowed), "output")
 
 
 def one_compilation_serves_every_offset(attend) -> None:
@@ -64,16 +64,16 @@ def vmap_over_heads(attend) -> None:
         return attend(q, k[:, :, None], v[:, :, None], mask=m.causal())
 
     grouped = q.reshape(2, T, K, N // K, H)
-    found = jax.jit(jax.vmap(one_group, in_axes=2, out_axes=2))(grouped, k, v)
-    close(found.reshape(q.shape), _expected(q, k, v, KEY <= QUERY), "output")
+    out = jax.jit(jax.vmap(one_group, in_axes=2, out_axes=2))(grouped, k, v)
+    close(out.reshape(q.shape), _expected(q, k, v, KEY <= QUERY), "output")
 
 
 def vmap_over_queries_alone(attend) -> None:
     """Shares the keys and values."""
     q, k, v = _arrays()
     call: Any = jax.jit(jax.vmap(attend, in_axes=(0, None, None)))
-    found = call(jnp.stack([q, 2 * q]), k, v)
-    close(found, np.stack([_expected(q, k, v), _expected(2 * q, k, v)]), "output")
+    out = call(jnp.stack([q, 2 * q]), k, v)
+    close(out, np.stack([_expected(q, k, v), _expected(2 * q, k, v)]), "output")
 
 
 def gradients_of_vmap(attend) -> None:
@@ -101,8 +101,8 @@ def scan_over_queries(attend) -> None:
     def step(offset, query):
         return offset + 1, attend(query[:, None], k, v, mask=m.causal(offset=offset))[:, 0]
 
-    _, found = jax.lax.scan(step, 0, jnp.moveaxis(q, 1, 0))
-    close(jnp.moveaxis(found, 0, 1), _expected(q, k, v, KEY <= QUERY), "output")
+    _, out = jax.lax.scan(step, 0, jnp.moveaxis(q, 1, 0))
+    close(jnp.moveaxis(out, 0, 1), _expected(q, k, v, KEY <= QUERY), "output")
 
 
 def gradients_through_scan_over_layers(attend) -> None:
@@ -116,13 +116,13 @@ def gradients_through_scan_over_layers(attend) -> None:
     def energy(scales):
         return jnp.sum(jax.lax.scan(layer, x, scales)[0] ** 2)
 
-    found = jax.jit(jax.grad(energy))(jnp.array(scales))
+    gradient = jax.jit(jax.grad(energy))(jnp.array(scales))
     first = _expected(scales[0] * x, k, k, allowed)
     second = _expected(scales[1] * first, k, k, allowed)
     d_second = oracle.gradients(2 * second, scales[1] * first, k, k, allowed)["q"]
     d_first = oracle.gradients(scales[1] * d_second, scales[0] * x, k, k, allowed)["q"]
     expected = [np.sum(np.asarray(x) * d_first), np.sum(first * d_second)]
-    close(found, expected, "gradient", ulps=8)
+    close(gradient, expected, "gradient", ulps=8)
 
 
 def remat(attend) -> None:
@@ -195,12 +195,12 @@ def _expected(q, k, v, allowed=None) -> Any:
     return oracle.attention(q, k, v, allowed)[0]
 
 
-def compare_gradients(found, arrays, allowed) -> None:
+def compare_gradients(actual, arrays, allowed) -> None:
     """Of the energy, with respect to q, k and v."""
     expected = oracle.gradients(
         np.cos(_expected(*arrays, allowed=allowed)), *arrays, allowed=allowed
     )
-    for name, gradient in zip("qkv", found, strict=True):
+    for name, gradient in zip("qkv", actual, strict=True):
         close(gradient, expected[name], f"gradient of {name}", ulps=8)
 
 
@@ -219,11 +219,11 @@ def _check_over_devices(placed) -> None:
         return jnp.sum(jnp.sin(out)), out
 
     differentiate = jax.jit(jax.grad(energy, argnums=(0, 1, 2), has_aux=True))
-    found, out = differentiate(*(jax.device_put(x, layout) for x in arrays))
+    gradients, out = differentiate(*(jax.device_put(x, layout) for x in arrays))
     allowed = valid[:, None, None] & (KEY <= QUERY + 2)
     close(out, _expected(*arrays, allowed=allowed), "output")
-    compare_gradients(found, arrays, allowed)
-    for name, gradient in zip("qkv", found, strict=True):
+    compare_gradients(gradients, arrays, allowed)
+    for name, gradient in zip("qkv", gradients, strict=True):
         held = len(gradient.sharding.device_set)
         if held != count:
             raise Broken(f"the gradient of {name} is on {held} of {count} devices")

@@ -46,13 +46,13 @@ def masks():
     """Every term of the mask algebra, alone and combined, against comparisons of indices."""
     lengths, starts = np.array([3, 7]), np.array([0, 2])
     valid = np.array([[1, 0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1]], bool)
-    q_segments = np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]])
-    k_segments = np.array([[1, 2, 2, 2, 0, 0, 1], [1, 1, 1, 2, 3, 0, 0]])
+    q_segment_ids = np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]])
+    k_segment_ids = np.array([[1, 2, 2, 2, 0, 0, 1], [1, 1, 1, 2, 3, 0, 0]])
     q_positions = np.array([[0, 3, 1, 9, 4], [5, 4, 3, 2, 1]])
     k_positions = np.array([[0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
     padded = (KEY < lengths[:, None])[:, None, None]
-    same = q_segments[:, :, None] == k_segments[:, None, :]
-    same = (same & (q_segments > 0)[:, :, None])[:, None]
+    same = q_segment_ids[:, :, None] == k_segment_ids[:, None, :]
+    same = (same & (q_segment_ids > 0)[:, :, None])[:, None]
     by_position = (k_positions[:, None, :] <= q_positions[:, :, None])[:, None]
     moved = (KEY <= QUERY + starts[:, None, None])[:, None]
     near = (KEY >= QUERY - 2) & (KEY <= QUERY + 1)
@@ -69,11 +69,11 @@ def masks():
     rows = (QUERY[:, 0] < np.array([5, 2])[:, None])[:, None, :, None]
     yield case("key_and_query_lengths", m.lengths(lengths, np.array([5, 2])), padded & rows)
     yield case("key_padding", m.key_padding(valid), valid[:, None, None])
-    yield case("segments", m.segments(q_segments, k_segments), same)
+    yield case("segments", m.segments(q_segment_ids, k_segment_ids), same)
     yield case("causal_and_padding", m.causal() & m.lengths(lengths), padded & (KEY <= QUERY))
     either = padded | (KEY <= QUERY)
     yield case("causal_or_prefix", m.causal() | m.prefix(lengths), either)
-    every = m.segments(q_segments, k_segments) & (m.causal(**positions) | m.window(2, 1))
+    every = m.segments(q_segment_ids, k_segment_ids) & (m.causal(**positions) | m.window(2, 1))
     yield case("segments_and_either", every, same & (by_position | near))
     dense = array("allowed", B, N, T, S) > 0
     yield case("explicit_and_causal", m.explicit(dense) & m.causal(), dense & (KEY <= QUERY))

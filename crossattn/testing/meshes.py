@@ -122,8 +122,8 @@ def _compare(attend, mesh, specs, arrays, valid, each=lambda differentiate: diff
         for x, spec in zip((*arrays, valid), specs, strict=True)
     ]
     differentiate = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
-    found, out = jax.jit(each(differentiate))(*placed)
+    gradients, out = jax.jit(each(differentiate))(*placed)
     queries, keys = arrays[0].shape[1], arrays[1].shape[1]
     allowed = valid[:, None, None] & (np.arange(keys) <= np.arange(queries)[:, None] + 2)
     close(out, oracle.attention(*arrays, allowed=allowed)[0], "output")
-    compare_gradients(found, arrays, allowed)
+    compare_gradients(gradients, arrays, allowed)

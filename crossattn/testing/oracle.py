@@ -59,8 +59,8 @@ def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=N
         dk[b][may, kv] += np.outer(dscores, query)
         dv[b][may, kv] += np.outer(weights, dout)
         dbias[b][n, t, may] = dlogits
-    found = {"q": dq, "k": dk, "v": dv}
-    return found if bias is None else {**found, "bias": sum_to_shape(dbias, np.shape(bias))}
+    gradient = {"q": dq, "k": dk, "v": dv}
+    return gradient if bias is None else {**gradient, "bias": sum_to_shape(dbias, np.shape(bias))}
 
 
 def readable(shape, allowed=None, bias=None) -> Any:

@@ -68,9 +68,9 @@ class Finding(NamedTuple):
 @cache
 def cases() -> dict[str, Case]:
     """Every case by name."""
-    found = [case for family in FAMILIES.values() for case in family()]
-    named = {case.name: case for case in found}
-    assert len(named) == len(found), "two cases share a name"
+    made = [case for family in FAMILIES.values() for case in family()]
+    named = {case.name: case for case in made}
+    assert len(named) == len(made), "two cases share a name"
     return named
 
 

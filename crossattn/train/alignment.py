@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 
 Links = Iterable[tuple[int, int]]
 
-# Rows by how many steps they come after the one that predicts the token.
-ROWS = {"output": 0, "input": 1, "next": 2}
+ROW_OFFSETS = (0, 1, 2)
+"""How many steps after the one that predicts a token its row of attention may be."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Recipe:
     Attributes:
       layer: decoder layer, counted from 0, negative from the last.
       head: head, or None for the mean of the layer's heads.
-      row: "output" reads the row that predicts a token, "input" the row whose input it is (the
-        next step; Chen et al. 2020, "Accurate word alignment induction from neural MT"), "next" the
-        row after that, which has read the following token as well: what "the" belongs to is known
-        then. The last token of a text has no such row and stays without attention.
+      row_offset: which row of attention is a token's. 0 is the row that predicts it, 1 the row whose input
+        it is (Chen et al. 2020, "Accurate word alignment induction from neural MT"), 2 the row after
+        that, which has read the following token as well: what "the" belongs to is known then. The
+        last token of a text has no such row and stays without attention.
       unlinked: leave a target word alone that attends more to what is outside every word (the end
         of the source) than to any word; False links every word.
-      least: leave a source word alone to which no target word attends this much. A word that the
+      threshold: leave a source word alone to which no target word attends this much. A word that the
         translation leaves out is the choice of some target word even so. Matters where links are
         symmetrised.
       symmetrise: "none" links each target word to its most attended source word; "union" and
@@ -40,14 +40,14 @@ class Recipe:
 
     layer: int = -1
     head: int | None = None
-    row: str = "output"
+    row_offset: int = 0
     symmetrise: str = "none"
     unlinked: bool = False
-    least: float = 0.0
+    threshold: float = 0.0
 
     def __post_init__(self):
-        if self.row not in ROWS:
-            raise ValueError(f"row is {self.row!r}; expected one of {', '.join(ROWS)}.")
+        if self.row_offset not in ROW_OFFSETS:
+            raise ValueError(f"row_offset is {self.row_offset!r}; expected 0, 1 or 2.")
         if self.symmetrise not in ("none", "union", "intersection", "grow-diag"):
             raise ValueError(
                 f"symmetrise is {self.symmetrise!r}; expected none, union, intersection or grow-diag."
@@ -57,21 +57,20 @@ class Recipe:
         head = "all heads" if self.head is None else f"head {self.head}"
         joined = "not symmetrised" if self.symmetrise == "none" else self.symmetrise
         alone = ", words may stay unlinked" if self.unlinked else ""
-        least = f", source words below {self.least:g} stay so" if self.least else ""
-        return f"layer {self.layer}, {head}, row of the {self.row} token, {joined}{alone}{least}"
+        below = f", source words below {self.threshold:g} stay so" if self.threshold else ""
+        return f"layer {self.layer}, {head}, row offset {self.row_offset}, {joined}{alone}{below}"
 
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
     ) -> Float[np.ndarray, "tokens S"]:
         """One row for each of the first ``tokens`` target tokens.
 
-        The input rows need one row more than there are tokens: that of end-of-sentence.
+        Rows of offset 1 need one row more than there are tokens: that of end-of-sentence.
         """
         chosen = weights[self.layer]
         chosen = chosen.mean(0) if self.head is None else chosen[self.head]
-        first = ROWS[self.row]
-        rows = chosen[first : first + tokens]
-        if self.row == "next" and len(rows) < tokens:
+        rows = chosen[self.row_offset : self.row_offset + tokens]
+        if self.row_offset == 2 and len(rows) < tokens:
             rows = np.concatenate([rows, np.zeros_like(chosen[:1])])
         return rows
 
@@ -85,7 +84,7 @@ class Recipe:
             return forward
         # A source word's rivals are compared by share of each target word's attention.
         most = matrix.max(0)
-        chosen = (most > 0) & (most >= self.least)
+        chosen = (most > 0) & (most >= self.threshold)
         backward = {(s, int(t)) for s, t in enumerate(matrix.argmax(0)) if chosen[s]}
         return symmetrised(forward, backward, self.symmetrise)
 

@@ -16,15 +16,15 @@ Loss = tuple[Float[Array, ""], dict[str, Float[Array, ""]]]
 def diagonal_prior(
     target_positions: Int[Array, "*B T"],
     source_positions: Int[Array, "*B S"],
-    target_segments: Int[Array, "*B T"],
-    source_segments: Int[Array, "*B S"],
+    target_segment_ids: Int[Array, "*B T"],
+    source_segment_ids: Int[Array, "*B S"],
     sharpness: float,
 ) -> Float[Array, "*B T S"]:
     """Each target token's distribution over its own sentence that favours the same relative place.
 
     Args:
         target_positions, source_positions: place of each token in its sentence, from 0.
-        target_segments, source_segments: sentence of each token, 0 for padding, which gets all 0.
+        target_segment_ids, source_segment_ids: sentence of each token, 0 for padding, which gets all 0.
         sharpness: exp(-sharpness |t / T - s / S|), up to a factor; 0 is even.
     Source: Dyer et al. 2013, "A simple, fast, and effective reparameterization of IBM model 2".
     """
@@ -32,9 +32,9 @@ def diagonal_prior(
     def same(left: Array, right: Array) -> Array:
         return (left[..., :, None] == right[..., None, :]) & (right[..., None, :] > 0)
 
-    readable = same(target_segments, source_segments)
+    readable = same(target_segment_ids, source_segment_ids)
     S = jnp.maximum(readable.sum(-1, keepdims=True), 1)
-    T = jnp.maximum(same(target_segments, target_segments).sum(-1, keepdims=True), 1)
+    T = jnp.maximum(same(target_segment_ids, target_segment_ids).sum(-1, keepdims=True), 1)
     far = jnp.abs(target_positions[..., :, None] / T - source_positions[..., None, :] / S)
     near = jnp.where(readable, jnp.exp(-sharpness * far), 0.0)
     return near / jnp.maximum(near.sum(-1, keepdims=True), 1e-9)
@@ -106,8 +106,8 @@ def guided_alignment(
     together = (
         (word[..., :, None] == word[..., None, :]) & linked[..., :, None] & linked[..., None, :]
     )
-    found = jnp.take_along_axis(attention, place, axis=-1)
-    mass = jnp.sum(jnp.where(together, found[..., None, :], 0.0), axis=-1)
+    probabilities = jnp.take_along_axis(attention, place, axis=-1)
+    mass = jnp.sum(jnp.where(together, probabilities[..., None, :], 0.0), axis=-1)
     share = linked / jnp.maximum(together.sum(-1), 1)  # of a token in its word; they sum to 1
     surprise = -share * jnp.log(jnp.maximum(mass, 1e-9))
     loss = jnp.sum(surprise.sum(-1) / jnp.maximum(share.sum(-1), 1))

@@ -83,14 +83,14 @@ class Checkpoints:
         self._goodness_then: dict[int, float] = {}
         self._resources = contextlib.ExitStack()
         self._resources.enter_context(quiet_orbax())
-        found = None
+        restored = None
         if processes.is_main():
             if not storage.in_store(self.directory):
                 self.directory.mkdir(parents=True, exist_ok=True)
             clean_up(self.directory)
-            found = [(step, self._goodness_of(step)) for step in steps_in(self.directory)]
+            restored = [(step, self._goodness_of(step)) for step in steps_in(self.directory)]
         # Kept in mind from here on: what the others would list may lag behind, or be half moved.
-        self._goodness: dict[int, float] = dict(processes.gather(found)[0])
+        self._goodness: dict[int, float] = dict(processes.gather(restored)[0])
 
     def _goodness_of(self, step: int) -> float:
         if self._best[0] is None:

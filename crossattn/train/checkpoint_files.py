@@ -75,7 +75,7 @@ def check_intact(directory: Folder) -> tuple[dict[str, Any], bool]:
     Raises:
         ValueError: a file is missing or not as it was sealed.
     """
-    found: dict[str, Any] = {}
+    sums: dict[str, Any] = {}
     if processes.is_main():
         try:
             sealed = _check_files(directory)
@@ -83,13 +83,13 @@ def check_intact(directory: Folder) -> tuple[dict[str, Any], bool]:
             # What this version writes has its seal before it has its name.
             if not sealed and "checksum" in record:
                 raise ValueError(f"the file {_SEAL} is missing")
-            found = {"record": record, "sealed": sealed}
+            sums = {"record": record, "sealed": sealed}
         except Exception as error:
-            found = {"wrong": one_line(error)}
-    found = processes.gather(found)[0]
-    if "wrong" in found:
-        raise ValueError(found["wrong"])
-    return found["record"], found["sealed"]
+            sums = {"wrong": one_line(error)}
+    sums = processes.gather(sums)[0]
+    if "wrong" in sums:
+        raise ValueError(sums["wrong"])
+    return sums["record"], sums["sealed"]
 
 
 def _check_files(directory: Folder) -> bool:
@@ -100,8 +100,8 @@ def _check_files(directory: Folder) -> bool:
         files = sealed["files"] if "checksum" in sealed else sealed
         if files is not sealed and sealed["checksum"] != _json_checksum(files):
             raise ValueError("its own checksum is wrong")
-        found = _fingerprints(directory)
-        wrong = [name for name in files if not _is_same(found.get(name), files[name])]
+        sums = _fingerprints(directory)
+        wrong = [name for name in files if not _is_same(sums.get(name), files[name])]
     except FileNotFoundError:
         return False
     except (OSError, ValueError, TypeError, KeyError):
@@ -122,12 +122,12 @@ def _fingerprints(directory: Folder) -> dict[str, list[int | None]]:
     Of objects the CRC is None: a store checks them itself, arrays have checksums of their own, and all
     would have to be fetched again.
     """
-    found: dict[str, list[int | None]] = {}
+    sums: dict[str, list[int | None]] = {}
     remote = storage.in_store(directory)
     for name, size in sorted(storage.sizes(directory).items()):
         if not name.startswith(_SEAL):
-            found[name] = [size, None if remote else _crc(directory / name)]
-    return found
+            sums[name] = [size, None if remote else _crc(directory / name)]
+    return sums
 
 
 def _crc(path: Folder) -> int:
@@ -138,11 +138,11 @@ def _crc(path: Folder) -> int:
     return crc
 
 
-def _is_same(found: Any, sealed: Any) -> bool:
+def _is_same(present: Any, sealed: Any) -> bool:
     """Whether a file has the size and, where both are known, the CRC that it was sealed with."""
-    if found is None or None not in (found[1], sealed[1]):
-        return found == sealed
-    return found[0] == sealed[0]
+    if present is None or None not in (present[1], sealed[1]):
+        return present == sealed
+    return present[0] == sealed[0]
 
 
 def sealed_record(record: Mapping[str, Any]) -> dict[str, Any]:

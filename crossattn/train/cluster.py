@@ -79,13 +79,13 @@ def _place(seconds: float) -> Place:
     for name, value in numbers.items():
         if value and not value.isdigit():
             raise JoinError(f"{name} is {value!r}; expected a number")
-    found = _detected(
+    detected = _detected(
         address or None,
         int(count) if count else None,
         int(index) if index else None,
         round(seconds),
     )
-    address, count, index, devices = found
+    address, count, index, devices = detected
     if address is None or count is None or index is None:
         raise JoinError(
             f"--distributed finds no cluster that JAX knows (SLURM, Open MPI, Kubernetes, TPU slices);"

@@ -68,29 +68,29 @@ class Lease:
         """The generation of the object by which the lease was taken."""
         seen, since = None, time.monotonic()
         while True:
-            found, generation = self._read()
-            if self._is_own(found):  # The answer to the first try to write it was lost.
+            holder, generation = self._read()
+            if self._is_own(holder):  # The answer to the first try to write it was lost.
                 return generation
             stale = seen is not None and time.monotonic() - since > _STALE
-            if found and not _is_dead(found) and not stale:
-                if _is_here(found) or seen not in (None, found):
-                    raise self._busy(found)
+            if holder and not _is_dead(holder) and not stale:
+                if _is_here(holder) or seen not in (None, holder):
+                    raise self._busy(holder)
                 if seen is None:
-                    self._tell(found)
-                seen = found
+                    self._tell(holder)
+                seen = holder
                 time.sleep(_BEAT / 2)
             elif (taken := self._write(generation)) is not None:
                 return taken
 
-    def _tell(self, found: dict[str, Any]) -> None:
+    def _tell(self, holder: dict[str, Any]) -> None:
         _LOG.warning(
             "%s is claimed by process %s on %s: waiting %.0f s to see whether that one lives",
-            *(self._folder, found.get("pid"), found.get("host"), _STALE),
+            *(self._folder, holder.get("pid"), holder.get("host"), _STALE),
         )
 
-    def _busy(self, found: dict[str, Any]) -> WorkdirBusy:
+    def _busy(self, holder: dict[str, Any]) -> WorkdirBusy:
         return WorkdirBusy(
-            f"another process ({found.get('pid')} on {found.get('host')}) is training in"
+            f"another process ({holder.get('pid')} on {holder.get('host')}) is training in"
             f" {self._folder}; wait for it or use another workdir"
         )
 
@@ -98,8 +98,8 @@ class Lease:
         while not self._given_back.wait(_BEAT):
             # A store that is away for a while answers again; whose the lease is by then, it says.
             with contextlib.suppress(TrainError):
-                found, generation = self._read()
-                self._lost = not self._is_own(found)
+                holder, generation = self._read()
+                self._lost = not self._is_own(holder)
                 if self._lost:
                     return
                 if (renewed := self._write(self._generation)) is not None:
@@ -107,20 +107,20 @@ class Lease:
                 else:  # It is of this process, so the answer to the last renewal was lost.
                     self._generation = generation
 
-    def _is_own(self, found: dict[str, Any]) -> bool:
-        return found.get("token") == self._own["token"]
+    def _is_own(self, holder: dict[str, Any]) -> bool:
+        return holder.get("token") == self._own["token"]
 
     def _read(self) -> tuple[dict[str, Any], Any]:
         """What the object says, nothing where there is none, and which generation of it."""
         try:
-            found = self._objects.read(_KEY).result()
+            content = self._objects.read(_KEY).result()
             # Empty is the lock of a run that was copied there from a disk.
-            held = json.loads(found.value) if found.value else {}
+            held = json.loads(content.value) if content.value else {}
         except json.JSONDecodeError:
             held = {"damaged": True}
         except Exception as error:  # tensorstore raises ValueError for whatever a store answers.
             raise self._unwritable(error) from error
-        return held, found.stamp.generation
+        return held, content.stamp.generation
 
     def _write(self, generation: Any) -> Any:
         """The new generation; None when the object was no longer of the one given."""
@@ -184,10 +184,10 @@ def _started(pid: int) -> int | None:
         return None
 
 
-def _is_here(found: dict[str, Any]) -> bool:
+def _is_here(holder: dict[str, Any]) -> bool:
     """Whether the holder is a process that can be looked for from here."""
-    return found.get("place") is not None and found["place"] == _identity()["place"]
+    return holder.get("place") is not None and holder["place"] == _identity()["place"]
 
 
-def _is_dead(found: dict[str, Any]) -> bool:
-    return _is_here(found) and _started(int(found["pid"])) != found.get("started")
+def _is_dead(holder: dict[str, Any]) -> bool:
+    return _is_here(holder) and _started(int(holder["pid"])) != holder.get("started")

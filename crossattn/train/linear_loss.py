@@ -50,8 +50,8 @@ def linear_cross_entropy(
             f"chunks is {chunks}; expected a divisor of the length, {hidden.shape[1]}."
         )
     options = (float(label_smoothing), float(z_loss), chunks)
-    found: Any = _loss(hidden, table, labels, weights.astype(jnp.float32), *options)
-    loss, sums = found
+    totals: Any = _loss(hidden, table, labels, weights.astype(jnp.float32), *options)
+    loss, sums = totals
     return loss, jax.lax.stop_gradient(sums)
 
 

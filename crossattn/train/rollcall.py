@@ -70,9 +70,9 @@ def call(place: Place, seconds: float) -> tuple[Channel, list[Present]]:
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.ExitStack() as undone:
             try:
-                found = socket.create_connection((host, port), min(left, _ONE_ATTEMPT))
-                undone.callback(found.close)
-                channel = Channel(found)
+                connection = socket.create_connection((host, port), min(left, _ONE_ATTEMPT))
+                undone.callback(connection.close)
+                channel = Channel(connection)
                 me = Present.here()
                 channel.send(process=place.index, of=place.count, host=me.host, cores=me.cores)
                 all_ = _answered(channel, place, seconds, deadline)

@@ -66,8 +66,8 @@ def folder(path: str | os.PathLike) -> Folder:
 
 def absolute(path: str | os.PathLike) -> Folder:
     """The path of a folder from the root of this machine or of its store. Raises as `folder` does."""
-    found = folder(path)
-    return found if in_store(found) else found.absolute()
+    path_there = folder(path)
+    return path_there if in_store(path_there) else path_there.absolute()
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -116,19 +116,21 @@ def names(path: Folder) -> list[str]:
         if not in_store(path):
             return sorted(os.listdir(path))
         files, key = _files(path)
-        found = {each.rstrip("/") for each in files.ls(key, detail=False)}
-        return sorted(each.removeprefix(f"{key}/") for each in found - {key})
+        children = {each.rstrip("/") for each in files.ls(key, detail=False)}
+        return sorted(each.removeprefix(f"{key}/") for each in children - {key})
     return []
 
 
 def sizes(path: Folder) -> dict[str, int]:
     """Relative name -> bytes, of every file below a folder."""
     if not in_store(path):
-        found = (each for each in path.rglob("*") if each.is_file())
-        return {each.relative_to(path).as_posix(): each.stat().st_size for each in found}
+        files_below = (each for each in path.rglob("*") if each.is_file())
+        return {each.relative_to(path).as_posix(): each.stat().st_size for each in files_below}
     files, key = _files(path)
-    found = files.find(key, detail=True)
-    inside = {name.removeprefix(f"{key}/"): entry for name, entry in found.items() if name != key}
+    files_below = files.find(key, detail=True)
+    inside = {
+        name.removeprefix(f"{key}/"): entry for name, entry in files_below.items() if name != key
+    }
     # A name with a slash at its end is what some tools put in place of a folder.
     return {name: entry["size"] for name, entry in inside.items() if not name.endswith("/")}
 

@@ -24,7 +24,7 @@ def trained_names(logical_axes: Any, pattern: str | None) -> frozenset[str] | No
     """
     axes = flatten(logical_axes)
     free = [name for name, own in axes.items() if "constant" not in own]
-    names = _found(pattern, free, "train") if pattern is not None else free
+    names = _matching(pattern, free, "train") if pattern is not None else free
     return None if len(names) == len(axes) else frozenset(names)
 
 
@@ -54,7 +54,7 @@ def rate_factors(params: Any, rates: str) -> Any:
     """
     flat = dict.fromkeys(flatten(params), 1.0)
     for pattern, factor in reversed(_parsed(rates)):
-        flat.update(dict.fromkeys(_found(pattern, flat, "rates"), factor))
+        flat.update(dict.fromkeys(_matching(pattern, flat, "rates"), factor))
     return nest(flat)
 
 
@@ -75,18 +75,18 @@ def _parsed(rates: str) -> list[tuple[str, float]]:
     return parts
 
 
-def _found(pattern: str, names: Collection[str], option: str) -> list[str]:
+def _matching(pattern: str, names: Collection[str], option: str) -> list[str]:
     try:
-        found = [name for name in names if re.search(pattern, name)]
+        matching = [name for name in names if re.search(pattern, name)]
     except re.error as error:
         raise ValueError(f"optim.{option} is {pattern!r}, no regular expression: {error}") from None
-    if not found:
+    if not matching:
         some = ", ".join(list(names)[:: max(1, len(names) // 4)])
         raise ValueError(
             f"optim.{option} is {pattern!r}, which is found in the name of no parameter; names are such as"
             f" {some}"
         )
-    return found
+    return matching
 
 
 def scaled(updates: Any, factors: Any) -> Any:

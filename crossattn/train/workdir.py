@@ -157,12 +157,12 @@ def read_settings(path: Folder) -> dict[str, Any]:
         ValueError: it is no JSON object, or one that cannot be read.
     """
     try:
-        found = json.loads(path.read_bytes())
+        settings = json.loads(path.read_bytes())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__} where an object belongs")
-    return found
+    if not isinstance(settings, dict):
+        raise ValueError(f"it holds a {type(settings).__name__} where an object belongs")
+    return settings
 
 
 def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:

@@ -150,10 +150,10 @@ class Jsonl(Silent):
 def _step_of(line: bytes) -> int | None:
     """The step of a line; one that was cut off while being written, or is damaged, has none."""
     try:
-        found = json.loads(line)["step"] if line.endswith(b"\n") else None
+        step = json.loads(line)["step"] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 class TensorBoard(Silent):

@@ -71,10 +71,10 @@ def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str
     """
     if own is not None:
         return _given(own)
-    found = _given(config.get("decoder") or {}) | _given(config)  # of an encoder-decoder pair
-    if config.get("force_bos_token_to_be_generated") and "bos_token_id" in found:
-        found["forced_bos_token_id"] = found["bos_token_id"]
-    return found
+    settings = _given(config.get("decoder") or {}) | _given(config)  # of an encoder-decoder pair
+    if config.get("force_bos_token_to_be_generated") and "bos_token_id" in settings:
+        settings["forced_bos_token_id"] = settings["bos_token_id"]
+    return settings
 
 
 def special_ids(settings: Mapping[str, Any], starts: tuple[str, ...]) -> dict[str, Any]:
@@ -128,19 +128,19 @@ def arguments(
     settings = _given({**settings, **changes})
     for name, neutral in _UNSUPPORTED.items():
         _expect(settings, name, neutral)
-    found = special_ids(settings, starts) | {"max_new_tokens": max_new_tokens}
-    _check({**settings, starts[0]: found["bos_id"]}, starts[0], vocab_size)
-    processors = _processors(settings, _several(found["eos_id"]), max_new_tokens)
-    found |= {"processors": tuple(_whole(processor) for processor in processors)}
+    options = special_ids(settings, starts) | {"max_new_tokens": max_new_tokens}
+    _check({**settings, starts[0]: options["bos_id"]}, starts[0], vocab_size)
+    processors = _processors(settings, _several(options["eos_id"]), max_new_tokens)
+    options |= {"processors": tuple(_whole(processor) for processor in processors)}
     if (num_beams := settings.get("num_beams", 1)) > 1:
         power = settings.get("length_penalty", 1.0)
         stop = stopping.transformers(settings.get("early_stopping", False), power)
-        found |= {
+        options |= {
             "num_beams": num_beams,
             "length_penalty": penalties.power(power),
             "stopping": stop,
         }
-    return found
+    return options
 
 
 def _expect(settings: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
@@ -187,24 +187,26 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
 def _processors(
     settings: Mapping[str, Any], ends: list[int], max_new_tokens: int
 ) -> list[LogitsProcessor]:
-    found = []
+    processors = []
     if size := settings.get("no_repeat_ngram_size", 0):
-        found.append(constraints.no_repeat_ngram(size))
+        processors.append(constraints.no_repeat_ngram(size))
     words = [word for word in settings.get("bad_words_ids", ()) if word not in [[e] for e in ends]]
     if words:
-        found.append(constraints.ban_ngrams(words))
+        processors.append(constraints.ban_ngrams(words))
     ends = [end for end in ends if end >= 0]  # a negative one never comes
     if ends and "min_new_tokens" in settings:  # takes the place of the other
-        found.append(constraints.min_new_tokens(settings["min_new_tokens"], ends))
+        processors.append(constraints.min_new_tokens(settings["min_new_tokens"], ends))
     elif ends and (least := settings.get("min_length", 0)):  # the prefix counts
-        found.append(_where(lambda context: context.length < least, constraints.ban(ends)))
+        processors.append(_where(lambda context: context.length < least, constraints.ban(ends)))
     first = settings.get("forced_bos_token_id")
     if first is not None:  # behind a start of one token only
-        found.append(_where(lambda context: context.length == 1, constraints.force({0: first})))
+        processors.append(
+            _where(lambda context: context.length == 1, constraints.force({0: first}))
+        )
     if last := _several(settings.get("forced_eos_token_id", ())):
-        found.append(constraints.force({max_new_tokens - 1: min(last)}))
+        processors.append(constraints.force({max_new_tokens - 1: min(last)}))
     if tokens := _tokens(settings, "suppress_tokens"):
-        found.append(constraints.ban(tokens))
+        processors.append(constraints.ban(tokens))
     if tokens := _tokens(settings, "begin_suppress_tokens"):
 
         def begins(context: Context) -> Any:
@@ -212,8 +214,8 @@ def _processors(
             forced = 0 if first is None else jnp.asarray(context.start == 1, int)
             return context.generated == forced
 
-        found.append(_where(begins, constraints.ban(tokens)))
-    return found
+        processors.append(_where(begins, constraints.ban(tokens)))
+    return processors
 
 
 def _where(condition: Callable[[Context], Any], processor: LogitsProcessor) -> LogitsProcessor:

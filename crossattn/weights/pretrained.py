@@ -76,9 +76,9 @@ class Pretrained:
         kind, nested = config["model_type"], config.get("decoder") or {}
 
         def own(name: str) -> int:
-            for found in (config.get(name), nested.get(name)):
-                if found is not None:
-                    return found
+            for start_id in (config.get(name), nested.get(name)):
+                if start_id is not None:
+                    return start_id
             raise CheckpointError(
                 f"config.json lacks {name}; shift the labels by "
                 "weights.shift_right(labels, start_id, pad_id)."

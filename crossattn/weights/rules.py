@@ -125,9 +125,9 @@ class Rules:
         layer = re.search(r"\.(\d+)\.", path)
         number = layer.group(1) if layer else ""
         for key, suffix in ((path, ""), (module, f".{_LEAVES.get(leaf, leaf)}")):
-            found = self.names.get(re.sub(r"\.\d+\.", ".{}.", key, count=1))
-            if found is not None:
-                part = found if isinstance(found, Part) else Part(found, 0, 1)
+            tensor = self.names.get(re.sub(r"\.\d+\.", ".{}.", key, count=1))
+            if tensor is not None:
+                part = tensor if isinstance(tensor, Part) else Part(tensor, 0, 1)
                 return Part(part.module.format(number) + suffix, part.index, part.count)
         raise CheckpointError(f"this family's checkpoints have no tensor for {path}.")
 
@@ -155,11 +155,11 @@ class Rules:
 
     def standing_in(self, names: Mapping[str, str]) -> dict[str, str]:
         """The same names, but where a file has only a repetition of a tensor: that is the tensor."""
-        found = dict(names)
+        tensors = dict(names)
         for name, known in sorted(names.items()):
-            if known in self.aliases and self.aliases[known] not in found.values():
-                found[name] = self.aliases[known]
-        return found
+            if known in self.aliases and self.aliases[known] not in tensors.values():
+                tensors[name] = self.aliases[known]
+        return tensors
 
     def constant(self, name: str) -> Constant | None:
         """What a tensor of this name must hold, if the model computes it."""
@@ -185,13 +185,13 @@ def canonical(names: set[str], prefix: str, old_names: Mapping[str, str]) -> dic
       old_names: pattern -> replacement, for names of older files.
     """
     bare = prefix and not any(name.startswith(prefix) for name in names)
-    found = {}
+    tensors = {}
     for name in names:
         new = f"{prefix}{name}" if bare else name
         for pattern, replacement in old_names.items():
             new = re.sub(pattern, replacement, new)
-        found[name] = new
-    return found
+        tensors[name] = new
+    return tensors
 
 
 def under(ours: str, theirs: str, names: Mapping[str, str | Part]) -> dict[str, str | Part]:
@@ -209,10 +209,10 @@ def tensor_shapes(
     rules: Rules, shapes: Mapping[str, jax.ShapeDtypeStruct], axes: Mapping[str, tuple]
 ) -> dict[str, Shape]:
     """The shape of every tensor that parameters of these shapes make."""
-    found: dict[str, Shape] = {}
+    shapes_by_name: dict[str, Shape] = {}
     for path, param in shapes.items():
         part = rules.tensor_of(path)
         nothing = np.broadcast_to(np.uint8(0), param.shape)  # takes no memory
         *lead, last = rules.to_tensor(path, nothing, axes[path]).shape
-        found[part.module] = (*lead, last * part.count)
-    return found
+        shapes_by_name[part.module] = (*lead, last * part.count)
+    return shapes_by_name

@@ -73,7 +73,7 @@ def read_settings(path: Path) -> tuple[str, Settings]:
     """
     try:
         text = path.read_bytes().decode("utf-8")  # line ends as they are
-        found = json.loads(text)
+        settings = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}.") from None
     except RecursionError:
@@ -82,9 +82,9 @@ def read_settings(path: Path) -> tuple[str, Settings]:
         ) from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise CheckpointError(f"{path} is no JSON object.")
-    return text, Settings(found)
+    return text, Settings(settings)
 
 
 def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
@@ -93,15 +93,15 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
     Raises:
       CheckpointError: a size is no whole number, negative or too large.
     """
-    for key, found in settings.items():
-        if key in ("encoder", "decoder") and isinstance(found, dict):
-            check_sizes(found, tensors)
-        elif _SIZE.fullmatch(key) and found is not None:
+    for key, value in settings.items():
+        if key in ("encoder", "decoder") and isinstance(value, dict):
+            check_sizes(value, tensors)
+        elif _SIZE.fullmatch(key) and value is not None:
             most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
-            sizes = found if isinstance(found, list) else [found]
+            sizes = value if isinstance(value, list) else [value]
             if not all(type(size) is int and 0 <= size <= most for size in sizes):
                 raise CheckpointError(
-                    f"config.json has {key} {found!r}; expected a whole number from 0 to {most}"
+                    f"config.json has {key} {value!r}; expected a whole number from 0 to {most}"
                     + (", as many as there are tensors." if most == tensors else ".")
                 )
 

@@ -76,34 +76,34 @@ def main() -> None:
     if options.quick:
         shapes = {name: s for name, s in shapes.items() if s.B * s.N * s.T * s.S <= 2**23}
     shapes = {name: shape for name, shape in shapes.items() if options.only in name}
-    found: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
-    found["gemm_gflops"] = gemm_peak()
-    print(f"{found['machine']}; {found['device']}; jax {jax.__version__}")
-    print(f"matrix products reach {found['gemm_gflops']:.0f} GFLOP/s here\n")
+    results: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
+    results["gemm_gflops"] = gemm_peak()
+    print(f"{results['machine']}; {results['device']}; jax {jax.__version__}")
+    print(f"matrix products reach {results['gemm_gflops']:.0f} GFLOP/s here\n")
     players = []
     for name in CONTESTANTS:
         reason = missing(name)
         players += [] if reason else [name]
         if reason:
             print(f"{name} takes no part: {reason}")
-    found["seconds"] = []
+    results["seconds"] = []
     for row in timed(shapes, players, 3 if options.quick else 5):
-        found["seconds"].append(row)
-        keep(found, options.json, options.plot)
+        results["seconds"].append(row)
+        keep(results, options.json, options.plot)
     if not (options.quick or options.only or gpu):
-        found["bytes"] = peaks(players)
-        found["long"] = long()
-        keep(found, options.json, options.plot)
+        results["bytes"] = peaks(players)
+        results["long"] = long()
+        keep(results, options.json, options.plot)
 
 
-def keep(found: dict[str, Any], data: Path | None, plot: Path | None) -> None:
+def keep(results: dict[str, Any], data: Path | None, plot: Path | None) -> None:
     """Writes what is there so far: an hour's run that is cut short leaves its rows."""
     for path in filter(None, (data, plot)):
         path.parent.mkdir(parents=True, exist_ok=True)
     if data:
-        data.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        data.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if plot:
-        draw(found["seconds"], plot)
+        draw(results["seconds"], plot)
 
 
 def gemm_peak() -> float:

@@ -57,11 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{table(results)}\n")
     faults = []
     for kind in ("broken", "worded otherwise"):
-        found = [line for name in ours if name in results for line in of(kind, name, results[name])]
-        print("\n".join([f"{kind}, ours:", *found]) if found else f"{kind}, ours: none")
-        faults += found
+        lines = [line for name in ours if name in results for line in of(kind, name, results[name])]
+        print("\n".join([f"{kind}, ours:", *lines]) if lines else f"{kind}, ours: none")
+        faults += lines
     if options.json:
-        rows = {name: [f._asdict() for f in found] for name, found in results.items()}
+        rows = {name: [f._asdict() for f in lines] for name, lines in results.items()}
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 1 if faults else 0
 
@@ -87,20 +87,20 @@ def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Findin
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = conformance(quick=quick)
-    print(f"  {name}: {len(found)} checks in {time.perf_counter() - start:.0f} s", flush=True)
-    return found
+        findings = conformance(quick=quick)
+    print(f"  {name}: {len(findings)} checks in {time.perf_counter() - start:.0f} s", flush=True)
+    return findings
 
 
 def table(results: Findings) -> str:
     """Rows are promises, columns contestants; a cell is kept/taken, then refused and worded otherwise."""
     counts = {
         (name, finding.promise): collections.Counter()
-        for name, found in results.items()
-        for finding in found
+        for name, findings in results.items()
+        for finding in findings
     }
-    for name, found in results.items():
-        for finding in found:
+    for name, findings in results.items():
+        for finding in findings:
             counts[name, finding.promise][finding.kind] += 1
     rows = [["", *results]]
     for promise in testing.PROMISES:
@@ -128,9 +128,9 @@ def _cell(count: collections.Counter | None) -> str:
     return f"{count['kept']}/{count['kept'] + count['broken']}{refused}{worded}"
 
 
-def of(kind: str, name: str, found: list[testing.Finding]) -> list[str]:
+def of(kind: str, name: str, findings: list[testing.Finding]) -> list[str]:
     """A line for each case that came out like this."""
-    cases = [finding for finding in found if finding.kind == kind]
+    cases = [finding for finding in findings if finding.kind == kind]
     said = (f"{case.promise}, {case.case}{case.outcome.removeprefix(kind)}" for case in cases)
     return [f"  {name}, {line}" for line in said]
 

@@ -109,8 +109,10 @@ def torch() -> Callable:
         given = [tensor(x) for x in (q, k, v, bias)]
         leaves = [x.requires_grad_() for x in given if x is not None]
         out = sdpa(*given, mask=tensor(mask), scale=scale)
-        found = iter(torch.autograd.grad(out, leaves, tensor(cotangent)))
-        return tuple(None if x is None else _array(next(found), x.dtype) for x in (q, k, v, bias))
+        gradients = iter(torch.autograd.grad(out, leaves, tensor(cotangent)))
+        return tuple(
+            None if x is None else _array(next(gradients), x.dtype) for x in (q, k, v, bias)
+        )
 
     return partial(_called_back, forward, backward)
 
@@ -129,8 +131,8 @@ def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
 
     def call_backward(operands, cotangent):
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands[:4])
-        found = jax.pure_callback(partial(backward, scale), like, *operands, cotangent)
-        return (*found, None)
+        gradients = jax.pure_callback(partial(backward, scale), like, *operands, cotangent)
+        return (*gradients, None)
 
     differentiable = jax.custom_vjp(call)
     differentiable.defvjp(call_forward, call_backward)
@@ -153,11 +155,11 @@ OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
 
 def installed() -> tuple[dict[str, Callable], list[str]]:
     """Those whose library is here, by name, and the names of the libraries that are not."""
-    found, missing = {}, []
+    present, missing = {}, []
     for name, library, make in OTHERS:
         try:
             importlib.import_module(library)
-            found[name] = make()
+            present[name] = make()
         except ImportError:
             missing.append(library)
-    return found, missing
+    return present, missing

@@ -183,13 +183,13 @@ def killed_prepare(folder: Path) -> int:
 
 def _written(folder: Path, data: str) -> int:
     """Bytes, of whole files and others."""
-    found = 0
+    total = 0
     for path in prepare.prepared_dir(folder / data).glob("*/*"):
         try:
-            found += path.stat().st_size
+            total += path.stat().st_size
         except FileNotFoundError:  # it has got its name meanwhile
             continue
-    return found
+    return total
 
 
 def checksums(data: Path) -> dict[str, str]:
@@ -235,8 +235,8 @@ def _memory(process: int, name: str) -> int:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
         return 0
-    found = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(found[0]) * 1024 if found else 0
+    fields = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(fields[0]) * 1024 if fields else 0
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ _REMAT = "config.model.remat=dots_with_no_batch_dims_saveable"
 _WHOLE = "config.mesh.fsdp=16,config.mesh.tensor=1,config.train.accumulate=16"
 _CHANGES = {
     # 96 rows do not divide over so many devices: as many for each as eight have of 96.
-    ("wmt14_de_en.py", "v5e:16x16"): "config.data.rows=3072",
-    ("wmt14_de_en.py", "v5p:4x4x4"): "config.data.rows=768",
-    ("wmt14_de_en.py", "h100:8x8"): "config.data.rows=768",
+    ("wmt14_de_en.py", "v5e:16x16"): "config.data.batch_size=3072",
+    ("wmt14_de_en.py", "v5p:4x4x4"): "config.data.batch_size=768",
+    ("wmt14_de_en.py", "h100:8x8"): "config.data.batch_size=768",
     ("t5_1b.py", "v5e:4x4"): f"{_REMAT},config.train.accumulate=16",
     ("t5_1b.py", "v5e:16x16"): f"{_REMAT},config.train.accumulate=1",
     ("t5_11b.py", "v5e:4x4"): _WHOLE,
@@ -79,15 +79,15 @@ def planned(case: str, folder: Path) -> dict[str, Any]:
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     if run.returncode not in (0, 2) or (run.returncode == 2 and not errors):
         raise RuntimeError(f"{' '.join(command)}: {run.stderr[-2000:]}")
-    found = json.loads(run.stdout) if run.stdout.strip() else {}
-    if isinstance(found, list):
-        best = found[0]
-        found = (best["plan"] or {}) | {"flags": best["flags"]}
+    plan = json.loads(run.stdout) if run.stdout.strip() else {}
+    if isinstance(plan, list):
+        best = plan[0]
+        plan = (best["plan"] or {}) | {"flags": best["flags"]}
     if run.returncode == 2:
-        found["error"] = errors[-1].removeprefix("error: ")
-    found.pop("collectives", None)
-    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
+        plan["error"] = errors[-1].removeprefix("error: ")
+    plan.pop("collectives", None)
+    kept.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+    return plan
 
 
 def row(case: str, plan: dict[str, Any]) -> str:

@@ -86,19 +86,21 @@ def open_pairs():
 def iterator(corpus, mode: str):
     """Batches of about 2,048 + 2,048 positions."""
     return make_train_iterator(
-        *corpus, mode=mode, rows=16, source_len=128, target_len=128, prefetch=0
+        *corpus, mode=mode, batch_size=16, source_len=128, target_len=128, prefetch=0
     )
 
 
 def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
     """(source, target) ids of every pair of a batch, the target with both its ends."""
-    found = []
+    pairs = []
     for row in range(len(batch["source"])):
-        for segment in range(1, batch["target_segments"][row].max() + 1):
-            mine = batch["target_segments"][row] == segment
+        for segment in range(1, batch["target_segment_ids"][row].max() + 1):
+            mine = batch["target_segment_ids"][row] == segment
             target = np.append(batch["target_in"][row][mine], batch["target_out"][row][mine][-1])
-            found.append((batch["source"][row][batch["source_segments"][row] == segment], target))
-    return found
+            pairs.append(
+                (batch["source"][row][batch["source_segment_ids"][row] == segment], target)
+            )
+    return pairs
 
 
 def padded(pairs) -> dict[str, np.ndarray]:
@@ -138,13 +140,13 @@ def our_step(batch):
         hidden, _ = model.hidden(
             batch["source"],
             batch["target_in"],
-            source_segments=batch["source_segments"],
-            target_segments=batch["target_segments"],
+            source_segment_ids=batch["source_segment_ids"],
+            target_segment_ids=batch["target_segment_ids"],
             source_positions=batch["source_positions"],
             target_positions=batch["target_positions"],
             key=key,
         )
-        weights = batch["target_segments"] > 0
+        weights = batch["target_segment_ids"] > 0
         return linear_cross_entropy(
             hidden,
             model.output_table(),
@@ -172,13 +174,13 @@ def torch_step(batch):
     model = models.marian().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     tensors = {name: torch.tensor(value, dtype=torch.long) for name, value in batch.items()}
-    labels = tensors["target_out"].masked_fill(tensors["target_segments"] == 0, -100)
+    labels = tensors["target_out"].masked_fill(tensors["target_segment_ids"] == 0, -100)
 
     def call():
         optimizer.zero_grad()
         out = model(
             input_ids=tensors["source"],
-            attention_mask=tensors["source_segments"],
+            attention_mask=tensors["source_segment_ids"],
             decoder_input_ids=tensors["target_in"],
         )
         loss = torch.nn.functional.cross_entropy(

@@ -57,7 +57,7 @@ def main() -> None:
             folder = packed if name == "faster-whisper" else fetch_weights.packaged(MODEL)
             callers[name] = stack.enter_context(contest.elsewhere(answering, make, folder))
         callers["crossattn"] = lambda batches: [
-            [found.text for found in transcriber(list(batch), "en")] for batch in batches
+            [transcript.text for transcript in transcriber(list(batch), "en")] for batch in batches
         ]
         total = sum(len(sound) for sound in sounds) / 16_000
         for title, batches in {

@@ -28,8 +28,8 @@ def transformers(folder: Path) -> Call:
     def call(windows):
         features = torch.from_numpy(np.ascontiguousarray(windows.transpose(0, 2, 1)))
         with torch.inference_mode():
-            found = model.generate(features, num_beams=1, do_sample=False, **told)
-        return [tokens.decode(row) for row in found.tolist()]
+            written = model.generate(features, num_beams=1, do_sample=False, **told)
+        return [tokens.decode(row) for row in written.tolist()]
 
     return call
 
@@ -47,7 +47,7 @@ def openai_whisper(folder: Path) -> Call:
     def call(windows):
         mel = torch.from_numpy(np.ascontiguousarray(windows.transpose(0, 2, 1)))
         results: Any = whisper.decode(model, mel, options)
-        return [found.text for found in results]
+        return [result.text for result in results]
 
     return call
 
@@ -64,8 +64,8 @@ def faster_whisper(folder: Path, compute_type: str = "float32") -> Call:
     def call(windows):
         features = np.ascontiguousarray(windows.transpose(0, 2, 1))
         view = ctranslate2.StorageView.from_array(features)
-        found = whisper.model.generate(view, [prompt] * len(windows), beam_size=1, max_length=448)
-        return [tokens.decode(result.sequences_ids[0]) for result in found]
+        results = whisper.model.generate(view, [prompt] * len(windows), beam_size=1, max_length=448)
+        return [tokens.decode(result.sequences_ids[0]) for result in results]
 
     return call
 

@@ -54,7 +54,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     transcriber = open_whisper(options.model, words=True)
-    sounds = [example["audio"] for example in open_speech(options.set, least_words=4)]
+    sounds = [example["audio"] for example in open_speech(options.set, min_words=4)]
     recordings = listen(transcriber, sounds)
     count = sum(len(heard.words) for heard in recordings)
     print(f"{options.model}, {options.set}: {len(recordings)} recordings, {count} words")
@@ -69,14 +69,14 @@ def main() -> None:
 
 def listen(transcriber: Any, sounds: Sequence[np.ndarray]) -> list[Heard]:
     """What we hear of the recordings in which somebody speaks."""
-    found = []
+    heard_words = []
     for audio in sounds:
         frames = frames_of(audio, transcriber)
         (transcript,) = transcriber([frames], "en")
         tokens = [id for segment in transcript.segments for id in segment.tokens]
         if transcript.words and len(frames) <= transcriber.build.config.max_frames:
-            found.append(Heard(audio, frames, tokens, list(transcript.words)))
-    return found
+            heard_words.append(Heard(audio, frames, tokens, list(transcript.words)))
+    return heard_words
 
 
 def compared(ours: Sequence[Sequence[Word]], theirs: Sequence[Sequence[Word]]) -> str:
@@ -110,9 +110,9 @@ def openai_alignment(folder: Path, transcriber: Any) -> Aligner:
     def align(heard: Heard) -> list[Word]:
         window = np.pad(heard.frames, ((0, size - len(heard.frames)), (0, 0)))
         mel = torch.from_numpy(np.ascontiguousarray(window.T))
-        found = timing.find_alignment(model, tokenizer, heard.tokens, mel, len(heard.frames))
-        timing.merge_punctuations(found, _OPENING, _CLOSING)
-        return [Word(w.word, w.start, w.end, w.probability) for w in found if w.word]
+        timings = timing.find_alignment(model, tokenizer, heard.tokens, mel, len(heard.frames))
+        timing.merge_punctuations(timings, _OPENING, _CLOSING)
+        return [Word(w.word, w.start, w.end, w.probability) for w in timings if w.word]
 
     return align
 
@@ -148,7 +148,7 @@ def transformers_generate(folder: Path, transcriber: Any) -> Aligner:
         features = torch.from_numpy(np.ascontiguousarray(window.T))[None]
         mask = (torch.arange(size) < len(heard.frames)).long()[None]
         told = {"language": "en"} if tokens.multilingual else {}
-        found = model.generate(
+        written = model.generate(
             features,
             attention_mask=mask,
             num_beams=1,
@@ -157,8 +157,8 @@ def transformers_generate(folder: Path, transcriber: Any) -> Aligner:
             return_dict_in_generate=True,
             **told,
         )
-        ids = [int(id) for id in found["sequences"][0]]
-        times = found["token_timestamps"][0].tolist()
+        ids = [int(id) for id in written["sequences"][0]]
+        times = written["token_timestamps"][0].tolist()
         spoken = [(id, time) for id, time in zip(ids, times, strict=True) if id < tokens.end]
         words = tokens.words([id for id, _ in spoken], "en")
         begins = np.cumsum([0, *(len(group) for _, group in words)])

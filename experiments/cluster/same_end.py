@@ -58,15 +58,15 @@ def compare(one: str, other: str) -> int:
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
     """By name, all arrays of a checkpoint, whatever mesh it was saved on."""
-    found = {}
+    arrays = {}
     with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
         for tree in sorted(path for path in folder.iterdir() if (path / "_METADATA").exists()):
             shapes = reader.metadata(tree).item_metadata.tree
             to_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
             values: Any = reader.restore(tree, restore_args=to_numpy)
             for path, value in jax.tree_util.tree_leaves_with_path(values):
-                found[tree.name + jax.tree_util.keystr(path)] = np.asarray(value)
-    return found
+                arrays[tree.name + jax.tree_util.keystr(path)] = np.asarray(value)
+    return arrays
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:

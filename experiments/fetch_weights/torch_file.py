@@ -34,12 +34,12 @@ class _Plain(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
     }
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        found = self.known.get((module_name, global_name))
-        if found is None:
+        known = self.known.get((module_name, global_name))
+        if known is None:
             raise CheckpointError(
                 f"the file asks for {module_name}.{global_name}; expected plain values and tensors."
             )
-        return found
+        return known
 
 
 class _Tensors(_Plain):
@@ -76,14 +76,16 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
             return b"".join(pieces)
 
         program = io.BytesIO(member("data.pkl"))
-        found = _Tensors(program, lambda key: member(f"data/{key}")).load()
+        tensors = _Tensors(program, lambda key: member(f"data/{key}")).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle may do all that a program can do wrong
         raise CheckpointError(f"{path} is no readable PyTorch file: {_said(error)}") from None
-    if not isinstance(found, dict) or not all(isinstance(x, np.ndarray) for x in found.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(x, np.ndarray) for x in tensors.values()
+    ):
         raise CheckpointError(f"{path} does not hold a dict of tensors.")
-    return dict(found)
+    return dict(tensors)
 
 
 def read_plain(path: Path) -> Any:

@@ -37,8 +37,8 @@ def start(folder: Path) -> Callable[[np.random.Generator], None]:
             if path.name == "metrics.jsonl":
                 raise Wrong(f"{what}: the resume is refused: {said}")
             return
-        found = parameters(run)
-        same = jax.tree.map(np.array_equal, found, expected)
+        restored = parameters(run)
+        same = jax.tree.map(np.array_equal, restored, expected)
         if not all(jax.tree.leaves(same)):
             raise Wrong(f"{what}: the run ends with other parameters, and says nothing")
 

@@ -24,10 +24,10 @@ _VALUES = (
 _NEVER_NEGATIVE = {
     "optim.learning_rate", "optim.weight_decay", "optim.clip_norm", "optim.eps", "optim.warmup_steps",
     "model.dropout_rate", "model.attention_dropout_rate", "model.mlp_dropout_rate", "model.dim",
-    "model.num_heads", "model.mlp_dim", "model.encoder_layers", "model.decoder_layers", "data.rows",
+    "model.num_heads", "model.mlp_dim", "model.encoder_layers", "model.decoder_layers", "data.batch_size",
     "data.source_len", "data.target_len", "tokenizer.vocab_size", "train.steps", "train.accumulate",
     "checkpoint.every", "checkpoint.keep", "loss.label_smoothing", "loss.chunks", "loss.z_loss",
-    "evaluate.examples", "evaluate.decoding.num_beams", "evaluate.decoding.rows",
+    "evaluate.examples", "evaluate.decoding.num_beams", "evaluate.decoding.batch_size",
 }  # fmt: skip
 
 

@@ -11,9 +11,9 @@ def damaged(random: np.random.Generator, content: bytes) -> tuple[bytes, str]:
     """Other bytes, and what was done; never the same ones."""
     for _ in range(20):
         name, change = _WAYS[random.integers(len(_WAYS))]
-        found = change(random, content)
-        if found != content:
-            return found, name
+        changed = change(random, content)
+        if changed != content:
+            return changed, name
     return content + b"x", "a byte more"
 
 
@@ -28,11 +28,11 @@ def damage(random: np.random.Generator, path: Path) -> str:
 
 
 def _flip(random, content):
-    found = bytearray(content)
+    flipped = bytearray(content)
     for _ in range(int(random.choice([1, 1, 1, 2, 8]))):
-        if found:
-            found[random.integers(len(found))] ^= 1 << int(random.integers(8))
-    return bytes(found)
+        if flipped:
+            flipped[random.integers(len(flipped))] ^= 1 << int(random.integers(8))
+    return bytes(flipped)
 
 
 def _truncate(random, content):

@@ -51,8 +51,8 @@ def start(folder: Path) -> Callable[[np.random.Generator], None]:
         before = read(path)
         content, what = damaged(random, whole)
         path.write_bytes(content)
-        found = _read(f"{kind} with {what}", read, path, expected)
-        if checked and found is not None and found != before:
+        outcome = _read(f"{kind} with {what}", read, path, expected)
+        if checked and outcome is not None and outcome != before:
             raise Wrong(f"{kind} with {what}: is read as something else, though it holds checksums")
 
     return case
@@ -169,8 +169,8 @@ def _kept(model_type: str) -> Callable[[Path], Any]:
             beside = {"source.spm": made_files.sentence_pieces(np.random.default_rng(0))}
         for name, content in (beside | {path.name: path.read_bytes()}).items():
             (folder / name).write_bytes(content)
-        found = read_tokenizer(folder, model_type)
-        return found.encode("the quick fox").ids
+        tokenizer = read_tokenizer(folder, model_type)
+        return tokenizer.encode("the quick fox").ids
 
     return read
 

@@ -100,9 +100,9 @@ def _compare(random: np.random.Generator, kind: Case, model: Any, folder: Path) 
     if theirs is None:
         return
     ends = settings.get("eos_token_id", EOS)
-    found, wanted = (_texts(tokens, ends) for tokens in (ours, theirs))
-    if wrong := sum(a != b for a, b in zip(found, wanted, strict=True)):
-        first = next((a, b) for a, b in zip(found, wanted, strict=True) if a != b)
+    written, wanted = (_texts(tokens, ends) for tokens in (ours, theirs))
+    if wrong := sum(a != b for a, b in zip(written, wanted, strict=True)):
+        first = next((a, b) for a, b in zip(written, wanted, strict=True) if a != b)
         raise Wrong(f"{said}: {wrong} of {_ROWS} texts differ, such as {first[0]} for {first[1]}")
 
 
@@ -134,10 +134,10 @@ def _theirs(kind: Case, model: Any, settings: dict[str, Any], inputs: Any) -> np
             config = GenerationConfig(
                 **{**ids, **settings}, max_new_tokens=_LENGTH, do_sample=False
             )
-            found = model.generate(tokens, attention_mask=there, generation_config=config)
+            written = model.generate(tokens, attention_mask=there, generation_config=config)
     except Exception:  # of any kind: what it does not do is no measure
         return None
-    return found[:, tokens.shape[1] if kind.kind == "decoder" else 1 :].numpy()
+    return written[:, tokens.shape[1] if kind.kind == "decoder" else 1 :].numpy()
 
 
 def _ours(kind: Case, folder: Path, config: Any, settings: dict[str, Any], inputs: Any) -> Any:

@@ -48,10 +48,10 @@ def parts_of_attend(random) -> None:
 def statistics(random) -> None:
     """Entropy, maximum, mean position and mass, from the oracle's weights."""
     case = _finite(problem(random, dtype=np.float32))
-    found = jax.jit(
+    measured = jax.jit(
         lambda q, k: xa.attention_stats(q, k, case.mask, bias=case.bias, **case.options)
     )
-    stats = found(case.q, case.k)
+    stats = measured(case.q, case.k)
     w, reads = case.expected[1], case.readable.any(-1)
     expected = {
         "entropy": -np.sum(w * np.log(np.where(w > 0, w, 1)), -1),
@@ -125,8 +125,8 @@ def module(random) -> None:
     expected = np.einsum("...tnh,nhd->...td", mixed, np.float64(params["out"]["kernel"]))
     expected = expected + np.float64(params["out"].get("bias", 0))
     with _said(f"MultiHeadAttention x{list(x.shape)} memory {S} N{N} K{K} {describe(mask)}"):
-        found = xa.apply(build, params, x, memory, given)
-        checks.close(found, expected, "output", ulps=4)
+        out = xa.apply(build, params, x, memory, given)
+        checks.close(out, expected, "output", ulps=4)
 
 
 def cached(random) -> None:
@@ -167,11 +167,11 @@ def memories(random) -> None:
             memory = memory.append(half.keys, half.values, half.valid)
     order = random.permutation(B)
     memory = memory.take(jnp.asarray(order))
-    found = xa.attend(case.q[order], memory.keys, memory.values, memory.mask())
+    out = xa.attend(case.q[order], memory.keys, memory.values, memory.mask())
     arrays: Any = [x[order] for x in (case.q, case.k, case.v)]
     expected = oracle.attention(*arrays, allowed=valid[order][:, None, None])[0]
     with _said(f"a memory of k{list(case.k.shape)} cut at {cut}"):
-        checks.close(found, expected, "output")
+        checks.close(out, expected, "output")
 
 
 def ambiguous(random) -> None:
@@ -209,11 +209,11 @@ def latents(random) -> None:
     x, memory = (jnp.asarray(random.normal(size=s), jnp.float32) for s in ((T, D), (B, S, D)))
     expected = jnp.stack([attention(x, row) for row in memory])
     try:
-        found = attention(x, attention.memory(memory))
+        out = attention(x, attention.memory(memory))
     except ValueError:
         return
     with _said("latents without batch axes that read a memory with them"):
-        checks.close(found, expected, "output")
+        checks.close(out, expected, "output")
 
 
 _KINDS = (attend,) * 6 + (parts_of_attend,) * 2 + (

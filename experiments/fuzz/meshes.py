@@ -71,8 +71,8 @@ def attend(random, mesh) -> None:
 
     call = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
     # Not without jit: JAX itself refuses the gradient of a scalar on Explicit axes there.
-    found, out = jax.jit(call)(*_placed(mesh, spec, arrays))
-    _compare(out, found, arrays, allowed, bias, f"{_said(arrays)} {describe(mask)}")
+    gradients, out = jax.jit(call)(*_placed(mesh, spec, arrays))
+    _compare(out, gradients, arrays, allowed, bias, f"{_said(arrays)} {describe(mask)}")
 
 
 def attend_sharded(random, mesh) -> None:
@@ -89,8 +89,8 @@ def attend_sharded(random, mesh) -> None:
         return jnp.sum(jnp.sin(out)), out
 
     call = jax.grad(energy, argnums=(0, 1, 2), has_aux=True)
-    found, out = jax.jit(call)(*_placed(mesh, spec, arrays))
-    _compare(out, found, arrays, allowed, None, f"{strategy} {_said(arrays)} {describe(mask)}")
+    gradients, out = jax.jit(call)(*_placed(mesh, spec, arrays))
+    _compare(out, gradients, arrays, allowed, None, f"{strategy} {_said(arrays)} {describe(mask)}")
 
 
 def statistics(random, mesh) -> None:
@@ -100,10 +100,10 @@ def statistics(random, mesh) -> None:
         "data" if "data" in mesh.shape else None, None, "tensor" if "tensor" in mesh.shape else None
     )
     call = _maybe_jit(random, lambda q, k: xa.attention_stats(q, k, mask, bias=bias))
-    found = call(*_placed(mesh, spec, (q, k)))
+    stats = call(*_placed(mesh, spec, (q, k)))
     weights = oracle.attention(q, k, v, allowed, bias)[1]
-    checks.close(found.maximum, weights.max(-1), "maximum")
-    checks.close(found.mass, weights.sum(-2), "mass", ulps=4)
+    checks.close(stats.maximum, weights.max(-1), "maximum")
+    checks.close(stats.mass, weights.sum(-2), "mass", ulps=4)
 
 
 def module(random, mesh) -> None:
@@ -131,21 +131,21 @@ def model(random, mesh) -> None:
     """A ``Transformer`` on a sharded batch: logits, or gradients."""
     build, params = _transformer()
     source, target = (random.integers(3, 16, (8, n)).astype(np.int32) for n in (6, 5))
-    segments = np.int32(np.arange(6) < random.integers(1, 7, (8, 1)))
+    segment_ids = np.int32(np.arange(6) < random.integers(1, 7, (8, 1)))
     gradients = bool(random.integers(2))
 
-    def logits(params, source, target, segments):
-        return xa.apply(build, params, source, target, source_segments=segments)
+    def logits(params, source, target, segment_ids):
+        return xa.apply(build, params, source, target, source_segment_ids=segment_ids)
 
     def loss(params, *batch):
         return jnp.sum(jnp.tanh(logits(params, *batch)))
 
     call = jax.jit(jax.grad(loss) if gradients else logits)
     spec = P("data" if "data" in mesh.shape else None)
-    batch = source, target, segments
+    batch = source, target, segment_ids
     expected = _alone(lambda: call(params, *batch))
-    found = call(_replicated(mesh, params), *_placed(mesh, spec, batch))
-    leaves = [jax.tree.leaves(tree) for tree in (found, expected)]
+    results = call(_replicated(mesh, params), *_placed(mesh, spec, batch))
+    leaves = [jax.tree.leaves(tree) for tree in (results, expected)]
     size = max(np.abs(leaf).max() for leaf in leaves[1])  # the gradient of a bias of keys is 0
     for one, other in zip(*leaves, strict=True):
         checks.close(one, other, "gradient" if gradients else "logits", ulps=20, least=size)
@@ -161,8 +161,8 @@ def translate(random, mesh) -> None:
     )
     spec = P("data" if "data" in mesh.shape else None)
     expected = _alone(lambda: call(params, source))
-    found = call(_replicated(mesh, params), *_placed(mesh, spec, (source,)))
-    checks.expect(np.array_equal(found, expected), "the texts are others than on one device")
+    hypotheses = call(_replicated(mesh, params), *_placed(mesh, spec, (source,)))
+    checks.expect(np.array_equal(hypotheses, expected), "the texts are others than on one device")
 
 
 _KINDS = (attend,) * 3 + (attend_sharded,) * 3 + (statistics, module, model, translate)
@@ -183,12 +183,12 @@ def _call(random, mesh) -> tuple[Any, Any, Any]:
     return arrays, (mask, bias), np.broadcast_to(allowed, (8, K * G, T, S))
 
 
-def _compare(out, found, arrays: Any, allowed, bias, said) -> None:
+def _compare(out, gradients, arrays: Any, allowed, bias, said) -> None:
     expected = oracle.attention(*arrays, allowed=allowed, bias=bias)[0]
     slopes = oracle.gradients(np.cos(expected), *arrays, allowed=allowed, bias=bias)
     try:
         checks.close(out, expected, "output")
-        for name, gradient in zip("qkv", found, strict=True):
+        for name, gradient in zip("qkv", gradients, strict=True):
             checks.close(gradient, slopes[name], f"gradient of {name}", ulps=8)
     except Broken as broken:
         raise Broken(f"{said}: {broken}") from None

@@ -24,25 +24,25 @@ TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 
 
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """Largest difference over largest value."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def compare(
-    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+    actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """For each thing measured, its error; of tokens, the share of rows that differ."""
-    if found.keys() != expected.keys():
-        raise ValueError(f"measured {sorted(found)} here, {sorted(expected)} there.")
+    if actual.keys() != expected.keys():
+        raise ValueError(f"measured {sorted(actual)} here, {sorted(expected)} there.")
     errors = {}
     for name, array in expected.items():
-        if array.shape != found[name].shape:
-            raise ValueError(f"{name} is {found[name].shape} here, {array.shape} there.")
+        if array.shape != actual[name].shape:
+            raise ValueError(f"{name} is {actual[name].shape} here, {array.shape} there.")
         if name in SEARCHES:
-            errors[name] = float(np.mean(np.any(found[name] != array, axis=-1)))
+            errors[name] = float(np.mean(np.any(actual[name] != array, axis=-1)))
         else:
-            errors[name] = relative_error(found[name], array)
+            errors[name] = relative_error(actual[name], array)
     return errors
 
 

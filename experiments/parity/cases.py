@@ -183,31 +183,31 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     present = (np.arange(LENGTH) < random.randint(4, LENGTH + 1, (SEARCHED, 1))).astype(np.int32)
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = IGNORED
-    found: dict[str, np.ndarray] = {"labels": labels}
+    arrays: dict[str, np.ndarray] = {"labels": labels}
     if case.kind == "picture":
         image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
         return {"image": image, "labels": random.randint(0, CLASSES, ROWS)}
     if case.kind == "speech":
-        found["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
+        arrays["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
     else:
-        found |= {"source": np.where(present, source, PAD), "present": present}
+        arrays |= {"source": np.where(present, source, PAD), "present": present}
     if case.kind == "bytes":
-        found["labels"] = np.where(present, source, IGNORED)[:ROWS]
+        arrays["labels"] = np.where(present, source, IGNORED)[:ROWS]
     if case.model == "PerceiverForSequenceClassification":
-        found["labels"] = random.randint(0, CLASSES, ROWS)
+        arrays["labels"] = random.randint(0, CLASSES, ROWS)
     if case.kind == "encoder":
-        found["types"] = random.randint(0, 2, (SEARCHED, LENGTH))
-        found["labels"] = np.where(present, source, IGNORED)[:ROWS]
+        arrays["types"] = random.randint(0, 2, (SEARCHED, LENGTH))
+        arrays["labels"] = np.where(present, source, IGNORED)[:ROWS]
     if case.model == "BertForPreTraining":
-        found["follows"] = random.randint(0, 2, ROWS)
+        arrays["follows"] = random.randint(0, 2, ROWS)
     if case.model == "BertModel":
-        del found["labels"]
+        del arrays["labels"]
     if case.kind == "decoder":
-        found["prompts"] = random.randint(EOS + 1, vocab, (SEARCHED, 3))
+        arrays["prompts"] = random.randint(EOS + 1, vocab, (SEARCHED, 3))
     if case.reads:
         size = int(case.config.get("hidden_size") or case.config["n_embd"])
-        found["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
-    return found
+        arrays["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
+    return arrays
 
 
 def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -222,12 +222,12 @@ def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarra
         tokens = np.insert(data["labels"][:, :-1] != IGNORED, 0, True, axis=1)
     else:
         return measured
-    found = dict(measured)
-    for name in {"logits", "vectors"} & found.keys():
-        found[name] = found[name] * tokens[..., None]
-    if "weights" in found:
-        found["weights"] = found["weights"] * tokens[:, None, :, None]
-    return found
+    chosen = dict(measured)
+    for name in {"logits", "vectors"} & chosen.keys():
+        chosen[name] = chosen[name] * tokens[..., None]
+    if "weights" in chosen:
+        chosen["weights"] = chosen["weights"] * tokens[:, None, :, None]
+    return chosen
 
 
 def ended(tokens: np.ndarray) -> np.ndarray:

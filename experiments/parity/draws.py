@@ -122,11 +122,11 @@ def _pair(name: str, random: np.random.RandomState) -> Case:
 
 def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:
     """One alternative of every option."""
-    found: dict[str, Any] = {}
+    picked: dict[str, Any] = {}
     for key, alternatives in options.items():
         value = alternatives[random.randint(len(alternatives))]
-        found |= value if isinstance(value, dict) else {key: value}
-    return found
+        picked |= value if isinstance(value, dict) else {key: value}
+    return picked
 
 
 _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {

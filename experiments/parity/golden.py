@@ -30,12 +30,12 @@ def make(cases: tuple[Case, ...], path: Path, folder: Path) -> None:
 
 def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
     """Case -> entry -> array."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    cases: dict[str, dict[str, np.ndarray]] = {}
     with np.load(path, allow_pickle=False) as file:
         for key in file.files:
             case, _, name = key.partition("/")
-            found.setdefault(case, {})[name] = file[key]
-    return found
+            cases.setdefault(case, {})[name] = file[key]
+    return cases
 
 
 def rebuild(entries: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:

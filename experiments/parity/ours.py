@@ -44,18 +44,18 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
     few = {name: array[:ROWS] for name, array in data.items()}
 
     def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-        found = _forward(case, model, params, few)
-        return found["loss"], found
+        measured = _forward(case, model, params, few)
+        return measured["loss"], measured
 
-    (_, found), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, measured), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     by_name: Mapping[str, np.ndarray] = xa.weights.Tensors.of(model, grads)
     # A file may call a tensor otherwise than the family's rules do.
     known = {k: v for names in model.layout.files.values() for k, v in names.items()}
-    found |= {_GRADIENT + name: by_name[known[name]] for name in gradients}
+    measured |= {_GRADIENT + name: by_name[known[name]] for name in gradients}
     if case.search:
-        found["greedy"] = _generate(case, model, params, data, num_beams=1)
-        found["beams"] = _generate(case, model, params, data, num_beams=BEAMS)
-    return compared(case, {name: np.asarray(array) for name, array in found.items()})
+        measured["greedy"] = _generate(case, model, params, data, num_beams=1)
+        measured["beams"] = _generate(case, model, params, data, num_beams=BEAMS)
+    return compared(case, {name: np.asarray(array) for name, array in measured.items()})
 
 
 def _forward(
@@ -64,28 +64,28 @@ def _forward(
     """All that one pass gives: logits, cross-attention weights where there are any, the loss."""
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
-    labels, found = data["labels"], {}
+    labels, measured = data["labels"], {}
     if case.kind in ("picture", "bytes"):
         given = dict(tokens=data.get("source"), image=data.get("image"))
-        options: dict[str, Any] = dict(segments=data.get("present"), return_weights=True)
+        options: dict[str, Any] = dict(segment_ids=data.get("present"), return_weights=True)
         logits, *weights = xa.apply(model, params, **given, **options)
-        found = {
+        measured = {
             "logits": logits,
             "weights of inputs": weights[0],
             "weights of latents": weights[1],
         }
-        return found | {"loss": _loss(logits, labels)}
+        return measured | {"loss": _loss(logits, labels)}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
         if case.reads:
-            reading = dict(memory=data["memory"], memory_segments=data["present"])
+            reading = dict(memory=data["memory"], memory_segment_ids=data["present"])
             out = xa.apply(model, params, tokens, **reading, return_weights=True)  # pyright: ignore
-            found["logits"], found["weights"] = out
+            measured["logits"], measured["weights"] = out
         else:
-            found["logits"] = xa.apply(model, params, tokens)
-        return found | {"loss": _loss(found["logits"][:, :-1], labels[:, 1:])}
+            measured["logits"] = xa.apply(model, params, tokens)
+        return measured | {"loss": _loss(measured["logits"][:, :-1], labels[:, 1:])}
     source, present = _source(data)
-    options = dict(source_segments=present, return_weights=True)
+    options = dict(source_segment_ids=present, return_weights=True)
     logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)  # pyright: ignore
     return {"logits": logits, "weights": weights, "loss": _loss(logits, labels)}
 
@@ -97,11 +97,11 @@ def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, j
         pooled = module.pooled(vectors)
         return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
     logits = module(data["source"], data["present"], types=data["types"])
-    found = {"logits": logits, "loss": _loss(logits, data["labels"])}
+    measured = {"logits": logits, "loss": _loss(logits, data["labels"])}
     if config.next_sentence:
-        found["next sentence"] = module.follows(vectors)
-        found["loss"] += _loss(found["next sentence"], data["follows"])
-    return found
+        measured["next sentence"] = module.follows(vectors)
+        measured["loss"] += _loss(measured["next sentence"], data["follows"])
+    return measured
 
 
 def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
@@ -128,11 +128,11 @@ def _generate(
     if case.kind == "decoder":
         options["prefix"] = data["prompts"]
         if case.reads:
-            options["inputs"] = {"memory": data["memory"], "memory_segments": data["present"]}
+            options["inputs"] = {"memory": data["memory"], "memory_segment_ids": data["present"]}
     source = () if case.kind == "decoder" else _source(data)
 
     def run(params: Any) -> jax.Array:
-        found = xa.decode.generate(functional.bind(model, params), *source, **options)
-        return found.tokens[:, 0]
+        hypotheses = xa.decode.generate(functional.bind(model, params), *source, **options)
+        return hypotheses.tokens[:, 0]
 
     return jax.jit(run)(params)

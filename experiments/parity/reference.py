@@ -80,31 +80,31 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
-    found = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
+    measured = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
     # A model without heads has no loss; the mean of what it pools stands in for one.
-    found["loss"] = out.loss if "loss" in out else out.pooler_output.mean()
-    found["loss"].backward()
+    measured["loss"] = out.loss if "loss" in out else out.pooler_output.mean()
+    measured["loss"].backward()
     if case.kind in ("picture", "bytes"):
-        found |= _read_and_written(case, out, data)
+        measured |= _read_and_written(case, out, data)
     elif out.get("cross_attentions"):
-        found["weights"] = torch.stack(out.cross_attentions)
+        measured["weights"] = torch.stack(out.cross_attentions)
     parameters = dict(model.named_parameters())
     for name in chosen_gradients(saved_shapes(folder)):
-        found[f"gradient of {name}"] = parameters[name].grad
+        measured[f"gradient of {name}"] = parameters[name].grad
     if case.search:
-        found["greedy"] = _generate(case, model, data, num_beams=1)
-        found["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
-    return compared(case, {name: tensor.detach().numpy() for name, tensor in found.items()})
+        measured["greedy"] = _generate(case, model, data, num_beams=1)
+        measured["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+    return compared(case, {name: tensor.detach().numpy() for name, tensor in measured.items()})
 
 
 def _read_and_written(case: Case, out: Any, data: dict[str, Any]) -> dict[str, Any]:
     """Weights of both cross-attentions; and logits of the bytes that there are, not of all positions."""
     inputs, latents = out.cross_attentions
-    found = {"weights of inputs": inputs, "weights of latents": latents}
+    measured = {"weights of inputs": inputs, "weights of latents": latents}
     if case.model == "PerceiverForMaskedLM":
         size = data["source"].shape[1]
-        found |= {"weights of latents": latents[:, :, :size], "logits": out.logits[:, :size]}
-    return found
+        measured |= {"weights of latents": latents[:, :, :size], "logits": out.logits[:, :size]}
+    return measured
 
 
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:

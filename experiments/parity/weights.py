@@ -43,10 +43,10 @@ def lively(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """
     if not seed:
         return weight(name, shape)
-    found = weight(f"{seed} {name}", shape)
+    tensor = weight(f"{seed} {name}", shape)
     for pattern, factor in _FACTORS.items():
         if re.search(pattern, name):
-            found *= np.float32(factor)
+            tensor *= np.float32(factor)
     if re.search(_TABLE, name):
-        found[EOS] *= np.float32(_EOS_FACTOR)
-    return found
+        tensor[EOS] *= np.float32(_EOS_FACTOR)
+    return tensor

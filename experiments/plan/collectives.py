@@ -76,12 +76,12 @@ def collectives(
       module: the compiled program.
       mesh: the mesh's axes and sizes, in order.
     """
-    found = []
+    listed = []
     for run in module.runs(computation):
         kind = run.instruction.opcode.removesuffix("-start")
         if kind in KINDS and not _goes_on(run):
-            found.append(_collective(run, kind, mesh))
-    return [one for one in found if one.sent > 0]
+            listed.append(_collective(run, kind, mesh))
+    return [one for one in listed if one.sent > 0]
 
 
 def _goes_on(run: Run) -> bool:
@@ -189,20 +189,20 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: dict[str, int]) -> tuple[str,
     return tuple(name for i, name in enumerate(mesh) if i in differs)
 
 
-def totals(found: Sequence[Collective]) -> dict[tuple[str, str], float]:
+def totals(collectives: Sequence[Collective]) -> dict[tuple[str, str], float]:
     """Bytes that a device sends in a step, by (kind, mesh axes), most first."""
     summed: dict[tuple[str, str], float] = {}
-    for one in found:
+    for one in collectives:
         where = (one.kind, "+".join(one.axes))
         summed[where] = summed.get(where, 0.0) + one.sent
     return dict(sorted(summed.items(), key=lambda item: -item[1]))
 
 
-def by_shape(found: Sequence[Collective]) -> list[tuple[str, str, str, int, float]]:
+def by_shape(collectives: Sequence[Collective]) -> list[tuple[str, str, str, int, float]]:
     """(kind, mesh axes, arrays, runs in a step, bytes sent) of like collectives, most bytes first."""
     key = lambda one: (one.kind, "+".join(one.axes), ", ".join(map(str, one.arrays)))  # noqa: E731
     rows = []
-    for (kind, axes, arrays), alike in itertools.groupby(sorted(found, key=key), key):
+    for (kind, axes, arrays), alike in itertools.groupby(sorted(collectives, key=key), key):
         same = list(alike)
         rows.append((kind, axes, arrays, sum(x.times for x in same), sum(x.sent for x in same)))
     return sorted(rows, key=lambda row: -row[-1])

@@ -79,8 +79,8 @@ def _speed(run: Run, chip: Chip) -> float:
 
 
 def _operands(run: Run) -> list:
-    found = [run.computation.instructions.get(name) for name in run.instruction.operands]
-    return [() if one is None else one.arrays for one in found]
+    operands = [run.computation.instructions.get(name) for name in run.instruction.operands]
+    return [() if one is None else one.arrays for one in operands]
 
 
 def _dot(run: Run, pattern: str = r"lhs_contracting_dims=\{([\d,]*)\}") -> float:
@@ -99,11 +99,11 @@ def _convolution(run: Run) -> float:
     """TPUs write every product as a convolution; padding and holes are not multiplied."""
     instruction = run.instruction
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|\s|$)") or ""
-    found = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
+    match = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
     operands = _operands(run)
-    if not found or len(operands) < 2 or not operands[0] or not operands[1]:
+    if not match or len(operands) < 2 or not operands[0] or not operands[1]:
         return 0.0
-    left, kernel, out = found.groups()
+    left, kernel, out = match.groups()
     sizes = [operands[0][0].sizes, operands[1][0].sizes, instruction.arrays[0].sizes]
     window = instruction.attribute(r"window=\{([^}]*)\}") or ""
     spatial = [c for c in out if c.isdigit()]
@@ -121,11 +121,11 @@ def _pairs(size: int, kernel: int, out: int, window: str, axis: int) -> int:
     """Pairs of an output's and a kernel's place on one axis that meet an element of the input."""
 
     def option(name: str, default: int) -> int:
-        found = re.search(rf"\b{name}=(\S+)", window)
-        return int(found.group(1).split("x")[axis]) if found else default
+        match = re.search(rf"\b{name}=(\S+)", window)
+        return int(match.group(1).split("x")[axis]) if match else default
 
-    found = re.search(r"\bpad=(\S+)", window)
-    low = int(found.group(1).split("x")[axis].split("_")[0]) if found else 0
+    match = re.search(r"\bpad=(\S+)", window)
+    low = int(match.group(1).split("x")[axis].split("_")[0]) if match else 0
     stride, holes, spread = option("stride", 1), option("lhs_dilate", 1), option("rhs_dilate", 1)
     last = (size - 1) * holes
     count = 0

@@ -90,7 +90,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     except ValueError as error:
         raise MeshError(f"{error}") from error
     params = make_program(task, values, mesh).target.params
-    asked = config.get("evaluate", {}).get("decoding", {}).get("rows", _ROWS)
+    asked = config.get("evaluate", {}).get("decoding", {}).get("batch_size", _ROWS)
     rows = rows_on(mesh, asked)
     generated = task.generation(rows)
     if mesh is None:
@@ -105,7 +105,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     axes = {"data": 1} if mesh is None else dict(mesh.shape)
     body = _loop(module, topology)
     spent = cost(module, topology.chip, body)
-    found = collectives(module, axes, body)
+    sent = collectives(module, axes, body)
     devices = topology.devices[:1] if mesh is None else list(mesh.devices.flat)
     return DecodingPlan(
         topology=topology.name,
@@ -124,10 +124,10 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
             available=topology.chip.available,
         ),
         read=spent.bytes,
-        sent=sum(one.sent for one in found),
+        sent=sum(one.sent for one in sent),
         compute=spent.compute,
         memory_time=spent.memory,
-        network=seconds(found, topology, devices),
+        network=seconds(sent, topology, devices),
         reasons=reasons,
     )
 

@@ -54,8 +54,8 @@ def shapes(text: str) -> tuple[Shape, ...]:
 def _bits(dtype: str) -> int:
     if dtype in _SPECIAL:
         return _SPECIAL[dtype]
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    return int(found.group(1)) if found else 0
+    match = re.match(r"[a-z]+(\d+)", dtype)
+    return int(match.group(1)) if match else 0
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Instruction:
     @functools.cached_property
     def calls(self) -> tuple[str, ...]:
         """The computations that it names."""
-        found = []
+        names = []
         for one, several in _CALLED.findall(self.attributes):
-            found += [one] if one else [name.strip() for name in several.split(",")]
-        return tuple(name.lstrip("%") for name in found)
+            names += [one] if one else [name.strip() for name in several.split(",")]
+        return tuple(name.lstrip("%") for name in names)
 
     @property
     def scope(self) -> str:
@@ -95,8 +95,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a pattern in the attributes."""
-        found = re.search(pattern, self.attributes)
-        return found.group(1) if found else None
+        match = re.search(pattern, self.attributes)
+        return match.group(1) if match else None
 
 
 @dataclass
@@ -232,8 +232,8 @@ class Module:
             instruction = where.instructions.get(instruction.operands[0])
         if instruction is None or instruction.opcode != "constant":
             return None
-        found = re.fullmatch(r"\s*(-?\d+)\s*", instruction.argument)
-        return int(found.group(1)) if found else None
+        match = re.fullmatch(r"\s*(-?\d+)\s*", instruction.argument)
+        return int(match.group(1)) if match else None
 
     def _inside(
         self, where: Computation, name: str | None

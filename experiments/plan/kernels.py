@@ -36,17 +36,17 @@ def attention_kernels(module: Module) -> dict[str, tuple[Kernel, ...]]:
     """The fused kernels of each place that the program has; none where XLA's own operations do it."""
     runs = list(module.runs())
     places = [p for p in PLACES if any(p in run.instruction.scope for run in runs)]
-    found: dict[str, dict[tuple[str, bool], int]] = {place: {} for place in places}
+    counts: dict[str, dict[tuple[str, bool], int]] = {place: {} for place in places}
     for run in runs:
         name = fused_attention(run.instruction)
         place = next((p for p in places if p in run.instruction.scope), None)
         if name is None or place is None:
             continue
         key = name, _is_backward(run.instruction)
-        found[place][key] = found[place].get(key, 0) + run.times
+        counts[place][key] = counts[place].get(key, 0) + run.times
     return {
         place: tuple(Kernel(name, backward, times) for (name, backward), times in own.items())
-        for place, own in found.items()
+        for place, own in counts.items()
     }
 
 
@@ -102,6 +102,6 @@ def _is_backward(instruction: Instruction) -> bool:
     scope = instruction.scope
     if instruction.target.startswith("__cudnn"):
         return "Backward" in instruction.target
-    if found := re.findall(r"_(fwd|dq|dkv|bwd)", scope):
-        return found[-1] != "fwd"
+    if kinds := re.findall(r"_(fwd|dq|dkv|bwd)", scope):
+        return kinds[-1] != "fwd"
     return "transpose(" in scope and "rematted_computation" not in scope

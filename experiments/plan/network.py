@@ -14,16 +14,16 @@ from experiments.plan.collectives import Collective
 from experiments.plan.topologies import Topology
 
 
-def seconds(found: Sequence[Collective], topology: Topology, devices: Sequence[Any]) -> float:
+def seconds(collectives: Sequence[Collective], topology: Topology, devices: Sequence[Any]) -> float:
     """Of all collectives, one after the other.
 
     Args:
-      found: the collectives.
+      collectives: of the step.
       topology: where they run.
       devices: of the mesh, in its order.
     """
     places = topology.places(devices)
-    return sum(one.sent / bandwidth(one, topology, places) for one in found)
+    return sum(one.sent / bandwidth(one, topology, places) for one in collectives)
 
 
 def bandwidth(one: Collective, topology: Topology, places: np.ndarray) -> float:

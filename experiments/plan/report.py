@@ -114,8 +114,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = asdict(self)
-        found["collectives"] = [
+        fields = asdict(self)
+        fields["collectives"] = [
             dict(
                 kind=one.kind,
                 axes=one.axes,
@@ -126,7 +126,7 @@ class Plan:
             )
             for one in self.collectives
         ]
-        found |= dict(
+        fields |= dict(
             devices=self.devices,
             fits=self.memory.fits,
             sent=self.sent,
@@ -136,13 +136,13 @@ class Plan:
             mfu_unhidden=self.mfu(self.step_unhidden),
             bound=self.bound,
         )
-        return found
+        return fields
 
 
 def plan(planned: Planned) -> Plan:
     """Read a compiled step."""
     chip, module = planned.topology.chip, Module(planned.text)
-    found: list[Collective] = collectives(module, planned.axes)
+    sent: list[Collective] = collectives(module, planned.axes)
     spent = cost(module, chip)
     state = planned.program.target
     task = unread_task(planned.config)
@@ -156,7 +156,7 @@ def plan(planned: Planned) -> Plan:
         parameters=_size(state.params),
         tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
         memory=memory(planned),
-        collectives=tuple(found),
+        collectives=tuple(sent),
         kernels=attention_kernels(module),
         reasons=planned.reasons,
         model_flops=model_flops(task, state.params, planned.batch),
@@ -164,7 +164,7 @@ def plan(planned: Planned) -> Plan:
         compute=spent.compute,
         memory_time=spent.memory,
         kernels_time=spent.kernels,
-        network=seconds(found, planned.topology, list(devices)),
+        network=seconds(sent, planned.topology, list(devices)),
         peak_flops=chip.flops,
         compile_seconds=planned.seconds,
         unknown_loops=module.unknown_loops,
@@ -217,8 +217,8 @@ def text(plan: Plan) -> str:
         "",
         "attention",
         *(
-            f"  {place.replace('_', ' '):<20} {_told(found)}"
-            for place, found in plan.kernels.items()
+            f"  {place.replace('_', ' '):<20} {_told(kernels)}"
+            for place, kernels in plan.kernels.items()
         ),
         *(f"  {reason}" for reason in plan.reasons),
         "",

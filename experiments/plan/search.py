@@ -92,18 +92,18 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     Raises:
       MeshError: no layout fits the devices.
     """
-    found = layouts(config, topology)
-    if not found:
+    candidates = layouts(config, topology)
+    if not candidates:
         raise MeshError(
-            f"no mesh of {len(topology.devices)} devices divides {config.data.rows} rows and "
-            f"{config.model.num_heads} heads; change config.data.rows"
+            f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows and "
+            f"{config.model.num_heads} heads; change config.data.batch_size"
         )
     available = topology.chip.available
     # What seems too large comes last: the estimate of memory is the rougher one.
-    found.sort(key=lambda one: (one.memory > available, one.step, one.memory))
+    candidates.sort(key=lambda one: (one.memory > available, one.step, one.memory))
     tried: list[Tried] = []
     too_large = math.inf
-    for layout in found:
+    for layout in candidates:
         fitting = sum(one.plan is not None for one in tried)
         if fitting == tries or len(tried) == 2 * tries:
             break

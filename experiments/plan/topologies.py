@@ -96,9 +96,9 @@ def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
     Raises:
       TopologyError: the name is not CHIP:SIZES of a chip that is known.
     """
-    found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    chip = CHIPS.get(found.group(1)) if found else None
-    sizes = tuple(int(size) for size in found.group(2).split("x")) if found else ()
+    match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+    chip = CHIPS.get(match.group(1)) if match else None
+    sizes = tuple(int(size) for size in match.group(2).split("x")) if match else ()
     if chip is None or len(sizes) != (chip.axes or 2):
         raise TopologyError(
             f"got topology {name!r}; expected one of {', '.join(CHIPS)} with sizes, such as v5e:4x4 or "

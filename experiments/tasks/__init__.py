@@ -16,8 +16,8 @@ from experiments.errors import SettingsError
 
 def known() -> list[str]:
     """The names of the tasks that there are here; files without a task's class are parts of others."""
-    found = [module.name for path in __path__ for module in pkgutil.iter_modules([path])]
-    return sorted(name for name in found if _has_task(name))
+    names = [module.name for path in __path__ for module in pkgutil.iter_modules([path])]
+    return sorted(name for name in names if _has_task(name))
 
 
 def find(name: Any) -> type[Any]:

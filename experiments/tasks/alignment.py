@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
-from crossattn.train.alignment import ROWS, Recipe, alignment_scores, anchors, word_weights
+from crossattn.train.alignment import ROW_OFFSETS, Recipe, alignment_scores, anchors, word_weights
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
 
-_LEAST = (0.05, 0.1, 0.15, 0.2)  # of a recipe, beside 0
+_THRESHOLDS = (0.05, 0.1, 0.15, 0.2)  # of a recipe, beside 0
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Aligned:
             words_of_tokens(attention.source_spans, self.source_words),
             (len(self.target_words), len(self.source_words)),
         )
-        found = recipe.links(matrix)
-        return found if self.scored is None else {link for link in found if link[1] in self.scored}
+        links = recipe.links(matrix)
+        return links if self.scored is None else {link for link in links if link[1] in self.scored}
 
 
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:
@@ -78,15 +78,15 @@ def choose_recipe(
     best = (Recipe(), float("inf"))
     for layer in range(layers):
         for head in (None, *range(heads)):
-            for row in ROWS:
-                best = _better(best, Recipe(layer, head, row), pairs)
+            for row_offset in ROW_OFFSETS:
+                best = _better(best, Recipe(layer, head, row_offset), pairs)
     for unlinked in (False, True):
         best = _better(best, replace(best[0], unlinked=unlinked), pairs)
     for method in symmetrise:
         best = _better(best, replace(best[0], symmetrise=method), pairs)
     if best[0].symmetrise != "none":
-        for least in _LEAST:
-            best = _better(best, replace(best[0], least=least), pairs)
+        for threshold in _THRESHOLDS:
+            best = _better(best, replace(best[0], threshold=threshold), pairs)
     return best
 
 

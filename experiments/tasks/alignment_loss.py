@@ -38,9 +38,9 @@ def alignment_loss(
     if options.alignment == "latent":
         return _latent(model, batch, means[layer or 0], near)
     if options.alignment == "diagonal":
-        positions, segments = batch["target_positions"], batch["target_segments"]
-        prior = _diagonal(batch, positions, segments, near)
-        return prior_alignment(means[-1 if layer is None else layer], prior, segments > 0)
+        positions, segment_ids = batch["target_positions"], batch["target_segment_ids"]
+        prior = _diagonal(batch, positions, segment_ids, near)
+        return prior_alignment(means[-1 if layer is None else layer], prior, segment_ids > 0)
     loss, sums = _gold(model, batch, means[-1 if layer is None else layer], near)
     if layer is None and "target_links" in batch:
         # The layers before find in the row that has just read a token what the last has to go on: it
@@ -54,7 +54,7 @@ def coverage_loss(
     batch: Any, weights: Float[Array, "L B N T S"], options: Any
 ) -> tuple[jax.Array, Sums]:
     """``coverage`` of a layer's mean of heads: of every source token, its share of its sentence's target."""
-    target, source = batch["target_segments"], batch["source_segments"]
+    target, source = batch["target_segment_ids"], batch["source_segment_ids"]
     layer = -1 if options.alignment_layer is None else options.alignment_layer
     attention = jnp.where((target > 0)[..., None], weights[layer].mean(1), 0.0)
     valid = source > 0
@@ -70,15 +70,15 @@ def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: f
     Row t - 1 predicts the token that row t has as its input: prior and posterior of one token.
     The prior is half attention, half the diagonal.
     """
-    tokens, positions, segments = (
-        batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segments")
+    tokens, positions, segment_ids = (
+        batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segment_ids")
     )
-    near = _diagonal(batch, positions, segments, sharpness)
+    near = _diagonal(batch, positions, segment_ids, sharpness)
     return latent_alignment(
         model.word_scores(batch["source"], tokens),
         prior=jnp.where(near > 0, 0.5 * (weights[:, :-1] + near), 0.0),
         posterior=weights[:, 1:],
-        weights=(segments > 0) & (positions > 0),
+        weights=(segment_ids > 0) & (positions > 0),
     )
 
 
@@ -92,9 +92,9 @@ def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: flo
     target token from: EM on what is known (Fraser and Marcu 2006, "Semi-supervised training for
     statistical word alignment"). The prior is half what that row says already, half the diagonal.
     """
-    positions, segments = batch["target_positions"], batch["target_segments"]
-    later, followed = _next_rows(weights, segments)
-    near = _diagonal(batch, positions, segments, sharpness)
+    positions, segment_ids = batch["target_positions"], batch["target_segment_ids"]
+    later, followed = _next_rows(weights, segment_ids)
+    near = _diagonal(batch, positions, segment_ids, sharpness)
     prior = jnp.where(near > 0, 0.5 * (jax.lax.stop_gradient(later) + near), 0.0)
     loss, sums = jnp.zeros(()), {}
     if "target_links" in batch:
@@ -115,17 +115,17 @@ def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: flo
     return loss + rest, {**sums, **rest_sums}
 
 
-def _diagonal(batch: Any, positions: Array, segments: Array, sharpness: float) -> Array:
+def _diagonal(batch: Any, positions: Array, segment_ids: Array, sharpness: float) -> Array:
     """``diagonal_prior`` of target rows, by their positions and segments [B T]."""
-    source = batch["source_positions"], batch["source_segments"]
-    return diagonal_prior(positions, source[0], segments, source[1], sharpness)
+    source = batch["source_positions"], batch["source_segment_ids"]
+    return diagonal_prior(positions, source[0], segment_ids, source[1], sharpness)
 
 
 def _next_rows(
-    weights: Float[Array, "B T S"], segments: Int[Array, "B T"]
+    weights: Float[Array, "B T S"], segment_ids: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T S"], Bool[Array, "B T"]]:
     """For each row the one after it, and whether that belongs to the same sentence."""
-    followed = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    followed = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
     return (
         jnp.pad(weights[:, 1:], ((0, 0), (0, 1), (0, 0))),
         jnp.pad(followed, ((0, 0), (0, 1))),

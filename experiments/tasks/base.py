@@ -130,7 +130,7 @@ class Task:
 
     def batch_rows(self, devices: int) -> list[int]:
         """Rows of the batches that training makes; devices and ``train.accumulate`` divide them."""
-        return [self.config.data.rows]
+        return [self.config.data.batch_size]
 
     def without_data(self) -> "Task":
         """This task for a plan, which computes nothing and reads no data."""

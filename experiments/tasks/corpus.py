@@ -86,11 +86,11 @@ class Corpus:
         """Batches of the training split without end, for one of the processes that train together."""
         data = self.config.data
         shared = dict(
-            rows=data.rows,
+            batch_size=data.batch_size,
             seed=self.config.seed,
             process_index=process_index,
             process_count=process_count,
-            rows_multiple=row_shares(config_mesh(self.config)),
+            batch_multiple=row_shares(config_mesh(self.config)),
         )
         if self._stream is not None:
             return _Together(stream_batches(self._stream, self._prepared.encoding, **shared))
@@ -136,7 +136,7 @@ class Corpus:
             target_tokenizer=self.target_tokenizer,
             source_len=ANY_LENGTH if self._whole else self._source_len,
             target_len=ANY_LENGTH if self._whole else data.target_len,
-            overlong="cut" if self._whole else data.overlong,
+            truncation="cut" if self._whole else data.truncation,
             side=self._side,
         )
         links = self._link_share > 0
@@ -266,10 +266,10 @@ def _stream_of(config: Any) -> Stream | None:
     stream = Stream.named(pattern, reverse=data.get("reverse", False), **options)
     if (mode := data.get("mode", "pack")) != "pack":
         raise DataError(f"config.data.mode is {mode!r}; a stream is only packed, 'pack'")
-    if stream.lanes is not None and data.rows % stream.lanes:
+    if stream.lanes is not None and data.batch_size % stream.lanes:
         raise DataError(
-            f"config.data.options.lanes is {stream.lanes}; expected a divisor of config.data.rows, "
-            f"{data.rows}"
+            f"config.data.options.lanes is {stream.lanes}; expected a divisor of config.data.batch_size, "
+            f"{data.batch_size}"
         )
     return stream
 

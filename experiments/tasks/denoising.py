@@ -41,7 +41,7 @@ KEYS = (
         "data.sentinels": Key(
             int, "Tokens beyond the tokenizer's that stand for spans.", "[1, inf)"
         ),
-        "evaluate.decoding.rows": Key(
+        "evaluate.decoding.batch_size": Key(
             int, "Texts that a plan decodes together.", "[1, inf)", needed=False
         ),
     }
@@ -91,7 +91,7 @@ class DenoisingTask(TextTask):
         return make_denoising_iterator(
             self.corpus.train_pairs(),
             self.objective,
-            rows=self.config.data.rows,
+            batch_size=self.config.data.batch_size,
             seed=self.config.seed,
             process_index=shard_index,
             process_count=shard_count,
@@ -101,8 +101,10 @@ class DenoisingTask(TextTask):
         return (item.batch for item in self._batches(split, mesh))
 
     def _batches(self, split: str, mesh: Any) -> Sequence[EvalBatch]:
-        rows = rows_on(mesh, self.config.data.rows)
-        return list(denoising_eval_batches(self.corpus.pairs(split), self.objective, rows=rows))
+        rows = rows_on(mesh, self.config.data.batch_size)
+        return list(
+            denoising_eval_batches(self.corpus.pairs(split), self.objective, batch_size=rows)
+        )
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         scores = super().scores(sums)
@@ -113,16 +115,16 @@ class DenoisingTask(TextTask):
         mesh, most = mesh_of(params), self.config.data.target_len
         item = next(iter(self._batches(split, mesh)))
         search = jax.jit(
-            lambda p, source, segments: decode.generate(
-                self.bind(p), source, segments, max_new_tokens=most
+            lambda p, source, segment_ids: decode.generate(
+                self.bind(p), source, segment_ids, max_new_tokens=most
             ).tokens[:, 0],
             out_shardings=everywhere(mesh),
         )
         # Of a row that holds several texts, the first.
-        alone = {name: x * (item.batch[f"{name.partition('_')[0]}_segments"] == 1)
+        alone = {name: x * (item.batch[f"{name.partition('_')[0]}_segment_ids"] == 1)
                  for name, x in item.batch.items()}  # fmt: skip
         batch = spread_batch(alone, mesh)
-        written = np.asarray(search(params, batch["source"], batch["source_segments"]))
+        written = np.asarray(search(params, batch["source"], batch["source_segment_ids"]))
         return [
             self._described(alone["source"][row], written[row], alone["target_out"][row])
             for row in np.flatnonzero(item.indices >= 0)

@@ -46,7 +46,7 @@ class Translator:
       length_penalty: of beam search.
       max_new_tokens: the most target tokens, for short sources fewer (twice the bucket's source length
         and 16); None is the config's target length.
-      rows: sentences of the longest bucket decoded together; shorter ones come in larger batches.
+      batch_size: sentences of the longest bucket decoded together; shorter ones come in larger batches.
       key: draws tokens instead of choosing the likeliest.
       processors: what to forbid or reweigh, see ``crossattn.decode``.
     """
@@ -59,25 +59,27 @@ class Translator:
         num_beams: int = 1,
         length_penalty: float = 0.6,
         max_new_tokens: int | None = None,
-        rows: int = 32,
+        batch_size: int = 32,
         key: Any = None,
         processors: Sequence[Any] = (),
     ):
-        if num_beams < 1 or rows < 1:
-            raise SettingsError(f"num_beams ({num_beams}) and rows ({rows}) must be 1 or more.")
+        if num_beams < 1 or batch_size < 1:
+            raise SettingsError(
+                f"num_beams ({num_beams}) and batch_size ({batch_size}) must be 1 or more."
+            )
         data = task.config.data
         self.task, self.params = task, params
         self._mesh = mesh_of(params)
-        self.rows = rows_on(self._mesh, rows)
+        self.batch_size = rows_on(self._mesh, batch_size)
         self.max_new_tokens = max_new_tokens or data.target_len
         self.source_len = data.source_len
         self.cut_sources = 0
         self._key = key
         self._search = jax.jit(
-            lambda params, source, segments, key: decode.generate(
+            lambda params, source, segment_ids, key: decode.generate(
                 task.bind(params),
                 source,
-                segments,
+                segment_ids,
                 max_new_tokens=min(self.max_new_tokens, 2 * source.shape[1] + 16),
                 num_beams=num_beams,
                 length_penalty=length_penalty,
@@ -87,15 +89,15 @@ class Translator:
             out_shardings=everywhere(self._mesh),
         )
         self._attend = jax.jit(
-            lambda params, source, tokens, segments: decode.attention_of(
-                task.bind(params), source, tokens, segments
+            lambda params, source, tokens, segment_ids: decode.attention_of(
+                task.bind(params), source, tokens, segment_ids
             ),
             out_shardings=everywhere(self._mesh),
         )
 
     def texts(self, sources: Sequence[str]) -> list[str]:
         """Translations, in order. Over-long sources are cut and counted in ``cut_sources``."""
-        return [found[0][1] for found in self.best(sources, 1)]
+        return [hypotheses[0][1] for hypotheses in self.best(sources, 1)]
 
     def best(self, sources: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
         """The ``count`` best translations of each source with their scores, or as many as beams found."""
@@ -103,36 +105,41 @@ class Translator:
         pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
         batches = self._batches(pairs)
         self.cut_sources = batches.cut["source"]
-        found: list[Any] = [None] * len(pairs)
+        hypotheses: list[Any] = [None] * len(pairs)
         for number, item in enumerate(batches):
             batch = spread_batch(item.batch, self._mesh)
-            arrays = batch["source"], batch["source_segments"]
+            arrays = batch["source"], batch["source_segment_ids"]
             key = None if self._key is None else jax.random.fold_in(self._key, number)
             best = jax.device_get(self._search(self.params, *arrays, key)).best(count)
             for row, index in enumerate(item.indices):
                 if index >= 0:
                     texts = corpus.output_tokenizer.decode_batch(best.tokens[row].tolist())
                     scored = zip(best.scores[row].tolist(), texts, strict=True)
-                    found[index] = [(score, text) for score, text in scored if score > -math.inf]
-        return found
+                    hypotheses[index] = [
+                        (score, text) for score, text in scored if score > -math.inf
+                    ]
+        return hypotheses
 
     def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
         """Attention of each (source, target) pair, the target given: generated, or a reference."""
         examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
-        found: list[Any] = [None] * len(pairs)
+        attention: list[Any] = [None] * len(pairs)
         for item in self._batches(examples):
             batch, spread = item.batch, spread_batch(item.batch, self._mesh)
             weights = np.asarray(
                 self._attend(
-                    self.params, spread["source"], spread["target_out"], spread["source_segments"]
+                    self.params,
+                    spread["source"],
+                    spread["target_out"],
+                    spread["source_segment_ids"],
                 )
             )
             for row, index in enumerate(item.indices):
                 if index >= 0:
-                    T = int((batch["target_segments"][row] > 0).sum())
-                    S = int((batch["source_segments"][row] > 0).sum())
-                    found[index] = self._described(weights[:, row, :, :T, :S], pairs[index])
-        return found
+                    T = int((batch["target_segment_ids"][row] > 0).sum())
+                    S = int((batch["source_segment_ids"][row] > 0).sum())
+                    attention[index] = self._described(weights[:, row, :, :T, :S], pairs[index])
+        return attention
 
     def _described(self, weights: Float[np.ndarray, "L N T S"], pair) -> Attention:
         corpus = self.task.corpus
@@ -148,8 +155,8 @@ class Translator:
             eval_batches,
             tokenizer=corpus.tokenizer,
             target_tokenizer=corpus.target_tokenizer,
-            rows=self.rows,
-            rows_multiple=row_shares(self._mesh),
+            batch_size=self.batch_size,
+            batch_multiple=row_shares(self._mesh),
             source_len=self.source_len,
             target_len=self.max_new_tokens,
         )

@@ -19,7 +19,7 @@ KEYS = (
     | keys.SIDE
     | {
         "tokenizer.joint": Key(bool, "Learn the tokenizer from both sides.", needed=False),
-        "evaluate.decoding.rows": Key(
+        "evaluate.decoding.batch_size": Key(
             int, "Texts that a plan decodes together.", "[1, inf)", needed=False
         ),
     }
@@ -29,7 +29,7 @@ KEYS = (
 class LanguageModelTask(TextTask):
     """The next token of a ``Decoder``, or of another model with ``hidden(tokens)``."""
 
-    reads = ("tokens", "segments", "positions")
+    reads = ("tokens", "segment_ids", "positions")
     has_source = False
 
     def sizes(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class LanguageModelTask(TextTask):
         model = self.bind(params)
         hidden = model.hidden(
             batch["target_in"],
-            segments=batch["target_segments"],
+            segment_ids=batch["target_segment_ids"],
             positions=batch["target_positions"],
             key=key,
         )

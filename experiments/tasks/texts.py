@@ -1,6 +1,6 @@
 """What tasks on text share: tokenizers and packed batches of a corpus, cross-entropy of tokens.
 
-The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segments`` and
+The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segment_ids`` and
 ``SIDE_positions`` of each side that the task reads.
 """
 
@@ -24,7 +24,7 @@ from experiments.errors import SettingsError
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus, UnreadCorpus
 
-_SEGMENTS = ("source_segments", "target_segments")
+_SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
 # Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
 # rows takes their number times less memory than one for each.
@@ -73,7 +73,7 @@ class TextTask(base.Task):
 
     @classmethod
     def _buckets(cls, config: Any, **options: Any) -> list[Bucket]:
-        return length_buckets(config.data.rows, cls._widths(config), **options)
+        return length_buckets(config.data.batch_size, cls._widths(config), **options)
 
     @classmethod
     def _widths(cls, config: Any) -> dict[str, int]:
@@ -94,11 +94,11 @@ class TextTask(base.Task):
             self.corpus.split(split),
             self.corpus.tokenizer,
             target_tokenizer=self.corpus.target_tokenizer if self.has_source else None,
-            rows=rows_on(mesh, data.rows),
+            batch_size=rows_on(mesh, data.batch_size),
             source_len=data.get("source_len", data.target_len),
             target_len=data.target_len,
             side=data.get("side", "both"),
-            rows_multiple=row_shares(mesh),
+            batch_multiple=row_shares(mesh),
         )
         return (item.batch for item in batches)
 
@@ -115,7 +115,7 @@ class TextTask(base.Task):
             hidden,
             model.output_table(),
             batch["target_out"],
-            batch["target_segments"] > 0,
+            batch["target_segment_ids"] > 0,
             label_smoothing=options.label_smoothing,
             z_loss=options.z_loss,
             chunks=options.chunks,
@@ -135,7 +135,7 @@ class TextTask(base.Task):
 
     def batch_rows(self, devices: int) -> list[int]:
         if self.config.data.get("mode") != "bucket":
-            return [self.config.data.rows]
+            return [self.config.data.batch_size]
         return [bucket.rows for bucket in self._buckets(self.config, multiple=devices)]
 
     def without_data(self) -> "TextTask":
@@ -143,7 +143,7 @@ class TextTask(base.Task):
         return self
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        widths, rows = self._widths(self.config), self.config.data.rows
+        widths, rows = self._widths(self.config), self.config.data.batch_size
         if self.config.data.get("mode") == "bucket":
             rows = self._buckets(self.config, multiple=multiple)[-1].rows
         texts = Ragged.of([])
@@ -166,7 +166,7 @@ class TextTask(base.Task):
             )  # fmt: skip
         shape = jax.ShapeDtypeStruct((rows, read), np.int32)
 
-        def translate(params: Any, source: Any, segments: Any) -> Any:
-            return decode.generate(self.bind(params), source, segments, max_new_tokens=length)
+        def translate(params: Any, source: Any, segment_ids: Any) -> Any:
+            return decode.generate(self.bind(params), source, segment_ids, max_new_tokens=length)
 
         return base.Generation(translate, (shape, shape), length, read)

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from crossattn.train.alignment import ROWS
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
 from experiments import keys, report
@@ -42,15 +41,17 @@ KEYS = {
         "decoding.length_penalty": Key(float, "Larger favours longer texts.", "[0, inf)"),
         "decoding.max_new_tokens": Key(int, "The most tokens; none is data.target_len.", "[2, inf)",
                                        none=True),
-        "decoding.rows": Key(int, "Sentences decoded together.", "[1, inf)"),
+        "decoding.batch_size": Key(int, "Sentences decoded together.", "[1, inf)"),
         "alignment.choose": Key(bool, "Choose the other alignment keys on validation pairs."),
         "alignment.layer": Key(int, "Decoder layer whose attention is read; -1 is the last."),
         "alignment.head": Key(int, "Its head; none is the mean of all.", none=True),
-        "alignment.row": Key(str, "Which row stands for a target token.", choices=tuple(ROWS)),
+        "alignment.row_offset": Key(
+            int, "Rows of attention after the one that predicts a token.", "[0, 2]"
+        ),
         "alignment.symmetrise": Key(str, "How both directions are joined.",
                                     choices=("none", "union", "intersection", "grow-diag")),
         "alignment.unlinked": Key(bool, "A target word may stay without a link."),
-        "alignment.least": Key(float, "Attention below which a source word stays alone.", "[0, 1]"),
+        "alignment.threshold": Key(float, "Attention below which a source word stays alone.", "[0, 1]"),
     }),
 }  # fmt: skip
 
@@ -111,8 +112,8 @@ class TranslationTask(TextTask):
         loss, sums = self.cross_entropy(model, hidden, batch)
         terms = []
         if weights is not None and aligned:
-            found = alignment_loss(model, batch, weights, options)
-            terms.append((options.alignment_weight, *found))
+            alignment = alignment_loss(model, batch, weights, options)
+            terms.append((options.alignment_weight, *alignment))
         if weights is not None and covered:
             terms.append((options.alignment_coverage, *coverage_loss(batch, weights, options)))
         if terms:

@@ -12,7 +12,7 @@ def get_config(arg: str = ""):
         dict(
             task="translation",
             seed=0,
-            data=parts.pairs("phrases", rows=256, source_len=256, target_len=256),
+            data=parts.pairs("phrases", batch_size=256, source_len=256, target_len=256),
             tokenizer=parts.tokenizer(vocab_size=32000),
             model=parts.transformer(
                 dim=1024, num_heads=16, mlp_dim=4096, dtype="bfloat16", dropout_rate=0.0

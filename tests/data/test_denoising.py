@@ -50,7 +50,7 @@ def objective(request, tokenizer):
 
 
 def train(texts, objective, **options):
-    return denoising.make_denoising_iterator(texts, objective, **({"rows": 4} | options))
+    return denoising.make_denoising_iterator(texts, objective, **({"batch_size": 4} | options))
 
 
 def take(iterator, count):
@@ -68,9 +68,9 @@ def texts_of(batch, objective):
     """The text of every segment, put together again; source, target_in and target_out must agree."""
     found = []
     for row in range(len(batch["source"])):
-        for segment in range(1, batch["source_segments"][row].max() + 1):
-            there = batch["source_segments"][row] == segment
-            at = batch["target_segments"][row] == segment
+        for segment in range(1, batch["source_segment_ids"][row].max() + 1):
+            there = batch["source_segment_ids"][row] == segment
+            at = batch["target_segment_ids"][row] == segment
             source, read, said = (
                 batch[name][row, where]
                 for name, where in (("source", there), ("target_in", at), ("target_out", at))
@@ -121,8 +121,8 @@ def test_batches_are_int32_of_one_shape_and_full(texts, objective):
         assert batch["source"].shape == (4, objective.source_len)
         assert batch["target_in"].shape == batch["target_out"].shape == (4, objective.target_len)
         for name, array in batch.items():
-            assert (array[batch[f"{name.split('_')[0]}_segments"] == 0] == 0).all()
-    assert np.mean([(batch["source_segments"] > 0).mean() for batch in batches]) > 0.95
+            assert (array[batch[f"{name.split('_')[0]}_segment_ids"] == 0] == 0).all()
+    assert np.mean([(batch["source_segment_ids"] > 0).mean() for batch in batches]) > 0.95
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -168,8 +168,8 @@ def test_every_epoch_has_noise_of_its_own(texts, objective):
     sources: dict[tuple, set] = {}
     for batch in take(iterator, 3 * len(chunks)):
         for row in range(4):
-            there = batch["source_segments"][row] == 1
-            at = batch["target_segments"][row] == 1
+            there = batch["source_segment_ids"][row] == 1
+            at = batch["target_segment_ids"][row] == 1
             source, said = batch["source"][row, there], batch["target_out"][row, at]
             text = tuple(objective.filled(source, said).tolist())
             sources.setdefault(text, set()).add(tuple(source.tolist()))
@@ -183,7 +183,7 @@ def test_a_state_of_other_data_or_another_objective_is_refused(
     fewer = whole(examples[:300], tokenizer)
     for other in (
         train(texts, objective, seed=1),
-        train(texts, objective, rows=8),
+        train(texts, objective, batch_size=8),
         train(fewer, objective),
         train(texts, PrefixLM(48, 48)),
     ):
@@ -192,12 +192,12 @@ def test_a_state_of_other_data_or_another_objective_is_refused(
 
 
 def test_evaluation_holds_every_chunk_once_under_the_same_noise(texts, objective, stream):
-    batches = list(denoising.denoising_eval_batches(texts, objective, rows=4))
+    batches = list(denoising.denoising_eval_batches(texts, objective, batch_size=4))
     read = [text for item in batches for text in texts_of(item.batch, objective)]
     assert [token for text in read for token in text] == stream
-    again = denoising.denoising_eval_batches(texts, objective, rows=4)
+    again = denoising.denoising_eval_batches(texts, objective, batch_size=4)
     assert same([item.batch for item in again], [item.batch for item in batches])
-    wider = denoising.denoising_eval_batches(texts, objective, rows=8)
+    wider = denoising.denoising_eval_batches(texts, objective, batch_size=8)
     sources = [
         np.concatenate([item.batch["source"] for item in found]) for found in (batches, wider)
     ]
@@ -207,5 +207,7 @@ def test_evaluation_holds_every_chunk_once_under_the_same_noise(texts, objective
 
 
 def test_rows_that_do_not_divide_are_refused(texts, objective):
-    with pytest.raises(DataError, match="rows is 4; expected a positive multiple of 3 processes"):
+    with pytest.raises(
+        DataError, match="batch_size is 4; expected a positive multiple of 3 processes"
+    ):
         train(texts, objective, process_count=3)

@@ -298,7 +298,7 @@ def mixed(tokenizer) -> dict:
 
 
 def read_back(batch, tokenizer, row) -> str:
-    ids = batch["caption_out"][row][batch["caption_segments"][row] == 1]
+    ids = batch["caption_out"][row][batch["caption_segment_ids"][row] == 1]
     assert ids[-1] == tokenizers.EOS and batch["caption_in"][row][0] == tokenizers.BOS
     return tokenizer.decode(ids)
 
@@ -306,7 +306,7 @@ def read_back(batch, tokenizer, row) -> str:
 @pytest.mark.parametrize("mode", ["bucket", "pad"])
 def test_a_batch_holds_all_of_each_of_its_examples(examples, tokenizer, mode):
     features, by_text = mixed(tokenizer), {each["caption"]: each for each in examples}
-    batches = take(pipeline.feature_batches(examples, features, mode=mode, rows=8), 30)
+    batches = take(pipeline.feature_batches(examples, features, mode=mode, batch_size=8), 30)
     seen = Counter()
     for batch in batches:
         assert batch["image"].shape == (8, 8, 8, 3) and batch["image"].dtype == np.float32
@@ -319,7 +319,7 @@ def test_a_batch_holds_all_of_each_of_its_examples(examples, tokenizer, mode):
                 )
             boxes = features["page"].prepare(example["page"])
             np.testing.assert_array_equal(
-                batch["page"][row][batch["page_segments"][row] == 1], boxes
+                batch["page"][row][batch["page_segment_ids"][row] == 1], boxes
             )
         for name in features:
             empty = batch.get(name, batch.get(f"{name}_in"))[batch["valid"] == 0]
@@ -337,14 +337,14 @@ def test_features_that_have_lengths_are_packed_together(examples, tokenizer):
     features = {"caption": Text(tokenizer, 96), "page": Boxes(16)}
     by_text = {each["caption"]: each for each in examples}
     seen = Counter()
-    for batch in take(pipeline.feature_batches(examples, features, rows=4), 12):
+    for batch in take(pipeline.feature_batches(examples, features, batch_size=4), 12):
         assert batch["caption"].shape == (4, 96) and batch["page"].shape == (4, 16, 4)
         assert "valid" not in batch
         for row in range(4):
-            for segment in range(1, batch["caption_segments"][row].max() + 1):
-                here = batch["caption_segments"][row] == segment
+            for segment in range(1, batch["caption_segment_ids"][row].max() + 1):
+                here = batch["caption_segment_ids"][row] == segment
                 example = by_text[tokenizer.decode(batch["caption"][row][here])]
-                there = batch["page_segments"][row] == segment
+                there = batch["page_segment_ids"][row] == segment
                 boxes = features["page"].prepare(example["page"])
                 np.testing.assert_array_equal(batch["page"][row][there], boxes)
                 assert batch["page_positions"][row][there].tolist() == list(range(len(boxes)))
@@ -356,13 +356,13 @@ def test_text_features_make_the_batches_of_text_pairs(tokenizer):
     pairs = sources.open_source("phrases", "train")[:300]
     features = {"source": Text(tokenizer, 32), "target": Text(tokenizer, 40, predicted=True)}
     for mode in ("pack", "bucket", "pad"):
-        ours = pipeline.feature_batches(pairs, features, mode=mode, rows=8, seed=3)
+        ours = pipeline.feature_batches(pairs, features, mode=mode, batch_size=8, seed=3)
         theirs = pipeline.make_train_iterator(
-            pairs, tokenizer, mode=mode, rows=8, seed=3, source_len=32, target_len=40
+            pairs, tokenizer, mode=mode, batch_size=8, seed=3, source_len=32, target_len=40
         )
         assert same(take(ours, 40), take(theirs, 40))
-    ours = pipeline.feature_eval_batches(pairs, features, rows=8)
-    theirs = pipeline.eval_batches(pairs, tokenizer, rows=8, source_len=32, target_len=40)
+    ours = pipeline.feature_eval_batches(pairs, features, batch_size=8)
+    theirs = pipeline.eval_batches(pairs, tokenizer, batch_size=8, source_len=32, target_len=40)
     assert same([item.batch for item in ours], [item.batch for item in theirs])
 
 
@@ -370,7 +370,7 @@ def test_text_features_make_the_batches_of_text_pairs(tokenizer):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_restored_iterator_of_features_continues_bit_for_bit(examples, tokenizer, mode, prefetch):
     def begin():
-        options = {"mode": mode, "rows": 4, "window": 20, "prefetch": prefetch}
+        options = {"mode": mode, "batch_size": 4, "window": 20, "prefetch": prefetch}
         return pipeline.feature_batches(examples, mixed(tokenizer), **options)
 
     first, second = begin(), begin()
@@ -384,8 +384,8 @@ def test_a_restored_iterator_of_features_continues_bit_for_bit(examples, tokeniz
 @pytest.mark.parametrize("mode", ["bucket", "pad"])
 def test_processes_share_the_batches_of_features_that_one_would_see(examples, tokenizer, mode):
     def begin(index, count):
-        options = {"mode": mode, "rows": 4, "process_index": index, "process_count": count}
-        return pipeline.feature_batches(examples, mixed(tokenizer), rows_multiple=4, **options)
+        options = {"mode": mode, "batch_size": 4, "process_index": index, "process_count": count}
+        return pipeline.feature_batches(examples, mixed(tokenizer), batch_multiple=4, **options)
 
     whole = take(begin(0, 1), 25)
     parts = [take(begin(index, 2), 25) for index in range(2)]
@@ -395,7 +395,9 @@ def test_processes_share_the_batches_of_features_that_one_would_see(examples, to
 
 def test_a_state_of_other_features_is_refused(examples, tokenizer):
     def begin(**changed):
-        return pipeline.feature_batches(examples, mixed(tokenizer) | changed, mode="pad", rows=4)
+        return pipeline.feature_batches(
+            examples, mixed(tokenizer) | changed, mode="pad", batch_size=4
+        )
 
     state = begin().get_state()
     for changed in ({"image": Image(8, 8, std=(1.0,))}, {"colour": Label(COLOURS[::-1])}):
@@ -405,13 +407,15 @@ def test_a_state_of_other_features_is_refused(examples, tokenizer):
 
 def test_evaluation_holds_every_example_once_and_shares_rows(examples, tokenizer):
     features = mixed(tokenizer) | {"caption": Text(tokenizer, 16, predicted=True)}
-    whole = pipeline.feature_eval_batches(examples, features, rows=4)
+    whole = pipeline.feature_eval_batches(examples, features, batch_size=4)
     indices = np.concatenate([item.indices for item in whole])
     assert sorted(indices[indices >= 0]) == list(range(70)) and len(whole.shapes) <= 3
     long = sum(len(tokenizer.encode(each["caption"])) + 1 > 16 for each in examples)
     assert whole.cut["caption"] == long > 0
     halves = [
-        pipeline.feature_eval_batches(examples, features, rows=4, process_index=i, process_count=2)
+        pipeline.feature_eval_batches(
+            examples, features, batch_size=4, process_index=i, process_count=2
+        )
         for i in range(2)
     ]
     for item, *parts in zip(whole, *halves, strict=True):
@@ -428,21 +432,21 @@ def test_too_long_examples_are_dropped_or_cut(examples, tokenizer, caplog):
     features = {"caption": Text(tokenizer, 12)}
     short = {e["caption"] for e in examples if len(tokenizer.encode(e["caption"])) < 12}
     assert 0 < len(short) < 70
-    for overlong in ("drop", "cut"):
-        iterator = pipeline.feature_batches(examples, features, rows=4, overlong=overlong)
+    for truncation in ("drop", "cut"):
+        iterator = pipeline.feature_batches(examples, features, batch_size=4, truncation=truncation)
         texts = set()
         for batch in take(iterator, 40):
             for row in range(4):
-                for segment in range(1, batch["caption_segments"][row].max() + 1):
-                    ids = batch["caption"][row][batch["caption_segments"][row] == segment]
+                for segment in range(1, batch["caption_segment_ids"][row].max() + 1):
+                    ids = batch["caption"][row][batch["caption_segment_ids"][row] == segment]
                     assert ids[-1] == tokenizers.EOS
                     texts.add(tokenizer.decode(ids))
-        assert (texts == short) if overlong == "drop" else (short < texts)
+        assert (texts == short) if truncation == "drop" else (short < texts)
     assert "(caption 12) are dropped" in caplog.text
     with pytest.raises(
         DataError, match="no example is short enough: the greatest lengths are caption 2"
     ):
-        next(pipeline.feature_batches(examples, {"caption": Text(tokenizer, 2)}, rows=4))
+        next(pipeline.feature_batches(examples, {"caption": Text(tokenizer, 2)}, batch_size=4))
 
 
 def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
@@ -455,7 +459,7 @@ def test_nothing_is_read_before_it_is_needed(examples, tokenizer):
 
     many = Counted(examples * 100)
     iterator = pipeline.feature_batches(
-        many, {"image": Image(4, 4)}, mode="pad", rows=8, prefetch=0
+        many, {"image": Image(4, 4)}, mode="pad", batch_size=8, prefetch=0
     )
     before = Counted.reads
     take(iterator, 3)
@@ -471,7 +475,7 @@ def test_an_example_that_grows_is_refused_and_not_laid_over_others(tokenizer):
             return {"caption": "cat " * self.words}
 
     features = {"caption": Text(tokenizer, 96)}
-    options = {"mode": "bucket", "rows": 2, "prefetch": 0}
+    options = {"mode": "bucket", "batch_size": 2, "prefetch": 0}
     iterator = pipeline.feature_batches(Growing([0] * 4), features, **options)
     with pytest.raises(DataError, match="caption is longer than when it was measured"):
         take(iterator, 20)
@@ -480,12 +484,12 @@ def test_an_example_that_grows_is_refused_and_not_laid_over_others(tokenizer):
 def test_a_wrong_example_is_named(examples):
     bad = [*examples[:5], examples[5] | {"image": b"junk"}]
     with pytest.raises(DataError, match="example 5, image: the image is no image") as caught:
-        pipeline.feature_batches(bad, {"image": Image(4, 4)}, mode="pad", rows=2)
+        pipeline.feature_batches(bad, {"image": Image(4, 4)}, mode="pad", batch_size=2)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="example 0 has no 'picture'; it holds id, image"):
-        pipeline.feature_batches(bad, {"picture": Image(4, 4)}, mode="pad", rows=2)
+        pipeline.feature_batches(bad, {"picture": Image(4, 4)}, mode="pad", batch_size=2)
     late = [*examples * 3, examples[5] | {"page": {"boxes": [(0, 0, 99, 1)], "size": (8, 8)}}]
-    iterator = pipeline.feature_batches(late, {"page": Boxes(4)}, mode="bucket", rows=2)
+    iterator = pipeline.feature_batches(late, {"page": Boxes(4)}, mode="bucket", batch_size=2)
     with pytest.raises(
         DataError, match="example 5, page: box 0, 0, 0, 99, 1, is outside"
     ) as caught:
@@ -498,8 +502,8 @@ def test_a_wrong_example_is_named(examples):
     [
         ({"mode": "pack"}, "image, colour, vector cannot be packed"),
         ({"mode": "stack"}, "mode is 'stack'; expected 'pack', 'bucket' or 'pad'"),
-        ({"mode": "pad", "rows": 3, "process_count": 2}, "rows is 3"),
-        ({"mode": "pad", "overlong": "keep"}, "overlong is 'keep'"),
+        ({"mode": "pad", "batch_size": 3, "process_count": 2}, "batch_size is 3"),
+        ({"mode": "pad", "truncation": "keep"}, "truncation is 'keep'"),
     ],
 )
 def test_bad_options_of_features_are_refused(examples, tokenizer, options, complaint):

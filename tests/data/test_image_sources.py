@@ -223,7 +223,7 @@ def test_images_and_labels_become_batches(tmp_path):
         "image": Image(28, 28, channels=1, mean=(0.0,), std=(1.0,)),
         "label": Label(classes),
     }
-    batch = next(pipeline.feature_batches(source, features, mode="pad", rows=8))
+    batch = next(pipeline.feature_batches(source, features, mode="pad", batch_size=8))
     assert batch["image"].shape == (8, 28, 28, 1)
     number = np.rint(batch["image"][:, 0, 0, 0] * 255).astype(int)
     assert (number % 10 == batch["label"]).all() and batch["valid"].all()

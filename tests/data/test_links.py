@@ -9,7 +9,7 @@ import pytest
 from crossattn.data import links, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 
-SHAPE = {"rows": 8, "source_len": 32, "target_len": 40}
+SHAPE = {"batch_size": 8, "source_len": 32, "target_len": 40}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ def same(left, right):
 def segments_of(batch):
     """(source ids, target ids read, whether links are known, matrix of links between them)."""
     for row in range(len(batch["target_in"])):
-        for segment in range(1, batch["target_segments"][row].max() + 1):
-            here = np.flatnonzero(batch["target_segments"][row] == segment)
-            there = np.flatnonzero(batch["source_segments"][row] == segment)
+        for segment in range(1, batch["target_segment_ids"][row].max() + 1):
+            here = np.flatnonzero(batch["target_segment_ids"][row] == segment)
+            there = np.flatnonzero(batch["source_segment_ids"][row] == segment)
             matrix = np.zeros((len(here), len(there)), bool)
             for place, found in enumerate(batch["target_links"][row, here]):
                 for source in found[found >= 0]:
@@ -87,7 +87,7 @@ def matrix_of(links, source_words, target_words):
 
 
 @pytest.mark.parametrize("mode", ["pack", "bucket"])
-@pytest.mark.parametrize("limits", [{}, {"source_len": 10, "target_len": 12, "overlong": "cut"}])
+@pytest.mark.parametrize("limits", [{}, {"source_len": 10, "target_len": 12, "truncation": "cut"}])
 def test_tokens_are_linked_when_their_words_are_and_with_the_end_when_nothing_is(
     pairs, tokenizer, mode, limits
 ):
@@ -110,10 +110,10 @@ def test_tokens_are_linked_when_their_words_are_and_with_the_end_when_nothing_is
 def test_linked_tokens_of_one_word_share_its_number(pairs, tokenizer):
     seen = 0
     for batch in take(train(pairs, tokenizer), 12):
-        for row, segments in enumerate(batch["source_segments"]):
-            for segment in range(1, segments.max() + 1):
-                there = np.flatnonzero(segments == segment)
-                table = batch["target_links"][row, batch["target_segments"][row] == segment]
+        for row, segment_ids in enumerate(batch["source_segment_ids"]):
+            for segment in range(1, segment_ids.max() + 1):
+                there = np.flatnonzero(segment_ids == segment)
+                table = batch["target_links"][row, batch["target_segment_ids"][row] == segment]
                 expected = np.array(words_of(tokenizer, batch["source"][row, there].tolist()))
                 expected[-1] = expected.max() + 1  # the end is a word of its own
                 linked = np.isin(there, table)
@@ -132,7 +132,7 @@ def test_a_row_without_a_link_is_filled_with_minus_one(pairs, tokenizer):
     for batch in take(train(pairs, tokenizer), 5):
         table = batch["target_links"]
         assert table.dtype == np.int32 and table.shape == (8, 40, links.LINKS_PER_TOKEN)
-        assert (table[batch["target_segments"] == 0] == -1).all()
+        assert (table[batch["target_segment_ids"] == 0] == -1).all()
         assert (table[batch["target_in"] == tokenizers.BOS] == -1).all()
         # Links stand first, so that one look says whether there is any.
         assert (np.diff((table >= 0).astype(int), axis=-1) <= 0).all()

@@ -9,7 +9,7 @@ import pytest
 from crossattn.data import encoded, packing, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 
-SHAPE = {"rows": 8, "source_len": 32, "target_len": 40}
+SHAPE = {"batch_size": 8, "source_len": 32, "target_len": 40}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,12 @@ def examples_of(batch) -> list[tuple[tuple, tuple, tuple]]:
     """(source, target_in, target_out) of every segment, read back by an independent loop."""
     found = []
     for row in range(len(batch["target_in"])):
-        for segment in range(1, batch["target_segments"][row].max() + 1):
-            at = np.flatnonzero(batch["target_segments"][row] == segment)
+        for segment in range(1, batch["target_segment_ids"][row].max() + 1):
+            at = np.flatnonzero(batch["target_segment_ids"][row] == segment)
             assert batch["target_positions"][row, at].tolist() == list(range(len(at)))
             source = ()
             if "source" in batch:
-                there = np.flatnonzero(batch["source_segments"][row] == segment)
+                there = np.flatnonzero(batch["source_segment_ids"][row] == segment)
                 assert batch["source_positions"][row, there].tolist() == list(range(len(there)))
                 source = tuple(batch["source"][row, there].tolist())
             out = tuple(batch["target_out"][row, at].tolist())
@@ -88,12 +88,12 @@ def test_padding_is_zero_in_every_array(pairs, tokenizer):
     for batch in take(train(pairs, tokenizer), 30):
         for name, array in batch.items():
             side = name.split("_")[0]
-            assert (array[batch[f"{side}_segments"] == 0] == 0).all()
+            assert (array[batch[f"{side}_segment_ids"] == 0] == 0).all()
 
 
 def test_packing_leaves_little_padding(pairs, tokenizer):
     batches = take(train(pairs, tokenizer, target_len=64, source_len=64), 100)
-    assert np.mean([(b["target_segments"] > 0).mean() for b in batches]) > 0.93
+    assert np.mean([(b["target_segment_ids"] > 0).mean() for b in batches]) > 0.93
 
 
 @pytest.mark.parametrize("mode", ["pack", "bucket"])
@@ -125,7 +125,7 @@ def test_a_state_of_other_data_or_options_is_refused(pairs, tokenizer):
     for other in (
         train(pairs, tokenizer, seed=1),
         train(pairs[:800], tokenizer),
-        train(pairs, tokenizer, rows=4),
+        train(pairs, tokenizer, batch_size=4),
         train(pairs, tokenizer, mode="bucket"),
     ):
         with pytest.raises(DataError, match="belongs to other data"):
@@ -151,7 +151,7 @@ def test_every_epoch_has_an_order_of_its_own(pairs, tokenizer):
 @pytest.mark.parametrize("mode", ["pack", "bucket"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, count):
-    options = {"mode": mode, "rows_multiple": 4}
+    options = {"mode": mode, "batch_multiple": 4}
     whole = take(train(pairs, tokenizer, **options), 25)
     parts = [
         take(train(pairs, tokenizer, process_index=i, process_count=count, **options), 25)
@@ -181,7 +181,7 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(
             for i in range(count)
         ]
 
-    first, second = together(before), together(after, rows_multiple=8)
+    first, second = together(before), together(after, batch_multiple=8)
     joined(first, 9)
     (state, *others) = [iterator.get_state() for iterator in first]
     assert all(other == state for other in others)
@@ -212,7 +212,7 @@ def test_overlong_pairs_are_dropped_or_cut_and_counted(pairs, tokenizer, caplog)
     assert (
         f"dropped {long} of {len(pairs)} examples longer than 8 source or 9 target" in caplog.text
     )
-    cutting = train(pairs, tokenizer, overlong="cut", **limits)
+    cutting = train(pairs, tokenizer, truncation="cut", **limits)
     assert cutting.dropped == 0
     assert cutting.cut_sources == sum(s > 8 for s, _ in sizes)
     assert cutting.cut_targets == sum(t > 9 for _, t in sizes)
@@ -253,14 +253,14 @@ def test_evaluation_batches_hold_every_example_once_in_few_shapes(pairs, tokeniz
 
 
 def test_evaluation_cuts_long_texts_and_counts_them(pairs, tokenizer, caplog):
-    evaluation = pipeline.eval_batches(pairs, tokenizer, rows=8, source_len=8, target_len=9)
+    evaluation = pipeline.eval_batches(pairs, tokenizer, batch_size=8, source_len=8, target_len=9)
     long = sum(len(tokenizer.encode(p["source"])) + 1 > 8 for p in pairs)
     assert evaluation.examples == len(pairs) and evaluation.cut["source"] == long > 0
     assert f"cut {long} sources" in caplog.text
 
 
 def test_evaluation_rows_are_shared_by_processes(pairs, tokenizer):
-    options = SHAPE | {"rows_multiple": 2}
+    options = SHAPE | {"batch_multiple": 2}
     whole = pipeline.eval_batches(pairs, tokenizer, **options)
     halves = [
         pipeline.eval_batches(pairs, tokenizer, process_index=i, process_count=2, **options)
@@ -277,8 +277,11 @@ def test_evaluation_rows_are_shared_by_processes(pairs, tokenizer):
     ("options", "complaint"),
     [
         ({"mode": "window"}, "mode is 'window'"),
-        ({"rows": 6, "process_count": 4}, "rows is 6; expected a positive multiple of 4"),
-        ({"overlong": "keep"}, "overlong is 'keep'"),
+        (
+            {"batch_size": 6, "process_count": 4},
+            "batch_size is 6; expected a positive multiple of 4",
+        ),
+        ({"truncation": "keep"}, "truncation is 'keep'"),
         ({"side": "left"}, "side is 'left'"),
         ({"source_len": 2, "target_len": 2}, "no example is short enough"),
         ({"process_index": 2, "process_count": 2}, "process_index is 2 of 2"),

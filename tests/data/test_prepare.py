@@ -16,7 +16,7 @@ from crossattn.data import encoded, pipeline, prepare, sources, textfiles, token
 from crossattn.data.errors import DataError, DataUnavailable
 
 ROOT = Path(__file__).parents[2]
-SHAPE = {"rows": 8, "source_len": 24, "target_len": 28}
+SHAPE = {"batch_size": 8, "source_len": 24, "target_len": 28}
 LIMITS = {"source_len": 24, "target_len": 28}
 SHARD, SIZE = 128, 900
 
@@ -95,7 +95,7 @@ def assert_same(left, right):
         ("pack", {}, 0.0),
         ("bucket", {}, 0.0),
         ("pack", {}, 1.0),
-        ("bucket", {"source_len": 16, "overlong": "cut"}, 0.3),
+        ("bucket", {"source_len": 16, "truncation": "cut"}, 0.3),
         ("pack", {"side": "source"}, 0.0),
     ],
 )
@@ -123,7 +123,7 @@ def test_processes_share_the_batches_of_one(corpus, mode):
     given = corpus()
     prepare.prepare(given, workers=1)
     encoding = prepare.open_prepared(given)
-    shape = SHAPE | {"mode": mode, "rows_multiple": 4}
+    shape = SHAPE | {"mode": mode, "batch_multiple": 4}
     whole = take(pipeline.train_batches(encoding, **shape), 20)
     parts = [
         take(pipeline.train_batches(encoding, process_index=i, process_count=4, **shape), 20)
@@ -198,7 +198,7 @@ def test_other_data_tokenizers_or_options_lie_elsewhere(corpus, pairs, tmp_path)
         corpus(name="phrases"),
         corpus(source_len=20),
         corpus(size=800),
-        corpus(overlong="cut"),
+        corpus(truncation="cut"),
         corpus(side="target"),
         corpus(links=True),
         corpus(target_tokenizer=other),

@@ -45,7 +45,7 @@ def pattern(request, tmp_path):
 
 
 def batches(pattern, encoding, at_end="repeat", lanes=None, **options):
-    given = {"rows": 8, "window": WINDOW} | options
+    given = {"batch_size": 8, "window": WINDOW} | options
     return stream.stream_batches(
         stream.Stream.named(pattern, at_end=at_end, lanes=lanes), encoding, **given
     )
@@ -59,9 +59,9 @@ def texts(batch, encoding):
     """(source, target) of every segment."""
     decode = encoding.tokenizer.decode
     for row in range(len(batch["target_in"])):
-        for segment in range(1, batch["target_segments"][row].max() + 1):
-            source = batch["source"][row][batch["source_segments"][row] == segment]
-            target = batch["target_out"][row][batch["target_segments"][row] == segment]
+        for segment in range(1, batch["target_segment_ids"][row].max() + 1):
+            source = batch["source"][row][batch["source_segment_ids"][row] == segment]
+            target = batch["target_out"][row][batch["target_segment_ids"][row] == segment]
             yield decode(source), decode(target)
 
 
@@ -126,7 +126,9 @@ def test_a_state_is_a_few_numbers_a_lane(pattern, encoding):
 def test_lines_and_shards_that_come_while_training_are_read(tmp_path, encoding):
     path = tmp_path / "a.jsonl"
     write(path, PAIRS[:303], end="\n" + line(PAIRS[303])[:20])  # of which half a line is there
-    iterator = batches(f"{tmp_path}/*.jsonl", encoding, at_end="wait", rows=2, window=1, prefetch=1)
+    iterator = batches(
+        f"{tmp_path}/*.jsonl", encoding, at_end="wait", batch_size=2, window=1, prefetch=1
+    )
     found = Counter()
 
     def read(upto):
@@ -156,7 +158,7 @@ def test_one_that_waits_is_closed_at_once(tmp_path, encoding, caplog):
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_fewer_lines_than_lanes_are_dealt_to_all(tmp_path, encoding, size):
     write(tmp_path / "train.jsonl", PAIRS[:size])
-    iterator = batches(f"{tmp_path}/{{split}}.jsonl", encoding, rows=8, window=8)
+    iterator = batches(f"{tmp_path}/{{split}}.jsonl", encoding, batch_size=8, window=8)
     found = Counter()
     for batch in take(iterator, 20):
         found.update(texts(batch, encoding))
@@ -200,7 +202,7 @@ def test_a_state_of_another_stream_is_refused(pattern, encoding, tmp_path):
     state = iterator.get_state()
     for other in (
         batches(pattern, encoding, seed=1),
-        batches(pattern, encoding, rows=4),
+        batches(pattern, encoding, batch_size=4),
         batches(pattern, encoding, lanes=4),
     ):
         with pytest.raises(DataError, match="belongs to other data"):
@@ -240,15 +242,18 @@ def test_a_bad_line_is_named(tmp_path, encoding, content, complaint):
     good = line(PAIRS[0]).encode() + b"\n"
     (tmp_path / "a.jsonl").write_bytes(good * 6 + raw + b"\n" + good * 6)
     with pytest.raises(DataError, match=complaint):
-        next(batches(f"{tmp_path}/*.jsonl", encoding, rows=1))
+        next(batches(f"{tmp_path}/*.jsonl", encoding, batch_size=1))
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"lanes": 3}, "lanes is 3; expected a divisor of rows, 8"),
+        ({"lanes": 3}, "lanes is 3; expected a divisor of batch_size, 8"),
         ({"lanes": 1, "process_count": 2}, "a multiple of the number of processes, 2"),
-        ({"rows": 6, "process_count": 4}, "rows is 6; expected a positive multiple of 4"),
+        (
+            {"batch_size": 6, "process_count": 4},
+            "batch_size is 6; expected a positive multiple of 4",
+        ),
         ({"at_end": "stop"}, "at_end is 'stop'"),
     ],
 )

@@ -63,7 +63,7 @@ def training():
 
     def loss(params, source):
         hidden = xa.functional.apply(
-            build, params, source, source[:, :4], source_segments=source // 8
+            build, params, source, source[:, :4], source_segment_ids=source // 8
         )
         return jax.numpy.sin(hidden).sum()
 

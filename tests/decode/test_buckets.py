@@ -86,14 +86,14 @@ def test_filling_up_changes_nothing(options):
 def test_drafts_are_made_for_each_bucket():
     small_build, small = translator(seed=5, decoder_layers=1)
 
-    def model(source, segments, params):
+    def model(source, segment_ids, params):
         made = bound((small_build, params))
-        read = dict(source=source, source_segments=segments)
+        read = dict(source=source, source_segment_ids=segment_ids)
         states = lambda length: made.prefill(len(source), 1, length, **read)  # noqa: E731
         return ModelDraft(made.decode_step, states, lookahead=2)
 
-    def lookup(source, segments, params):
-        assert segments.shape == source.shape and params is None
+    def lookup(source, segment_ids, params):
+        assert segment_ids.shape == source.shape and params is None
         return PromptLookup(source, lookahead=3)
 
     expected = Bucketed(BUILD, **SIZES)(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH)
@@ -214,7 +214,7 @@ def test_a_memory_that_prompts_read_is_bucketed_with_them():
     build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
     params = xa.init(build, jax.random.key(3))
     memory = 3 * np.random.default_rng(3).normal(size=(3, 6, 8)).astype(np.float32)
-    read, options = {"memory": memory, "memory_segments": SEGMENTS}, {"capture": Capture((0,))}
+    read, options = {"memory": memory, "memory_segment_ids": SEGMENTS}, {"capture": Capture((0,))}
     call = jax.jit(
         lambda p: generate(
             bound((build, p)), prefix=PROMPTS, max_new_tokens=LENGTH, inputs=read, **options

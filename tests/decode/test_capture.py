@@ -30,7 +30,7 @@ def model(scan):
 
 def drafted(model, capture):
     """Speculative decoding with the model itself as its draft."""
-    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(SEGMENTS))
     start = lambda: model.prefill(3, 1, LENGTH + 4, **read)  # noqa: E731
     draft = ModelDraft(model.decode_step, start(), 2)
     options = dict(batch=3, max_new_tokens=LENGTH, capture=capture)
@@ -66,8 +66,8 @@ def test_captured_attention_is_that_of_the_finished_text(name, scan):
         B, J, T = found.tokens.shape
         begun = jnp.tile(jnp.array(given, jnp.int32), (B * J, 1))
         texts = jnp.concatenate([begun, found.tokens.reshape(B * J, T)], axis=1)
-        sources, segments = (np.repeat(x, J, axis=0) for x in (SOURCE, SEGMENTS))
-        whole = attention_of(m, sources, texts, segments)[..., len(given) :, :]
+        sources, segment_ids = (np.repeat(x, J, axis=0) for x in (SOURCE, SEGMENTS))
+        whole = attention_of(m, sources, texts, segment_ids)[..., len(given) :, :]
         L, _, *rest = whole.shape
         return found, whole.reshape(L, B, J, *rest)  # [L B J N T S]
 
@@ -127,7 +127,7 @@ def scored(model, tokens):
     B, J, T = tokens.shape
     own = tokens.reshape(B * J, T)
     inputs = jnp.concatenate([jnp.ones_like(own[:, :1]), own[:, :-1]], axis=1)
-    sources, segments = (jnp.repeat(jnp.asarray(x), J, axis=0) for x in (SOURCE, SEGMENTS))
-    log_p = jax.nn.log_softmax(model(sources, inputs, source_segments=segments))
+    sources, segment_ids = (jnp.repeat(jnp.asarray(x), J, axis=0) for x in (SOURCE, SEGMENTS))
+    log_p = jax.nn.log_softmax(model(sources, inputs, source_segment_ids=segment_ids))
     each = jnp.take_along_axis(log_p, own[..., None], axis=-1)[..., 0]
     return jnp.where(own > 0, each, 0).sum(-1).reshape(B, J)

@@ -38,10 +38,10 @@ def hearer():
     ("plain", "named"), [(translator(), NAMED), (pair(), pair(pad_id=PAD))], ids=["one", "pair"]
 )
 def test_padding_that_a_model_names_is_hidden_unasked(plain, named):
-    def logits(pair, *segments):
+    def logits(pair, *segment_ids):
         source, target = jnp.asarray(PADDED), jnp.asarray(TARGET)
-        call = jax.jit(lambda *given: bound(pair)(source, target, source_segments=given[0]))
-        return np.asarray(call(*segments))
+        call = jax.jit(lambda *given: bound(pair)(source, target, source_segment_ids=given[0]))
+        return np.asarray(call(*segment_ids))
 
     asked, unasked, read = logits(plain, SEGMENTS), logits(named, None), logits(plain, None)
     np.testing.assert_array_equal(unasked, asked)
@@ -95,22 +95,26 @@ def test_frames_are_translated_in_buckets_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("source", "segments", "message"),
+    ("source", "segment_ids", "message"),
     [
         (PADDED[0], None, r"shape \(6,\).*expected tokens \[B S\]\. A single.*source\[None\]"),
         (PADDED[None], None, r"shape \(1, 3, 6\).*expected tokens"),
         (PADDED.astype(np.float32), None, r"shape \(3, 6\) and dtype float32; expected frames"),
         (PADDED > 3, None, "dtype bool; expected tokens, which are integers"),
-        (PADDED, SEGMENTS[0], r"source_segments has shape \(6,\); expected \[B S\]"),
-        (PADDED, SEGMENTS[:, :5], r"source_segments has shape \(3, 5\); expected that of source"),
+        (PADDED, SEGMENTS[0], r"source_segment_ids has shape \(6,\); expected \[B S\]"),
+        (
+            PADDED,
+            SEGMENTS[:, :5],
+            r"source_segment_ids has shape \(3, 5\); expected that of source",
+        ),
     ],
 )
-def test_a_source_that_is_no_batch_is_refused(source, segments, message, in_production):
+def test_a_source_that_is_no_batch_is_refused(source, segment_ids, message, in_production):
     build, params = NAMED
     with pytest.raises(ValueError, match=message):
-        generate(bound(NAMED), source, segments, max_new_tokens=LENGTH)
+        generate(bound(NAMED), source, segment_ids, max_new_tokens=LENGTH)
     with pytest.raises(ValueError, match=message):
-        Bucketed(build)(params, source, segments, max_new_tokens=LENGTH)
+        Bucketed(build)(params, source, segment_ids, max_new_tokens=LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,10 @@ def test_padding_says_nothing():
 def test_targets_of_a_source_may_begin_unlike():
     build, params = translator()
     call = jax.jit(
-        lambda source, segments, prefix, lengths: generate(
+        lambda source, segment_ids, prefix, lengths: generate(
             xa.functional.bind(build, params),
             source,
-            segments,
+            segment_ids,
             prefix=prefix,
             prefix_lengths=lengths,
             max_new_tokens=LENGTH,

@@ -43,9 +43,9 @@ def run(params):
 
     @functools.cache
     def jitted(**options):
-        def call(source, segments):
+        def call(source, segment_ids):
             model = xa.functional.bind(BUILD, params)
-            return generate(model, source, segments, max_new_tokens=LENGTH, **options)
+            return generate(model, source, segment_ids, max_new_tokens=LENGTH, **options)
 
         return jax.jit(call)
 
@@ -123,10 +123,10 @@ def test_the_same_shapes_compile_once(params):
     traces = []
 
     @jax.jit
-    def call(params, source, segments):
+    def call(params, source, segment_ids):
         traces.append(source.shape)
         model = xa.functional.bind(BUILD, params)
-        return generate(model, source, segments, max_new_tokens=3, num_beams=2)
+        return generate(model, source, segment_ids, max_new_tokens=3, num_beams=2)
 
     for seed in range(3):
         source = np.random.default_rng(seed).integers(3, V, SOURCE.shape)
@@ -139,7 +139,7 @@ def test_beams_share_one_copy_of_the_source(scan):
     config = transformer.tiny(vocab_size=V, encoder_layers=1, scan=scan)
     build = lambda rngs: Transformer(config, rngs=rngs)  # noqa: E731
     shapes = jax.eval_shape(lambda: xa.init(build, jax.random.key(0)))
-    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(SEGMENTS))
 
     def keys(p):
         layers = xa.functional.bind(build, p).prefill(3, BEAMS, LENGTH, **read).layers
@@ -172,7 +172,7 @@ def test_attention_of_a_hypothesis_is_what_decoding_attended_to(run, params):
     def step(tokens, states):
         return model.decode_step(tokens, states, return_weights=True)[1:]
 
-    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(SEGMENTS))
     states = model.prefill(3, 1, LENGTH, **read)
     last = np.ones(3, np.int32)
     for t in range(LENGTH):
@@ -222,7 +222,7 @@ def test_a_decoder_that_reads_writes_what_full_forwards_of_numpy_say(options):
     build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build, seed=21)
     memory = 3 * np.random.default_rng(3).normal(size=(3, 6, 8)).astype(np.float32)
-    read = dict(memory=memory, memory_segments=SEGMENTS)
+    read = dict(memory=memory, memory_segment_ids=SEGMENTS)
     found = jax.jit(
         lambda p: generate(
             xa.functional.bind(build, p), inputs=read, max_new_tokens=LENGTH, **options

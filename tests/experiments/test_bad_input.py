@@ -107,7 +107,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.optim.learning_rate=inf", "learning_rate is inf"),
         ("--config.optim.b2=1.0", "optim.b2 is 1.0; expected a number, 0 or more and below 1"),
         ("--config.seed=-1", "seed is -1; expected a whole number, 0 or more and at most"),
-        ("--config.train.accumulate=3", "data.rows is 8, which makes batches of 8 rows"),
+        ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
         ("--config.model.head_dim=3 --config.model.positions=rope", "heads of size 3; rotary"),
         ("--config.model.dim=7 --config.model.num_heads=1", "dim is 7; sinusoidal"),
         ("--config.model.relative_distance=9 --config.model.positions=relative", "more than half"),
@@ -128,7 +128,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ),
         ("--config.evaluate.decoding.length_penalty=-1", "length_penalty is -1.0"),
         ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
-        ("--config.evaluate.alignment.row=magic", "row is 'magic'; expected one of output"),
+        ("--config.evaluate.alignment.row_offset=3", "row_offset is 3; expected a whole number"),
         ("--config.evaluate.examples=-1", "examples is -1"),
         (
             "--config.loss.chunks=32",
@@ -170,16 +170,16 @@ def test_values_that_do_not_fit_claim_no_work_directory(refused, in_production, 
 
 def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
     before = contents(copied_run)
-    changes = ("--config.data.overlong=cut", "--config.train.steps=4")
+    changes = ("--config.data.truncation=cut", "--config.train.steps=4")
     other = (TINY, *STEPS, *changes, f"--workdir={copied_run}")
     line = refused("train", *other)
-    assert 'data.overlong was "drop", is "cut"' in line and "--resume=never" in line
+    assert 'data.truncation was "drop", is "cut"' in line and "--resume=never" in line
     assert contents(copied_run) == before
     code, _, _ = launched("train", *other, "--resume=never")
     assert code == 0
     aside = contents(copied_run / "previous-1")
     assert {path: aside.get(path) for path in before} == before
-    assert json.loads((copied_run / "config.json").read_text())["data.overlong"] == "cut"
+    assert json.loads((copied_run / "config.json").read_text())["data.truncation"] == "cut"
 
 
 def damage(checkpoint, how):

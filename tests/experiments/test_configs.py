@@ -78,7 +78,7 @@ def test_t5_has_each_chip_and_objective_in_any_order(name):
         assert config == get_config(name, f"{objective},{chip}")
         values, data = train_config(config), config.data
         assert data.objective == objective and data.source_len == 512
-        assert data.rows % (values.mesh.fsdp * values.accumulate) == 0
+        assert data.batch_size % (values.mesh.fsdp * values.accumulate) == 0
         for axis in ("num_heads", "mlp_dim", "dim"):
             assert config.model[axis] % values.mesh.tensor == 0
         assert config.model.dim % values.mesh.fsdp == 0
@@ -103,7 +103,7 @@ def test_wmt_models_are_those_of_the_paper(size, millions):
     blocks = L * (4 + 8) * (D * D + D) + 2 * L * (2 * D * F + F + D)
     assert count == tables + norms + blocks
     assert count == pytest.approx(millions * 1e6, rel=0.04)
-    assert 24_000 <= config.data.rows * config.data.target_len <= 26_000
+    assert 24_000 <= config.data.batch_size * config.data.target_len <= 26_000
 
 
 @pytest.mark.parametrize(("name", "billions"), [("t5_1b", 1.0), ("t5_11b", 11.1)])

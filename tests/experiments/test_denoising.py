@@ -80,12 +80,12 @@ def test_places_in_a_row_are_distances_enough(run):
     params = task.init(jax.random.key(0))
     batch = next(task.train_iterator(0, 1))
     both = task.loss(params, as_arrays(batch), None)[1]
-    assert batch["source_segments"].max() == 2
+    assert batch["source_segment_ids"].max() == 2
     parts = []
     for segment in (1, 2):
         only = {name: np.zeros_like(x) for name, x in batch.items()}
         for name, x in batch.items():
-            for row, there in enumerate(batch[f"{name.partition('_')[0]}_segments"] == segment):
+            for row, there in enumerate(batch[f"{name.partition('_')[0]}_segment_ids"] == segment):
                 only[name][row, : there.sum()] = x[row, there]
         parts.append(task.loss(params, as_arrays(only), None)[1])
     for name in ("loss", "nll", "weight"):
@@ -116,7 +116,7 @@ def test_places_in_a_row_are_distances_enough(run):
         ),
         ("--config.data.side=both", "side is 'both'; expected one of source, target"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
-        ("--config.train.accumulate=3", "data.rows is 8, which makes batches of 8 rows"),
+        ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
         ("--config.checkpoint.best_metric=bleu", "'bleu'; expected one of loss, nll"),
         ("--config.data.name=text:no.txt", "no.txt cannot be read"),
     ],

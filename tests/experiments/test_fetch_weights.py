@@ -78,7 +78,7 @@ def test_a_packaged_annalog_computes_what_its_own_code_computes(tmp_path, monkey
     source, target = map(jnp.asarray, make_annalog.small_batch())
     present = jnp.asarray(source != make_annalog.PAD, jnp.int32)
     logits, attention = xa.apply(
-        model, params, source, target, source_segments=present, return_weights=True
+        model, params, source, target, source_segment_ids=present, return_weights=True
     )
     real = np.asarray(target) != make_annalog.PAD  # a padded place reads other padded ones there
     np.testing.assert_allclose(logits[real], kept["logits"][real], atol=2e-5)
@@ -111,7 +111,7 @@ def test_annalog_writes_the_molecules_that_its_own_code_writes(kept):
         found = xa.decode.generate(
             bound, source, present, max_new_tokens=written.shape[1], **model.ids
         )
-        return bound(source, target, source_segments=present, return_weights=True), found.tokens
+        return bound(source, target, source_segment_ids=present, return_weights=True), found.tokens
 
     (logits, attention), tokens = computed(params)
     np.testing.assert_array_equal(tokens[:, 0], written)

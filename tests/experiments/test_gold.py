@@ -47,8 +47,8 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
         task.translator(parameters(task, tmp_path)), task.some("validation", None)
     )
     # The last word of a phrase has no row after it: that is at most a third of these links.
-    assert score(pairs, Recipe(row="next"))["aer"] < score(pairs, Recipe(row="output"))["aer"]
-    assert score(pairs, Recipe(row="next"))["precision"] > 60
+    assert score(pairs, Recipe(row_offset=2))["aer"] < score(pairs, Recipe(row_offset=0))["aer"]
+    assert score(pairs, Recipe(row_offset=2))["precision"] > 60
 
 
 def test_a_tenth_of_the_links_trains_beside_latent_ones(few_phrases, tmp_path):
@@ -79,7 +79,7 @@ def test_coverage_is_of_a_sentence_and_its_own_target_tokens(batch, options):
     expected = np.square(1 - attention[:4].sum(0)).sum()
     loss, sums = coverage_loss(batch, jnp.asarray(WEIGHTS), options)
     np.testing.assert_allclose([loss, sums["coverage"]], expected, rtol=1e-5)
-    batch["target_segments"] = jnp.array([[1, 1, 1, 2, 0]])
+    batch["target_segment_ids"] = jnp.array([[1, 1, 1, 2, 0]])
     wanted = np.array([1.5, 1.5, 0.5, 0.5])
     loss, _ = coverage_loss(batch, jnp.asarray(WEIGHTS), options)
     np.testing.assert_allclose(loss, np.square(wanted - attention[:4].sum(0)).sum(), rtol=1e-5)
@@ -95,13 +95,13 @@ def batch():
     """Two sentences of two tokens each in a row, and padding; each token has one link."""
     links = np.full((1, 5, 2), -1)
     links[0, :4, 0] = np.arange(4)
-    segments, positions = jnp.array([[1, 1, 2, 2, 0]]), jnp.array([[0, 1, 0, 1, 0]])
+    segment_ids, positions = jnp.array([[1, 1, 2, 2, 0]]), jnp.array([[0, 1, 0, 1, 0]])
     return {
         "source": jnp.array([[5, 6, 7, 8]]),
-        "source_segments": segments[:, :4],
+        "source_segment_ids": segment_ids[:, :4],
         "source_positions": positions[:, :4],
         "target_in": jnp.array([[9, 10, 11, 12, 0]]),
-        "target_segments": segments,
+        "target_segment_ids": segment_ids,
         "target_positions": positions + 1,
         "target_links": jnp.asarray(links),
         "target_linked": jnp.array([[1, 1, 1, 1, 0]]),

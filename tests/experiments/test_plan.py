@@ -293,7 +293,7 @@ def test_products_of_loops_and_branches_are_counted():
 @pytest.mark.parametrize("remat", [False, True])
 def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat):
     config = get_config("wmt14_de_en")
-    config.data.update(rows=4, source_len=32, target_len=32)
+    config.data.update(batch_size=4, source_len=32, target_len=32)
     config.model.update(dim=64, num_heads=4, mlp_dim=128, encoder_layers=2, decoder_layers=2)
     config.model.update(scan=True, remat=remat)
     config.tokenizer.vocab_size = 512
@@ -389,7 +389,7 @@ def test_what_plan_does_not_get_or_cannot_do_at_once_is_one_line(refused):
 
 def test_layouts_divide_rows_heads_and_hidden_features(monkeypatch):
     config = get_config("wmt14_de_en", "tiny")
-    config.data.rows = 8
+    config.data.batch_size = 8
     slice_ = Slice("v5e:4x4")
     monkeypatch.setattr(search, "make_mesh", lambda config, devices: None)
     found = search.layouts(config, slice_)

@@ -55,6 +55,6 @@ def test_what_a_stream_cannot_is_refused_in_one_line(stream, refused, tmp_path):
     said = refused("train", *OPTIONS, *stream, workdir, "--config.data.options.source_column=de")
     assert "no text under the key 'de'" in said
     said = refused("train", *OPTIONS, *stream, workdir, "--config.data.options.lanes=3")
-    assert "lanes is 3; expected a divisor of config.data.rows, 8" in said
+    assert "lanes is 3; expected a divisor of config.data.batch_size, 8" in said
     said = refused("train", *OPTIONS, *stream, workdir, "--config.data.options.at_end=stop")
     assert "expected one of repeat, wait" in said

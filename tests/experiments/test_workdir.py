@@ -98,8 +98,8 @@ def test_training_over_a_damaged_config(refused, tmp_path):
     [
         ("seed", 10**400, "config.seed is 1000"),
         ("data.name", "\ud800", r"config.data.name is '\ud800'"),
-        ("data.rows", "8", "config.data.rows is '8'; expected a whole number"),
-        ("data.rows", True, "config.data.rows is True"),
+        ("data.batch_size", "8", "config.data.batch_size is '8'; expected a whole number"),
+        ("data.batch_size", True, "config.data.batch_size is True"),
         ("optim.learning_rate", float("nan"), "learning_rate is nan"),
         ("model.dim", {"a": 1}, "the config has model.dim.a, which is no key"),
         ("model.\ud800", 1, "which is no key"),

@@ -37,8 +37,8 @@ class RecurrentTranslator(xa.nn.Autoregressive):
         self.logits = nnx.Linear(dim, vocab_size, rngs=rngs)
         self.dim = dim
 
-    def prefill(self, batch, num_beams, cache_length, *, source, source_segments=None):
-        valid = None if source_segments is None else source_segments > 0
+    def prefill(self, batch, num_beams, cache_length, *, source, source_segment_ids=None):
+        valid = None if source_segment_ids is None else source_segment_ids > 0
         memory = self.attention.memory(self.embedding(source), valid=valid)
         return RecurrentStates(jnp.zeros((batch, num_beams, self.dim)), memory)
 

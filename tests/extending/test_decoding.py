@@ -161,7 +161,7 @@ def test_what_needs_more_than_its_states_have_is_refused_in_a_sentence():
 
 def test_a_model_with_caches_may_not_draft_with_one_that_cannot_rewind():
     model, small = bound(translator(decoder_layers=1)), xa.functional.bind(build, PARAMS)
-    read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+    read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(SEGMENTS))
     draft = ModelDraft(small.decode_step, lambda n: small.prefill(BATCH, 1, n, **read), 2)
     with pytest.raises(ValueError, match=r"RecurrentStates has no rewind\(\)"):
         generate(model, **read, max_new_tokens=LENGTH, draft=draft)

@@ -43,7 +43,7 @@ from experiments.tasks import base
 
 KEYS = {
     "data.name": Key(str, "Where the pictures come from."),
-    "data.rows": Key(int, "Rows of a batch.", "[1, inf)"),
+    "data.batch_size": Key(int, "Rows of a batch.", "[1, inf)"),
 }
 
 
@@ -62,13 +62,14 @@ class PicturesTask(base.Task):
     def train_iterator(self, index, count):
         return feature_batches(
             sources.open_source(self.config.data.name), self.features, mode="pad",
-            rows=self.config.data.rows, seed=self.config.seed, process_index=index, process_count=count,
+            batch_size=self.config.data.batch_size,
+            seed=self.config.seed, process_index=index, process_count=count,
         )
 
     def eval_batches(self, split, mesh):
-        rows, shares = rows_on(mesh, self.config.data.rows), row_shares(mesh)
+        rows, shares = rows_on(mesh, self.config.data.batch_size), row_shares(mesh)
         source = sources.open_source(self.config.data.name, split)
-        batches = feature_eval_batches(source, self.features, rows=rows, rows_multiple=shares)
+        batches = feature_eval_batches(source, self.features, batch_size=rows, batch_multiple=shares)
         return (item.batch for item in batches)
 
     def loss(self, params, batch, key):
@@ -90,7 +91,7 @@ def get_config(arg=""):
         dict(
             task="seen{n}.pictures",
             seed=0,
-            data=dict(name="seen{n}.corners/8", rows=8),
+            data=dict(name="seen{n}.corners/8", batch_size=8),
             model=dict(name="seen{n}.two_layer_net", wide=16),
             optim=parts.adamw(learning_rate=1e-2, warmup_steps=1),
             mesh=parts.mesh(),

@@ -21,7 +21,7 @@ from experiments.keys import Key
 from experiments.tasks import base
 
 KEYS = {
-    "data.rows": Key(int, "Rows of a batch.", "[1, inf)"),
+    "data.batch_size": Key(int, "Rows of a batch.", "[1, inf)"),
     "data.noise": Key(float, "How far examples lie from their centres.", "[0, inf)"),
 }
 
@@ -33,7 +33,7 @@ class Batches:
     def __next__(self):
         rng = np.random.default_rng([self.seed, self.step])
         self.step += 1
-        label = rng.integers(0, 2, self.data.rows)
+        label = rng.integers(0, 2, self.data.batch_size)
         x = (2.0 * label - 1.0)[:, None] + self.data.noise * rng.normal(size=(len(label), 4))
         return {"x": x.astype(np.float32), "label": label.astype(np.int32)}
 
@@ -106,7 +106,7 @@ def get_config(arg=""):
         dict(
             task="mine{n}.classification",
             seed=0,
-            data=dict(rows=8, noise=0.5),
+            data=dict(batch_size=8, noise=0.5),
             model=dict(name="mine{n}.two_layer_net", wide=16),
             optim=parts.adamw(learning_rate=1e-2, warmup_steps=1),
             mesh=parts.mesh(),
@@ -212,6 +212,6 @@ def test_a_model_that_the_task_cannot_train_is_refused():
     config = lm_small.get_config("tiny")
     config.model.name = "transformer"
     with pytest.raises(
-        SettingsError, match=r"Transformer has no hidden\(tokens, segments, positions"
+        SettingsError, match=r"Transformer has no hidden\(tokens, segment_ids, positions"
     ):
         tasks.find("language_model").check(config)

@@ -74,14 +74,14 @@ def test_cached_steps_of_a_translator_equal_its_full_forward(scan, changes):
 
     def both(params):
         model = xa.functional.bind(build, params)
-        read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(VALID))
+        read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(VALID))
         states = model.prefill(2, 3, CACHE, **read)
         stepped = steps(model, states, jnp.asarray(TOKENS), return_weights=True)
         full = model(
             jnp.repeat(SOURCE, 3, axis=0),
             jnp.asarray(TOKENS.reshape(6, T)),
-            source_segments=jnp.repeat(VALID, 3, axis=0),
-            target_segments=jnp.ones((6, T), jnp.int32),
+            source_segment_ids=jnp.repeat(VALID, 3, axis=0),
+            target_segment_ids=jnp.ones((6, T), jnp.int32),
             return_weights=True,
         )
         return stepped, full

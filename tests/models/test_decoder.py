@@ -59,7 +59,7 @@ def test_packed_texts_equal_the_same_texts_alone(positions):
     run, _ = forward(tiny(layers=1, positions=positions))
     numbers = np.array([[1, 1, 1, 2, 2, 2, 0]])
     places = np.array([[0, 1, 2, 0, 1, 2, 0]])
-    packed = run(TOKENS[:1], segments=numbers, positions=places)
+    packed = run(TOKENS[:1], segment_ids=numbers, positions=places)
     for start in (0, 3):
         alone = run(TOKENS[:1, start : start + 3])
         np.testing.assert_allclose(packed[:, start : start + 3], alone, rtol=1e-4, atol=1e-4)

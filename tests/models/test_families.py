@@ -29,16 +29,16 @@ def bound(model, config):
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "source", "segments"),
+    ("model", "config", "source", "segment_ids"),
     [
         (Whisper, whisper.tiny(), FRAMES, None),
         (EncoderDecoder, pairs.tiny(), TOKENS, PRESENT),
     ],
 )
-def test_steps_give_what_the_whole_sequence_gives(model, config, source, segments):
+def test_steps_give_what_the_whole_sequence_gives(model, config, source, segment_ids):
     module = bound(model, config)
-    whole = jax.jit(lambda: module(source, TOKENS, source_segments=segments))()
-    read = dict(source=source, source_segments=segments)
+    whole = jax.jit(lambda: module(source, TOKENS, source_segment_ids=segment_ids))()
+    read = dict(source=source, source_segment_ids=segment_ids)
     states = jax.jit(lambda: module.prefill(len(source), 1, 5, **read))()
     step = jax.jit(module.decode_step)
     for index in range(5):

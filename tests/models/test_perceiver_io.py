@@ -29,7 +29,7 @@ def given(config, rows=slice(None), **more):
     """What a model of this config reads."""
     found = {}
     if config.vocab_size is not None:
-        found |= dict(tokens=TOKENS[rows], segments=PRESENT[rows])
+        found |= dict(tokens=TOKENS[rows], segment_ids=PRESENT[rows])
     if config.image_size is not None:
         found |= dict(image=IMAGE[rows])
     return found | more
@@ -112,7 +112,7 @@ def test_padding_changes_nothing(name):
     for row in (1, 2):
         size = LENGTHS[row]
         short = given(config, slice(row, row + 1))
-        short |= {n: short[n][:, :size] for n in ("tokens", "segments")}
+        short |= {n: short[n][:, :size] for n in ("tokens", "segment_ids")}
         alone = call(params, short)[0]
         expected = found[row] if name == "both" else found[row, :size]
         np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-5)

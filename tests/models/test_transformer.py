@@ -60,13 +60,13 @@ def segments(*lengths, size):
 )
 def test_the_whole_model_equals_numpy(config):
     run, params = forward(config)
-    source_segments = segments(6, 4, size=6)
-    logits = run(SOURCE, TARGET, source_segments=source_segments)
+    source_segment_ids = segments(6, 4, size=6)
+    logits = run(SOURCE, TARGET, source_segment_ids=source_segment_ids)
     expected = oracle.transformer(
         params,
         SOURCE,
         TARGET,
-        source_segments > 0,
+        source_segment_ids > 0,
         positions=config.positions,
         first=config.block.norm_first,
         act=config.block.mlp.activation,
@@ -85,7 +85,9 @@ def whole():
 
 @pytest.fixture(scope="module")
 def batch():
-    return dict(source_segments=segments(6, 6, size=6), target_segments=segments(5, 5, size=5))
+    return dict(
+        source_segment_ids=segments(6, 6, size=6), target_segment_ids=segments(5, 5, size=5)
+    )
 
 
 def test_a_changed_target_token_moves_no_output_before_it(whole, batch):
@@ -119,8 +121,8 @@ def test_more_padding_changes_no_logits_of_real_tokens(positions):
         return run(
             pad(SOURCE),
             pad(TARGET),
-            source_segments=segments(6, 4, size=6 + extra),
-            target_segments=segments(5, 3, size=5 + extra),
+            source_segment_ids=segments(6, 4, size=6 + extra),
+            target_segment_ids=segments(5, 3, size=5 + extra),
         )
 
     short, long, other = padded(0, 0), padded(3, 0), padded(3, 9)
@@ -135,7 +137,8 @@ def test_source_padding_is_masked_also_when_the_target_has_no_segments(whole):
     ignored[1, 4:] = 9
     valid = segments(6, 4, size=6)
     np.testing.assert_array_equal(
-        run(SOURCE, TARGET, source_segments=valid), run(ignored, TARGET, source_segments=valid)
+        run(SOURCE, TARGET, source_segment_ids=valid),
+        run(ignored, TARGET, source_segment_ids=valid),
     )
 
 
@@ -156,13 +159,13 @@ def test_packed_examples_equal_the_same_examples_alone(positions):
         return tokens[None], numbers[None], places[None]
 
     def call(sources, targets):
-        source, source_segments, source_positions = pack(sources)
-        target, target_segments, target_positions = pack(targets)
+        source, source_segment_ids, source_positions = pack(sources)
+        target, target_segment_ids, target_positions = pack(targets)
         return run(
             source,
             target,
-            source_segments=source_segments,
-            target_segments=target_segments,
+            source_segment_ids=source_segment_ids,
+            target_segment_ids=target_segment_ids,
             source_positions=source_positions,
             target_positions=target_positions,
         )[0]
@@ -178,11 +181,11 @@ def test_packed_examples_equal_the_same_examples_alone(positions):
 def test_returned_weights_are_a_distribution_over_real_source_tokens():
     config = tiny()
     params = oracle.random_params(build(config))
-    source_segments, target_segments = segments(6, 4, size=6), segments(5, 3, size=5)
+    source_segment_ids, target_segment_ids = segments(6, 4, size=6), segments(5, 3, size=5)
     model = xa.functional.bind(build(config), params)
     read = jax.jit(lambda *tokens, **options: model(*tokens, **options, return_weights=True))
     _, weights = read(
-        SOURCE, TARGET, source_segments=source_segments, target_segments=target_segments
+        SOURCE, TARGET, source_segment_ids=source_segment_ids, target_segment_ids=target_segment_ids
     )
     weights = np.asarray(weights)
     assert weights.shape == (2, 2, 2, 5, 6)  # [L, B, N, T, S]

@@ -97,7 +97,7 @@ def test_models_train_and_decode(positions):
     def gradient(params):
         key = jax.random.key(1)
         return jnp.sum(
-            jnp.sin(xa.apply(build, params, source, source, source_segments=segments, key=key))
+            jnp.sin(xa.apply(build, params, source, source, source_segment_ids=segments, key=key))
         )
 
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient(params)))

@@ -76,18 +76,18 @@ def test_a_recipe_picks_the_layer_the_head_and_the_row():
 
 def test_the_input_row_of_a_token_is_the_next_step():
     """Token t is predicted by row t, and read as input by row t + 1."""
-    output = Recipe(head=1, row="output").token_weights(WEIGHTS, 3)
-    read = Recipe(head=1, row="input").token_weights(WEIGHTS, 3)
+    output = Recipe(head=1, row_offset=0).token_weights(WEIGHTS, 3)
+    read = Recipe(head=1, row_offset=1).token_weights(WEIGHTS, 3)
     np.testing.assert_array_equal(read[:-1], output[1:])
     np.testing.assert_array_equal(read[-1], WEIGHTS[-1, 1, 3])  # The row that predicts the end.
 
 
 def test_the_next_row_has_read_the_following_token_and_the_last_token_has_none():
-    read = Recipe(head=1, row="input").token_weights(WEIGHTS, 3)
-    later = Recipe(head=1, row="next").token_weights(WEIGHTS, 3)
+    read = Recipe(head=1, row_offset=1).token_weights(WEIGHTS, 3)
+    later = Recipe(head=1, row_offset=2).token_weights(WEIGHTS, 3)
     np.testing.assert_array_equal(later[:-1], read[1:])
     assert not later[-1].any()
-    assert Recipe(row="next").links(later) == {(4, 0), (4, 1)}
+    assert Recipe(row_offset=2).links(later) == {(4, 0), (4, 1)}
 
 
 def test_words_that_attend_outside_every_word_may_stay_unlinked():
@@ -104,10 +104,10 @@ def test_source_words_that_hardly_anyone_attends_to_may_stay_unlinked():
     matrix = np.array([[0.7, 0.08, 0.0], [0.2, 0.02, 0.3]])
     both = Recipe(symmetrise="union")
     assert both.links(matrix) == {(0, 0), (2, 1), (1, 0)}
-    assert replace(both, least=0.08).links(matrix) == {(0, 0), (2, 1), (1, 0)}
-    assert replace(both, least=0.1).links(matrix) == {(0, 0), (2, 1)}
+    assert replace(both, threshold=0.08).links(matrix) == {(0, 0), (2, 1), (1, 0)}
+    assert replace(both, threshold=0.1).links(matrix) == {(0, 0), (2, 1)}
     # A target word links with what it attends to most, be it little.
-    assert replace(both, least=0.5).links(matrix) == {(0, 0), (2, 1)}
+    assert replace(both, threshold=0.5).links(matrix) == {(0, 0), (2, 1)}
 
 
 MATRIX = np.array([[0.6, 0.4, 0.0], [0.1, 0.5, 0.4], [0.0, 0.8, 0.2]])  # target x source
@@ -136,18 +136,18 @@ def test_growing_takes_neighbours_of_words_that_have_no_link_yet():
 
 
 def test_a_recipe_that_there_is_none_of_is_refused():
-    with pytest.raises(ValueError, match="row is 'middle'"):
-        Recipe(row="middle")
+    with pytest.raises(ValueError, match="row_offset is 3"):
+        Recipe(row_offset=3)
     with pytest.raises(ValueError, match="symmetrise is 'both'"):
         Recipe(symmetrise="both")
 
 
 def test_a_recipe_reads_as_a_sentence():
-    text = str(Recipe(layer=1, head=None, row="input", symmetrise="grow-diag"))
-    assert text == "layer 1, all heads, row of the input token, grow-diag"
+    text = str(Recipe(layer=1, head=None, row_offset=1, symmetrise="grow-diag"))
+    assert text == "layer 1, all heads, row offset 1, grow-diag"
     assert str(Recipe(unlinked=True)).endswith("not symmetrised, words may stay unlinked")
-    assert str(Recipe(symmetrise="union", least=0.1)).endswith("source words below 0.1 stay so")
-    assert str(Recipe(head=3)) == "layer -1, head 3, row of the output token, not symmetrised"
+    assert str(Recipe(symmetrise="union", threshold=0.1)).endswith("source words below 0.1 stay so")
+    assert str(Recipe(head=3)) == "layer -1, head 3, row offset 0, not symmetrised"
 
 
 def random_links(random, size):

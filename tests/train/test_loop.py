@@ -96,7 +96,7 @@ def test_the_log_says_where_the_time_went(whole):
     assert window["tokens_per_second"] > 0 and window["seconds_per_step"] > 0
     assert window["compile_seconds"] > 0
     batches = ToyBatches()
-    tokens = sum((next(batches)["target_segments"] > 0).sum() for _ in range(12))
+    tokens = sum((next(batches)["target_segment_ids"] > 0).sum() for _ in range(12))
     assert result.totals["tokens"] == tokens
 
 

@@ -69,7 +69,7 @@ def test_accumulated_microbatches_equal_the_whole_batch(accumulate):
 def test_accumulation_weighs_every_token_alike():
     """Rows of different lengths land in different microbatches; a mean of means would differ."""
     batch = next(ToyBatches())
-    lengths = (batch["target_segments"] > 0).sum(1)
+    lengths = (batch["target_segment_ids"] > 0).sum(1)
     assert len(set(lengths[::2])) > 1 and lengths[::2].sum() != lengths[1::2].sum()
     _, (metrics,) = run(dropout=0.0, steps=1, accumulate=2)
     assert metrics["sums"]["weight"] == lengths.sum()

@@ -53,7 +53,7 @@ class ToyBatches:
         batch = {
             "target_in": source,
             "target_out": (3 * source + 1) % VOCAB,
-            "target_segments": np.arange(self.length) < lengths,
+            "target_segment_ids": np.arange(self.length) < lengths,
         }
         self.position += 1
         if self.position == self.poison_at:
@@ -102,7 +102,7 @@ class ToyTask:
 
     def loss(self, params, batch, key):
         logits = self.logits(params, batch["target_in"], key)
-        real = batch["target_segments"] > 0
+        real = batch["target_segment_ids"] > 0
         loss, sums = cross_entropy(logits, batch["target_out"], real, 0.1, 1e-4)
         return loss, sums | {"tokens": sums["weight"]}
 

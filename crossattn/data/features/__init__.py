@@ -2,11 +2,11 @@
 
 An example is a dict, and a feature says of one of its values how it is prepared, how long it is, and how the
 values of several examples become the arrays of a batch. The one thing to know: a feature with a
-`max_length` has rows of that width and can be packed, and its NAME comes with NAME_segments and
+`max_length` has rows of that width and can be packed, and its NAME comes with NAME_segment_ids and
 NAME_positions; one without is of a fixed size and is stacked, one a row, as NAME alone.
 
     features = {"image": Image(64, 64), "caption": Text(tokenizer, 32, predicted=True)}
-    batches = pipeline.feature_batches(source, features, mode="bucket", rows=32)
+    batches = pipeline.feature_batches(source, features, mode="bucket", batch_size=32)
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ class Boxes:
 
     A value is {"boxes": [n 4], "size": (width, height)}: left, top, right and bottom of each, from the upper
     left corner, in the unit of the size, such as pixels or points. Batches hold NAME [rows, length, 4],
-    NAME_segments and NAME_positions.
+    NAME_segment_ids and NAME_positions.
 
     Attributes:
         max_length: the most boxes of an example.
@@ -43,20 +43,20 @@ class Boxes:
         """
         boxes, size = _parts(value)
         boxes = boxes[: self.max_length]
-        found = boxes / np.tile(size, 2)
-        outside = np.logical_not((found >= -_SLACK) & (found <= 1 + _SLACK)).any(1)
+        scaled = boxes / np.tile(size, 2)
+        outside = np.logical_not((scaled >= -_SLACK) & (scaled <= 1 + _SLACK)).any(1)
         if outside.any():
             raise DataError(
                 f"{_told(boxes, outside)} is outside the page, {size[0]:g} x {size[1]:g}"
             )
-        found = found.clip(0, 1)
-        flat = (found[:, :2] >= found[:, 2:]).any(1)
+        scaled = scaled.clip(0, 1)
+        flat = (scaled[:, :2] >= scaled[:, 2:]).any(1)
         if flat.any():
             raise DataError(
                 f"{_told(boxes, flat)} has no area; expected left, top, right, bottom, with left < right "
                 "and top < bottom"
             )
-        return found.astype(np.float32)
+        return scaled.astype(np.float32)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The arrays of the boxes of a layout."""

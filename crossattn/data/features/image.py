@@ -82,9 +82,9 @@ class Image:
         if min(picture.size) < 1:
             raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
         picture = _flat(picture, self.channels)
-        found = np.asarray(self._resized(picture), np.float32) / np.float32(255)
-        found = found.reshape(self.height, self.width, self.channels)
-        return (found - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
+        pixels = pixels.reshape(self.height, self.width, self.channels)
+        return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The pictures of a layout, one a row."""

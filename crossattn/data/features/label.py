@@ -17,7 +17,7 @@ from crossattn.data.packing import Batch, Layout, lay, stack
 class Label:
     """The name of a class, or its number, which becomes its number, int32.
 
-    Batches hold NAME [rows]; of several labels, such as those of the words of a page, NAME, NAME_segments
+    Batches hold NAME [rows]; of several labels, such as those of the words of a page, NAME, NAME_segment_ids
     and NAME_positions [rows, length].
 
     Attributes:

@@ -20,7 +20,7 @@ class Sound:
     """Sound, which becomes frames, a hundred a second, float32 [frames, mels].
 
     A value is a path, the bytes of a file of any rate, or samples between -1 and 1 at 16 kHz, a float array
-    [samples]. Batches hold NAME [rows, length, mels], NAME_segments and NAME_positions.
+    [samples]. Batches hold NAME [rows, length, mels], NAME_segment_ids and NAME_positions.
 
     Attributes:
         max_length: frames; the longest that it may be. The default is 30 s.

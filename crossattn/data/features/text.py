@@ -16,7 +16,7 @@ from crossattn.data.tokenizers import BOS, EOS, Tokenizer
 class Text:
     """A text, which becomes token ids and EOS.
 
-    Batches hold NAME, NAME_segments and NAME_positions, int32 [rows, length]; of a text that a decoder
+    Batches hold NAME, NAME_segment_ids and NAME_positions, int32 [rows, length]; of a text that a decoder
     predicts, NAME_in, which begins with BOS, and NAME_out, which ends with EOS, in the place of NAME.
 
     Attributes:

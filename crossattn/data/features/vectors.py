@@ -15,7 +15,7 @@ from crossattn.data.packing import Batch, Layout, lay, stack
 class Vectors:
     """One vector, float32 [D], or several, [n, D].
 
-    Batches hold NAME [rows, D]; of several NAME [rows, length, D], NAME_segments and NAME_positions.
+    Batches hold NAME [rows, D]; of several NAME [rows, length, D], NAME_segment_ids and NAME_positions.
 
     Attributes:
         dim: D.
@@ -39,10 +39,10 @@ class Vectors:
         Raises:
             DataError: they have another shape, or are not finite.
         """
-        found = self._array(value)[: None if self.max_length is None else self.max_length]
-        if not np.isfinite(found).all():
+        vectors = self._array(value)[: None if self.max_length is None else self.max_length]
+        if not np.isfinite(vectors).all():
             raise DataError("a vector holds NaN or infinity")
-        return found
+        return vectors
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The arrays of the vectors of a layout."""
@@ -52,10 +52,10 @@ class Vectors:
 
     def _array(self, value: Any) -> np.ndarray:
         try:
-            found = np.asarray(value, np.float32)
+            vectors = np.asarray(value, np.float32)
         except (TypeError, ValueError):
             raise DataError("the vectors are no numbers, or of unlike sizes") from None
         expected = f"[{self.dim}]" if self.max_length is None else f"[n {self.dim}]"
-        if found.shape[-1:] != (self.dim,) or found.ndim != len(expected.split()):
-            raise DataError(f"vectors of shape {list(found.shape)} came; expected {expected}")
-        return found
+        if vectors.shape[-1:] != (self.dim,) or vectors.ndim != len(expected.split()):
+            raise DataError(f"vectors of shape {list(vectors.shape)} came; expected {expected}")
+        return vectors

@@ -93,7 +93,7 @@ def open_source(
 
 def known() -> list[str]:
     """The first parts of the names that there are."""
-    return sorted(found.name for found in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def find(name: str) -> ModuleType:
@@ -155,15 +155,15 @@ def identity(
         DataError, DataUnavailable: as `open_source`.
     """
     module, argument = _find(name, options)
-    found: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
+    fields: dict[str, Any] = {"name": name, "split": split, "reverse": reverse, "options": options}
     if hasattr(module, "identify"):
-        return found | module.identify(argument, split, reverse=reverse, **options)
+        return fields | module.identify(argument, split, reverse=reverse, **options)
     source = open_source(name, split, data_dir=data_dir, reverse=reverse, **options)
     crc = 0
     for index in range(0, len(source), max(len(source) // _SAMPLED, 1)):
         crc = checksum(source[index], crc)
     files = [stat(path) for path in _record_files(source)]
-    return found | {"files": files, "examples": len(source), "sample": crc}
+    return fields | {"files": files, "examples": len(source), "sample": crc}
 
 
 def checksum(example: Example, crc: int = 0) -> int:
@@ -186,10 +186,10 @@ def stat(path: Path) -> list[Any]:
         DataError: it cannot be read.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    return [str(path.absolute()), found.st_size, found.st_mtime_ns]
+    return [str(path.absolute()), status.st_size, status.st_mtime_ns]
 
 
 class MappedSource(Sequence):

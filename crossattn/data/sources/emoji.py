@@ -80,8 +80,8 @@ class _InLanguages(MappedSource):
         if not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of a source of {len(self)}")
         language, row = divmod(int(index) % len(self), len(self.items))
-        found = _example(self.items[row], self._languages[language])
-        return found | {"id": f"{found['id']}/{found['language']}"}
+        example = _example(self.items[row], self._languages[language])
+        return example | {"id": f"{example['id']}/{example['language']}"}
 
 
 class Emoji(tfds.core.GeneratorBasedBuilder):
@@ -144,11 +144,11 @@ class Emoji(tfds.core.GeneratorBasedBuilder):
 
 def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
     """Caption and number of the group of each emoji of a language, skin tones too, by its code points."""
-    found = {}
+    captions = {}
     for entry in json.loads(raw):
         for each in (entry, *entry.get("skins", ())):
-            found[_plain(each["hexcode"])] = " ".join(each["label"].split()), each.get("group")
-    return found
+            captions[_plain(each["hexcode"])] = " ".join(each["label"].split()), each.get("group")
+    return captions
 
 
 def split_of(code: str) -> str:

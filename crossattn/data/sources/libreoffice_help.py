@@ -108,7 +108,7 @@ def read_pages(pages: Iterator[tuple[str, bytes]]) -> dict[tuple[str, str], str 
         parser = _Paragraphs()
         parser.feed(page[max(page.find(_BODY), 0) :])
         parser.close()
-        for paragraph, text in parser.found:
+        for paragraph, text in parser.paragraphs:
             texts.setdefault((file, paragraph), text)
     return texts
 
@@ -137,7 +137,7 @@ class _Paragraphs(HTMLParser):
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
-        self.found: list[tuple[str, str | None]] = []
+        self.paragraphs: list[tuple[str, str | None]] = []
         self._begin(None)
 
     def _begin(self, name: str | None) -> None:
@@ -180,7 +180,7 @@ class _Paragraphs(HTMLParser):
     def _end(self) -> None:
         text = clean(" ".join("".join(self._text).split()))
         if self._id is not None and text:
-            self.found.append((self._id, None if self._joined else text))
+            self.paragraphs.append((self._id, None if self._joined else text))
         self._begin(None)
 
 

@@ -20,8 +20,8 @@ def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B C"], Int[Ar
     blocks = _blocks(x, -jnp.inf)
     _, best = jax.lax.top_k(blocks.max(-1), k)
     best = jnp.sort(best, axis=-1)  # the first of equal values is to win
-    found = jnp.take_along_axis(blocks, best[..., None], axis=-2)
-    values, indices = jax.lax.top_k(found.reshape(*x.shape[:-1], -1), k)
+    candidates = jnp.take_along_axis(blocks, best[..., None], axis=-2)
+    values, indices = jax.lax.top_k(candidates.reshape(*x.shape[:-1], -1), k)
     block = jnp.take_along_axis(best, indices // _BLOCK, axis=-1)
     return values, block * _BLOCK + indices % _BLOCK
 

@@ -34,7 +34,7 @@ def together(
       take: the results of steps of one group.
       max_jobs: the most jobs at once, and the most steps in one call.
     """
-    found: dict[int, T] = {}
+    by_index: dict[int, T] = {}
     waiting: dict[int, tuple[Job[T], Step]] = {}
     coming = enumerate(jobs)
 
@@ -43,13 +43,13 @@ def together(
             waiting[index] = job, job.send(result)
         except StopIteration as end:
             waiting.pop(index, None)
-            found[index] = end.value
+            by_index[index] = end.value
 
     while True:
         while len(waiting) < max_jobs and (new := next(coming, None)) is not None:
             go_on(*new, None)
         if not waiting:
-            return [found[index] for index in sorted(found)]
+            return [by_index[index] for index in sorted(by_index)]
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for index, (_, step) in waiting.items():
             groups[step.group].append(index)

@@ -199,15 +199,15 @@ class Transcriber:
             return [() for _ in pieces]
         weights, log_p, first = yield from self._read(heard, ids, frames, language)
         starts = timing.token_starts(weights, first, -1)
-        found, index = [], 0
+        words, index = [], 0
         for text in texts:
             own = []
             for word, group in self.tokens.words(text, language):
                 begin, index = index, index + len(group)
                 start, end = starts[begin] * TIME, starts[index] * TIME
                 own.append(Word(word, start, end, probability(log_p[begin:index].tolist())))
-            found.append(join_punctuation(own))
-        return found
+            words.append(join_punctuation(own))
+        return words
 
     def _read(
         self, heard: Float[Array, "S D"], ids: Sequence[int], frames: int, language: str
@@ -260,11 +260,11 @@ class Transcriber:
             _, limit, temperature = group
             drawn = (temperature,) if temperature else ()
             options: dict[str, Any] = dict(times=self.times, max_new_tokens=limit)
-            found: Any = windows.write(*model, *rows, *drawn, tokens=self.tokens, **options)
+            written: Any = windows.write(*model, *rows, *drawn, tokens=self.tokens, **options)
         else:
-            found = windows.follow(*model, *rows, heads=self.heads)
-        found = jax.device_get(found)
-        return [type(found)(*(x[i] for x in found)) for i in range(len(steps))]
+            written = windows.follow(*model, *rows, heads=self.heads)
+        written = jax.device_get(written)
+        return [type(written)(*(x[i] for x in written)) for i in range(len(steps))]
 
     def _prefix(self, language: str, *, times: bool) -> list[int]:
         return self.tokens.prefix(language, self.task, times=times)

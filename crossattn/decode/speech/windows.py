@@ -129,12 +129,14 @@ def write(
     states = model.prefill(B, 1, P + max_new_tokens - 1, encoded=encoded)
     no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
     if key is None:
-        found = greedy(model.decode_step, states, processors=rules, **options)
+        hypotheses = greedy(model.decode_step, states, processors=rules, **options)
     else:
         rules.append(sampling.temperature(temperature))
-        found = sample(model.decode_step, states, key=key, processors=rules, **options)
-    lengths = jnp.sum(found.tokens[:, 0] != tokens.end, axis=-1)
-    return Written(found.tokens[:, 0], lengths, found.scores[:, 0] / (lengths + 1), no_speech)
+        hypotheses = sample(model.decode_step, states, key=key, processors=rules, **options)
+    lengths = jnp.sum(hypotheses.tokens[:, 0] != tokens.end, axis=-1)
+    return Written(
+        hypotheses.tokens[:, 0], lengths, hypotheses.scores[:, 0] / (lengths + 1), no_speech
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("build", "heads"))

@@ -3,16 +3,16 @@
 A backend module has
 
 * ``attend(q, k, v, mask, *, bias, scale, softcap, dropout_rate, dropout_key, return_weights,
-  return_lse)`` that returns an ``Attended``, or raises ``NotImplementedError`` with the reason for
+  return_lse)`` that returns an ``AttentionOutput``, or raises ``NotImplementedError`` with the reason for
   which it cannot keep the contract for this call;
 * ``rank(platform)``: its place among the backends tried on ``"cpu"``, ``"gpu"`` or ``"tpu"``, lowest
   first, or None when it must be asked for by name;
 * and may have ``unsuited(q, k)``: the reason for which another backend is the better choice for
   operands of these shapes, though this one would serve them, or None. It is not asked when the
   backend was named;
-* and may say ``REUSES = True``: its ``attend`` takes ``return_rows``, for ``Attended.rows``, and ``known``,
-  (out, peak, sum) as an earlier call with the same operands gave them, whose gradients it then gives
-  without computing them again.
+* and may say ``REUSES = True``: its ``attend`` takes ``return_rows``, for ``AttentionOutput.rows``, and
+  ``known``, (out, peak, sum) as an earlier call with the same operands gave them, whose gradients it then
+  gives without computing them again.
 
 To add a kernel, add a file.
 """
@@ -31,7 +31,7 @@ import jax
 _chosen = jax.make_user_context(None)
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What a backend gives back; None is what it was not asked for.
 
     Attributes:

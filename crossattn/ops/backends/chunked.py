@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import derivative, dropout, platforms
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.blocks import Plan
 from crossattn.ops.blockwise.scores import EXACT, Operands, Rows, Setting
@@ -63,7 +63,7 @@ def attend(
     return_lse: bool,
     return_rows: bool = False,
     known: Any = None,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``; for ``known``, ``backends``."""
     if return_weights:
         raise NotImplementedError("it never has the whole matrix of weights")
@@ -79,14 +79,14 @@ def attend(
     plan = blocks.plan(T, S, rows, mask) if plan is None else plan
     if known is not None:
         known = blocks.alike((_known(given.q, k.shape[-2], known), given))[0]
-    found: Any = _attend(plan, dropout_rate, given, values, setting, known)
-    out, lse, sums = found
+    out_and_sums: Any = _attend(plan, dropout_rate, given, values, setting, known)
+    out, lse, sums = out_and_sums
     out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
     lse, *sums = (scores.ungrouped(x[..., None])[..., 0] for x in (lse, *sums))
     lse = lse.astype(jnp.float32) if return_lse else None
     if plan.T is not T:
         out, lse = out[..., :T, :, :], None if lse is None else lse[..., :T]
-    return Attended(out, None, lse, tuple(sums) if return_rows else None)
+    return AttentionOutput(out, None, lse, tuple(sums) if return_rows else None)
 
 
 def _known(q: Float[Array, "*B K G T H"], K: int, known: Any) -> tuple[Array, Rows]:
@@ -139,8 +139,8 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
 
     def step(queries, keys, carry, state):
         mixed, rows = carry
-        found = scores.scores(given, setting, queries, keys)
-        rows, exponentials, factor = scores.extend(rows, found)
+        block = scores.scores(given, setting, queries, keys)
+        rows, exponentials, factor = scores.extend(rows, block)
         if setting.key is not None:
             keep = scores.kept(setting.key, rate, lead, plan.T, queries, keys)
             exponentials = jnp.where(keep, exponentials, 0)
@@ -164,11 +164,11 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
 def _attend_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
     given, v, setting, _ = primals
     # Not _forward: the second order differentiates this, and a loop it cannot.
-    found: Any = _attend(plan, rate, *primals)
-    out, lse, rows = found
+    primals_out: Any = _attend(plan, rate, *primals)
+    out, lse, rows = primals_out
     at = (given, v, setting, out, rows)
     d_out, d_lse = derivative.linear(_derivative(plan, rate), at, tangents[:2], (out, lse))
-    return found, (d_out, d_lse)
+    return primals_out, (d_out, d_lse)
 
 
 def _derivative(plan: Plan, rate: float) -> Derivative:
@@ -212,8 +212,8 @@ def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_l
 
     def step(queries, keys, d_q, state):
         d_given, d_v = state
-        found = scores.scores(given, setting, queries, keys)
-        weights = scores.softmax(found, Rows(*(queries.of(x, -1) for x in rows)))
+        block = scores.scores(given, setting, queries, keys)
+        weights = scores.softmax(block, Rows(*(queries.of(x, -1) for x in rows)))
         from_out = queries.of(d_out, -2)
         d_weights = jnp.einsum("...kgth,...ksh->...kgts", from_out, keys.of(v, -2), precision=EXACT)
         used = weights
@@ -226,7 +226,7 @@ def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_l
         # A weight of 1 is its own mean: exactly so, where two orders of summation would leave noise.
         above = jnp.where(weights == 1, 0, d_weights - queries.of(mean, -1)[..., None])
         d_logits = weights * (above + queries.of(d_lse, -1)[..., None])
-        d_given, d_q = scores.spread(d_given, d_q, d_logits, given, found, queries, keys)
+        d_given, d_q = scores.spread(d_given, d_q, d_logits, given, block, queries, keys)
         return d_q, (d_given, keys.add(d_v, part, -2))
 
     def end(queries, d_q, state):
@@ -249,17 +249,17 @@ def _backward_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
         dense = partial(_dense, plan, rate, setting)
         return jax.vjp(dense, given, v)[1]((d_out, d_lse))
 
-    found = _backward(plan, rate, *primals)
+    primals_out = _backward(plan, rate, *primals)
     moving = (*tangents[:2], *tangents[5:])
     # Without the checkpoint a backward pass over this would hold the matrix until it runs.
-    return found, jax.jvp(jax.checkpoint(first_order), (given, v, d_out, d_lse), moving)[1]
+    return primals_out, jax.jvp(jax.checkpoint(first_order), (given, v, d_out, d_lse), moving)[1]
 
 
 def _dense(plan: Plan, rate: float, setting: Setting, given: Operands, v: Array) -> Any:
     """Output and log-sum-exp from all logits at once, by operations that JAX differentiates."""
     queries, keys = blocks.whole(plan.T), blocks.whole(plan.S)
-    found = scores.scores(given, setting, queries, keys)
-    rows, exponentials, _ = scores.extend(scores.no_rows(given.q), found)
+    block = scores.scores(given, setting, queries, keys)
+    rows, exponentials, _ = scores.extend(scores.no_rows(given.q), block)
     weights = exponentials / jnp.where(rows.total == 0, 1, rows.total)[..., None]
     if setting.key is not None:
         keep = scores.kept(setting.key, rate, given.q.shape[:-2], plan.T, queries, keys)

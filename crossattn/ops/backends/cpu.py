@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.ops import derivative, native
-from crossattn.ops.backends import Attended, chunked, reference
+from crossattn.ops.backends import AttentionOutput, chunked, reference
 from crossattn.ops.blockwise import blocks
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Explicit, Mask
@@ -44,7 +44,7 @@ def attend(
     return_lse: bool,
     return_rows: bool = False,
     known: Any = None,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``; for ``known``, ``backends``."""
     _refuse(q, bias, softcap, dropout_key, return_weights)
     if blocks.is_symbolic(*q.shape, *k.shape):
@@ -55,9 +55,9 @@ def attend(
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
     known = None if known is None else tuple(x.astype(jnp.float32) for x in known)
-    found: Any = _forward(*blocks.alike((q, k, v, allowed, known)), scale=float(scale))
-    lse, rows = found[1] if return_lse else None, found[2:] if return_rows else None
-    return Attended(found[0].astype(dtype), None, lse, rows)
+    results: Any = _forward(*blocks.alike((q, k, v, allowed, known)), scale=float(scale))
+    lse, rows = results[1] if return_lse else None, results[2:] if return_rows else None
+    return AttentionOutput(results[0].astype(dtype), None, lse, rows)
 
 
 class _Mask(NamedTuple):
@@ -72,28 +72,28 @@ class _Mask(NamedTuple):
 def _operands(mask: Mask | None, lead: int, T: int, S: int) -> _Mask:
     """The mask in memory linear in length, but for matrices that were given as such."""
     nothing = jnp.zeros((*(1,) * lead, 0, 1, 2), jnp.int32)
-    found = _Mask(
+    compact = _Mask(
         nothing[..., 0, :], nothing[..., 0], nothing, jnp.ones((*(1,) * (lead + 2), 0), bool)
     )
     if mask is None:
-        return found
+        return compact
     said = ranges(mask, T, S)
     if said.first is not None or said.last is not None:
         first = jnp.zeros((1,), jnp.int32) if said.first is None else said.first
         last = jnp.full((1,), S, jnp.int32) if said.last is None else said.last
-        found = found._replace(interval=_leading(_pairs(first, last), lead + 2))
+        compact = compact._replace(interval=_leading(_pairs(first, last), lead + 2))
     if said.limits:
         numbers, pairs = zip(
             *((x.numbers, _pairs(x.low, x.high)) for x in said.limits), strict=True
         )
         numbers, pairs = _stack(numbers, -2), _stack(pairs, -3)
-        found = found._replace(
+        compact = compact._replace(
             numbers=_leading(numbers, lead + 2), limits=_leading(pairs, lead + 3)
         )
     if said.rest.terms:
         allowed = _leading(said.rest.block(jnp.arange(T), jnp.arange(S)), lead + 3)
-        found = found._replace(bytes=jnp.broadcast_to(allowed, (*allowed.shape[:-1], S)))
-    return found
+        compact = compact._replace(bytes=jnp.broadcast_to(allowed, (*allowed.shape[:-1], S)))
+    return compact
 
 
 def _pairs(low, high):
@@ -142,11 +142,11 @@ def _kernel(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
 
 
 def _forward_jvp(scale: float, primals, tangents) -> Any:
-    found: Any = _forward(*primals, scale=scale)
-    out, lse, *rows = found
+    primals_out: Any = _forward(*primals, scale=scale)
+    out, lse, *rows = primals_out
     at, d_qkv = (*primals[:4], out, *rows), tangents[:3]
     d_out, d_lse = derivative.linear(_derivative(scale), at, d_qkv, (out, lse))
-    return found, (d_out, d_lse)
+    return primals_out, (d_out, d_lse)
 
 
 def _derivative(scale: float) -> Derivative:
@@ -182,9 +182,9 @@ def _gradients(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
 
 def _call(target: str, results: tuple, operands: tuple, scale: float) -> tuple:
     call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
-    found = call(*operands, scale=np.float32(scale))
+    outputs = call(*operands, scale=np.float32(scale))
     # In shard_map the results vary over the mesh as the operands do; the call does not say so.
-    return blocks.alike((operands, *found))[1:]
+    return blocks.alike((operands, *outputs))[1:]
 
 
 def _backward_jvp(scale: float, primals, tangents) -> Any:
@@ -194,10 +194,10 @@ def _backward_jvp(scale: float, primals, tangents) -> Any:
     def first_order(q, k, v, d_out, d_lse):
         return jax.vjp(_plain(allowed, scale, reference), q, k, v)[1]((d_out, d_lse))
 
-    found = _backward(*primals, scale=scale)
+    primals_out = _backward(*primals, scale=scale)
     moving = (*tangents[:3], *tangents[7:])
     # Without the checkpoint a backward pass over this would hold the matrix until it runs.
-    return found, jax.jvp(jax.checkpoint(first_order), (q, k, v, d_out, d_lse), moving)[1]
+    return primals_out, jax.jvp(jax.checkpoint(first_order), (q, k, v, d_out, d_lse), moving)[1]
 
 
 def _plain(allowed: _Mask, scale: float, module: Any) -> Any:
@@ -207,8 +207,8 @@ def _plain(allowed: _Mask, scale: float, module: Any) -> Any:
         mask = _again(allowed, q.shape[-3], k.shape[-3])
         options: dict[str, Any] = dict(bias=None, softcap=None)
         options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
-        found = module.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
-        return found.out, found.lse
+        output = module.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
+        return output.out, output.lse
 
     return call
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from crossattn.ops import platforms
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
@@ -45,7 +45,7 @@ def attend(
     return_lse: bool,
     return_rows: bool = False,
     known: Any = None,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``; for ``known``, ``backends``."""
     _refuse(q, v, softcap, dropout_key, return_weights, return_lse)
     lowered = lowering.lower(mask, q.shape[-3], k.shape[-3])
@@ -75,7 +75,7 @@ def attend(
             raise
         raise NotImplementedError(f"cuDNN: {error}") from error  # none here, or too old
     out = out.reshape(*q.shape[:-1], v.shape[-1])
-    return Attended(lowering.repair(out, prepared).astype(dtype), rows=rows)
+    return AttentionOutput(lowering.repair(out, prepared).astype(dtype), rows=rows)
 
 
 def _folded(known: Any) -> tuple[Array, Array]:
@@ -140,8 +140,8 @@ def _by_kind(keywords: dict) -> tuple[dict, dict]:
 def _evaluate(forward: Callable[[Callable], Any], call: Callable, *arguments: Any) -> Any:
     """``call`` of arguments, where ``forward`` says what cuDNN's forward kernel gives."""
     traced, shapes = jax.make_jaxpr(call, return_shape=True)(*arguments)
-    found = _run(forward, traced, jax.tree.leaves(arguments))
-    return jax.tree.unflatten(jax.tree.structure(shapes), found)
+    results = _run(forward, traced, jax.tree.leaves(arguments))
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def _run(forward: Callable[[Callable], Any], traced: Any, arguments: list[Any]) -> list[Any]:
@@ -158,16 +158,16 @@ def _run(forward: Callable[[Callable], Any], traced: Any, arguments: list[Any]) 
             if equation.primitive.name in ("jit", "pjit"):
                 return _run(forward, equation.params["jaxpr"], given)
             parameters = equation.primitive.get_bind_params(equation.params)
-            found = equation.primitive.bind(*given, **parameters)
-            return found if equation.primitive.multiple_results else [found]
+            results = equation.primitive.bind(*given, **parameters)
+            return results if equation.primitive.multiple_results else [results]
 
         if equation.primitive.name == _FORWARD:
             shapes = [x.aval for x in equation.outvars]
-            found = zip(forward(compute), shapes, strict=True)
-            found = [x.reshape(kind.shape).astype(kind.dtype) for x, kind in found]
+            results = zip(forward(compute), shapes, strict=True)
+            results = [x.reshape(kind.shape).astype(kind.dtype) for x, kind in results]
         else:
-            found = compute()
-        values |= dict(zip(equation.outvars, found, strict=True))
+            results = compute()
+        values |= dict(zip(equation.outvars, results, strict=True))
     return [read(x) for x in traced.jaxpr.outvars]
 
 

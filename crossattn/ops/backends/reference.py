@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import dropout
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Key
@@ -38,7 +38,7 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``."""
     allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
     if q.shape[-3] == 1 and dropout_key is None:
@@ -46,7 +46,7 @@ def attend(
     else:
         options = (allowed, bias, scale, softcap, dropout_rate, dropout_key)
         out, weights, lse = _attend(q, k, v, *options, careful=True)
-    return Attended(out, weights if return_weights else None, lse if return_lse else None)
+    return AttentionOutput(out, weights if return_weights else None, lse if return_lse else None)
 
 
 @jax.custom_jvp

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import platforms
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask, lowering
 from crossattn.types import Array, Float, Int, Key
 
@@ -60,7 +60,7 @@ def attend(
     return_lse: bool,
     return_rows: bool = False,
     known: Any = None,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``; for ``known``, ``backends``."""
     if platforms.platform() != "tpu":
         raise NotImplementedError(f"it runs on TPU, not on {platforms.platform()}")
@@ -117,8 +117,8 @@ def lower(mask: Mask | None, T: int, S: int) -> tuple[Static, Ids]:
     k = jnp.ones((S,), jnp.int32)
     for term in segments:
         # Segment 0 reads nothing: its queries get a number that no key has.
-        q = jnp.where(jnp.asarray(term.q_segments) > 0, term.q_segments, -1).astype(jnp.int32)
-        k = jnp.asarray(term.k_segments).astype(jnp.int32)
+        q = jnp.where(jnp.asarray(term.q_segment_ids) > 0, term.q_segment_ids, -1).astype(jnp.int32)
+        k = jnp.asarray(term.k_segment_ids).astype(jnp.int32)
     others = [t for t in terms if isinstance(t, (KeyPadding, Lengths))]
     for term in others:
         k = jnp.where(_valid_keys(term, S), k, 0)
@@ -156,7 +156,7 @@ def _band(bands: list[Band], T: int, S: int) -> Static:
     return Static(left, right)
 
 
-def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -> Attended:
+def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -> AttentionOutput:
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     static, ids = lower(mask, T, S)
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
@@ -185,8 +185,8 @@ def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -
     else:
         out = _over_batch(kernel(), q, k, v, segment_ids)
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
-    found = Attended(lowering.repair(out, prepared).astype(dtype))
-    return found._replace(rows=(lse, jnp.ones_like(lse))) if rows else found
+    output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
+    return output._replace(rows=(lse, jnp.ones_like(lse))) if rows else output
 
 
 def _over_batch(kernel: Any, q, k, v, segment_ids: Any) -> Any:

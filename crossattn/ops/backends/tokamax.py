@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.ops import platforms
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
@@ -36,7 +36,7 @@ def attend(
     dropout_key: Key[Array, ""] | None,
     return_weights: bool,
     return_lse: bool,
-) -> Attended:
+) -> AttentionOutput:
     """See ``crossattn.attend``."""
     _refuse(q, bias, softcap, dropout_key, return_weights, return_lse)
     fused = platforms.platform() == "gpu"
@@ -59,7 +59,7 @@ def attend(
         reasons = "; ".join(str(reason) for reason in refusals.exceptions)
         raise NotImplementedError(f"tokamax: {reasons}") from refusals
     out = out.reshape(*q.shape[:-1], v.shape[-1])
-    return Attended(lowering.repair(out, prepared).astype(dtype))
+    return AttentionOutput(lowering.repair(out, prepared).astype(dtype))
 
 
 def _library() -> Any:

@@ -141,9 +141,9 @@ def _skipped(mask: Mask | None, T: int, S: int) -> str:
     return "half" if any(ends) else "nothing"
 
 
-def _bounds(found: Ranges) -> Any:
-    limits = [bound for limits in found.limits for bound in (limits.low, limits.high)]
-    return (found.first, found.last), limits
+def _bounds(bounds: Ranges) -> Any:
+    limits = [bound for limits in bounds.limits for bound in (limits.low, limits.high)]
+    return (bounds.first, bounds.last), limits
 
 
 def _even(length: int, size: int) -> int:
@@ -158,12 +158,12 @@ def visits(mask: Mask | None, plan: Plan) -> Visits | None:
 
     A block that the mask's intervals and limits cannot rule out is visited, so it may still be empty.
     """
-    found = None if mask is None else ranges(mask, plan.T, plan.S)
-    if found is None or (found.first is None and found.last is None and not found.limits):
+    bounds = None if mask is None else ranges(mask, plan.T, plan.S)
+    if bounds is None or (bounds.first is None and bounds.last is None and not bounds.limits):
         return None
-    conditions = [_meets_limits(limits, plan) for limits in found.limits]
-    if found.first is not None or found.last is not None:
-        conditions.append(_meets_interval(found.first, found.last, plan))
+    conditions = [_meets_limits(limits, plan) for limits in bounds.limits]
+    if bounds.first is not None or bounds.last is not None:
+        conditions.append(_meets_interval(bounds.first, bounds.last, plan))
     read = jnp.ones((1, 1), bool)
     for condition in conditions:
         read = read & condition

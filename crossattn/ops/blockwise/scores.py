@@ -160,19 +160,19 @@ def scores(given: Operands, setting: Setting, queries: Span, keys: Span) -> Scor
 
 def _conditions(mask: Mask | None, queries: Span, keys: Span, heads: tuple[int, ...]) -> list[Any]:
     """Each says which logits of the block count, in a shape that broadcasts to it."""
-    found: list[Any] = []
+    conditions: list[Any] = []
     if mask is not None:
         # Indexed by arrays, a matrix would be gathered: its rows whole, at every block.
         matrices = [term for term in mask.terms if isinstance(term, Explicit)]
         others = Mask(tuple(term for term in mask.terms if not isinstance(term, Explicit)))
-        found += [_by_group(_piece(term.allowed, queries, keys), heads) for term in matrices]
+        conditions += [_by_group(_piece(term.allowed, queries, keys), heads) for term in matrices]
         if others.terms:
-            found.append(_by_group(others.block(queries.indices, keys.indices), heads))
+            conditions.append(_by_group(others.block(queries.indices, keys.indices), heads))
     if queries.fresh is not None:
-        found.append(queries.fresh[:, None])
+        conditions.append(queries.fresh[:, None])
     if keys.fresh is not None:
-        found.append(keys.fresh)
-    return found
+        conditions.append(keys.fresh)
+    return conditions
 
 
 def _piece(x: Shaped[Array, "*#B #N #T #S"], queries: Span, keys: Span) -> Array:
@@ -198,12 +198,12 @@ def no_rows(q: Float[Array, "*B K G t H"]) -> Rows:
     return Rows(blocks.full_like(one, -jnp.inf), blocks.full_like(one, 0))
 
 
-def extend(rows: Rows, found: Scores) -> tuple[Rows, Array, Array]:
+def extend(rows: Rows, block: Scores) -> tuple[Rows, Array, Array]:
     """Rows with one more block; its exponentials; what to multiply sums of earlier ones with.
 
     Source: online softmax, Milakov and Gimelshein 2018.
     """
-    logits = only(found.allowed, found.logits, -jnp.inf)
+    logits = only(block.allowed, block.logits, -jnp.inf)
     peak = jax.lax.stop_gradient(jnp.maximum(rows.peak, logits.max(-1)))
     base = jnp.where(peak == -jnp.inf, 0, peak)
     exponentials = jnp.exp(logits - base[..., None])
@@ -217,11 +217,11 @@ def log_sum_exp(rows: Rows) -> Array:
     return jnp.where(empty, -jnp.inf, rows.peak + jnp.log(jnp.where(empty, 1, rows.total)))
 
 
-def softmax(found: Scores, rows: Rows) -> Float[Array, "*B K G t s"]:
+def softmax(block: Scores, rows: Rows) -> Float[Array, "*B K G t s"]:
     """A block's weights, from the sums over its whole rows."""
     base = jnp.where(rows.peak == -jnp.inf, 0, rows.peak)[..., None]
     divisor = jnp.where(rows.total == 0, 1, rows.total)[..., None]
-    return only(found.allowed, jnp.exp(found.logits - base) / divisor)
+    return only(block.allowed, jnp.exp(block.logits - base) / divisor)
 
 
 def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: Span) -> Array:
@@ -238,18 +238,18 @@ def no_gradient(given: Operands) -> Operands:
 
 
 def spread(
-    into: Operands, d_q: Array, d_logits: Array, given: Operands, found: Scores, queries, keys
+    into: Operands, d_q: Array, d_logits: Array, given: Operands, block: Scores, queries, keys
 ) -> tuple[Operands, Array]:
     """Adds a block's part to the gradients; that of its queries, scaled, is carried as ``d_q``."""
-    d_logits = only(found.allowed, d_logits)
+    d_logits = only(block.allowed, d_logits)
     bias, softcap = into.bias, into.softcap
     if bias is not None:
         share = _summed_like(ungrouped(d_logits), _piece(bias, queries, keys))
         bias = _add_piece(bias, share, queries, keys)
-    if found.raw is not None:
-        bent = jnp.tanh(found.raw)
+    if block.raw is not None:
+        bent = jnp.tanh(block.raw)
         slope = 1 - bent**2
-        softcap = softcap + jnp.sum(d_logits * (bent - found.raw * slope))
+        softcap = softcap + jnp.sum(d_logits * (bent - block.raw * slope))
         d_logits = d_logits * slope
     q, k = queries.of(given.q, -2), keys.of(given.k, -2)
     d_q = d_q + jnp.einsum("...kgts,...ksh->...kgth", d_logits, k, precision=EXACT)

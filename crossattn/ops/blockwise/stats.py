@@ -148,10 +148,10 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
         mask = jax.tree.unflatten(structure, leaves)
         if mask is not None and "T" in split.axes:
             mask = slices.shift(mask, split.first("T", q.shape[-3]))
-        found = _stats(top_k, q, k, mask, *others)
+        statistics = _stats(top_k, q, k, mask, *others)
         if "T" not in split.axes:
-            return found
-        return found._replace(mass=jax.lax.psum(found.mass, split.axes["T"]))
+            return statistics
+        return statistics._replace(mass=jax.lax.psum(statistics.mass, split.axes["T"]))
 
     return split.run_elementwise(part, (q, k, leaves, bias, scale, softcap, asked), names, out)
 
@@ -182,9 +182,9 @@ def _check_fits(name: str, x: Array, full: tuple[int, ...], axes: str) -> None:
         )
 
 
-def _arranged(found: Any, heads: tuple[int, ...]) -> AttentionStats:
+def _arranged(statistics: Any, heads: tuple[int, ...]) -> AttentionStats:
     """Heads on one axis, everything float32."""
-    smooth, places, _ = found
+    smooth, places, _ = statistics
 
     def ungroup(x, dtype):
         return None if x is None else x.reshape(*heads, *x.shape[len(heads) + 1 :]).astype(dtype)

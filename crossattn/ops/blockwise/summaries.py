@@ -99,12 +99,12 @@ def _step(top_k: int, given, setting, asked: Asked, queries: Span, keys: Span, c
     What the entropy averages is logits relative to the peak so far: small where it matters.
     """
     sums, places, before = carry
-    found = scores.scores(given, setting, queries, keys)
-    rows, exponentials, factor = scores.extend(before, found)
+    block = scores.scores(given, setting, queries, keys)
+    rows, exponentials, factor = scores.extend(before, block)
     base = jnp.where(rows.peak == -jnp.inf, 0, rows.peak)
-    depth = scores.only(found.allowed, found.logits - base[..., None])
+    depth = scores.only(block.allowed, block.logits - base[..., None])
     moved = jnp.where(before.peak == -jnp.inf, 0, before.peak - base) * before.total
-    logits = scores.only(found.allowed, found.logits, -jnp.inf)
+    logits = scores.only(block.allowed, block.logits, -jnp.inf)
     highest = (keys.start + jnp.argmax(logits, -1)).astype(jnp.int32)
     places = places._replace(argmax=jnp.where(rows.peak > before.peak, highest, places.argmax))
     positions = keys.of(asked.positions, -1)
@@ -155,10 +155,10 @@ def _at(rows: Any, queries: Span) -> Any:
 
 def _summarise_jvp(plan: Plan, top_k: int, primals, tangents) -> Any:
     # Not _forward: so that a second derivative comes to the rule below, not to a loop without one.
-    found: Any = summarise(plan, top_k, *primals)
-    smooth, *_ = found
+    primals_out: Any = summarise(plan, top_k, *primals)
+    smooth, *_ = primals_out
     rule = Derivative(_refuse_forward, lambda at, d: (_backward(plan, at, d),), _refuse_second)
-    return found, derivative.linear(rule, (*primals, *found), (tangents[0],), smooth)
+    return primals_out, derivative.linear(rule, (*primals, *primals_out), (tangents[0],), smooth)
 
 
 def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
@@ -183,10 +183,10 @@ def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
         return blocks.full_like(queries.of(given.q, -2), 0)
 
     def step(queries, keys, d_q, state):
-        found = scores.scores(given, setting, queries, keys)
+        block = scores.scores(given, setting, queries, keys)
         own = _at(rows, queries)
         row = _at(d._replace(top=None, mass=None), queries)
-        slope = _slope(found, own, row, asked, queries, keys)
+        slope = _slope(block, own, row, asked, queries, keys)
         slope = slope + keys.of(d.mass, -1)[..., None, :]
         for index, share in [
             (queries.of(places.argmax, -1), row.maximum),
@@ -195,16 +195,16 @@ def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
         ]:  # fmt: skip
             slope = slope + jnp.where(keys.indices == index[..., None], share[..., None], 0)
         slope = slope + (row.lse - queries.of(mean, -1))[..., None]
-        d_logits = scores.softmax(found, own) * slope
-        state, d_q = scores.spread(state, d_q, d_logits, given, found, queries, keys)
+        d_logits = scores.softmax(block, own) * slope
+        state, d_q = scores.spread(state, d_q, d_logits, given, block, queries, keys)
         return d_q, state
 
     def end(queries, d_q, state):
         return Operands(queries.put(state.q, d_q, -2), state.k, state.bias, state.softcap)
 
     visits = blocks.visits(setting.mask, plan)
-    found = blocks.sweep(plan, visits, scores.no_gradient(given), begin, step, end)
-    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), found, given)
+    block = blocks.sweep(plan, visits, scores.no_gradient(given), begin, step, end)
+    return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), block, given)
 
 
 def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
@@ -234,23 +234,23 @@ def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
 
 
 def _slope(
-    found: Scores, rows: Rows, row: Smooth, asked: Asked, queries: Span, keys: Span
+    block: Scores, rows: Rows, row: Smooth, asked: Asked, queries: Span, keys: Span
 ) -> Array:
     """A loss's derivative in the weights, as far as entropy, position and span go."""
     total = jnp.where(rows.total == 0, 1, rows.total)
-    log_weights = found.logits - rows.peak[..., None] - jnp.log(total)[..., None]
+    log_weights = block.logits - rows.peak[..., None] - jnp.log(total)[..., None]
     slope = row.expected[..., None] * keys.of(asked.positions, -1)
-    slope = slope - row.entropy[..., None] * scores.only(found.allowed, log_weights)
+    slope = slope - row.entropy[..., None] * scores.only(block.allowed, log_weights)
     if asked.first is not None:
         slope = slope + jnp.where(asked.inside(queries, keys), row.inside[..., None], 0)
     return slope
 
 
 def _backward_jvp(plan: Plan, primals, tangents) -> Any:
-    found = _backward(plan, *primals)
+    primals_out = _backward(plan, *primals)
     moving = jax.tree.leaves(tangents)
     rule = Derivative(_refuse_second, _refuse_second, _refuse_second)
-    return found, derivative.linear(rule, primals, moving, found)
+    return primals_out, derivative.linear(rule, primals, moving, primals_out)
 
 
 def _refuse_forward(residuals, tangents):

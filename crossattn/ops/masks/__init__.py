@@ -118,15 +118,18 @@ class KeyPadding:
 class Segments:
     """Queries and keys of the same segment; segment 0 is padding and reads nothing."""
 
-    q_segments: Int[AnyArray, "*B T"]
-    k_segments: Int[AnyArray, "*B S"]
+    q_segment_ids: Int[AnyArray, "*B T"]
+    k_segment_ids: Int[AnyArray, "*B S"]
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
-        q, k = _rows(self.q_segments[..., queries]), _columns(self.k_segments[..., keys])
+        q, k = _rows(self.q_segment_ids[..., queries]), _columns(self.k_segment_ids[..., keys])
         return (q == k) & (q > 0)
 
     def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        return {"q_segments": (self.q_segments, "T"), "k_segments": (self.k_segments, "S")}
+        return {
+            "q_segment_ids": (self.q_segment_ids, "T"),
+            "k_segment_ids": (self.k_segment_ids, "S"),
+        }
 
 
 @_pytree
@@ -316,13 +319,13 @@ def key_padding(valid: Bool[AnyArray, "*B S"]) -> Mask:
 
 
 def segments(
-    q_segments: Int[AnyArray, "*B T"], k_segments: Int[AnyArray, "*B S"] | None = None
+    q_segment_ids: Int[AnyArray, "*B T"], k_segment_ids: Int[AnyArray, "*B S"] | None = None
 ) -> Mask:
     """Queries and keys whose segment numbers are equal and above 0 (packed examples)."""
-    _expect_integers("segments", q_segments=q_segments, k_segments=k_segments)
-    q_segments = jnp.asarray(q_segments)
-    k_segments = q_segments if k_segments is None else jnp.asarray(k_segments)
-    return Mask((Segments(q_segments, k_segments),))
+    _expect_integers("segments", q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids)
+    q_segment_ids = jnp.asarray(q_segment_ids)
+    k_segment_ids = q_segment_ids if k_segment_ids is None else jnp.asarray(k_segment_ids)
+    return Mask((Segments(q_segment_ids, k_segment_ids),))
 
 
 def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:

@@ -63,11 +63,11 @@ def _is_plain(band: Band) -> bool:
 
 
 def _least(lengths: list[Any], size: int) -> Any:
-    found = None
+    smallest = None
     for length in lengths:
         length = jnp.clip(jnp.asarray(length), 0, size).astype(jnp.int32)
-        found = length if found is None else jnp.minimum(found, length)
-    return found
+        smallest = length if smallest is None else jnp.minimum(smallest, length)
+    return smallest
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,14 @@ def by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
 
 def _read(mask: Mask, poison: Bool[Array, "*B N S"], T: int, S: int) -> tuple[Array, Array]:
     """Which queries may read nothing, and which a poisoned key: [*#B #N #T] both."""
-    found = ranges(mask, T, S)
-    if found.limits or found.rest.terms:
+    limits = ranges(mask, T, S)
+    if limits.limits or limits.rest.terms:
         allowed = mask.block(jnp.arange(T), jnp.arange(S))
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-1], S))
         allowed = allowed.reshape((1,) * (poison.ndim + 1 - allowed.ndim) + allowed.shape)
         return ~allowed.any(-1), (allowed & poison[..., None, :]).any(-1)
-    first = jnp.zeros((1,), jnp.int32) if found.first is None else found.first
-    last = jnp.full((1,), S) if found.last is None else found.last
+    first = jnp.zeros((1,), jnp.int32) if limits.first is None else limits.first
+    last = jnp.full((1,), S) if limits.last is None else limits.last
     first, last = (x.reshape((1,) * (poison.ndim - 1 - x.ndim) + x.shape) for x in (first, last))
     first, last = (x[..., None, :] for x in jnp.broadcast_arrays(first, last))
     before = jnp.cumsum(jnp.pad(poison, [(0, 0)] * (poison.ndim - 1) + [(1, 0)]), -1)

@@ -61,7 +61,7 @@ def _of(term: Term, T: int, S: int) -> Ranges:
         limits = Limits(jnp.asarray(term.valid).astype(jnp.int32), one, one)
         return Ranges(None, None, (limits,), Mask(()))
     if isinstance(term, Segments):
-        q, k = (jnp.asarray(x).astype(jnp.int32) for x in (term.q_segments, term.k_segments))
+        q, k = (jnp.asarray(x).astype(jnp.int32) for x in (term.q_segment_ids, term.k_segment_ids))
         real = q > 0
         limits = Limits(k, jnp.where(real, q, 1), jnp.where(real, q, 0))
         return Ranges(None, None, (limits,), Mask(()))

@@ -63,9 +63,9 @@ def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any])
 
 def axes_of(mask: Mask) -> list[tuple[str, ...]]:
     """For each array of the mask, in the order of its leaves, what its axes after those of the batch are."""
-    found = []
-    _map(mask, lambda x, *inner: found.append(inner) or x)
-    return found
+    named = []
+    _map(mask, lambda x, *inner: named.append(inner) or x)
+    return named
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _map_term(term: Term, change: Callable[..., Any]) -> Term:
     if isinstance(term, KeyPadding):
         return KeyPadding(over(term.valid, "S"))
     if isinstance(term, Segments):
-        return Segments(over(term.q_segments, "T"), over(term.k_segments, "S"))
+        return Segments(over(term.q_segment_ids, "T"), over(term.k_segment_ids, "S"))
     if isinstance(term, Explicit):
         return Explicit(over(term.allowed, "N", "T", "S"))
     if isinstance(term, Not):

@@ -58,8 +58,8 @@ def library() -> Path:
     refused = []
     for folder in _folders():
         why = _not_private(folder)
-        if why is None and (found := _whole(folder, name)):
-            return found
+        if why is None and (built := _whole(folder, name)):
+            return built
         if why is None and not os.access(folder, os.W_OK):
             why = "it cannot be written to"
         if why is None:
@@ -97,8 +97,8 @@ def _not_private(folder: Path) -> str | None:
         return f"it belongs to another user (id {own.st_uid})"
     if own.st_mode & stat.S_IWOTH or (own.st_mode & stat.S_IWGRP and not _alone(own.st_gid)):
         return f"others may write to it; chmod go-w {shlex.quote(str(folder))}"
-    for path, found in zip(folder.parents, above, strict=True):
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+    for path, status in zip(folder.parents, above, strict=True):
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             return f"others may write to {path} and so replace it"
     return None
 
@@ -109,10 +109,10 @@ def _alone(group: int) -> bool:
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, members = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return members.gr_name == user.pw_name and set(members.gr_mem) <= {user.pw_name}
 
 
 def _whole(folder: Path, name: str) -> Path | None:
@@ -139,8 +139,8 @@ def _built_once(folder: Path, name: str, sources: dict[str, str]) -> Path:
         raise Unavailable("no C++ compiler (c++, g++ or clang++) was found to build it")
     try:
         with _alone_in(folder):
-            if found := _whole(folder, name):
-                return found
+            if built := _whole(folder, name):
+                return built
             say(
                 f"compiling attention for this processor into {folder}, once, which takes about ten "
                 "seconds; ahead of time: python -m crossattn build"

@@ -41,9 +41,9 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
 
 def attended_on(tree: Any) -> AbstractMesh | None:
     """The mesh over whose devices attention is split: of Explicit axes, or of Auto ones in the table."""
-    found = mesh_of(tree)
-    if found is not None:
-        return found
+    mesh = mesh_of(tree)
+    if mesh is not None:
+        return mesh
     return next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
 
 
@@ -68,7 +68,7 @@ class Split:
         Of two operands that disagree, what the first one says. A mesh axis splits one of a name's axes
         at most: batch before heads before queries before keys.
         """
-        found: dict[Any, tuple[str, ...]] = {}
+        mesh_axes: dict[Any, tuple[str, ...]] = {}
         taken: set[str] = set()
         named = [
             entry for x, names in operands for entry in zip(names, spec_of(x, mesh), strict=True)
@@ -76,25 +76,25 @@ class Split:
         for name in sorted({n for n, _ in named if n is not None}, key=_order):
             for axes in (axes for n, axes in named if n == name):
                 if axes and not taken & set(axes):
-                    found[name] = axes
+                    mesh_axes[name] = axes
                     taken |= set(axes)
                     break
         automatic = _ruled(mesh)
         sizes = {n: size for x, names in operands for n, size in zip(names, x.shape, strict=True)}
         outermost = max((n for n in sizes if isinstance(n, int)), default=None)
         for name, rule in {outermost: "batch", "N": "heads", "T": "length", "S": "length"}.items():
-            if name in sizes and name not in found:
+            if name in sizes and name not in mesh_axes:
                 free = [axis for axis in automatic if axis not in taken]
                 axes = logical.split_over(rule, sizes[name], mesh, free, logical.rules())
                 if axes:
-                    found[name] = axes
+                    mesh_axes[name] = axes
                     taken |= set(axes)
         # Axes of one device are named too: what is not split over an axis has its gradient summed over it.
         alone = tuple(axis for axis in automatic if mesh.shape[axis] == 1 and axis not in taken)
         if alone:
             name = "N" if outermost is None else outermost
-            found[name] = (*found.get(name, ()), *alone)
-        return cls(mesh, found, automatic)
+            mesh_axes[name] = (*mesh_axes.get(name, ()), *alone)
+        return cls(mesh, mesh_axes, automatic)
 
     def without(self, *names: Any) -> "Split":
         """The same, with the axes of these names whole on every device."""
@@ -118,10 +118,10 @@ class Split:
     def spec(self, names: Names, shape: Sequence[int] | None = None) -> PartitionSpec:
         """How an array is split; with its shape, axes of size 1 are whole, as they broadcast."""
         sizes = [0] * len(names) if shape is None else shape
-        found = [
+        entries = [
             self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)
         ]
-        return PartitionSpec(*found)
+        return PartitionSpec(*entries)
 
     def over(self, axis: str, *names: str) -> "Split":
         """The same, with lengths of these names, and nothing else, split over that mesh axis."""
@@ -173,8 +173,8 @@ def automatically(call: Callable, mesh: Any, place: Callable[[Any], PartitionSpe
 
     def entered(arguments: Any) -> Any:
         with jax.sharding.use_abstract_mesh(inside):
-            found = call(jax.tree.map(lambda x: _retyped(x, inside), arguments))
-        return jax.tree.map(lambda x: reshard(x, mesh, place(x)), found)
+            results = call(jax.tree.map(lambda x: _retyped(x, inside), arguments))
+        return jax.tree.map(lambda x: reshard(x, mesh, place(x)), results)
 
     return entered
 

@@ -62,8 +62,8 @@ def attend_ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
     numbers = jax.tree.map(lambda x: x.astype(_wide(x)), numbers)
     # Apart, because JAX puts placeholders of its own into what it differentiates.
     terms, form = jax.tree.flatten(mask)
-    found = _ring(setting, form, (*arrays, numbers), terms)
-    out, lse = found
+    output = _ring(setting, form, (*arrays, numbers), terms)
+    out, lse = output
     return out.astype(operands[0].dtype), lse
 
 
@@ -134,9 +134,9 @@ def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangen
     def add(sums, block, step):
         """The gradients of one part: of what stays here, and of the block."""
         operands = (q, *block, bias, numbers)
-        found, pull = jax.vjp(partial(_part, setting, mask, step), operands)
-        (found,) = pull(_of_part(found, whole, cotangents))
-        return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, found)
+        output, pull = jax.vjp(partial(_part, setting, mask, step), operands)
+        (output,) = pull(_of_part(output, whole, cotangents))
+        return jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, output)
 
     def turn(carry, step):
         block, (dq, dk, dv, *rest) = carry

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.backends import Attended
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import slices
 from crossattn.ops.masks.slices import Form
 from crossattn.ops.parallel import placement
@@ -45,7 +45,7 @@ class Tried:
     skipped: tuple = field(metadata={"static": True})
 
 
-def attend(run: Callable, q, k, v, mask: Any, options: dict) -> tuple[Attended, Tried]:
+def attend(run: Callable, q, k, v, mask: Any, options: dict) -> tuple[AttentionOutput, Tried]:
     """``run(q, k, v, mask, options)`` of each device's parts; it returns what this does."""
     static = {name: x for name, x in options.items() if not _has_arrays(x)}
     arrays = {name: x for name, x in options.items() if name not in static}
@@ -134,7 +134,7 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     q, k, v, (form, terms), arrays = operands
     split, k, v = heads_of(split, q, k, v)
     rows = *names[0][:-3], "N", "T"
-    out = Attended(
+    out = AttentionOutput(
         names[0],
         Names((*rows, None)) if static["return_weights"] else None,
         Names(rows) if static["return_lse"] else None,
@@ -143,13 +143,13 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     tried: list[Tried] = []
     if whole:
 
-        def everything(given: Any) -> Attended:
-            found, said = run(*given[:3], form.mask(given[3]), static | given[4])
+        def everything(given: Any) -> AttentionOutput:
+            output, said = run(*given[:3], form.mask(given[3]), static | given[4])
             tried.append(said)
-            return found
+            return output
 
-        found = split.without("S").run_whole(everything, (q, k, v, terms, arrays), out)
-        return found, tried[0]
+        output = split.without("S").run_whole(everything, (q, k, v, terms, arrays), out)
+        return output, tried[0]
 
     places = [named(x, *inner) for x, inner in zip(terms, form.inner, strict=True)]
     places_of = {"bias": lambda x: named(x, "N", "T", "S"), "known": lambda x: known}
@@ -159,34 +159,34 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     if merged and static["return_weights"]:
         raise NotImplementedError("no device has the weights of all keys")
 
-    def part(q, k, v, terms: list, given: dict) -> Attended:
+    def part(q, k, v, terms: list, given: dict) -> AttentionOutput:
         mask, T, S = form.mask(terms), q.shape[-3], k.shape[-3]
         if not merged:
             at = partial(_at, run, (q, k, v, mask, static | given))
-            found, said = _by_place(at, split, T) if mask and "T" in split.axes else at(0)
+            output, said = _by_place(at, split, T) if mask and "T" in split.axes else at(0)
             tried.append(said)
-            return found
+            return output
         if mask is not None:
             mask = slices.shift(mask, split.first("T", T), split.first("S", S))
         # Rounding is for the whole, as is what is known.
         wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
         own = dict(return_lse=True, return_rows=False, known=None)
-        found, said = run(wide, k, v, mask, static | given | own)
+        output, said = run(wide, k, v, mask, static | given | own)
         tried.append(said)
-        whole, lse = merge_over(found.out, found.lse, merged)
-        return Attended(whole.astype(q.dtype), None, lse if static["return_lse"] else None)
+        whole, lse = merge_over(output.out, output.lse, merged)
+        return AttentionOutput(whole.astype(q.dtype), None, lse if static["return_lse"] else None)
 
-    found = split.run(part, (q, k, v, terms, arrays), (*names, places, others), out)
-    return found, tried[-1]
+    output = split.run(part, (q, k, v, terms, arrays), (*names, places, others), out)
+    return output, tried[-1]
 
 
-def _at(run: Callable, operands: tuple, first: Any) -> tuple[Attended, Tried]:
+def _at(run: Callable, operands: tuple, first: Any) -> tuple[AttentionOutput, Tried]:
     """Queries that stand so far into the whole."""
     q, k, v, mask, options = operands
     return run(q, k, v, mask if mask is None else slices.shift(mask, first), options)
 
 
-def _by_place(at: Callable, split: Split, T: int) -> tuple[Attended, Tried]:
+def _by_place(at: Callable, split: Split, T: int) -> tuple[AttentionOutput, Tried]:
     """Of several devices' queries, each where its own stand.
 
     A kernel that goes by index must know the place when it is compiled: then every device has the kernels

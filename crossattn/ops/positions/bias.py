@@ -86,8 +86,8 @@ def relative_bias(
     table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
 ) -> Float[AnyArray, "*B N T S"]:
     """Look each bucket up in a learnt table, one column a head; NaN for one that the table lacks."""
-    found = jnp.asarray(table).at[buckets].get(mode="fill", fill_value=jnp.nan)
-    return jnp.moveaxis(found, -1, -3)
+    bias = jnp.asarray(table).at[buckets].get(mode="fill", fill_value=jnp.nan)
+    return jnp.moveaxis(bias, -1, -3)
 
 
 def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:

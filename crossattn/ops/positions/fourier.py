@@ -56,8 +56,8 @@ def _axis(count: int, bands: int, resolution: int) -> tuple[np.ndarray, np.ndarr
     """Places [count 1], sines and cosines [count bands] of one axis, computed in float64."""
     places = np.linspace(-1.0, 1.0, count)[:, None]
     angles = math.pi * places * np.linspace(1.0, resolution / 2, bands)
-    found = places, np.sin(angles), np.cos(angles)
-    return tuple(table.astype(np.float32) for table in found)  # pyright: ignore[reportReturnType]
+    tables = places, np.sin(angles), np.cos(angles)
+    return tuple(table.astype(np.float32) for table in tables)  # pyright: ignore[reportReturnType]
 
 
 def _spread(table: np.ndarray, axis: int, shape: Sequence[int]) -> Array:

@@ -134,9 +134,9 @@ def _sinusoids(shape: Shape) -> np.ndarray:
 def _stored_sinusoids(names: Names) -> str | None:
     """The type that rounds a checkpoint's tables of positions; None where it has none, or whole ones."""
     tables = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
-    found = {names.dtypes[table] for table in tables if table in names.dtypes}
-    if len(found) > 1:
+    dtypes = {names.dtypes[table] for table in tables if table in names.dtypes}
+    if len(dtypes) > 1:
         raise CheckpointError(
-            f"the tables of positions are of types {' and '.join(sorted(found))}."
+            f"the tables of positions are of types {' and '.join(sorted(dtypes))}."
         )
-    return {"BF16": "bfloat16", "F16": "float16"}.get("".join(found))
+    return {"BF16": "bfloat16", "F16": "float16"}.get("".join(dtypes))

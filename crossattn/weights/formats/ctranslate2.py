@@ -66,7 +66,7 @@ def whisper(tensors: Tensors) -> Tensors:
     """
     left = {name: x for name, x in tensors.items() if x.ndim and name != _TIED}
     try:
-        found = dict(_whisper(left))
+        renamed = dict(_whisper(left))
     except KeyError as error:
         raise CheckpointError(f"the model lacks {error.args[0]}; expected a Whisper.") from None
     if left:
@@ -74,7 +74,7 @@ def whisper(tensors: Tensors) -> Tensors:
             f"the model has {', '.join(sorted(left)[:4])} besides the tensors of a Whisper; expected "
             "one in float16 or float32."
         )
-    return {name: np.ascontiguousarray(x, np.float32) for name, x in found.items()}
+    return {name: np.ascontiguousarray(x, np.float32) for name, x in renamed.items()}
 
 
 _TIED = "decoder/projection/weight"  # the embedding's other name

@@ -82,9 +82,9 @@ def open_folder(folder: Path) -> TensorFiles:
     if (folder / INDEX).is_file():
         text, wanted = _weight_map(folder / INDEX)
         shards = tuple(_shard(folder, name) for name in sorted(set(wanted.values())))
-        found = {name: shard.file for shard in shards for name in shard.shapes}
-        if wanted != found:
-            name = min(n for n in wanted.keys() | found.keys() if wanted.get(n) != found.get(n))
+        where = {name: shard.file for shard in shards for name in shard.shapes}
+        if wanted != where:
+            name = min(n for n in wanted.keys() | where.keys() if wanted.get(n) != where.get(n))
             raise CheckpointError(
                 f"{folder / INDEX} and its files disagree about {name}; fetch them again."
             )
@@ -114,12 +114,12 @@ def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
     end, changed = 0, False
     for name in names:
         tensor = tensors[name]
-        found = {"dtype": _NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
-        if found["dtype"] is None:
+        actual = {"dtype": _NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
+        if actual["dtype"] is None:
             raise CheckpointError(f"{name} is {tensor.dtype}, which no safetensors file holds.")
-        found["data_offsets"] = [end, end := end + tensor.nbytes]
-        changed |= found != entries[name]
-        entries[name] = found
+        actual["data_offsets"] = [end, end := end + tensor.nbytes]
+        changed |= actual != entries[name]
+        entries[name] = actual
     if changed:
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         header += b" " * (-len(header) % 8)

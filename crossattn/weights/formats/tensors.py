@@ -119,19 +119,19 @@ def _check_names(
     rules: Rules, files: TensorFiles, names: dict[str, str], expected: dict[str, tuple[int, ...]]
 ) -> None:
     """Every tensor is used, and every parameter has one of its shape."""
-    found = {names[name]: shape for name, shape in files.shapes.items()}
+    shapes = {names[name]: shape for name, shape in files.shapes.items()}
     twice = sorted(name for name, count in Counter(names.values()).items() if count > 1)
     wrong = [f"two tensors for {name}" for name in twice]
-    wrong += [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
+    wrong += [f"missing {name}" for name in sorted(expected.keys() - shapes.keys())]
     wrong += [
         f"unexpected {name}"
-        for name in sorted(found.keys() - expected.keys())
+        for name in sorted(shapes.keys() - expected.keys())
         if not (name in rules.aliases or rules.constant(name) or rules.is_unused(name))
     ]
     wrong += [
-        f"{name} is {list(found[name])} instead of {list(shape)}"
+        f"{name} is {list(shapes[name])} instead of {list(shape)}"
         for name, shape in expected.items()
-        if name in found and found[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
     if wrong:
         raise CheckpointError(

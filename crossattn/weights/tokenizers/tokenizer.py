@@ -32,9 +32,9 @@ _LONGEST = 2**20  # tokens that a tokenizer may pad a text to
 
 def files_beside(folder: Path) -> list[Path]:
     """The files of a folder that say how text and sound go in."""
-    found = _matching(folder, _VOCABULARIES + _BESIDE)
+    files = _matching(folder, _VOCABULARIES + _BESIDE)
     more = folder / _TEMPLATES
-    return found + (_matching(more, ("*.jinja",)) if more.is_dir() else [])
+    return files + (_matching(more, ("*.jinja",)) if more.is_dir() else [])
 
 
 def read_tokenizer(folder: Path, model_type: str = "") -> Any:
@@ -69,11 +69,11 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise CheckpointError(f"{paths[0]} is no tokenizer: {error}") from None
-    if found := [path.name for path in _matching(folder, _VOCABULARIES)]:
+    if vocabularies := [path.name for path in _matching(folder, _VOCABULARIES)]:
         expected = "tokenizer.json" + (f" or {' and '.join(own[1:])}" if own else "")
         warnings.warn(
-            f"{folder} has {', '.join(found)}, of which no tokenizer for a {model_type or 'model'} is made "
-            f"here; expected {expected}. With transformers, AutoTokenizer.from_pretrained(folder) and "
+            f"{folder} has {', '.join(vocabularies)}, of which no tokenizer for a {model_type or 'model'} is "
+            f"made here; expected {expected}. With transformers, AutoTokenizer.from_pretrained(folder) and "
             "save_pretrained(folder) write tokenizer.json.",
             stacklevel=3,
         )

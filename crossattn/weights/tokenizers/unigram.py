@@ -129,12 +129,12 @@ def _controls(model: SentencePieces) -> list[str]:
 
 def _count(path: Path, name: str, default: int) -> int:
     """How many tokens the config beside a file adds."""
-    found = setting(path, name, default)
-    if type(found) is not int or not 0 <= found <= _MOST:
+    value = setting(path, name, default)
+    if type(value) is not int or not 0 <= value <= _MOST:
         raise CheckpointError(
-            f"{path.with_name('tokenizer_config.json')} has {name} {found!r}; expected 0 to {_MOST}."
+            f"{path.with_name('tokenizer_config.json')} has {name} {value!r}; expected 0 to {_MOST}."
         )
-    return found
+    return value
 
 
 def setting(path: Path, name: str, default: Any, config: str = "tokenizer_config.json") -> Any:

@@ -67,7 +67,7 @@ def test_a_translator_says_what_a_plain_loop_says_row_by_row():
         return bound((build, params)).hidden(
             jax.numpy.asarray(SOURCE)[row][None],
             tokens,
-            source_segments=jax.numpy.asarray(SEGMENTS)[row][None],
+            source_segment_ids=jax.numpy.asarray(SEGMENTS)[row][None],
         )[0]
 
     found = jax.jit(

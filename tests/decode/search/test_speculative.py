@@ -178,7 +178,7 @@ def test_a_translator_with_a_draft_says_what_it_says_alone(kind, scan):
             return generate(model, SOURCE, SEGMENTS, **options)
         draft = PromptLookup(jnp.asarray(SOURCE), 3)
         if kind == "model":
-            read = dict(source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS))
+            read = dict(source=jnp.asarray(SOURCE), source_segment_ids=jnp.asarray(SEGMENTS))
             draft = ModelDraft(other.decode_step, lambda n: other.prefill(3, 1, n, **read), 3)
         return generate(model, SOURCE, SEGMENTS, draft=draft, **options)
 
@@ -216,7 +216,11 @@ def test_a_draft_goes_with_a_key_and_with_no_other_search():
         lambda: speculative(
             model.decode_step,
             model.prefill(
-                3, 1, LENGTH + 4, source=jnp.asarray(SOURCE), source_segments=jnp.asarray(SEGMENTS)
+                3,
+                1,
+                LENGTH + 4,
+                source=jnp.asarray(SOURCE),
+                source_segment_ids=jnp.asarray(SEGMENTS),
             ),
             key=key,
             batch=3,

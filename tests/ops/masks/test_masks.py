@@ -243,8 +243,8 @@ def test_any_number_of_batch_axes():
     mask = masks.key_padding(valid) & masks.segments(segments[..., :T], segments) & masks.causal()
     found = np.broadcast_to(mask.materialize(T, S), (3, 1, 2, 5, T, S))
     for a, c in np.ndindex(3, 2):
-        k_segments, q_segments = segments[a, 0, c], segments[a, 0, c, :T, None]
-        same = (q_segments == k_segments) & (q_segments > 0)
+        k_segment_ids, q_segment_ids = segments[a, 0, c], segments[a, 0, c, :T, None]
+        same = (q_segment_ids == k_segment_ids) & (q_segment_ids > 0)
         expected = same & np.tri(T, S, dtype=bool) & valid[a, 0, c]
         np.testing.assert_array_equal(found[a, 0, c], np.broadcast_to(expected, (5, T, S)))
 
@@ -300,7 +300,7 @@ def test_vmap_gives_each_example_its_own_mask():
     [
         (lambda: masks.key_padding(np.ones((2, S))), "valid"),
         (lambda: masks.explicit(np.zeros((1, T, S), np.float32)), "allowed"),
-        (lambda: masks.segments(np.ones((2, T), np.float32)), "q_segments"),
+        (lambda: masks.segments(np.ones((2, T), np.float32)), "q_segment_ids"),
         (lambda: masks.causal(q_positions=np.zeros((2, T), np.float32)), "q_positions"),
         (lambda: masks.prefix(2.5), "length"),
     ],
