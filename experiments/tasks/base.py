@@ -87,15 +87,7 @@ class Task:
         Raises:
           SettingsError: the model is none that this task can train.
         """
-        model = models.find(config.model.name)
-        hidden = getattr(model.module, "hidden", None)
-        has = inspect.signature(hidden).parameters if hidden is not None else ()
-        if lacking := [name for name in cls.reads if name not in has]:
-            raise SettingsError(
-                f"config.model.name is {model.name!r}, whose {model.module.__name__} has no hidden("
-                f"{', '.join(cls.reads)}, ...) and cannot be trained as a {config.task}: it lacks "
-                f"{', '.join(lacking)}."
-            )
+        refuse_without_arguments(config, cls.reads)
 
     def refuse_unready(self) -> None:
         """Raise what would only show after a folder was claimed, or after training: data, packages."""
@@ -184,3 +176,20 @@ class Task:
             for name, value in sums.items():
                 total[name] = total.get(name, 0.0) + float(value)
         return self.scores(total)
+
+
+def refuse_without_arguments(config: Any, reads: Sequence[str]) -> None:
+    """Hold the model of a config to the arguments that a task gives to its ``hidden``.
+
+    Raises:
+      SettingsError: it lacks one.
+    """
+    model = models.find(config.model.name)
+    hidden = getattr(model.module, "hidden", None)
+    has = inspect.signature(hidden).parameters if hidden is not None else ()
+    if lacking := [name for name in reads if name not in has]:
+        raise SettingsError(
+            f"config.model.name is {model.name!r}, whose {model.module.__name__} has no hidden("
+            f"{', '.join(reads)}, ...) and cannot be trained as a {config.task}: it lacks "
+            f"{', '.join(lacking)}."
+        )
