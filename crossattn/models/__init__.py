@@ -14,16 +14,20 @@ from typing import Any
 
 from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.crossvit import CrossViT, CrossViTConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.models.vit import ViT, ViTConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
     "Architecture",
     "Bert",
     "BertConfig",
+    "CrossViT",
+    "CrossViTConfig",
     "Decoder",
     "DecoderConfig",
     "EncoderDecoder",
@@ -32,6 +36,8 @@ __all__ = [
     "PerceiverIOConfig",
     "Transformer",
     "TransformerConfig",
+    "ViT",
+    "ViTConfig",
     "Whisper",
     "WhisperConfig",
     "find",

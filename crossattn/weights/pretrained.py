@@ -26,6 +26,7 @@ _FAMILIES = {
     "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
+    "crossvit": "crossvit",
     "encoder-decoder": "encoder_decoder",
     "gpt2": "gpt2",
     "marian": "marian",
@@ -177,7 +178,8 @@ def load(
     )
     dtypes = {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
     check_sizes(settings, len(files.shapes))
-    with buildable(settings["model_type"]):
+    kind = _kind(settings)
+    with buildable(kind):
         module, config, rules = family.configure(settings, Names.typed(dtypes), dtype)
     generation = folder / "generation_config.json"
     model = Pretrained(
@@ -192,7 +194,7 @@ def load(
     params, layout = read(model, rules, files, names, place, **options)
     beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
     layout = replace(layout, beside=beside)
-    return replace(model, layout=layout), params, read_tokenizer(folder, settings["model_type"])
+    return replace(model, layout=layout), params, read_tokenizer(folder, kind)
 
 
 def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
@@ -235,8 +237,16 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     return folder
 
 
+def _kind(settings: Settings) -> Any:
+    """What ``transformers`` calls the model type; timm has an architecture, "crossvit_9_240"."""
+    architecture = settings.get("architecture")
+    if "model_type" not in settings and isinstance(architecture, str):
+        return architecture.partition("_")[0]
+    return settings["model_type"]
+
+
 def _family(settings: Settings) -> Any:
-    kind = settings["model_type"]
+    kind = _kind(settings)
     if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
