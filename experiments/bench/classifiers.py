@@ -45,7 +45,7 @@ def fit(path: str, split: str) -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    task = make_task(_config(path))
+    task = make_task(read_config(path))
     (x, labels), (tests, expected) = (_arrays(task, name) for name in ("train", split))
     frequent = np.bincount(labels).argmax()
     print(f"{len(labels)} examples, {len(expected)} of {split}, {x.shape[1]} features")
@@ -72,7 +72,7 @@ def compare(runs: list[str], split: str, step: str) -> None:
         print(f"mean of {runs[0]} and {runs[1]}   {np.mean(mean.argmax(-1) == classes):.4f}")
 
 
-def _config(path: str) -> Any:
+def read_config(path: str) -> Any:
     """The config of a file, as --config of the launchers has it."""
     file, _, argument = path.partition(":")
     spec = importlib.util.spec_from_file_location("config", Path(file))
