@@ -24,12 +24,12 @@ def get_config(arg: str = ""):
             seed=0,
             data=data,
             **text,
-            model=parts.perceiver(dropout_rate=0.1),
+            model=parts.perceiver(dropout_rate=0.2),
             loss=dict(label_smoothing=0.1),
-            optim=parts.adamw(schedule="cosine", weight_decay=0.05),
+            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.1),
             mesh=parts.mesh(),
-            train=parts.train(steps=3000, log_every=50, eval_every=250),
-            checkpoint=parts.checkpoint(every=250, best_metric="accuracy"),
+            train=parts.train(steps=400, log_every=50, eval_every=50),
+            checkpoint=parts.checkpoint(every=50, best_metric="accuracy"),
         )
     )
     if "tiny" in words:

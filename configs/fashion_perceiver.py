@@ -15,11 +15,11 @@ def get_config(arg: str = ""):
             data=parts.labelled(
                 "fashion_mnist", "label", image="image", height=28, width=28, channels=1
             ),
-            model=parts.perceiver(),
+            model=parts.perceiver(latents=16),
             loss=dict(label_smoothing=0.0),
             optim=parts.adamw(schedule="cosine", weight_decay=0.05),
             mesh=parts.mesh(),
-            train=parts.train(steps=11_000, log_every=100, eval_every=1000),
+            train=parts.train(steps=8000, log_every=100, eval_every=1000),
             checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
         )
     )

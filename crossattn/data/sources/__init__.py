@@ -206,6 +206,16 @@ class MappedSource(Sequence):
             raise IndexError(f"example {index} of a source of {len(self)}")
         return self._function(self.items[int(index) % len(self)])
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """Several items at once, which files give four times as fast as one by one."""
+        return [self._function(item) for item in items_of(self.items, indices)]
+
+
+def items_of(source: Sequence, indices: Sequence[int]) -> list[Any]:
+    """The items of these indices, from 0 on, at once where the source can do that."""
+    together = getattr(source, "__getitems__", None)
+    return [source[i] for i in indices] if together is None else list(together(indices))
+
 
 def reversed_example(example: Example) -> Example:
     """The example with source and target exchanged, gold links too.
