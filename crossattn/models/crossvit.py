@@ -1,9 +1,9 @@
 """CrossViT: one picture in patches of two sizes, and the class token of each reads the other's patches.
 
-    small patches ─► layers of self-attention ─► class token ─► to width of large ─► reads ─► back ─┐
-                                          └──── patches ─────────────────────┐         ▲            ├─► next stage
-                                          ┌──── patches ─────────────────────┼─────────┘            │
-    large patches ─► layers of self-attention ─► class token ─► to width of small ─► reads ─► back ─┘
+    small patches ─► layers of self-attention ─► class token ─► in width of large ─► reads ─► back ─┐
+                                             └─ patches ───────────────────────┐      ▲           ├─► next
+                                             ┌─ patches ───────────────────────┼──────┘           │   stage
+    large patches ─► layers of self-attention ─► class token ─► in width of small ─► reads ─► back ─┘
     after the last stage: class tokens ─► norm ─► logits of each, and their mean
 
     c' = f(c), with f = linear(GELU(LN ·))            the class token of one branch in the other's width
@@ -18,7 +18,6 @@ equations 4 to 6 and figure 4.
 
 from dataclasses import dataclass, replace
 from typing import Any
-
 
 import jax.numpy as jnp
 from flax import nnx
@@ -61,7 +60,7 @@ class CrossViTConfig:
       num_classes: of the logits.
       image_size: height and width for which positions are learnt; other sizes interpolate them.
       channels: of a pixel.
-      small_size, large_size: to which a picture of ``image_size`` is scaled for each branch; None is as it is.
+      small_size, large_size: to which each branch scales a picture of ``image_size``; None leaves it.
       scan, remat: of the layers of a branch, see ``Stack``.
     """
 

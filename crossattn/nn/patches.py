@@ -91,7 +91,7 @@ class PatchEmbedding(nnx.Module):
         *batch, height, width, channels = image.shape
         if channels != self.channels:
             raise ValueError(
-                f"the picture has {channels} channels; this model reads {self.channels}, [H W {self.channels}]."
+                f"the picture has {channels} channels; expected {self.channels}, [H W {self.channels}]."
             )
         (rows, columns), side = self.grid((height, width)), self.patch_size
         image = image[..., : rows * side, : columns * side, :]

@@ -93,8 +93,8 @@ def _shape(settings: Settings) -> Mapping[str, Any]:
     name = settings["architecture"]
     if name not in _ARCHITECTURES:
         raise CheckpointError(
-            f"config.json has architecture {name!r}; expected one of {', '.join(_ARCHITECTURES)} (the patches "
-            "of a dagger are cut by several convolutions, which is not supported)."
+            f"config.json has architecture {name!r}; expected one of {', '.join(_ARCHITECTURES)} (the "
+            "patches of a dagger are cut by several convolutions, which is not supported)."
         )
     own = settings.get("model_args") or {}
     if not isinstance(own, Mapping):
