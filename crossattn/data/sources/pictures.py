@@ -1,10 +1,9 @@
 """The user's own pictures: "pictures:TABLE.tsv" or "pictures:TABLE.jsonl", a line a picture.
 
-A TSV begins with the names of its columns, and a line of JSONL is an object of texts. `image` is the path of
-the picture, seen from the folder of the table; what else there is, such as a label or a caption, stands in the
-examples under its own name. A path with "{split}" in it names one table a split; otherwise lines are
-dealt out: of twenty, the first is test, the second validation. Pictures are opened when they are asked
-for.
+A TSV begins with the names of its columns, and a line of JSONL is an object of texts. `image` is the path
+of the picture, seen from the folder of the table; what else there is, such as a label or a caption, stands
+in the examples under its own name. A path with "{split}" in it names one table a split; otherwise lines are
+dealt out: of twenty, the first is test, the second validation. Pictures are opened when they are prepared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,8 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
     """Examples {"id", "image", ...}: the path of a picture, and the texts that stand beside it.
 
     Raises:
-        DataError: there is no such table, it has no pictures, or none for this split; or of a line, when it is
-            read, that it has other columns, or no such picture.
+        DataError: there is no such table, it has no pictures, or none for this split; or of a line, when it
+            is read, that it has other columns, or no such picture.
     """
     table = _Table(_file(path, split))
     numbers = range(table.first, len(table.lines))
