@@ -14,7 +14,7 @@ def get_config(arg: str = ""):
             seed=0,
             data=parts.labelled(
                 "fashion_mnist", "label", image="image", height=28, width=28, channels=1,
-                flip=True, shift=2,
+                flip=False, shift=0,
             ),
             model=parts.picture_model(
                 "crossvit", large_dim=128, large_heads=4, large_mlp_dim=256, stages=2,

@@ -24,7 +24,7 @@ def get_config(arg: str = ""):
             seed=0,
             data=parts.labelled(
                 "fashion_mnist", "label", image="image", height=28, width=28, channels=1,
-                flip=True, shift=2,
+                flip=False, shift=0,
             ),
             model=parts.picture_model("vit", **shape),
             loss=dict(label_smoothing=0.1),

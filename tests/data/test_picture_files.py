@@ -36,7 +36,10 @@ def test_pictures_come_with_what_stands_beside_them(folder, kind):
     )
     classes = sources.classes_of(name)
     assert classes["animal"] == ("cat", "dog") and len(classes["caption"]) == 40
-    features = {"image": Image(3, 3, 1, mean=(0,), std=(1,)), "animal": Label(classes["animal"])}
+    features = {
+        "image": Image(3, 3, 1, mean=(0.0,), std=(1.0,)),
+        "animal": Label(classes["animal"]),
+    }
     (item,) = feature_eval_batches(found["test"], features, batch_size=2)
     np.testing.assert_allclose(item.batch["image"][:, 0, 0, 0] * 255, [0, 20], atol=1e-3)
     assert item.batch["animal"].tolist() == [0, 1]

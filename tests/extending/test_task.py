@@ -193,7 +193,7 @@ def test_a_file_dropped_into_the_folder_of_tasks_is_one(tmp_path, monkeypatch):
     [
         (
             "--config.task=sort",
-            "'sort'; expected one of classification, denoising, language_model, translation",
+            "'sort'; expected one of classification, denoising,",
         ),
         ("--config.task=mine.nowhere", "which cannot be imported (No module named 'mine"),
         ("--config.task=json.decoder", "but json.decoder has no class DecoderTask."),

@@ -24,8 +24,8 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
     """Examples {"id", "image", ...}: the path of a picture, and the texts that stand beside it.
 
     Raises:
-        DataError: there is no such table, it has no pictures, or none for this split; or of a line, when it
-            is read, that it has other columns, or no such picture.
+        DataError: there is no such table, it has no pictures, or none for this split; or of a line, the
+            first now and others when they are read, that it has other columns, or no such picture.
     """
     table = _Table(_file(path, split))
     numbers = range(table.first, len(table.lines))
@@ -33,6 +33,7 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
         numbers = Dealt(table.first, len(table.lines), split)
     if not len(numbers):
         raise DataError(f"{table.lines.path} has too few lines for a {split} split")
+    table.example(numbers[0])  # which is refused now rather than in training
     return MappedSource(numbers, table.example)
 
 
