@@ -21,10 +21,10 @@ def get_config(arg: str = ""):
                 small_patch=4, large_patch=7, small_layers=1, large_layers=2,
             ),
             loss=dict(label_smoothing=0.1),
-            optim=parts.adamw(schedule="cosine", weight_decay=0.05),
+            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
             mesh=parts.mesh(),
-            train=parts.train(steps=8000, log_every=100, eval_every=1000),
-            checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
+            train=parts.train(steps=3000, log_every=100, eval_every=500),
+            checkpoint=parts.checkpoint(every=500, best_metric="accuracy"),
         )
     )  # fmt: skip
     if "tiny" in words:
