@@ -23,7 +23,7 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "prepare", "evaluate", "export", "translate", "transcribe", "demo", "word_errors",
+    "train", "prepare", "evaluate", "export", "translate", "transcribe", "classify", "demo", "word_errors",
     "fetch_weights", "plan",
 )  # fmt: skip
 BENCHMARKS = (

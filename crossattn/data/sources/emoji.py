@@ -83,6 +83,9 @@ class _InLanguages(MappedSource):
         example = _example(self.items[row], self._languages[language])
         return example | {"id": f"{example['id']}/{example['language']}"}
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
+
 
 class Emoji(tfds.core.GeneratorBasedBuilder):
     """Features `id` (code points), `image` (bytes of a PNG), `captions` (a line a language), `group`."""
