@@ -16,6 +16,7 @@ from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
 
@@ -27,6 +28,8 @@ __all__ = [
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "SelfDoc",
+    "SelfDocConfig",
     "Transformer",
     "TransformerConfig",
     "Whisper",
