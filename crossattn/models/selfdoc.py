@@ -236,7 +236,7 @@ class PictureParts(nnx.Module):
         self.patches = linear(
             patch * patch * channels,
             block.dim,
-            in_axes=(None,),
+            in_axes=("features",),
             out_axes=("embed",),
             dtype=block.dtype,
             rngs=rngs,
@@ -272,7 +272,7 @@ class Regions(nnx.Module):
     def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
         block = config.block
         self.box = linear(
-            6, block.dim, in_axes=(None,), out_axes=("embed",), dtype=block.dtype, rngs=rngs
+            6, block.dim, in_axes=("features",), out_axes=("embed",), dtype=block.dtype, rngs=rngs
         )
         self.norm = block.normalise(rngs)
         self.encoder = Stack(
@@ -397,7 +397,12 @@ class GatedFusion(nnx.Module):
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.gate = linear(
-            2 * config.dim, 1, in_axes=("embed",), out_axes=(None,), dtype=config.dtype, rngs=rngs
+            2 * config.dim,
+            1,
+            in_axes=("embed",),
+            out_axes=("classes",),
+            dtype=config.dtype,
+            rngs=rngs,
         )
 
     @on_any_mesh

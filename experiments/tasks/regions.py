@@ -6,6 +6,7 @@ length of a text alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,33 @@ class RegionsTask(base.Task):
     def save_assets(self, directory: Path) -> None:
         self.corpus.save(directory)
 
+    def read_page(self, params: Any, page: Mapping[str, Any]) -> "PageReading":
+        """What the model makes of a page, and which regions each has read.
+
+        Raises:
+          DataError: the page has no regions, or one is wrong; or its model reads one modality alone.
+        """
+        if not len(page["text"]):
+            raise DataError(f"page {page['id']} has no regions; there is nothing to read")
+        if self.model_config.reads != "both":
+            raise DataError(
+                f"this model reads the {self.model_config.reads} alone; train one with "
+                "config.model.reads='both' to see what each modality reads of the other"
+            )
+        (item,) = feature_eval_batches([page], self.features(), batch_size=1)
+        batch = jax.tree.map(jnp.asarray, item.batch)
+        logits, reading = jax.jit(self._read)(params, batch)
+        count = min(len(page["text"]), self.config.data.regions)
+        classes = [self.classes[i] for i in np.asarray(logits)[0, :count].argmax(-1)]
+        weights = np.asarray((reading.text + reading.picture) / 2)[0].mean(0)[:count, :count]
+        boxes = np.asarray(batch["boxes"][0, :count], np.float64)
+        return PageReading(classes, boxes, weights, np.asarray(reading.gates)[0, :count])
+
+    def _read(self, params: Any, batch: Any) -> Any:
+        model = self.bind(params)
+        hidden, reading = self.hidden(model, batch, return_weights=True)
+        return model.logits(hidden), reading
+
     def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
         """The scores of a split, and what is reached without a model."""
         return super().report(params, split, **options) | self.baselines(split)
@@ -156,6 +184,23 @@ class RegionsTask(base.Task):
             scores[f"{name}_accuracy"] = float((said == other.label).mean())
             scores[f"{name}_macro_f1"] = _macro_f1(said, other.label, len(self.classes))
         return scores
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """The regions of a page, as a model has read them.
+
+    Attributes:
+      classes: of each, the likeliest.
+      boxes: [n 4], in fractions of the page.
+      weights: [n n], how much each has read of each, the mean of heads and of both directions.
+      gates: [n], how much of each is its text, from 0 to 1; the rest is its picture.
+    """
+
+    classes: list[str]
+    boxes: np.ndarray
+    weights: np.ndarray
+    gates: np.ndarray
 
 
 def _classes(name: str) -> tuple[str, ...]:

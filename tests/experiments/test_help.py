@@ -24,7 +24,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
     "train", "prepare", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
-    "plan",
+    "plan", "read_page",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.corpus", "bench.decode",
