@@ -52,9 +52,10 @@ def page(
 
     drawn = figure.Picture()
     height, width = picture.shape[:2]
-    panels = drawn.subplots(1, 1 if read is None else 2, squeeze=False)[0]
-    drawn.set_size_inches(len(panels) * (_INCHES * width / height + 0.4), _INCHES + 0.6)
-    for ax in panels:
+    ratios = [1.0] if read is None else [1.0, 1.0, 0.03]
+    panels = drawn.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    drawn.set_size_inches(sum(ratios) * (_INCHES * width / height + 0.6), _INCHES + 0.6)
+    for ax in panels[:2]:
         ax.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="bilinear")
         ax.set_axis_off()
     scaled = places * np.array([width, height, width, height])
@@ -63,7 +64,7 @@ def page(
     if read is not None:
         scale = heatmap.Scale.of(read)
         _draw_weights(panels[1], scaled, read / scale.high, region)
-        heatmap.colour_bar_beside(panels[1], scale)
+        heatmap.colour_bar(panels[2], scale, height=_INCHES)
         heatmap.caption(panels[1], f"read by region {region}, {classes[region]}")
     return drawn
 

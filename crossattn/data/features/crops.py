@@ -13,6 +13,8 @@ from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.image import Image
 from crossattn.data.packing import Batch, Layout, lay
 
+_SLACK = 1e-3  # of a pixel, by which rounding may put a box over its edge
+
 
 @dataclass(frozen=True)
 class Crops:
@@ -87,8 +89,8 @@ def _cut(page: Any, edges: np.ndarray) -> Any:
     """The pixels that a box touches, at least one; white where it reaches past the page."""
     from PIL import Image as pillow
 
-    left, top = np.floor(edges[:2]).astype(int)
-    right, bottom = np.maximum(np.ceil(edges[2:]).astype(int), (left + 1, top + 1))
+    left, top = np.floor(edges[:2] + _SLACK).astype(int)
+    right, bottom = np.maximum(np.ceil(edges[2:] - _SLACK).astype(int), (left + 1, top + 1))
     crop = pillow.new(page.mode, (int(right - left), int(bottom - top)), "white")
     crop.paste(page, (int(-left), int(-top)))
     return crop

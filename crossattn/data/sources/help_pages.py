@@ -5,8 +5,8 @@ region is what one tag made: its box, its text, its pixels, and a class by that 
 item of a list a step, a row of a table is table, a box "note", "tip" or "warning" a note, and the rest are
 paragraphs. The one thing to know: each file is set in a style of its own (typeface, size, headings, indents,
 markers of lists, frames of notes and tables), drawn from its name, so that neither a size nor a place alone
-says what a region is; some styles set two classes alike. What a page breaks in two is no region, and
-neither is code. All pages of a file are in one split. "help_pages/made" makes pages up, with no download.
+says what a region is; some styles set two classes alike. The last block of a page that goes on may be broken
+and is no region, and neither is code. All pages of a file are in one split. "help_pages/made" makes pages up, with no download.
 """
 
 import functools
@@ -133,7 +133,7 @@ def pages_of(name: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 def lay_out(
     blocks: Sequence[Block], style: str
 ) -> Iterator[tuple[bytes, dict[int, tuple[float, ...]]]]:
-    """Pages of blocks, set in a style: the PNG in grey, and the box of each whole block, by its number.
+    """Pages of blocks, set in a style: the PNG in grey, and the boxes of whole blocks, by their numbers.
 
     The same blocks and style give the same pages, byte for byte under one version of PyMuPDF.
     """
@@ -149,26 +149,27 @@ def lay_out(
         device = writer.begin_page(page)
         more, _ = story.place(where)
         found.append(_places(story))
+        if more and found[-1]:  # the page may have broken its last block, which it does not tell
+            del found[-1][max(found[-1])]
         story.draw(device)
         writer.end_page()
     writer.close()
     with pymupdf.open("pdf", file.getvalue()) as document:
         for sheet, places in zip(document, found, strict=True):
-            others = [key for each in found if each is not places for key in each]
-            whole = {i: box for i, box in places.items() if i not in others and _is_on_page(box)}
-            yield sheet.get_pixmap(colorspace=pymupdf.csGRAY).tobytes("png"), whole
+            inside = {number: box for number, box in places.items() if _is_on_page(box)}
+            yield sheet.get_pixmap(colorspace=pymupdf.csGRAY).tobytes("png"), inside
 
 
 def _places(story: Any) -> dict[int, tuple[float, ...]]:
     """The boxes of the blocks that are on the page, by their numbers."""
-    places: dict[int, tuple[float, ...]] = {}
-
-    def note(position: Any) -> None:
-        if position.open_close & 1 and (position.id or "").startswith("r"):
-            places[int(position.id[1:])] = tuple(position.rect)
-
-    story.element_positions(note)
-    return places
+    told: list[Any] = []
+    # A bare lambda: PyMuPDF counts the arguments of its code, which decorators change.
+    story.element_positions(lambda place: told.append((place.id, place.open_close, place.rect)))
+    return {
+        int(name[1:]): tuple(box)
+        for name, open_close, box in told
+        if open_close & 1 and name and name.startswith("r")
+    }
 
 
 def _is_on_page(box: tuple[float, ...]) -> bool:
