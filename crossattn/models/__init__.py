@@ -19,6 +19,7 @@ from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
+from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
@@ -37,6 +38,8 @@ __all__ = [
     "FlamingoConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
+    "SelfDoc",
+    "SelfDocConfig",
     "Transformer",
     "TransformerConfig",
     "ViT",

@@ -24,7 +24,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
     "train", "prepare", "evaluate", "export", "translate", "transcribe", "classify", "demo", "word_errors",
-    "fetch_weights", "plan",
+    "fetch_weights", "plan", "read_page",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.corpus", "bench.decode",
