@@ -295,7 +295,7 @@ class PerceiverIO(nnx.Module):
                 )
             if given is not None:
                 parts.append(
-                    Encoded(self.pixels(image))
+                    Encoded(self.pixels(given))
                     if name == "image"
                     else Encoded.of(self.tokens(tokens, positions, key), segment_ids)
                 )

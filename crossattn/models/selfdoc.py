@@ -43,7 +43,7 @@ from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
-from crossattn.types import Array, Bool, Float, Int, Key
+from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
 Modality = Literal["text", "picture"]
 _PAD = 0  # what texts are filled up with
@@ -172,11 +172,12 @@ class SelfDoc(nnx.Module):
                 x = regions(parts(given, next(keys)), boxes, mask, next(keys))
                 encoded.append(Encoded.of(x, segment_ids))
         if self.fusion is None:
-            return self.norm(encoded[0].vectors)
-        words, looks, weights = *encoded, None
+            return self.norm(jnp.asarray(encoded[0].vectors))
+        words, looks = encoded
+        weights: Any = None
         for layer in self.cross:
             words, looks, weights = layer(words, looks, next(keys), mask=mask)
-        x, gates = self.fusion(words.vectors, looks.vectors)
+        x, gates = self.fusion(jnp.asarray(words.vectors), jnp.asarray(looks.vectors))
         x = self.norm(x)
         return (x, Reading(*weights, gates)) if return_weights else x
 
@@ -323,11 +324,11 @@ class CrossModality(nnx.Module):
             self.text.agreed(text, picture, self.picture, mask, keys[0]),
             self.picture.agreed(picture, text, self.text, mask, keys[1]),
         )
-        found = (
+        read = (
             self.text.read(*first, self.picture, mask, keys[2]),
             self.picture.read(*first[::-1], self.text, mask, keys[3]),
         )
-        return found[0][0], found[1][0], (found[0][1], found[1][1])
+        return read[0][0], read[1][0], (read[0][1], read[1][1])
 
 
 class _Side(nnx.Module):
@@ -354,7 +355,7 @@ class _Side(nnx.Module):
         memory = attention.memory(
             others.agree_residual.pre_norm(other.vectors), valid=valid, values_of=values
         )
-        update = attention(x.vectors, memory, mask, dropout_key=keys[0])
+        update = attention(jnp.asarray(x.vectors), memory, mask, dropout_key=keys[0])
         return replace(own, vectors=self.agree_residual.add_residual(own.vectors, update, keys[1]))
 
     def read(
@@ -362,9 +363,10 @@ class _Side(nnx.Module):
     ) -> tuple[Encoded, Array]:
         """The second stage and the feed-forward network; and the weights."""
         keys = split(key, 4)
-        memory = self.cross.memory(others.cross_residual.pre_norm(other.vectors), valid=other.valid)
+        cross: MultiHeadAttention = self.cross
+        memory = cross.memory(others.cross_residual.pre_norm(other.vectors), valid=other.valid)
         hidden = self.cross_residual.pre_norm(own.vectors)
-        update, weights = self.cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
+        update, weights = cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
         x = self.cross_residual.add_residual(own.vectors, update, keys[1])
         update = self.feedforward(self.feedforward_residual.pre_norm(x), keys[2])
         return replace(
@@ -378,7 +380,7 @@ def of_same_regions(
     """For each vector of ``other``, the mean of those of ``own`` of its region, and whether there is any."""
     alike = own.vectors.shape[-2] == other.vectors.shape[-2]
     if own.positions is None and other.positions is None and alike:
-        return own.vectors, own.readable & other.readable
+        return jnp.asarray(own.vectors), jnp.asarray(own.readable & other.readable)
     ours, theirs = _regions(own), _regions(other)
     same = (theirs[..., :, None] == ours[..., None, :]) & own.readable[..., None, :]
     count = same.sum(-1)
@@ -387,7 +389,7 @@ def of_same_regions(
     return shares.astype(vectors.dtype) @ vectors, (count > 0) & other.readable
 
 
-def _regions(encoded: Encoded) -> Int[Array, "*#B S"]:
+def _regions(encoded: Encoded) -> Int[AnyArray, "*#B S"]:
     size = encoded.vectors.shape[-2]
     return jnp.arange(size) if encoded.positions is None else encoded.positions
 

@@ -101,7 +101,7 @@ class ViT(nnx.Module):
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B D"]:
         """The vector of the class token, which the output layer gets."""
-        return self.encode(image, key=key).vectors[..., 0, :]
+        return jnp.asarray(self.encode(image, key=key).vectors)[..., 0, :]
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
@@ -138,5 +138,5 @@ class ViT(nnx.Module):
         _, weights = last.attention(
             normed[..., :1, :], last.attention.memory(normed), return_weights=True
         )
-        grid = self.patches.grid(image.shape[-3:-1])
+        grid = self.patches.grid((image.shape[-3], image.shape[-2]))
         return {"patches": jnp.mean(weights[..., 0, 1:], -2).reshape(*image.shape[:-3], *grid)}

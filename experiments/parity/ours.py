@@ -67,8 +67,8 @@ def _forward(
     labels, measured = data["labels"], {}
     if case.kind in ("picture", "bytes"):
         given = dict(tokens=data.get("source"), image=data.get("image"))
-        options: dict[str, Any] = dict(segment_ids=data.get("present"), return_weights=True)
-        logits, *weights = xa.apply(model, params, **given, **options)
+        asked: dict[str, Any] = dict(segment_ids=data.get("present"), return_weights=True)
+        logits, *weights = xa.apply(model, params, **given, **asked)
         measured = {
             "logits": logits,
             "weights of inputs": weights[0],

@@ -154,7 +154,7 @@ class RegionsTask(base.Task):
                 f"this model reads the {self.model_config.reads} alone; train one with "
                 "config.model.reads='both' to see what each modality reads of the other"
             )
-        (item,) = feature_eval_batches([page], self.features(), batch_size=1)
+        (item,) = feature_eval_batches([dict(page)], self.features(), batch_size=1)
         batch = jax.tree.map(jnp.asarray, item.batch)
         logits, reading = jax.jit(self._read)(params, batch)
         count = min(len(page["text"]), self.config.data.regions)

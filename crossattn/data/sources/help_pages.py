@@ -92,7 +92,7 @@ class HelpPages(records.PackageBuilder):
             )
         return {name: self._generate_examples(files) for name, files in splits.items()}
 
-    def _generate_examples(self, examples) -> Iterator[tuple[int, dict]]:
+    def _generate_examples(self, examples: Any) -> Iterator[tuple[int, dict]]:
         pages = itertools.chain.from_iterable(
             pages_of(file, read_blocks(content.decode("utf-8"))) for file, content in examples
         )

@@ -65,7 +65,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         )
     block, other = (_block(shape, branch, dtype) for branch in range(2))
     size = shape["img_size"]
-    scaled = [tuple(int(side * scale) for side in size) for scale in shape["img_scale"]]
+    scaled: Any = [tuple(int(side * scale) for side in size) for scale in shape["img_scale"]]
     config = CrossViTConfig(
         block,
         large_dim=other.dim,

@@ -41,7 +41,7 @@ _NAMES = {
 # Of the decoder, which for classes is one inside another.
 _QUERIES, _WRITE = "output_position_encodings.position_embeddings", "decoding_cross_attention"
 # Constants of the classes, which no config says.
-_FOURIER = dict(image_size=(224, 224), bands=64)
+_FOURIER: dict[str, Any] = dict(image_size=(224, 224), bands=64)
 _LEARNED_DIM, _TEXT_HEADS, _TEXT_KEYS = 256, 8, 8 * 32
 _CLASSES = {
     "PerceiverForImageClassificationFourier": "fourier",
@@ -70,7 +70,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         "masked": text,
         "text": text,
     }
-    own = inputs[kind]
+    own: dict[str, Any] = inputs[kind]
     sizes = {"fourier": 3 + 2 * (1 + 2 * _FOURIER["bands"]), "learned": 2 * _LEARNED_DIM}
     memory_dim = sizes.get(kind, settings["d_model"])
     block = _block(settings, dtype)
