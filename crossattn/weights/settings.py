@@ -31,7 +31,7 @@ _GATED = {
 
 # Entries that say how large or how many.
 _SIZE = re.compile(
-    r"(.*_)?(d_model|d_ff|d_kv|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
+    r"(.*_)?(d_model|d_ff|d_kv|d_latents|latents|channels|blocks|per_block|widening_factor|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
     r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
 )
 _LARGEST = 2**31 - 1
@@ -97,8 +97,9 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
         if key in ("encoder", "decoder") and isinstance(value, dict):
             check_sizes(value, tensors)
         elif _SIZE.fullmatch(key) and value is not None:
-            most = tensors if key.endswith(("layers", "n_layer")) else _LARGEST
-            if type(value) is not int or not 0 <= value <= most:
+            most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
+            sizes = value if isinstance(value, list) else [value]
+            if not all(type(size) is int and 0 <= size <= most for size in sizes):
                 raise CheckpointError(
                     f"config.json has {key} {value!r}; expected a whole number from 0 to {most}"
                     + (", as many as there are tensors." if most == tensors else ".")

@@ -65,6 +65,16 @@ def _forward(
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
     labels, measured = data["labels"], {}
+    if case.kind in ("picture", "bytes"):
+        given = dict(tokens=data.get("source"), image=data.get("image"))
+        options: dict[str, Any] = dict(segment_ids=data.get("present"), return_weights=True)
+        logits, *weights = xa.apply(model, params, **given, **options)
+        measured = {
+            "logits": logits,
+            "weights of inputs": weights[0],
+            "weights of latents": weights[1],
+        }
+        return measured | {"loss": _loss(logits, labels)}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
         if case.reads:
