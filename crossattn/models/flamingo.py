@@ -249,10 +249,8 @@ def image_positions(
       ValueError: a row has an image without a token, or a token without an image.
     """
     rows = [np.flatnonzero(np.asarray(row) == image_id) for row in tokens]
-    for number, (row, count) in enumerate(
-        zip(rows, rows if images is None else images, strict=True)
-    ):
-        count = len(count) if images is None else count
+    counts = [len(row) for row in rows] if images is None else images
+    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
         if len(row) != count:
             raise ValueError(
                 f"row {number} has {len(row)} image tokens (id {image_id}) and {count} images; expected one "

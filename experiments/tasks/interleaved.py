@@ -211,7 +211,7 @@ class InterleavedTask(base.Task):
         ]
         return [" | ".join(texts) for texts in zip(*told, right, strict=True)]
 
-    def _captions(self, params: Any, batch: Any, count: int) -> jax.Array:
+    def _captions(self, params: Any, batch: Any, count: int) -> Any:
         """Tokens of the caption of each row's last picture, with ``count`` examples before it."""
         last = self.config.data.examples
         chosen = slice(last - 1 - count, last)
