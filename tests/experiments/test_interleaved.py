@@ -2,13 +2,17 @@
 
 import json
 
+import jax
 import numpy as np
 
+from configs import emoji_flamingo
+from crossattn.data.sources import open_source
 from crossattn.functional import flatten
-from experiments.tasks.interleaved import IMAGE, interleaved
+from experiments.tasks.interleaved import IMAGE, InterleavedTask, interleaved
 from tests.experiments.conftest import ROOT
 
 CONFIG = f"--config={ROOT}/configs/emoji_flamingo.py"
+SHORT = ("--config.train.steps=4", "--config.checkpoint.every=4", "--config.model.layers=1")
 
 
 def test_a_row_is_pictures_and_captions_in_turn():
@@ -47,18 +51,28 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is
     launched, parameters, tmp_path
 ):
     text_run, workdir = tmp_path / "text", tmp_path / "run"
-    code, _, err = launched("train", f"{CONFIG}:text,tiny", f"--workdir={text_run}")
+    code, _, err = launched("train", f"{CONFIG}:text,tiny", *SHORT, f"--workdir={text_run}")
     assert code == 0, err
-    arguments = (f"{CONFIG}:gated,tiny", f"--workdir={workdir}", f"--config.init.from={text_run}")
-    code, _, err = launched("train", *arguments)
+    arguments = (
+        f"{CONFIG}:gated,tiny",
+        *SHORT,
+        f"--config.init.from={text_run}",
+        "--config.model.interval=1",
+    )
+    code, _, err = launched("train", *arguments, f"--workdir={workdir}")
     assert code == 0, err
     before, after = flatten(parameters(text_run)), flatten(parameters(workdir))
     for name, x in before.items():
         np.testing.assert_array_equal(x, after[name], name)
     gates = [x for name, x in after.items() if name.endswith("gate")]
     assert len(gates) == 2 and all(gates)
-    code, _, err = launched("evaluate", f"--workdir={workdir}", "--split=validation")
-    assert code == 0, err
-    found = json.loads((workdir / "results-validation.json").read_text())
-    assert found.keys() == {"loss", "nll", "nll_0", "nll_2", "nll_shuffled"}
-    assert found["nll"] != found["nll_shuffled"]
+    *_, last = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    assert last["nll"] != last["nll_shuffled"] and {"nll_0", "nll_2"} <= last.keys()
+
+
+def test_captions_are_told_without_an_example_and_with_some():
+    task = InterleavedTask(emoji_flamingo.get_config("tiny"))
+    told = task.samples(jax.jit(task.init)(jax.random.key(0)), "validation")
+    assert len(told) == 4 and all(line.count(" | ") == 2 for line in told)
+    captions = {example["caption"] for example in open_source("shapes", "validation")}
+    assert {line.rpartition(" | ")[2] for line in told} <= captions
