@@ -49,7 +49,9 @@ class PublishedTokenizer(Tokenizer):
     def from_json(cls, text: str) -> "PublishedTokenizer":
         """The tokenizer that `to_json` gave."""
         content = json.loads(text)
-        frame: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in content["frame"].items()}
+        frame: Any = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in content["frame"].items()
+        }
         return cls(_Backend.from_str(content["published"]), Frame(**frame))
 
     def __hash__(self) -> int:
