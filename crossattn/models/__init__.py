@@ -16,6 +16,7 @@ from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
@@ -28,6 +29,8 @@ __all__ = [
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "Flamingo",
+    "FlamingoConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
     "Transformer",

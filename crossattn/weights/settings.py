@@ -124,15 +124,24 @@ def buildable(kind: str = "model") -> Iterator[None]:
         ) from error
 
 
-def bart_block(settings: Settings, half: str, **others: Any) -> BlockConfig:
-    """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's."""
+def bart_block(
+    settings: Settings, half: str, *, dropout_rate: float = 0.1, **others: Any
+) -> BlockConfig:
+    """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's.
+
+    Args:
+      settings: the checkpoint's.
+      half: which.
+      dropout_rate: what a config that does not say so has.
+      **others: those of ``BlockConfig.of``.
+    """
     return BlockConfig.of(
         dim=settings["d_model"],
         num_heads=settings[f"{half}_attention_heads"],
         mlp_dim=settings[f"{half}_ffn_dim"],
         activation=settings.activation("activation_function", "gelu"),
         norm_epsilon=1e-5,
-        dropout_rate=settings.get("dropout", 0.1),
+        dropout_rate=settings.get("dropout", dropout_rate),
         attention_dropout_rate=settings.get("attention_dropout", 0.0),
         mlp_dropout_rate=settings.get("activation_dropout", 0.0),
         **others,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from crossattn import models
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
@@ -68,7 +69,10 @@ class ClassificationTask(base.Task):
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
         if data.text is not None and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
-        base.refuse_without_arguments(config, _arguments(data))
+        super().check(config)
+        model = models.find(config.model.name)
+        given = f"config.model.name is {model.name!r}"
+        cls._refuse_unread(given, model.module, config.task, _arguments(data))
         _classes(data)
 
     def refuse_unready(self) -> None:

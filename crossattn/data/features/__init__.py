@@ -18,12 +18,12 @@ from jaxtyping import Integer
 from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
-from crossattn.data.features.sound import Sound
+from crossattn.data.features.sound import Sound, SoundWindow
 from crossattn.data.features.text import Text
 from crossattn.data.features.vectors import Vectors
 from crossattn.data.packing import Batch, Layout
 
-__all__ = ["Boxes", "Feature", "Image", "Label", "Sound", "Text", "Vectors"]
+__all__ = ["Boxes", "Feature", "Image", "Label", "Sound", "SoundWindow", "Text", "Vectors"]
 
 
 @runtime_checkable
