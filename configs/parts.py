@@ -123,6 +123,12 @@ def perceiver(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in usual.items() if key not in other} | changes
 
 
+def picture_model(name: str, **changes: Any) -> dict[str, Any]:
+    """``model`` of pictures, which has no positions of tokens and no table of them."""
+    usual = model(name, dim=64, num_heads=4, mlp_dim=128, activation="gelu")
+    return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
+
+
 def cross_entropy(**changes: Any) -> dict[str, Any]:
     """A loss on tokens."""
     return dict(label_smoothing=0.0, z_loss=0.0, chunks=1) | changes

@@ -106,12 +106,14 @@ class MultiHeadAttention(nnx.Module):
         *,
         positions: Int[Array, "*#B S"] | None = None,
         valid: Bool[Array, "*B S"] | None = None,
+        values_of: Float[Array, "*B S M"] | None = None,
     ) -> Memory:
-        """Keys and values of ``x``, projected once, to be read any number of times."""
+        """Keys and values of ``x``, or keys of ``x`` and ``values_of`` another, projected once."""
         if self.memory_norm is not None:
             x = self.memory_norm(x)
+            values_of = None if values_of is None else self.memory_norm(values_of)
         keys = placed(self.key(x), "kv_heads", None)
-        values = placed(self.value(x), "kv_heads", None)
+        values = placed(self.value(x if values_of is None else values_of), "kv_heads", None)
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:

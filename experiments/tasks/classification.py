@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from crossattn import models
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
@@ -24,6 +23,7 @@ from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import Key
 from experiments.tasks import base
+from experiments.tasks.augmentation import augmented
 from experiments.tasks.corpus import Corpus
 
 KEYS = {
@@ -33,6 +33,9 @@ KEYS = {
     "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
     "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
     "data.channels": Key(int, "3 for colour, 1 for grey.", "[1, 3]", needed=False),
+    "data.flip": Key(bool, "Half of the pictures are mirrored in training.", needed=False),
+    "data.shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)",
+                      needed=False),
     "data.text": Key(str, "The value that is a text; none reads none.", none=True),
     "data.text_len": Key(int, "The most tokens of a text, its end included.", "[2, inf)", needed=False),
     "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram"),
@@ -69,10 +72,7 @@ class ClassificationTask(base.Task):
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
         if data.text is not None and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
-        super().check(config)
-        model = models.find(config.model.name)
-        given = f"config.model.name is {model.name!r}"
-        cls._refuse_unread(given, model.module, config.task, _arguments(data))
+        base.refuse_without_arguments(config, _arguments(data))
         _classes(data)
 
     def refuse_unready(self) -> None:
@@ -110,9 +110,14 @@ class ClassificationTask(base.Task):
         return sizes
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
+        data = self.config.data
+        if key is not None and data.image is not None:
+            chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+            image = augmented(batch[data.image], jax.random.fold_in(key, 1), **chosen)
+            batch = {**batch, data.image: image}
         loss, sums = cross_entropy(
             self.logits(params, batch, key),
-            batch[self.config.data.label],
+            batch[data.label],
             batch["valid"],
             label_smoothing=self.config.loss.label_smoothing,
         )

@@ -35,7 +35,10 @@ def test_a_module_of_ones_own_may_write_its_name_its_own_way(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("gpt", "no model 'gpt'; expected one of bert, decoder, encoder_decoder"),
+        (
+            "gpt",
+            "no model 'gpt'; expected one of bert, crossvit, decoder, encoder_decoder, flamingo",
+        ),
         ("../up", "no model '../up'; expected one of bert"),
         ("nowhere.gpt", "'nowhere.gpt' cannot be imported"),
         ("json.scanner", "json.scanner has no Scanner and no ScannerConfig and no tiny"),
