@@ -41,7 +41,7 @@ _NAMES = {
 # Of the decoder, which for classes is one inside another.
 _QUERIES, _WRITE = "output_position_encodings.position_embeddings", "decoding_cross_attention"
 # Constants of the classes, which no config says.
-_FOURIER = dict(image_size=(224, 224), bands=64)
+_FOURIER: dict[str, Any] = dict(image_size=(224, 224), bands=64)
 _LEARNED_DIM, _TEXT_HEADS, _TEXT_KEYS = 256, 8, 8 * 32
 _CLASSES = {
     "PerceiverForImageClassificationFourier": "fourier",
