@@ -89,9 +89,7 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
 
 def _seen(feature: Image, x: np.ndarray) -> np.ndarray:
     """The picture that a model gets, with values from 0 to 1."""
-    return np.clip(
-        x * np.asarray(feature.std, np.float32) + np.asarray(feature.mean, np.float32), 0, 1
-    )
+    return np.clip(x * np.asarray(feature.std) + np.asarray(feature.mean), 0, 1)
 
 
 if __name__ == "__main__":

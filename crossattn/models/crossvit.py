@@ -149,7 +149,7 @@ class CrossViT(nnx.Module):
         return (hidden, weights) if return_weights else hidden
 
     @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B classes"]:
         """Logits of classes, float32: the mean of those of both branches."""
         small, large = jnp.split(hidden, [self.small_dim], axis=-1)
         return (self.small_output.logits(small) + self.large_output.logits(large)) / 2
@@ -157,7 +157,7 @@ class CrossViT(nnx.Module):
     @on_any_mesh
     def __call__(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B C"]:
+    ) -> Float[Array, "*B classes"]:
         """Logits of classes [*B C]."""
         return self.logits(self.hidden(image, key=key))
 

@@ -124,7 +124,7 @@ class PerceiverIO(nnx.Module):
     def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
         _check(config)
         block, read, write = config.block, config.read or config.block, config.write or config.block
-        self.pixels = PixelInput(config, rngs=rngs) if config.image_size is not None else None
+        self.pixels: Any = None if config.image_size is None else PixelInput(config, rngs=rngs)
         self.tokens: Any = None if config.vocab_size is None else _tokens(config, write.dim, rngs)
         sizes = [] if self.pixels is None else [self.pixels.dim]
         sizes += [] if self.tokens is None else [config.token_dim or write.dim]

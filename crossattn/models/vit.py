@@ -104,7 +104,7 @@ class ViT(nnx.Module):
         return jnp.asarray(self.encode(image, key=key).vectors)[..., 0, :]
 
     @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B classes"]:
         """Logits of classes, float32: the output layer alone.
 
         Raises:
@@ -117,7 +117,7 @@ class ViT(nnx.Module):
     @on_any_mesh
     def __call__(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B C"]:
+    ) -> Float[Array, "*B classes"]:
         """Logits of classes [*B C]."""
         return self.logits(self.hidden(image, key=key))
 
@@ -138,5 +138,6 @@ class ViT(nnx.Module):
         _, weights = last.attention(
             normed[..., :1, :], last.attention.memory(normed), return_weights=True
         )
-        grid = self.patches.grid((image.shape[-3], image.shape[-2]))
-        return {"patches": jnp.mean(weights[..., 0, 1:], -2).reshape(*image.shape[:-3], *grid)}
+        *batch, height, width, _ = image.shape
+        grid = self.patches.grid((height, width))
+        return {"patches": jnp.mean(weights[..., 0, 1:], -2).reshape(*batch, *grid)}

@@ -192,7 +192,7 @@ class BlockConfig:
 
         With ``norm_memory`` those are normalised, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
         """
-        options: Any = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
+        options: dict[str, Any] = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
         attention = self._attention(
             self.cross or self.attention,
             rngs,

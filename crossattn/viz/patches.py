@@ -17,16 +17,16 @@ _HEAT = "inferno"
 
 
 def patches(
-    image: Float[np.ndarray, "H W C"],
-    weights: Mapping[str, Float[np.ndarray, "h w"]],
+    image: Float[np.ndarray, "..."],
+    weights: Mapping[str, Float[np.ndarray, "..."]],
     title: str = "",
 ) -> "Figure":
     """A picture, and beside it once for each of the weights, with heat over its patches.
 
     Args:
-      image: values from 0 to 1, of 1 or 3 channels.
-      weights: by what is written over each panel, how much was read of each patch of a grid over the whole
-        picture. The colours of a panel go from 0 to its largest weight, which its title names.
+      image: [H W C], values from 0 to 1, of 1 or 3 channels.
+      weights: by what is written over each panel, how much was read of each patch of a grid [h w] over the
+        whole picture. The colours of a panel go from 0 to its largest weight, which its title names.
       title: what stands above all.
 
     Raises:

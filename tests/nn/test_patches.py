@@ -29,7 +29,9 @@ def test_a_patch_is_projected_where_it_stands(class_token):
             rows.append(np.einsum("bhwc,chwd->bd", patch, p["projection"]["kernel"]))
             rows[-1] += p["projection"]["bias"]
     expected = np.stack(rows, 1) + p["positions"]["table"]
-    np.testing.assert_allclose(xa.apply(build, params, IMAGE), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        xa.apply(build, params, jnp.asarray(IMAGE)), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_positions_are_interpolated_for_other_sizes():
@@ -39,7 +41,7 @@ def test_positions_are_interpolated_for_other_sizes():
     params["positions"]["table"] = jnp.asarray(
         np.concatenate([np.full((1, 5), 7), ramp.reshape(6, 5)])
     )
-    found = xa.apply(build, params, np.zeros((1, 9, 24, 3), np.float32))[0]
+    found = xa.apply(build, params, jnp.zeros((1, 9, 24, 3)))[0]
     np.testing.assert_allclose(found[0], params["class_token"][0] + 7, rtol=1e-5)
     np.testing.assert_allclose(
         found[1:].reshape(2, 6, 5)[:, 2:4, 0], [[0.75, 1.25], [3.75, 4.25]], rtol=1e-4
@@ -58,6 +60,6 @@ def test_pictures_are_scaled_as_by_torch(size):
 def test_what_has_no_patches_is_refused():
     build, params = built()
     with pytest.raises(ValueError, match="a picture of 12 x 3 pixels has no patch of 4 x 4"):
-        xa.apply(build, params, IMAGE[:, :3])
+        xa.apply(build, params, jnp.asarray(IMAGE[:, :3]))
     with pytest.raises(ValueError, match="has 1 channels; expected 3"):
-        xa.apply(build, params, IMAGE[..., :1])
+        xa.apply(build, params, jnp.asarray(IMAGE[..., :1]))

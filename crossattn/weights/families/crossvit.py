@@ -65,7 +65,9 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         )
     block, other = (_block(shape, branch, dtype) for branch in range(2))
     size = shape["img_size"]
-    scaled: Any = [tuple(int(side * scale) for side in size) for scale in shape["img_scale"]]
+    small_size, large_size = (
+        (int(size[0] * scale), int(size[1] * scale)) for scale in shape["img_scale"]
+    )
     config = CrossViTConfig(
         block,
         large_dim=other.dim,
@@ -79,8 +81,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         num_classes=shape["num_classes"],
         image_size=size,
         channels=shape["in_chans"],
-        small_size=scaled[0],
-        large_size=scaled[1],
+        small_size=small_size,
+        large_size=large_size,
     )
     tables = (
         f"{b}_patches.{t}" for b in ("small", "large") for t in ("class_token", "positions.table")
