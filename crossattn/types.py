@@ -5,7 +5,7 @@ heads, ``G = N // K`` queries that share a key head, ``H`` head size, ``D`` mode
 size, ``V`` vocabulary, ``L`` layers.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PyTree, Shaped
@@ -24,10 +24,7 @@ __all__ = [
     "Shaped",
 ]
 
-if TYPE_CHECKING:
-    AnyArray = Array
-else:
-    AnyArray = Array | np.ndarray
+AnyArray = Array | np.ndarray
 """For arguments that may come from outside JAX."""
 
 Params = dict[str, Any]

@@ -7,7 +7,6 @@ or the other way round, or of another shape, is refused unless ``init.take`` or 
 import logging
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from crossattn.functional import flatten, nest
 from crossattn.train import processes, storage
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
+from experiments.pretrained import checkpoint_folder
 from experiments.runs import parameters
 from experiments.settings import saved_config
 from experiments.tasks import make_task
@@ -50,7 +50,7 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     given = _renamed(_read(section["from"], config), section.get("rename"))
     shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
     begun = _begun(shapes, _taken(given, section.get("take")), section.get("new"), section["from"])
-    if run_begun_with(config) is None:
+    if run_begun_with(config) is None and task.checkpoint is None:
         _refuse_tables(begun, task, section["from"])
 
     def begin(fresh: Any) -> Any:
@@ -68,7 +68,7 @@ def _read(source: str, config: Any) -> Mapping[str, Any]:
     if run is not None:
         task = make_task(saved_config(run), run / "assets")
         return flatten(parameters(task, run))
-    _, params, _ = weights.load(Path(source) if Path(source).is_dir() else source)
+    _, params, _ = weights.load(checkpoint_folder(source))
     return flatten(params)
 
 

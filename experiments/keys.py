@@ -31,6 +31,8 @@ _SECTIONS = (
     "evaluate",
 )  # fmt: skip
 _EXTRA = {"needed": False}
+NAME_OF_PRETRAINED = "pretrained"
+"""``config.model.name`` of the model, and tokenizer, of the checkpoint that ``config.init.from`` names."""
 
 
 def under(section: str, keys: Mapping[str, Key], **more: Any) -> dict[str, Key]:
@@ -62,7 +64,7 @@ COMMON: dict[str, Key] = {
         "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True),
     }, **_EXTRA),
     **under("init", {
-        "from": Key(str, "Begin with the parameters of a run, a folder of weights or a name on the hub.",
+        "from": Key(str, "Begin with a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.",
                     none=True),
         "take": Key(str, "Regular expression: which of its parameters are taken; none is all.", none=True),
         "rename": Key(str, "PATTERN=TEXT,...: how its parameters are called here.", none=True),
@@ -161,6 +163,18 @@ TEXT: dict[str, Key] = {
 }  # fmt: skip
 """Those that tasks on text share."""
 
+PRETRAINED: dict[str, Key] = {
+    **under("model", {
+        "dtype": Key(str, "Of the computation.", choices=("float32", "bfloat16", "float16")),
+    }, **_EXTRA),
+    **under("tokenizer", {
+        "source_language": Key(str, "Of an mBART: the language that is read, en_XX.", none=True),
+        "target_language": Key(str, "Of an mBART, fr_XX, or a Whisper, en: the language that is written.",
+                               none=True),
+    }, **_EXTRA),
+}  # fmt: skip
+"""Those of a model that a checkpoint describes, instead of a model's and a tokenizer's."""
+
 SOURCE_LEN: dict[str, Key] = {
     "data.source_len": Key(int, "The most tokens of a source, its end included.", "[2, inf)"),
 }
@@ -187,7 +201,11 @@ def of(task: Any, model: Any) -> dict[str, Key]:
       SettingsError: there is no such task, or no such model.
     """
     kind = tasks.find(task)
-    keys = COMMON | _of_model(model) | _own(kind)
+    keys = COMMON | _own(kind)
+    if model == NAME_OF_PRETRAINED:
+        keys = {k: key for k, key in keys.items() if not k.startswith("tokenizer.")} | PRETRAINED
+    else:
+        keys |= _of_model(model)
     metric = replace(keys["checkpoint.best_metric"], choices=kind.metrics)
     return _ordered(keys | {"checkpoint.best_metric": metric})
 
@@ -197,6 +215,7 @@ def every() -> dict[str, Key]:
     """The keys of all tasks and models that there are here; what one may leave out, may be left out."""
     keys: dict[str, Key] = COMMON | _MODEL
     for own in (
+        {k: key for k, key in PRETRAINED.items() if k.startswith("tokenizer.")},
         *(_own(tasks.find(name)) for name in tasks.known()),
         *(under("model", models.find(name).keys) for name in models.known()),
     ):
@@ -208,6 +227,8 @@ def owners(name: str) -> list[str]:
     """The tasks, or models, that have a key which not all have."""
     if name in COMMON:
         return []
+    if name in PRETRAINED and name.startswith("tokenizer."):
+        return [f"{NAME_OF_PRETRAINED!r} model"]
     tasks_with_it = [task for task in tasks.known() if name in _own(tasks.find(task))]
     return tasks_with_it or [model for model in models.known() if name in _of_model(model)]
 

@@ -1,6 +1,6 @@
 """Word errors of Whisper on real speech, ours beside faster-whisper's on the same files.
 
-    pip install crossattn[speech] jiwer whisper-normalizer faster-whisper
+    pip install crossattn[speech] faster-whisper
     python -m experiments.word_errors tiny.en base
 
 The LibriVox sentences and the Asterisk prompts of four words or more, greedy, texts normalised as
@@ -17,6 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from crossattn.data.speech import Example, open_speech
+from crossattn.train.evaluate import normalised, word_error_rate
 from experiments import fetch_weights, launch
 from experiments.transcribe import INT8, frames_of, open_whisper
 
@@ -30,8 +31,7 @@ FLAGS = (_SETS, INT8, _TEXTS)
 
 def main(arguments: Sequence[str]) -> int:
     """The command."""
-    launch.need("jiwer", "whisper_normalizer", install="jiwer whisper-normalizer")
-    launch.need("soundfile", "soxr", install="crossattn[speech]")
+    launch.need("jiwer", "whisper_normalizer", "soundfile", "soxr", install="crossattn[speech]")
     launch.keep_compiled()
     if _TEXTS.value:
         launch.writable(Path(_TEXTS.value))
@@ -84,20 +84,6 @@ def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
             segments, _ = whisper.transcribe(example["audio"], beam_size=1, language="en")
             texts.append("".join(segment.text for segment in segments).strip())
         return texts
-
-
-def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
-    """Errors in a hundred words of normalised text."""
-    import jiwer
-
-    return 100.0 * jiwer.wer(list(map(normalised, references)), list(map(normalised, transcripts)))
-
-
-def normalised(text: str) -> str:
-    """Text without what does not count: case, punctuation, spelling of numbers, fillers."""
-    from whisper_normalizer.english import EnglishTextNormalizer
-
-    return EnglishTextNormalizer()(text)
 
 
 if __name__ == "__main__":

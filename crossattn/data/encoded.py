@@ -260,11 +260,13 @@ class Encoding:
         both = self.side == "both"
         key = "source" if self.side == "source" else "target"
         targets = self.output_tokenizer.encode_batch([example[key] for example in examples])
-        long_target = np.array([len(ids) + 1 > self.target_len for ids in targets], bool)
+        around = len(self.output_tokenizer.frame)
+        long_target = np.array([len(ids) + around > self.target_len for ids in targets], bool)
         sources = long_source = None
         if both:
             sources = self.tokenizer.encode_batch([example["source"] for example in examples])
-            long_source = np.array([len(ids) + 1 > self.source_len for ids in sources], bool)
+            around = len(self.tokenizer.frame)
+            long_source = np.array([len(ids) + around > self.source_len for ids in sources], bool)
         long = long_target if long_source is None else long_target | long_source
         keep = np.flatnonzero(~long) if self.truncation == "drop" else np.arange(len(examples))
         source = None

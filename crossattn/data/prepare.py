@@ -32,6 +32,7 @@ from tqdm import tqdm
 from crossattn.data import fetch, sources
 from crossattn.data.encoded import EncodedPairs, Encoding
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.published_tokenizer import tokenizer_of
 from crossattn.data.shards import (
     read_shards,
     remove_partial,
@@ -120,7 +121,7 @@ class PreparedCorpus:
         given = json.loads(text)
         encoding = given.pop("encoding")
         for side in ("tokenizer", "target_tokenizer"):
-            encoding[side] = encoding[side] and Tokenizer.from_json(encoding[side])
+            encoding[side] = encoding[side] and tokenizer_of(encoding[side])
         return cls(encoding=Encoding(**encoding), **given)
 
 

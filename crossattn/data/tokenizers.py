@@ -8,6 +8,7 @@ tokens map to words by their spans.
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,42 @@ _BYTES = [
 _PIECE = r" ?[\p{L}\p{M}]+(?:['’](?=\p{L}))?| ?\p{N}| ?([^\s\p{L}\p{M}\p{N}])\1*|\s+"
 
 
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the tokens of a text.
+
+    Attributes:
+        start: what a decoder reads before it has written anything.
+        before, after: what a text begins and ends with; a decoder predicts both.
+    """
+
+    start: int = BOS
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = (EOS,)
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def read(self, ids: Sequence[int], length: int) -> list[int]:
+        """A text that is read, at most `length` tokens: cutting it keeps its end."""
+        return [*self.before, *ids[: max(length - len(self), 0)], *self.after][-length:]
+
+    def predicted(self, ids: Sequence[int], length: int) -> list[int]:
+        """A text that is predicted: what the decoder reads first, and at most `length` tokens.
+
+        Cutting it loses its end, so that nothing learns to stop there.
+        """
+        return [self.start, *self.before, *ids, *self.after][: length + 1]
+
+
 class Tokenizer:
-    """Text to ids and back; ids 0 to 3 are padding, beginning, end and (never produced) unknown."""
+    """Text to ids and back; ids 0 to 3 are padding, beginning, end and (never produced) unknown.
+
+    Attributes:
+        frame: the tokens around those of a text.
+    """
+
+    frame = Frame()
 
     def __init__(self, backend: _Backend):
         self._backend = backend

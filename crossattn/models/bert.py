@@ -19,7 +19,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import AnyArray, Array, Float, Int, Key
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Bert(nnx.Module):
         return self.logits(self.encode(tokens, *args, **options).vectors)
 
     @on_any_mesh
-    def logits(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B S V"]:
+    def logits(self, vectors: Float[AnyArray, "*B S D"]) -> Float[Array, "*B S V"]:
         """Logits of what stands at each token, from the vectors that ``encode`` gives.
 
         Raises:

@@ -128,6 +128,12 @@ class Decoder(Autoregressive):
         """The output layer's weights, one row a token."""
         return self.output.rows(self.input.embedding)
 
+    def output_product(
+        self, hidden: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        return self.output.product(hidden, self.input.embedding)
+
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
@@ -189,11 +195,8 @@ class Decoder(Autoregressive):
         return_weights: bool = False,
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, states, weights = self.decoder.decode(
-            self.input, tokens, states, return_weights=return_weights
-        )
-        x = self.output.transform(x)
-        return (x, states, weights) if return_weights else (x, states)
+        x, *rest = self.decoder.decode(self.input, tokens, states, return_weights=return_weights)
+        return self.output.transform(x), *rest
 
     def _read(self, memory: Any, segment_ids: Array | None) -> Any:
         if (memory is None) != (self.memory_dim is None):

@@ -6,6 +6,7 @@ Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Gene
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.models import bert, decoder
@@ -79,7 +80,7 @@ class EncoderDecoder(Autoregressive):
         return (
             encoded
             if self.bridge is None
-            else replace(encoded, vectors=self.bridge(encoded.vectors))
+            else replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
         )
 
     @on_any_mesh
@@ -90,6 +91,8 @@ class EncoderDecoder(Autoregressive):
         *,
         source_segment_ids: Int[Array, "*B S"] | None = None,
         target_segment_ids: Int[Array, "*B T"] | None = None,
+        source_positions: Int[Array, "*#B S"] | None = None,
+        target_positions: Int[Array, "*#B T"] | None = None,
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
@@ -98,9 +101,10 @@ class EncoderDecoder(Autoregressive):
         keys = split(key, 2)
         result = self.decoder.hidden(
             target_in,
-            memory=self.encode(source, source_segment_ids, key=keys[0]),
+            memory=self.encode(source, source_segment_ids, source_positions, keys[0]),
             memory_segment_ids=source_segment_ids,
             segment_ids=target_segment_ids,
+            positions=target_positions,
             key=keys[1],
             return_weights=return_weights,
         )
@@ -109,6 +113,12 @@ class EncoderDecoder(Autoregressive):
     def output_table(self) -> Float[Array, "V D"]:
         """The output layer's weights, one row a token."""
         return self.decoder.output_table()
+
+    def output_product(
+        self, hidden: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        return self.decoder.output_product(hidden)
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:

@@ -211,6 +211,12 @@ class Transformer(Autoregressive):
         """The output layer's weights, one row a token: for losses that fuse it with the softmax."""
         return self.output.rows(self.target_input.embedding)
 
+    def output_product(
+        self, hidden: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        return self.output.product(hidden, self.target_input.embedding)
+
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
         """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
@@ -281,11 +287,10 @@ class Transformer(Autoregressive):
         return_weights: bool = False,
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, states, weights = self.decoder.decode(
+        x, *rest = self.decoder.decode(
             self.target_input, tokens, states, return_weights=return_weights
         )
-        x = self.output.transform(x)
-        return (x, states, weights) if return_weights else (x, states)
+        return self.output.transform(x), *rest
 
 
 def _check_free(config: TransformerConfig) -> None:

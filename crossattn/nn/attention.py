@@ -134,7 +134,7 @@ class MultiHeadAttention(nnx.Module):
         """
         rotary_positions = positions
         if positions is None and cache.length is not None:
-            rotary_positions = cache.length + jnp.arange(x.shape[-2])
+            rotary_positions = jnp.asarray(cache.length) + jnp.arange(x.shape[-2])
         new = self.memory(x, positions=rotary_positions)
         kept = None if cache.positions is None else positions
         return cache.append(new.keys, new.values, positions=kept)
@@ -153,7 +153,7 @@ class MultiHeadAttention(nnx.Module):
                 f"x has {count} positions, but the cache that it reads has room for {size}; expected a "
                 "cache that x was appended to, by extend."
             )
-        return cache.length - count
+        return jnp.asarray(cache.length) - count
 
     def _query_positions(self, x: Array, memory: Memory) -> Array:
         """The positions of queries that came without any, [T] or [*B T]."""

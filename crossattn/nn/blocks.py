@@ -301,7 +301,8 @@ class Block(nnx.Module):
       **sublayers: by name, in order; the parameters of sublayer ``x`` are those of ``x`` and ``x_residual``.
 
     Raises:
-      ValueError: a sublayer has the name of something else that a block has.
+      ValueError: a sublayer has the name of something else that a block has; or it reads itself with
+        attention that only reads memories, such as ``AdditiveAttention``.
     Example: ``Block(attention=config.self_attention(rngs), feedforward=config.feedforward(rngs))``.
     """
 
@@ -313,6 +314,7 @@ class Block(nnx.Module):
                 f"a sublayer is called {taken[0]!r}, as something else of a block is; expected another name."
             )
         for name, sublayer in sublayers.items():
+            _check_inner(name, sublayer)
             setattr(self, name, sublayer.inner)
             setattr(self, f"{name}_residual", sublayer.residual)
         self.sublayers = tuple(
@@ -357,7 +359,7 @@ class Block(nnx.Module):
             leaves open whether later positions may be read.
         """
         projected, memories = {} if state is None else state.memories, memories or {}
-        self._check(projected, memories, memory_masks or {}, return_weights)
+        self._check(projected, memories, memory_masks or {})
         keys = split(key, 2 * len(self.sublayers))
         cache, weights = None if state is None else state.cache, None
         if cache is not None:
@@ -403,6 +405,22 @@ class Block(nnx.Module):
             }
         )
 
+    @property
+    def memory_names(self) -> tuple[str, ...]:
+        """What its sublayers read besides ``x`` itself."""
+        names = (place.reads for place in self.sublayers)
+        return tuple(name for name in names if name is not None and name != ITSELF)
+
+    def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory | None:
+        """An empty cache of ``size`` slots for self-attention; None where there is none.
+
+        Raises:
+          ValueError: several sublayers of self-attention would share it.
+        """
+        self._check_cache()
+        own = [place.name for place in self.sublayers if place.reads == ITSELF]
+        return getattr(self, own[0]).cache(batch_shape, size) if own else None
+
     def _attend(self, place, inner, x, memory, memory_masks, key, return_weights) -> Any:
         with jax.named_scope("cross_attention"):
             return inner(
@@ -413,9 +431,7 @@ class Block(nnx.Module):
                 return_weights=return_weights,
             )
 
-    def _check(
-        self, projected: Mapping, memories: Mapping, memory_masks: Mapping, return_weights: bool
-    ) -> None:
+    def _check(self, projected: Mapping, memories: Mapping, memory_masks: Mapping) -> None:
         """Attention to a memory has something to read, and what is projected has a reader."""
         readers = {
             place.name: place.reads for place in self.sublayers if place.reads not in (None, ITSELF)
@@ -441,6 +457,15 @@ class Block(nnx.Module):
                 f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "
                 f"self-attention, {', '.join(own)}; expected one: put them in blocks of their own."
             )
+
+
+def _check_inner(name: str, sublayer: Sublayer) -> None:
+    """What reads itself can be called with positions and a bias, and can go on from a cache."""
+    if sublayer.reads == ITSELF and not hasattr(sublayer.inner, "extend"):
+        raise ValueError(
+            f"{name} reads itself, but its {type(sublayer.inner).__name__} has no extend(), which "
+            "self-attention needs; expected MultiHeadAttention, or reads= the name of a memory."
+        )
 
 
 def _read(attention: Any, memory: Any) -> Any:
@@ -476,14 +501,11 @@ class DecoderBlock(Block):
         sublayers["feedforward"] = config.feedforward(rngs)
         super().__init__(scope="decoder_attention", **sublayers)
 
-    def _check(
-        self, projected: Mapping, memories: Mapping, memory_masks: Mapping, return_weights: bool
-    ) -> None:
-        """Without cross-attention there is nothing to read, mask or return."""
+    def _check(self, projected: Mapping, memories: Mapping, memory_masks: Mapping) -> None:
+        """Without cross-attention there is nothing to read or mask."""
         given = {
             "a source": bool(projected) or "source" in memories,
             "a mask of the source": memory_masks.get("source") is not None,
-            "return_weights": return_weights,
         }
         if not hasattr(self, "cross"):
             if named := [name for name, there in given.items() if there]:
@@ -491,7 +513,7 @@ class DecoderBlock(Block):
                     f"this DecoderBlock has no cross-attention, but was given {named[0]}; leave it out, "
                     "or build the block with a memory_dim."
                 )
-        super()._check(projected, memories, memory_masks, return_weights)
+        super()._check(projected, memories, memory_masks)
 
 
 def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:

@@ -1,9 +1,10 @@
 """The half of a model that generates: a stack of decoder blocks, for whole sequences and step by step.
 
-The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``.
+The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``. Any other period of
+blocks is decoded as well, gated ones and ones without self-attention among them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.functional import Build
 from crossattn.nn.blocks import BlockConfig, DecoderBlock
-from crossattn.nn.encoded import Encoded
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
@@ -26,10 +27,15 @@ class DecoderStack(nnx.Module):
 
     Args:
       config: shape of the blocks.
-      num_layers: L.
+      num_layers: L; of a period of several blocks, how often it is repeated.
       memory_dim: size of the source's vectors; None for a decoder without a source.
+      build: makes a ``Block`` from ``nnx.Rngs``, or several such for a period of unlike blocks, which may
+        read any memories; None is a ``DecoderBlock`` of ``config`` and ``memory_dim``.
       positions: position scheme of the self-attention.
-      scan, remat: see ``Stack``.
+      share, scan, remat: see ``Stack``.
+
+    Raises:
+      ValueError: as ``Stack`` does; or there are both ``build`` and ``memory_dim``.
     """
 
     def __init__(
@@ -37,15 +43,23 @@ class DecoderStack(nnx.Module):
         config: BlockConfig,
         num_layers: int,
         *,
-        memory_dim: int | None,
+        memory_dim: int | None = None,
+        build: Build | Sequence[Build] | None = None,
         positions: PositionScheme,
-        scan: bool,
-        remat: bool | str,
+        share: bool = False,
+        scan: bool = False,
+        remat: bool | str = False,
         rngs: nnx.Rngs,
     ):
+        if build is not None and memory_dim is not None:
+            raise ValueError(
+                f"got build and memory_dim {memory_dim}, which is of the blocks that are built without one; "
+                "leave memory_dim out."
+            )
         self.stack = Stack(
-            lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs),
+            build or (lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs)),
             num_layers,
+            share=share,
             scan=scan,
             remat=remat,
             rngs=rngs,
@@ -54,22 +68,38 @@ class DecoderStack(nnx.Module):
         self.norm = config.normalise(rngs) if config.norm_first else None
 
     @on_any_mesh
-    def read(self, **memories: Encoded) -> Any:
-        """Each layer's memory of what it reads, by name, projected once; ``source`` of decoder blocks."""
+    def read(self, **memories: Any) -> Any:
+        """Each layer's memory of what it reads, projected once: ``Encoded`` or vectors [*B S M], by name.
+
+        Raises:
+          ValueError: no layer reads a memory of that name.
+        """
+        names = {name for block in self._kinds() for name in block.memory_names}
+        if unread := [name for name in memories if name not in names]:
+            raise ValueError(
+                f"got the memory {unread[0]!r}, which no layer reads; expected of "
+                f"{', '.join(sorted(names)) or 'none'}."
+            )
         return self.stack.map(lambda block: block.read(memories))
 
-    def prefill(self, states: Any, batch: int, num_beams: int, cache_length: int) -> CachedStates:
-        """Decoding states of these layer states, with an empty self-attention cache in each layer.
+    def prefill(
+        self, states: Any, batch: int, num_beams: int, cache_length: int, context: Any = None
+    ) -> CachedStates:
+        """Decoding states of these layer states, with an empty cache in each layer with self-attention.
 
         The sequences of a row share it: [B (cache_length * num_beams) K H].
+
+        Args:
+          context: what ``memory_masks`` of ``decode`` needs of each row, arrays [B ...].
         """
         size = cache_length * num_beams
-        caches = self.stack.map(lambda block: block.attention.cache((batch,), size))
-        if isinstance(states, tuple):
-            layers: Any = tuple(replace(s, cache=c) for s, c in zip(states, caches, strict=True))
+        caches = self.stack.map(lambda block: block.cache((batch,), size))
+        if isinstance(states, tuple | list):
+            pairs = zip(states, caches, strict=True)
+            layers: Any = type(states)(replace(s, cache=c) for s, c in pairs)
         else:
             layers = replace(states, cache=caches)
-        return CachedStates.empty(layers, batch, num_beams, cache_length)
+        return CachedStates.empty(layers, batch, num_beams, cache_length, context)
 
     @on_any_mesh
     def __call__(
@@ -80,13 +110,29 @@ class DecoderStack(nnx.Module):
         *,
         segment_ids: Int[Array, "*B T"] | None = None,
         source_segment_ids: Int[Array, "*B S"] | None = None,
+        memory_masks: Mapping[str, Any] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """Whole sequences at once (states without caches)."""
+        """Whole sequences at once (states without caches).
+
+        Args:
+          x: [*B T D].
+          states: what ``read`` gives.
+          key: turns dropout on.
+          segment_ids: of the texts packed into a row; 0 is padding.
+          source_segment_ids: of the memory ``source``.
+          memory_masks: of any other, by name, on top of the validity of what is read.
+          positions: None is ``arange``.
+          return_weights: keep attention's weights in the states, for ``layer_weights``.
+
+        Raises:
+          ValueError: weights are asked for where no layer reads a memory; or as ``Block`` does.
+        """
         T = x.shape[-2]
         mask = masks.causal()
         source_mask = None
+        self._check_weights(return_weights)
         if source_segment_ids is not None:
             source_mask = masks.key_padding(source_segment_ids > 0)
         if segment_ids is not None:
@@ -99,7 +145,8 @@ class DecoderStack(nnx.Module):
             states,
             key,
             mask=mask,
-            memory_masks={} if source_mask is None else {"source": source_mask},
+            memory_masks=dict(memory_masks or {})
+            | ({} if source_mask is None else {"source": source_mask}),
             positions=positions,
             bias=self.bias(positions, positions),
             return_weights=return_weights,
@@ -113,21 +160,60 @@ class DecoderStack(nnx.Module):
         tokens: Int[Array, "B J T"],
         states: CachedStates,
         *,
+        memory_masks: Callable[[Int[Array, "*B T"], Any], Mapping[str, Array]] | None = None,
         return_weights: bool = False,
-    ) -> tuple[Float[Array, "B J T D"], CachedStates, Float[Array, "L B J N T S"] | None]:
-        """The next T positions of each sequence, through the caches; and weights of cross-attention.
+    ) -> Any:
+        """The next T positions of each sequence, through the caches: vectors [B J T D], and states.
+
+        With ``return_weights``, the weights [L B J N T S] of the L layers that read a memory too.
 
         Args:
           embed: makes vectors of tokens and of the positions at which they stand.
-        """
-        run = partial(self._decode, embed, return_weights)
-        return by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
+          tokens: [B J T].
+          states: of ``prefill``.
+          memory_masks: makes masks [B 1 T S] of memories, by name, of the positions [T] or [B T] at
+            which tokens stand in their row's text, and of the ``context`` of the states.
+          return_weights: which to return.
 
-    def _decode(self, embed: Any, return_weights: bool, tokens: Array, states: CachedStates) -> Any:
+        Raises:
+          ValueError: weights are asked for where no layer reads a memory.
+        """
+        self._check_weights(return_weights)
+        run = partial(self._decode, embed, memory_masks, return_weights)
+        decoded = by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
+        return decoded if return_weights else decoded[:2]
+
+    def _kinds(self) -> list[Any]:
+        """A block of each kind."""
+        layers = self.stack.layers
+        return list(layers) if isinstance(layers, nnx.List) else [layers]
+
+    def _check_weights(self, return_weights: bool) -> None:
+        """Some layer has what is asked for."""
+        if return_weights and not any(block.memory_names for block in self._kinds()):
+            raise ValueError(
+                "return_weights asks for cross-attention, but this decoder reads no memory; leave it out."
+            )
+
+    def _decode(
+        self,
+        embed: Any,
+        memory_masks: Any,
+        return_weights: bool,
+        tokens: Array,
+        states: CachedStates,
+    ) -> Any:
         """All rows stand at the same position."""
         (J, T), X = tokens.shape[-2:], states.cache_length
-        x = embed(tokens, states.token_positions(T))
-        positions = states.positions + jnp.arange(T)
+        token_positions = states.token_positions(T)
+        x = embed(tokens, token_positions)
+        read = {}
+        if memory_masks is not None:
+            rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
+            read = memory_masks(rows, states.context)
+            # Queries are folded: all beams of a position, then those of the next.
+            read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
+        positions = jnp.asarray(states.positions) + jnp.arange(T)
         mask, bias = masks.causal(offset=states.positions), self.bias(positions, jnp.arange(X))
         if states.padding is not None:
             mask = mask & masks.key_padding(jnp.arange(X) >= states.padding[:, None])
@@ -138,6 +224,7 @@ class DecoderStack(nnx.Module):
             states.growing(),
             None,
             mask=mask,
+            memory_masks=read,
             positions=jnp.repeat(positions, J),
             bias=bias,
             return_weights=return_weights,

@@ -76,9 +76,20 @@ class TokenOutput(nnx.Module):
         """
         if self.bias is not None:
             raise ValueError(
-                "this output layer has a bias, which its table leaves out; use logits() instead."
+                "this output layer has a bias, which its table leaves out; use product() or logits()."
             )
         return self._table(embedding)
+
+    def product(
+        self, x: Float[Array, "*B T D"], embedding: Embedding
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is: a bias is one more column of it, E = D + 1."""
+        table = self._table(embedding)
+        if self.bias is None:
+            return x, table
+        ones = jnp.ones_like(x[..., :1])
+        bias = self.bias[...][:, None].astype(table.dtype)
+        return jnp.concatenate([x, ones], -1), jnp.concatenate([table, bias], -1)
 
     def logits(self, x: Float[Array, "*B T D"], embedding: Embedding) -> Float[Array, "*B T V"]:
         """Scores of every token, float32, of vectors that ``transform`` gave."""

@@ -16,7 +16,7 @@ from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
-from crossattn.types import Array, Bool, Float, Int, Key
+from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
 Score = Literal["dot", "general", "concat"]
 
@@ -214,7 +214,7 @@ def _without_heads(allowed: Bool[Array, "..."]) -> Bool[Array, "..."]:
     return allowed if allowed.ndim == 2 else allowed[..., 0, :, :]
 
 
-def _poison(x: Float[Array, "*B X D"]) -> Float[Array, "*B X"]:
+def _poison(x: Float[AnyArray, "*B X D"]) -> Float[Array, "*B X"]:
     """NaN for each vector that has an element which is not finite, else 0."""
     return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 

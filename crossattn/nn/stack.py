@@ -192,11 +192,24 @@ def unstack_layers(layers: Params) -> Params:
 
 
 def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
-    """The layers' recorded attention weights as one array [L *B N T S]."""
-    if isinstance(states, tuple):
-        weights = [state.weights for state in states]
-        return None if weights[0] is None else jnp.stack(weights)
-    return states.weights
+    """The recorded attention weights as one array [L *B N T S], of the L layers that read a memory.
+
+    Raises:
+      ValueError: layers read memories of unlike lengths, or have unlike numbers of heads.
+    """
+    if not isinstance(states, tuple | list):
+        return states.weights
+    weights = [state.weights for state in states if state.weights is not None]
+    if shapes := {w.shape for w in weights}:
+        if len(shapes) > 1:
+            raise ValueError(
+                f"layers have attention weights of shapes {', '.join(map(str, sorted(shapes)))}, which one "
+                "array cannot hold; leave return_weights and capture out."
+            )
+        # Of scanned layers, the blocks of a period have axes of periods of their own.
+        scanned = isinstance(states, list)
+        return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
+    return None
 
 
 __all__ = ["POLICIES", "Stack", "layer_weights", "stack_layers", "unstack_layers"]

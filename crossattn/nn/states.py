@@ -1,7 +1,8 @@
 """Decoding states of a decoder with caches: what was read so far, for all sequences of a row at once.
 
-Nothing large is ever moved. The sequences of a row share one cache, and which of them reads whose slots is
-a table; to go back, a row only says how many positions count.
+A layer has a cache where it has self-attention, and the memories that it reads. Nothing large is ever
+moved: the sequences of a row share one cache, and which of them reads whose slots is a table; to go back, a
+row only says how many positions count.
 """
 
 from collections.abc import Callable
@@ -23,26 +24,31 @@ class CachedStates:
     """Keys and values of what J sequences a row have read; what ``prefill`` gives and ``decode_step`` takes.
 
     Attributes:
-      layers: a tuple of ``BlockState``, one a layer, or one with a leading axis L (scanned). Their caches
-        have no length of their own: ``positions`` is that of all.
+      layers: a tuple of ``BlockState``, one a layer; or, scanned, one with a leading axis L, a list of them
+        where a period has several blocks. Caches have no length of their own: ``positions`` is that of all.
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
       padding: how many positions at the beginning of each row are not read, [B]; None is 0.
+      context: what else a model knows of each row, arrays [B ...]: where its images stand, for one.
     """
 
     layers: Any
     positions: Int[AnyArray, "#B"] | Int[AnyArray, ""]
     ancestors: Int[AnyArray, "B J X"] | None = None
     padding: Int[AnyArray, " B"] | None = None
+    context: Any = None
 
     @classmethod
-    def empty(cls, layers: Any, batch: int, num_beams: int, cache_length: int) -> "CachedStates":
-        """Nothing read yet; ``layers`` have caches of ``cache_length * num_beams`` slots."""
+    def empty(
+        cls, layers: Any, batch: int, num_beams: int, cache_length: int, context: Any = None
+    ) -> "CachedStates":
+        """Nothing read yet; ``layers`` have caches of ``cache_length * num_beams`` slots, or none."""
         table = None
         if num_beams > 1:
             own = jnp.arange(num_beams, dtype=jnp.int32)[:, None]
             table = jnp.broadcast_to(own, (batch, num_beams, cache_length))
-        return cls(_map_layers(_without_length, layers), jnp.zeros((), jnp.int32), table)
+        layers = _map_layers(_without_length, layers)
+        return cls(layers, jnp.zeros((), jnp.int32), table, context=context)
 
     def select(self, parents: Int[Array, "B J"]) -> "CachedStates":
         """Sequence j of a row goes on from what ``parents[:, j]`` has read."""
@@ -63,21 +69,26 @@ class CachedStates:
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
         """Which places may be read of what the first sublayer with a memory reads; None where none is."""
-        state = self.layers
-        state = state[0] if isinstance(state, tuple) else jax.tree.map(lambda x: x[0], state)
-        read = next(iter(state.memories.values()), None)
-        return None if read is None else read.readable
+        read = next((m for state in self._period for m in state.memories.values()), None)
+        if read is None or isinstance(self.layers, tuple):
+            return None if read is None else read.readable
+        return jax.tree.map(lambda x: x[0], read).readable
 
     @property
     def cache_length(self) -> int:
-        """Positions that the caches have slots for, X."""
+        """Positions that the caches have slots for, X; 0 where no layer has a cache."""
         if self.ancestors is not None:
             return self.ancestors.shape[-1]
-        return (self.layers[0] if isinstance(self.layers, tuple) else self.layers).cache.size
+        return next((s.cache.size for s in self._period if s.cache is not None), 0)
+
+    @property
+    def _period(self) -> Any:
+        """The states of layers, at least of one of each kind."""
+        return self.layers if isinstance(self.layers, tuple | list) else [self.layers]
 
     def token_positions(self, count: int) -> Int[Array, "*B T"]:
         """Where the next ``count`` tokens stand, each in its own row's text, [T] or [B 1 T]."""
-        positions = self.positions + jnp.arange(count)
+        positions = jnp.asarray(self.positions) + jnp.arange(count)
         if self.padding is None:
             return positions
         return jnp.maximum(positions - self.padding[:, None, None], 0)
@@ -87,9 +98,10 @@ class CachedStates:
         J = 1 if self.ancestors is None else self.ancestors.shape[-2]
 
         def grow(state: BlockState) -> BlockState:
-            cache: Any = state.cache
-            length = jnp.broadcast_to(self.positions * J, cache.keys.shape[:-4])
-            return replace(state, cache=replace(cache, length=length))
+            if state.cache is None:
+                return state
+            length = jnp.broadcast_to(self.positions * J, state.cache.keys.shape[:-4])
+            return replace(state, cache=replace(state.cache, length=length))
 
         return _map_layers(grow, self.layers)
 
@@ -106,7 +118,7 @@ def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: Ca
     It is mapped over rows, so products with the weights stay whole.
     """
     axis = 0 if isinstance(states.layers, tuple) else 1
-    axes = {"layers": axis, "positions": 0, "ancestors": 0, "padding": 0}
+    axes = {"layers": axis, "positions": 0, "ancestors": 0, "padding": 0, "context": 0}
 
     def one(tokens: Array, fields: dict[str, Any]) -> tuple:
         own = CachedStates(**_rows(jnp.expand_dims, fields, axis))
@@ -119,7 +131,7 @@ def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: Ca
     return x, CachedStates(**fields), weights
 
 
-def check_rows(name: str, x: Array, batch: int) -> None:
+def check_rows(name: str, x: AnyArray, batch: int) -> None:
     """Whether what is read has as many rows as are decoded.
 
     Raises:
@@ -131,7 +143,7 @@ def check_rows(name: str, x: Array, batch: int) -> None:
 
 def _rows(change: Callable, fields: dict[str, Any], axis: int) -> dict[str, Any]:
     """The batch axis added to or taken from all fields but the positions."""
-    axes = {"layers": axis, "ancestors": 0, "padding": 0}
+    axes = {"layers": axis, "ancestors": 0, "padding": 0, "context": 0}
     changed = {
         name: jax.tree.map(lambda x, at=at: change(x, at), fields[name])
         for name, at in axes.items()
@@ -139,7 +151,9 @@ def _rows(change: Callable, fields: dict[str, Any], axis: int) -> dict[str, Any]
     return fields | changed
 
 
-def _own_from(table: Int[Array, "B J X"], positions: Int[Array, "..."]) -> Int[Array, "B J X"]:
+def _own_from(
+    table: Int[AnyArray, "B J X"], positions: Int[AnyArray, "..."]
+) -> Int[Array, "B J X"]:
     """From ``positions`` on, each sequence reads what it will write itself."""
     J, X = table.shape[-2:]
     own = jnp.arange(J, dtype=table.dtype)[:, None]
@@ -147,13 +161,15 @@ def _own_from(table: Int[Array, "B J X"], positions: Int[Array, "..."]) -> Int[A
 
 
 def _without_length(state: BlockState) -> BlockState:
-    cache: Any = state.cache
-    return replace(state, cache=replace(cache, length=None), weights=None)
+    cache = None if state.cache is None else replace(state.cache, length=None)
+    return replace(state, cache=cache, weights=None)
 
 
 def _map_layers(change: Callable[[BlockState], BlockState], layers: Any) -> Any:
-    """``change`` of each layer's state; of the one stacked state of scanned layers."""
-    return tuple(map(change, layers)) if isinstance(layers, tuple) else change(layers)
+    """``change`` of each layer's state; of the stacked ones of scanned layers."""
+    if isinstance(layers, tuple | list):
+        return type(layers)(map(change, layers))
+    return change(layers)
 
 
 __all__ = ["CachedStates", "by_row", "check_rows"]

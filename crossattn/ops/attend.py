@@ -4,7 +4,7 @@ It checks its arguments, then hands them to the first backend that keeps the con
 """
 
 import functools
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 
@@ -15,12 +15,83 @@ from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
+_Mask = Mask | Bool[AnyArray, "..."] | None
+
+
+class _Options(TypedDict, total=False):
+    """What does not change what ``attend`` returns."""
+
+    bias: Float[AnyArray, "..."] | None
+    scale: float | Float[Array, ""] | None
+    softcap: float | Float[Array, ""] | None
+    dropout_rate: float
+    dropout_key: Key[Array, ""] | None
+    backend: str | None
+
+
+# What comes back, for type checkers: the output, then the weights, then the log-sum-exp.
+@overload
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: _Mask = None,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> Array: ...
+@overload
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: _Mask = None,
+    *,
+    return_weights: Literal[True],
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: _Mask = None,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: _Mask = None,
+    *,
+    return_weights: Literal[True],
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Array, Array, Array]: ...
+@overload
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: _Mask = None,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    **options: Unpack[_Options],
+) -> Any: ...
+
 
 def attend(
     q: Float[AnyArray, "*B T N H"],
     k: Float[AnyArray, "*B S K H"],
     v: Float[AnyArray, "*B S K Hv"],
-    mask: Mask | Bool[AnyArray, "..."] | None = None,
+    mask: _Mask = None,
     *,
     bias: Float[AnyArray, "..."] | None = None,
     scale: float | Float[Array, ""] | None = None,

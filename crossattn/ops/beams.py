@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
-from crossattn.types import Array, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 def fold(x: Float[Array, "*B J T D"]) -> Float[Array, "*B T_J D"]:
@@ -32,7 +32,7 @@ def unfold_weights(
 def fold_mask(
     mask: Mask,
     bias: Float[Array, "..."] | None,
-    ancestors: Int[Array, "*B J X"],
+    ancestors: Int[AnyArray, "*B J X"],
     queries: int,
 ) -> tuple[Mask, Float[Array, "..."] | None]:
     """The mask [*B #N (T J) (X J)] and the bias of all beams of a row, folded.

@@ -149,7 +149,7 @@ class Memory:
         slots = self.length + jnp.arange(added)
         new_positions = slots if positions is None else positions
 
-        def write(old: Array | None, new: Array, axis: int) -> Array | None:
+        def write(old: AnyArray | None, new: AnyArray, axis: int) -> Array | None:
             if old is None:
                 return None
             # A scatter, because XLA would fuse a dynamic_update_slice into everything that reads the
@@ -179,7 +179,7 @@ class Memory:
                 "[*B S K H]."
             )
 
-        def pick(x: Array | None, lead: tuple[int, ...]) -> Array | None:
+        def pick(x: AnyArray | None, lead: tuple[int, ...]) -> Array | None:
             # What is shared by all examples has fewer axes, and its first is another one.
             if x is not None and jnp.ndim(x) < len(lead):
                 x = jnp.broadcast_to(x, lead)
@@ -200,7 +200,7 @@ class Memory:
         return masks.Mask(()) if self.length is None else masks.lengths(self.length)
 
 
-def _check_alike(method: str, keys: Array, values: Array, memory: Memory) -> None:
+def _check_alike(method: str, keys: AnyArray, values: AnyArray, memory: Memory) -> None:
     """New keys and values must have the memory's batch axes, heads and head sizes."""
     wanted = {"keys": memory.keys.shape, "values": memory.values.shape}
     for name, x in (("keys", keys), ("values", values)):

@@ -1,4 +1,4 @@
-"""Scores of translations, and what summed losses mean. Translation metrics are sacreBLEU's own."""
+"""Scores of translations and transcripts, and what summed losses mean. BLEU and chrF are sacreBLEU's own."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,6 +29,44 @@ def translation_scores(
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
+
+
+def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
+    """Errors in a hundred words of ``normalised`` texts: those substituted, left out and put in.
+
+    References of which nothing counts are left out.
+
+    Raises:
+      MissingPackage: jiwer or whisper-normalizer is not installed.
+    """
+    try:
+        import jiwer
+    except ImportError:
+        raise MissingPackage(
+            "word errors need jiwer: pip install jiwer whisper-normalizer"
+        ) from None
+    pairs = [
+        (normalised(text), normalised(written))
+        for text, written in zip(references, transcripts, strict=True)
+    ]
+    counted = [pair for pair in pairs if pair[0]]
+    return 100.0 * jiwer.wer([text for text, _ in counted], [written for _, written in counted])
+
+
+def normalised(text: str) -> str:
+    """Text without what does not count: case, punctuation, spelling of numbers, fillers.
+
+    Raises:
+      MissingPackage: whisper-normalizer is not installed.
+    Source: Radford et al. 2022, appendix C.
+    """
+    try:
+        from whisper_normalizer.english import EnglishTextNormalizer
+    except ImportError:
+        raise MissingPackage(
+            "word errors need whisper-normalizer: pip install 'crossattn[speech]'"
+        ) from None
+    return EnglishTextNormalizer()(text)
 
 
 def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:

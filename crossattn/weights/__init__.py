@@ -3,7 +3,14 @@
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.formats.tensors import Tensors
 from crossattn.weights.labels import shift_right
-from crossattn.weights.pretrained import Pretrained, describe, load, save
+from crossattn.weights.pretrained import (
+    Pretrained,
+    describe,
+    describe_folder,
+    load,
+    save,
+    tensor_types,
+)
 from crossattn.weights.quantize import quantize
 from crossattn.weights.tokenizers.languages import with_language
 
@@ -12,9 +19,11 @@ __all__ = [
     "Pretrained",
     "Tensors",
     "describe",
+    "describe_folder",
     "load",
     "quantize",
     "save",
     "shift_right",
+    "tensor_types",
     "with_language",
 ]

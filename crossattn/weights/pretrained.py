@@ -168,30 +168,48 @@ def load(
       ImportError: a package of ``crossattn[weights]`` is missing.
     """
     folder = find_folder(source)
-    text, settings = read_settings(folder / "config.json")
-    files = safetensors.open_folder(folder)
-    family = _family(settings)
-    names = canonical(
-        set(files.shapes), getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
-    )
-    dtypes = {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
-    check_sizes(settings, len(files.shapes))
-    with buildable(settings["model_type"]):
-        module, config, rules = family.configure(settings, Names.typed(dtypes), dtype)
-    generation = folder / "generation_config.json"
-    model = Pretrained(
-        module,
-        config,
-        text,
-        rules,
-        read_settings(generation)[0] if generation.is_file() else None,
-    )
-    names = rules.standing_in(names)
+    files, names = _opened(folder)
+    model = describe_folder(folder, _types(files, names), dtype)
+    names, rules = model.rules.standing_in(names), model.rules
     options = {"finish": quantizer(model)} if int8 else {}
     params, layout = read(model, rules, files, names, place, **options)
     beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
     layout = replace(layout, beside=beside)
-    return replace(model, layout=layout), params, read_tokenizer(folder, settings["model_type"])
+    return (
+        replace(model, layout=layout),
+        params,
+        read_tokenizer(folder, json.loads(model.text)["model_type"]),
+    )
+
+
+def tensor_types(folder: Path) -> dict[str, str]:
+    """The tensors of a checkpoint's folder, by the names that its family has for them, and their types.
+
+    Raises:
+      CheckpointError: there are none, or a file is damaged.
+    """
+    return _types(*_opened(folder))
+
+
+def describe_folder(folder: Path, tensors: Mapping[str, str], dtype: Any = None) -> Pretrained:
+    """The model of a folder's ``config.json`` and ``generation_config.json``, without its weights.
+
+    Args:
+      folder: may lack the weights.
+      tensors: their names and types, as ``tensor_types`` gives them.
+      dtype: as in ``load``.
+
+    Raises:
+      CheckpointError: the model is of an unknown kind.
+    """
+    text, settings = read_settings(folder / "config.json")
+    check_sizes(settings, len(tensors))
+    with buildable(settings["model_type"]):
+        found = _family(settings).configure(settings, Names.typed(dict(tensors)), dtype)
+    module, config, rules = found
+    generation = folder / "generation_config.json"
+    own = read_settings(generation)[0] if generation.is_file() else None
+    return Pretrained(module, config, text, rules, own)
 
 
 def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
@@ -232,6 +250,18 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(content)
     return folder
+
+
+def _opened(folder: Path) -> tuple[safetensors.TensorFiles, dict[str, str]]:
+    """The files of a folder, and their names of tensors -> those that the family has for them."""
+    settings = read_settings(folder / "config.json")[1]
+    files, family = safetensors.open_folder(folder), _family(settings)
+    prefix, old_names = getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
+    return files, canonical(set(files.shapes), prefix, old_names)
+
+
+def _types(files: safetensors.TensorFiles, names: Mapping[str, str]) -> dict[str, str]:
+    return {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
 
 
 def _family(settings: Settings) -> Any:

@@ -117,7 +117,7 @@ def _ours(shape: Shape, library: str) -> Callable[..., Any]:
     if shape.mask == "causal":
         mask = xa.masks.causal()
     elif shape.mask == "padded":
-        mask = xa.masks.lengths(shape.lengths())  # pyright: ignore
+        mask = xa.masks.lengths(shape.lengths())
     elif isinstance(shape.mask, int):
         mask = xa.masks.window(shape.mask, 0)
     backend = library.partition(" ")[2] or None

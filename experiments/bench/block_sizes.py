@@ -49,7 +49,7 @@ class Case(NamedTuple):
         kinds = {
             "causal": xa.masks.causal(),
             "a window of 256": xa.masks.window(255, 0),
-            "padded": xa.masks.lengths(lengths),  # pyright: ignore
+            "padded": xa.masks.lengths(lengths),
         }
         return kinds.get(self.hidden)
 

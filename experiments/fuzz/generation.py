@@ -160,7 +160,7 @@ def _ours(kind: Case, folder: Path, config: Any, settings: dict[str, Any], input
 
         def run(params):
             bound = xa.functional.bind(model, params)
-            return xa.decode.generate(bound, np.int32(tokens), np.int32(there), **options)  # pyright: ignore
+            return xa.decode.generate(bound, *(x.astype(np.int32) for x in inputs), **options)
 
     return np.asarray(jax.jit(run)(params).tokens[:, 0])
 

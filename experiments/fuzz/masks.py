@@ -82,7 +82,7 @@ def merged(random) -> None:
         keys, values = case.k[..., piece, :, :], case.v[..., piece, :, :]
         mask = explicit(jnp.asarray(allowed[..., piece]))
         parts.append(
-            xa.attend(case.q, keys, values, mask, bias=bias, return_lse=True, **case.options)  # pyright: ignore
+            xa.attend(case.q, keys, values, mask, bias=bias, return_lse=True, **case.options)
         )
     order = random.permutation(len(parts))
     out, lse = functools.reduce(lambda a, b: xa.merge(*a, *b), [parts[i] for i in order])
@@ -98,7 +98,8 @@ def module(random) -> None:
     B, T, S = random.choice([1, 2, 3, 4, 7], 3).tolist()
     K, H, D = int(random.integers(1, 4)), int(random.choice([2, 4, 8])), 8
     N = K * int(random.integers(1, 4))
-    options, biased = {"softcap": 3.0} if random.random() < 0.2 else {}, bool(random.integers(2))
+    options: Any = {"softcap": 3.0} if random.random() < 0.2 else {}
+    biased = bool(random.integers(2))
     build = lambda rngs: xa.nn.MultiHeadAttention(  # noqa: E731
         D,
         N,
@@ -106,7 +107,7 @@ def module(random) -> None:
         num_kv_heads=K,
         use_bias=biased,
         rngs=rngs,
-        **options,  # pyright: ignore
+        **options,
     )
     seed = int(random.integers(10**6))
     made = xa.init(build, jax.random.key(seed))
@@ -152,7 +153,7 @@ def cached(random) -> None:
 def memories(random) -> None:
     """Concatenated, grown and taken memories are read like the arrays they were made from."""
     case = _finite(problem(random, batch=(int(random.integers(1, 4)),), dtype=np.float32))
-    B, S = case.k.shape[:2]
+    B, S, K, H = case.k.shape
     valid = random.random((B, S)) < 0.7
     cut = int(random.integers(0, S + 1))
     halves = [
@@ -162,7 +163,7 @@ def memories(random) -> None:
     if random.random() < 0.5:
         memory = xa.Memory.concat(*halves)
     else:
-        memory = xa.Memory.empty((B,), S + 2, *case.k.shape[2:], case.v.shape[-1])  # pyright: ignore
+        memory = xa.Memory.empty((B,), S + 2, K, H, case.v.shape[-1])
         for half in (half for half in halves if half.size):
             memory = memory.append(half.keys, half.values, half.valid)
     order = random.permutation(B)

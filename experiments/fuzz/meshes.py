@@ -155,9 +155,9 @@ def translate(random, mesh) -> None:
     """Texts of a sharded batch, greedily and by beams."""
     build, params = _transformer()
     source = random.integers(3, 16, (8, 6)).astype(np.int32)
-    options = {"max_new_tokens": 5, "num_beams": int(random.choice([1, 3]))}
+    options: Any = {"max_new_tokens": 5, "num_beams": int(random.choice([1, 3]))}
     call = jax.jit(
-        lambda p, s: xa.decode.generate(xa.functional.bind(build, p), s, **options).tokens  # pyright: ignore
+        lambda p, s: xa.decode.generate(xa.functional.bind(build, p), s, **options).tokens
     )
     spec = P("data" if "data" in mesh.shape else None)
     expected = _alone(lambda: call(params, source))

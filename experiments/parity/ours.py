@@ -68,15 +68,15 @@ def _forward(
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
         if case.reads:
-            reading = dict(memory=data["memory"], memory_segment_ids=data["present"])
-            out = xa.apply(model, params, tokens, **reading, return_weights=True)  # pyright: ignore
+            reading: Any = dict(memory=data["memory"], memory_segment_ids=data["present"])
+            out = xa.apply(model, params, tokens, **reading, return_weights=True)
             measured["logits"], measured["weights"] = out
         else:
             measured["logits"] = xa.apply(model, params, tokens)
         return measured | {"loss": _loss(measured["logits"][:, :-1], labels[:, 1:])}
     source, present = _source(data)
-    options = dict(source_segment_ids=present, return_weights=True)
-    logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)  # pyright: ignore
+    options: Any = dict(source_segment_ids=present, return_weights=True)
+    logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)
     return {"logits": logits, "weights": weights, "loss": _loss(logits, labels)}
 
 
@@ -121,7 +121,7 @@ def _generate(
             options["inputs"] = {"memory": data["memory"], "memory_segment_ids": data["present"]}
     source = () if case.kind == "decoder" else _source(data)
 
-    def run(params: Any) -> jax.Array:
+    def run(params: Any) -> Any:
         hypotheses = xa.decode.generate(functional.bind(model, params), *source, **options)
         return hypotheses.tokens[:, 0]
 

@@ -19,6 +19,8 @@ from crossattn.train.config import TrainIterator
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
+from experiments.keys import NAME_OF_PRETRAINED
+from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import model_config
 
 Sums = dict[str, jax.Array]
@@ -47,6 +49,7 @@ class Task:
     Attributes:
       metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
       reads: arguments that the loss gives to the model's ``hidden``; () asks nothing of the model.
+      takes_pretrained: whether ``config.model.name`` may be "pretrained".
 
     Args:
       config: the whole config, an ``ml_collections.ConfigDict`` that ``settings.check`` has passed.
@@ -55,6 +58,7 @@ class Task:
 
     metrics: tuple[str, ...] = ("loss",)
     reads: tuple[str, ...] = ()
+    takes_pretrained = False
 
     def __init__(self, config: Any, assets: Folder | None = None):
         self.config, self.assets = config, assets
@@ -87,15 +91,34 @@ class Task:
         Raises:
           SettingsError: the model is none that this task can train.
         """
-        model = models.find(config.model.name)
-        hidden = getattr(model.module, "hidden", None)
+        if config.model.name != NAME_OF_PRETRAINED:
+            model = models.find(config.model.name)
+            cls._refuse_unread(f"config.model.name is {model.name!r}", model.module, config.task)
+        elif not cls.takes_pretrained:
+            raise SettingsError(
+                f"config.model.name is {NAME_OF_PRETRAINED!r}, from which a {config.task} cannot begin; name"
+                " an architecture, and what it takes from a checkpoint by init.take."
+            )
+
+    @classmethod
+    def _refuse_unread(cls, given: str, module: Any, task: str) -> None:
+        """Raise where ``hidden`` of a model lacks what the loss gives it."""
+        hidden = getattr(module, "hidden", None)
         has = inspect.signature(hidden).parameters if hidden is not None else ()
         if lacking := [name for name in cls.reads if name not in has]:
             raise SettingsError(
-                f"config.model.name is {model.name!r}, whose {model.module.__name__} has no hidden("
-                f"{', '.join(cls.reads)}, ...) and cannot be trained as a {config.task}: it lacks "
-                f"{', '.join(lacking)}."
+                f"{given}, whose {module.__name__} has no hidden({', '.join(cls.reads)}, ...) and cannot be"
+                f" trained as a {task}: it lacks {', '.join(lacking)}."
             )
+
+    def check_pretrained(self, checkpoint: Checkpoint) -> None:
+        """Hold the checkpoint that a run begins from to this task.
+
+        Raises:
+          SettingsError: its model is none that this task can train.
+        """
+        given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
+        self._refuse_unread(given, checkpoint.model.module, self.config.task)
 
     def refuse_unready(self) -> None:
         """Raise what would only show after a folder was claimed, or after training: data, packages."""
@@ -152,13 +175,26 @@ class Task:
     # What all tasks have.
 
     @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """What a "pretrained" model is of; None of another."""
+        if self.config.model.name != NAME_OF_PRETRAINED:
+            return None
+        checkpoint = open_checkpoint(self.config, self.assets)
+        self.check_pretrained(checkpoint)
+        return checkpoint
+
+    @cached_property
     def model_config(self) -> Any:
         """The model's shape."""
+        if self.checkpoint is not None:
+            return self.checkpoint.model.config
         return model_config(self.config.model, **self.sizes())
 
     @cached_property
     def build(self) -> Any:
         """Makes the module: ``build(rngs)``."""
+        if self.checkpoint is not None:
+            return self.checkpoint.model
         module = models.find(self.config.model.name).module
         return lambda rngs: module(self.model_config, rngs=rngs)
 

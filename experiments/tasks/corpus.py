@@ -31,6 +31,7 @@ from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.train import processes
 from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
+from experiments.pretrained import Checkpoint
 from experiments.tasks.placement import config_mesh
 
 _LOG = logging.getLogger(__name__)
@@ -243,6 +244,34 @@ class Corpus:
         key = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
         folder = prepared_dir(self.config.data.get("data_dir")) / "tokenizers"
         return folder / f"{key}.json"
+
+
+class PretrainedCorpus(Corpus):
+    """Sources under the tokenizers of a checkpoint, which the run keeps whole.
+
+    Args:
+      checkpoint: with its tokenizers.
+    """
+
+    def __init__(self, config: Any, checkpoint: Checkpoint, **options: Any):
+        super().__init__(config, **options)
+        self.checkpoint = checkpoint
+
+    @property
+    def _sides(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def _tokenizer(self, name: str) -> Tokenizer:
+        return self.checkpoint.tokenizer
+
+    @cached_property
+    def target_tokenizer(self) -> Tokenizer | None:
+        """That of the checkpoint's target, where it has one of its own and there is a source."""
+        return self.checkpoint.target_tokenizer if self._side == "both" else None
+
+    def save(self, folder: Path) -> None:
+        """All of the checkpoint but its weights."""
+        self.checkpoint.save(folder)
 
 
 class UnreadCorpus:

@@ -60,8 +60,8 @@ class DenoisingTask(TextTask):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        objective(config.data, config.tokenizer.vocab_size)
         super().check(config)
+        objective(config.data, config.tokenizer.vocab_size)
 
     @classmethod
     def _target_lengths(cls, config: Any) -> list[int]:

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 
 from crossattn import decode
 from crossattn.data.pipeline import eval_batches
-from crossattn.data.tokenizers import EOS
 from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
 from experiments.errors import SettingsError
 
@@ -80,11 +79,13 @@ class Translator:
                 task.bind(params),
                 source,
                 segment_ids,
-                max_new_tokens=min(self.max_new_tokens, 2 * source.shape[1] + 16),
-                num_beams=num_beams,
-                length_penalty=length_penalty,
-                key=key,
-                processors=processors,
+                **task.search(
+                    min(self.max_new_tokens, 2 * source.shape[1] + 16),
+                    num_beams=num_beams,
+                    length_penalty=length_penalty,
+                    key=key,
+                    processors=processors,
+                ),
             ),
             out_shardings=everywhere(self._mesh),
         )
@@ -144,8 +145,9 @@ class Translator:
     def _described(self, weights: Float[np.ndarray, "L N T S"], pair) -> Attention:
         corpus = self.task.corpus
         T, S = weights.shape[-2:]
-        source, source_spans = _pieces(corpus.tokenizer, pair[0], S, keep_end=True)
-        target, target_spans = _pieces(corpus.output_tokenizer, pair[1], T, keep_end=False)
+        frame = corpus.tokenizer.frame
+        source, source_spans = _pieces(corpus.tokenizer, pair[0], S, len(frame.after))
+        target, target_spans = _pieces(corpus.output_tokenizer, pair[1], T, 0)
         return Attention(weights, source, target, source_spans, target_spans)
 
     @property
@@ -163,11 +165,13 @@ class Translator:
 
 
 def _pieces(
-    tokenizer: Any, text: str, length: int, *, keep_end: bool
+    tokenizer: Any, text: str, length: int, end: int
 ) -> tuple[list[str], Int[np.ndarray, "n 2"]]:
-    """Tokens and spans of a text with its end-of-sentence token, cut as the batches cut it."""
-    ids, spans = tokenizer.encode_with_spans(text)
-    kept = min(len(ids), length - 1 if keep_end else length)
-    end = length - kept
-    spans = np.concatenate([spans[:kept], np.zeros((end, 2), np.int32)])
-    return tokenizer.tokens([*ids[:kept], *[EOS] * end]), spans
+    """Tokens and spans of a text in its frame, cut as the batches cut it, which keep so much of its end."""
+    (ids, spans), frame = tokenizer.encode_with_spans(text), tokenizer.frame
+    first = len(frame.before)
+    kept = min(len(ids), length - end - first)
+    around = np.zeros((length, 2), np.int32)
+    around[first : first + kept] = spans[:kept]
+    after = frame.after[: length - first - kept]
+    return tokenizer.tokens([*frame.before, *ids[:kept], *after]), around

@@ -31,6 +31,7 @@ class LanguageModelTask(TextTask):
 
     reads = ("tokens", "segment_ids", "positions")
     has_source = False
+    takes_pretrained = True
 
     def sizes(self) -> dict[str, Any]:
         return dict(
@@ -51,7 +52,7 @@ class LanguageModelTask(TextTask):
         """The model's most likely text."""
         most = self.config.data.target_len
         search = jax.jit(
-            lambda p: decode.generate(self.bind(p), batch=1, max_new_tokens=most).tokens[:, 0],
+            lambda p: decode.generate(self.bind(p), batch=1, **self.search(most)).tokens[:, 0],
             out_shardings=everywhere(mesh_of(params)),
         )
         tokens = np.asarray(search(params))

@@ -21,8 +21,9 @@ from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
+from experiments.pretrained import Checkpoint
 from experiments.tasks import base
-from experiments.tasks.corpus import Corpus, UnreadCorpus
+from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
@@ -36,18 +37,47 @@ class TextTask(base.Task):
 
     Attributes:
       has_source: batches have a source.
+      hears: the source is sound.
       corpus: its texts and tokenizers.
     """
 
     metrics = ("loss", "nll", "perplexity", "accuracy")
     has_source = True
+    hears = False
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
         self.corpus: Any = self._open()
 
     def _open(self) -> Corpus:
-        return Corpus(self.config, self.assets, side=self.config.data.get("side", "both"))
+        return self._corpus(side=self.config.data.get("side", "both"))
+
+    def _corpus(self, **options: Any) -> Corpus:
+        """The corpus of the config, under the tokenizers of the checkpoint that it begins from, if any."""
+        if self.checkpoint is not None:
+            return PretrainedCorpus(self.config, self.checkpoint, **options)
+        return Corpus(self.config, self.assets, **options)
+
+    def check_pretrained(self, checkpoint: Checkpoint) -> None:
+        """Beside what every task holds: it hears if the task does, and has positions for the lengths.
+
+        Raises:
+          SettingsError: its model is none that this task can train, or is too small.
+        """
+        super().check_pretrained(checkpoint)
+        if hasattr(checkpoint.model.config, "max_frames") != self.hears:
+            expected = "one that hears, a whisper" if self.hears else "one that reads text"
+            raise SettingsError(
+                f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}, which cannot be"
+                f" trained as a {self.config.task}; expected {expected}."
+            )
+        for side, longest in zip(("source", "target"), checkpoint.longest(), strict=True):
+            length = self.config.data.get(f"{side}_len", 0)
+            if longest is not None and length > longest:
+                raise SettingsError(
+                    f"config.data.{side}_len is {length}; the model in {checkpoint.source} has positions for"
+                    f" {longest} tokens."
+                )
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -110,10 +140,12 @@ class TextTask(base.Task):
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
-        options = self.config.loss
+        options, table = self.config.loss, None
+        if self.checkpoint is not None:  # whose output layer may have a bias
+            hidden, table = model.output_product(hidden)
         loss, sums = linear_cross_entropy(
             hidden,
-            model.output_table(),
+            model.output_table() if table is None else table,
             batch["target_out"],
             batch["target_segment_ids"] > 0,
             label_smoothing=options.label_smoothing,
@@ -124,7 +156,7 @@ class TextTask(base.Task):
 
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
         """``hidden`` of an encoder-decoder: the last vectors, and the weights of cross-attention or None."""
-        near = self.config.model.get("positions") in _DISTANCES
+        near = getattr(self.model_config, "positions", None) in _DISTANCES
         return model.hidden(
             batch["source"],
             batch["target_in"],
@@ -139,8 +171,19 @@ class TextTask(base.Task):
         return [bucket.rows for bucket in self._buckets(self.config, multiple=devices)]
 
     def without_data(self) -> "TextTask":
-        self.corpus = UnreadCorpus(self.config)
+        if self.checkpoint is None:
+            self.corpus = UnreadCorpus(self.config)
         return self
+
+    def search(self, max_new_tokens: int, **options: Any) -> dict[str, Any]:
+        """Arguments of ``decode.generate``: the options, and of a checkpoint what it asks for itself."""
+        if self.checkpoint is None:
+            return dict(max_new_tokens=max_new_tokens, **options)
+        names = ("num_beams", "length_penalty")
+        changes = {name: options.pop(name) for name in names if name in options}
+        own = self.checkpoint.search(max_new_tokens, **changes)
+        processors = (*own.pop("processors", ()), *options.pop("processors", ()))
+        return own | options | {"processors": processors}
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         widths, rows = self._widths(self.config), self.config.data.batch_size

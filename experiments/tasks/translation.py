@@ -10,7 +10,7 @@ from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
 from experiments import keys, report
 from experiments.errors import SettingsError
-from experiments.keys import Key, under
+from experiments.keys import NAME_OF_PRETRAINED, Key, under
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
@@ -61,6 +61,7 @@ class TranslationTask(TextTask):
 
     metrics = (*TextTask.metrics, "bleu", "chrf")
     reads = ("source", "target_in")
+    takes_pretrained = True
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -76,13 +77,14 @@ class TranslationTask(TextTask):
                 f"config.loss.alignment is {config.loss.alignment!r}, which learns a lexicon beside a"
                 f" 'transformer', not beside a {config.model.name!r}; take 'diagonal' or 'none'."
             )
-        _check_layers(config)
+        if config.model.name != NAME_OF_PRETRAINED:
+            _check_layers(config)
         _check_decoding(config)
 
     def _open(self) -> Corpus:
         options = self.config.loss
         share = options.alignment_share if options.alignment == "gold" else 0.0
-        return Corpus(self.config, self.assets, link_share=share)
+        return self._corpus(link_share=share)
 
     def sizes(self) -> dict[str, Any]:
         corpus, data = self.corpus, self.config.data
@@ -180,7 +182,7 @@ def _check_layers(config: Any) -> None:
 def _check_decoding(config: Any) -> None:
     data, asked = config.data, config.evaluate.decoding.max_new_tokens
     longest = max(data.source_len, data.target_len)
-    if asked is not None and asked > longest and config.model.positions == "learned":
+    if asked is not None and asked > longest and config.model.get("positions") == "learned":
         raise SettingsError(
             f"config.evaluate.decoding.max_new_tokens is {asked}; the table of learned positions has "
             f"{longest}, of data.source_len and data.target_len."

@@ -9,7 +9,7 @@ import pytest
 
 from crossattn.data import mel, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
-from crossattn.data.features import Boxes, Image, Label, Sound, Text, Vectors
+from crossattn.data.features import Boxes, Image, Label, Sound, SoundWindow, Text, Vectors
 from tests.peers import package
 
 pillow = package("PIL.Image", "images")
@@ -516,3 +516,17 @@ def test_no_examples_and_no_features_are_refused(examples):
         pipeline.feature_batches([], {"image": Image(4, 4)}, mode="pad")
     with pytest.raises(DataError, match="no features"):
         pipeline.feature_batches(examples, {}, mode="pad")
+
+
+def test_a_window_of_sound_is_what_whisper_hears_of_it_and_then_nothing():
+    samples = np.random.default_rng(0).normal(size=16_050).astype(np.float32) / 9
+    window = SoundWindow(length=300, mels=20)
+    # As if silence followed to the end of the window.
+    heard = mel.log_mel(samples, 20, silence=300 * mel.HOP)
+    prepared = window.prepare(samples)
+    np.testing.assert_array_equal(prepared[:101], heard[:101])
+    assert prepared.shape == (300, 20) and not prepared[101:].any()
+    assert window.max_length is None
+    for wrong in (samples[:0], np.zeros(300 * mel.HOP + 1, np.float32)):
+        with pytest.raises(DataError, match=r"s of sound; expected some, 3 s at most"):
+            window.prepare(wrong)

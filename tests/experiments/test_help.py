@@ -23,8 +23,8 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "prepare", "evaluate", "translate", "transcribe", "demo", "word_errors", "fetch_weights",
-    "plan", "read_page",
+    "train", "prepare", "evaluate", "export", "translate", "transcribe", "demo", "word_errors",
+    "fetch_weights", "plan", "read_page",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.conformance", "bench.corpus", "bench.decode",

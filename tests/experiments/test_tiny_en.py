@@ -71,13 +71,13 @@ def test_a_long_recording_is_cut_as_transformers_cuts_it(transcriber, sounds, th
     )
     (ours,) = transcriber([frames], "en")
     end = transcriber.tokens.end
-    assert [(s.start, s.end, s.tokens) for s in ours.segment_ids] == [
+    assert [(s.start, s.end, s.tokens) for s in ours.segments] == [
         (
             pytest.approx(float(s["start"])),
             pytest.approx(float(s["end"])),
             tuple(id for id in s["tokens"].tolist() if id < end),
         )
-        for s in found["segment_ids"][0]
+        for s in found["segments"][0]
     ]
 
 

@@ -4,14 +4,14 @@ Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Lea
 """
 
 import jax.numpy as jnp
-from flax import nnx
 
 from crossattn.nn import (
+    Autoregressive,
     Block,
     BlockConfig,
     DecoderBlock,
+    DecoderStack,
     OutputConfig,
-    Stack,
     TokenInput,
     TokenOutput,
 )
@@ -19,8 +19,8 @@ from crossattn.nn import (
 from .perceiver import Perceiver
 
 
-class Flamingo(nnx.Module):
-    def __init__(self, vocab_size, dim, image_dim, *, periods=2, scan=False, rngs):
+class Flamingo(Autoregressive):
+    def __init__(self, vocab_size, dim, image_dim, *, periods=2, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
         scheme = dict(positions="sinusoidal", max_length=64)
         self.input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
@@ -33,23 +33,33 @@ class Flamingo(nnx.Module):
             )
 
         block = lambda rngs: DecoderBlock(shape, None, rngs=rngs)  # noqa: E731
-        self.decoder = Stack([gated, block], periods, scan=scan, rngs=rngs)
-        self.norm = shape.normalise(rngs)
-        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=True, rngs=rngs)
+        self.decoder = DecoderStack(
+            shape, periods, build=[gated, block], positions="sinusoidal", **layout, rngs=rngs
+        )
+        self.output = TokenOutput(vocab_size, shape, OutputConfig(), tied=False, rngs=rngs)
+
+    def encode(self, images):
+        """Latents [B (I 3) D] of images [B I S M]."""
+        latents = self.resampler.encode(images).vectors
+        return latents.reshape(latents.shape[0], -1, latents.shape[-1])
+
+    def seen(self, positions, places):
+        """Tokens read the last of the images before them, by its place."""
+        last = (positions[..., None] >= places[:, None]).sum(-1) - 1
+        return {"images": (last[..., None] == jnp.arange(3 * places.shape[-1]) // 3)[:, None]}
 
     def hidden(self, tokens, images, places):
-        """Vectors [B T D] of tokens that read the last of the images [B I S M] before them, by its place."""
-        latents = self.resampler.encode(images).vectors
-        rows, count, size, dim = latents.shape
-        seen = (jnp.arange(tokens.shape[-1])[:, None] >= places[:, None]).sum(-1)
-        image = jnp.arange(count * size) // size
-        last = seen[..., None] - 1 == image
-        x, _ = self.decoder(
-            self.input(tokens),
-            memories={"images": latents.reshape(rows, count * size, dim)},
-            memory_masks={"images": last[:, None]},
-        )
-        return self.norm(x)
+        states = self.decoder.read(images=self.encode(images))
+        masks = self.seen(jnp.arange(tokens.shape[-1]), places)
+        return self.decoder(self.input(tokens), states, memory_masks=masks)[0]
+
+    def prefill(self, batch, num_beams, cache_length, *, images, places, lookahead=0):
+        states = self.decoder.read(images=self.encode(images))
+        length = cache_length + lookahead
+        return self.decoder.prefill(states, batch, num_beams, length, context=places)
+
+    def decode_hidden(self, tokens, states, **options):
+        return self.decoder.decode(self.input, tokens, states, memory_masks=self.seen, **options)
 
     def logits(self, hidden):
         return self.output.logits(self.output.transform(hidden), self.input.embedding)

@@ -78,7 +78,7 @@ def test_a_flamingo_that_has_learnt_nothing_is_its_language_model():
     params = oracle.random_params(flamingo)
     for i in (0, 2):
         for name in ("gated_residual", "gated_feedforward_residual"):
-            params["decoder"]["layers"][str(i)][name]["gate"] = np.zeros((), np.float32)
+            params["decoder"]["stack"]["layers"][str(i)][name]["gate"] = np.zeros((), np.float32)
     run = runs(flamingo, params)
     np.testing.assert_array_equal(run(TOKENS, IMAGES, PLACES), run(TOKENS, -IMAGES, PLACES))
 
@@ -86,9 +86,9 @@ def test_a_flamingo_that_has_learnt_nothing_is_its_language_model():
 def test_a_flamingo_scans_as_it_loops():
     scanned = lambda rngs: Flamingo(32, 16, 6, scan=True, rngs=rngs)  # noqa: E731
     params = oracle.random_params(flamingo)
-    layers = params["decoder"]["layers"]
+    layers = params["decoder"]["stack"]["layers"]
     periods = {str(i): stack_layers({"0": layers[str(i)], "1": layers[str(i + 2)]}) for i in (0, 1)}
-    other = params | {"decoder": {"layers": periods}}
+    other = params | {"decoder": params["decoder"] | {"stack": {"layers": periods}}}
     inputs = MODELS["flamingo"][1]
     found, expected = runs(scanned, other)(*inputs), runs(flamingo, params)(*inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -184,7 +184,9 @@ def test_a_file_dropped_into_the_folder_of_tasks_is_one(tmp_path, monkeypatch):
     (tmp_path / "parts_of_it.py").write_text('"""No task."""\n')
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     assert tasks.find("sorting").__name__ == "SortingTask"
-    assert tasks.known() == ["denoising", "language_model", "regions", "sorting", "translation"]
+    assert tasks.known() == [
+        "denoising", "language_model", "regions", "sorting", "transcription", "translation"
+    ]  # fmt: skip
     assert "optim.learning_rate" in keys.of("sorting", "decoder")
 
 
@@ -193,7 +195,7 @@ def test_a_file_dropped_into_the_folder_of_tasks_is_one(tmp_path, monkeypatch):
     [
         (
             "--config.task=sort",
-            "'sort'; expected one of denoising, language_model, regions, translation, or",
+            "'sort'; expected one of denoising, language_model, regions, transcription, translation, or",
         ),
         ("--config.task=mine.nowhere", "which cannot be imported (No module named 'mine"),
         ("--config.task=json.decoder", "but json.decoder has no class DecoderTask."),

@@ -151,7 +151,6 @@ def test_cross_attention_and_its_source_come_together():
     for state, options in [
         (source, {}),
         (BlockState(), {"memory_masks": {"source": padding}}),
-        (BlockState(), {"return_weights": True}),
     ]:
         with pytest.raises(ValueError, match="has no cross-attention, but was given"):
             alone(x, state, **options)
@@ -239,6 +238,17 @@ def test_a_cache_that_two_sublayers_would_share_is_refused():
     state = BlockState(cache=block.first.cache((2,), 8))
     with pytest.raises(ValueError, match="2 sublayers of self-attention, first, second"):
         block(jnp.asarray(X[:, :1]), state)
+
+
+@pytest.mark.parametrize("kind", [xa.nn.AdditiveAttention, xa.nn.LuongAttention])
+def test_attention_that_only_reads_memories_is_no_self_attention(kind):
+    sublayer = dataclasses.replace(
+        CONFIG.self_attention(nnx.Rngs(0)), inner=kind(CONFIG.dim, rngs=nnx.Rngs(0))
+    )
+    with pytest.raises(
+        ValueError, match=rf"^own reads itself, but its {kind.__name__} has no extend"
+    ):
+        Block(own=sublayer)
 
 
 @pytest.mark.parametrize("name", ["scope", "sublayers", "read"])

@@ -4,7 +4,8 @@ import pytest
 import sacrebleu
 
 from crossattn.train.errors import MissingPackage
-from crossattn.train.evaluate import loss_scores, translation_scores
+from crossattn.train.evaluate import loss_scores, translation_scores, word_error_rate
+from tests.peers import package
 
 REFERENCES = ["le chat noir voit un petit oiseau", "la maison blanche", "deux chiens heureux"]
 HYPOTHESES = ["le chat noir voit un oiseau", "la maison est blanche", "deux chiens heureux"]
@@ -62,3 +63,13 @@ def test_a_hopeless_loss_still_has_a_finite_perplexity():
 def test_no_token_is_no_division_by_zero():
     scores = loss_scores({"weight": 0.0, "nll": 0.0, "loss": 0.0, "correct": 0.0})
     assert scores == {"loss": 0.0, "nll": 0.0, "perplexity": 1.0, "accuracy": 0.0}
+
+
+def test_word_errors_count_words_that_mean_something_else():
+    package("jiwer", "speech")
+    package("whisper_normalizer", "speech")
+    said = ["Press one, please.", "It's twenty", "(silence)"]
+    assert word_error_rate(said, ["press 1 please", "it is 20", "noise"]) == 0.0
+    # Of six words one is wrong, one is missing and one is put in.
+    wrong = word_error_rate(said, ["press two", "it is 20 now", ""])
+    assert wrong == pytest.approx(100 * 3 / 6)

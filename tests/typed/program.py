@@ -8,7 +8,8 @@ from crossattn.nn import BlockConfig
 
 
 def program(q: jax.Array, source: jax.Array, key: jax.Array) -> None:
-    out = xa.attend(q, q, q, xa.masks.causal() & xa.masks.window(3))
+    out: jax.Array = xa.attend(q, q, q, xa.masks.causal() & xa.masks.window(3))
+    _, attended = xa.attend(q, q, q, return_weights=True)
     stats = xa.attention_stats(q, q, xa.masks.causal(), top_k=2)
     memory = xa.Memory.concat(xa.Memory(q, q), xa.Memory(q, q))
     merged, lse = xa.merge(q, q[..., 0], q, q[..., 0])
@@ -18,4 +19,5 @@ def program(q: jax.Array, source: jax.Array, key: jax.Array) -> None:
     written = xa.decode.generate(model, source, max_new_tokens=4, num_beams=2)
     loaded, weights, _ = xa.load("folder")
     xa.save("another", loaded, weights)
-    print(out, stats.entropy, memory.size, merged, lse, written.tokens, xa.explain(q, q, q).backend)
+    print(out, attended.shape, stats.entropy, memory.size, merged, lse, written.tokens)
+    print(xa.explain(q, q, q).backend)

@@ -1,4 +1,4 @@
-"""Sound as frames of a log-mel spectrogram."""
+"""Sound as frames of a log-mel spectrogram: as many as it has, or a window of a fixed size."""
 
 import io
 import os
@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
-from crossattn.data.mel import HOP, RATE, log_mel
-from crossattn.data.packing import Batch, Layout, lay
+from crossattn.data.mel import HOP, RATE, WINDOW, log_mel
+from crossattn.data.packing import Batch, Layout, lay, stack
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,46 @@ class Sound:
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The arrays of the sounds of a layout."""
         return lay(layout, name, {name: values}, np.float32, (self.mels,))
+
+
+@dataclass(frozen=True)
+class SoundWindow:
+    """Sound in a window of a fixed size, as Whisper hears it: its frames, then zeros.
+
+    A value is what `Sound` takes. Batches hold NAME [rows, length, mels].
+
+    Attributes:
+        length: frames of the window. The default is 30 s.
+        mels: bands.
+    """
+
+    length: int = 3000
+    mels: int = 80
+    max_length: None = None
+
+    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
+        """That of the window, of each."""
+        return np.full(len(values), self.length, np.int64)
+
+    def prepare(self, value: Any) -> Float[np.ndarray, "frames mels"]:
+        """The window of a sound, measured as if silence followed.
+
+        Raises:
+            DataError: it cannot be read, is no sound, or is longer than the window.
+        """
+        samples = _samples(value)
+        frames = -(-len(samples) // HOP)
+        if not 0 < frames <= self.length:
+            raise DataError(
+                f"{len(samples) / RATE:.2f} s of sound; expected some, {self.length * HOP / RATE:g} s at most"
+            )
+        window = np.zeros((self.length, self.mels), np.float32)
+        window[:frames] = log_mel(samples, self.mels, silence=WINDOW)[:frames]
+        return window
+
+    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
+        """The windows of the sounds of a layout."""
+        return {name: stack(layout, values, np.float32, (self.length, self.mels))}
 
 
 def _samples(value: Any) -> Float[np.ndarray, " samples"]:

@@ -9,12 +9,12 @@ from jaxtyping import Int
 
 from crossattn.data.errors import DataError
 from crossattn.data.packing import Batch, Layout, lay
-from crossattn.data.tokenizers import BOS, EOS, Tokenizer
+from crossattn.data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, which becomes token ids and EOS.
+    """A text, which becomes token ids in the frame of its tokenizer: of ours, ids and EOS.
 
     Batches hold NAME, NAME_segment_ids and NAME_positions, int32 [rows, length]; of a text that a decoder
     predicts, NAME_in, which begins with BOS, and NAME_out, which ends with EOS, in the place of NAME.
@@ -32,7 +32,8 @@ class Text:
     def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
         """Tokens of each text, before it is cut."""
         ids = self.tokenizer.encode_batch([_checked(value) for value in values])
-        return np.array([len(each) + 1 for each in ids], np.int64)
+        around = len(self.tokenizer.frame)
+        return np.array([len(each) + around for each in ids], np.int64)
 
     def prepare(self, value: Any) -> Int[np.ndarray, " tokens"]:
         """The tokens of a text, cut to the longest.
@@ -43,14 +44,14 @@ class Text:
         return np.array(self.framed(self.tokenizer.encode(_checked(value))), np.int32)
 
     def framed(self, ids: list[int]) -> list[int]:
-        """Ids with EOS, and with BOS where they are predicted, cut to the longest.
+        """Ids in their frame, EOS behind and BOS before where they are predicted, cut to the longest.
 
         Cutting a text that is read keeps its EOS; cutting one that is predicted loses it, so that nothing
         learns to stop there.
         """
-        if self.predicted:
-            return [BOS, *ids, EOS][: self.max_length + 1]
-        return ids[: self.max_length - 1] + [EOS]
+        frame = self.tokenizer.frame
+        framed = frame.predicted if self.predicted else frame.read
+        return framed(ids, self.max_length)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The arrays of the texts of a layout."""

@@ -15,7 +15,7 @@ from crossattn import functional
 from crossattn.decode.logits import constraints, sampling
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.decode.search.greedy import greedy, sample
-from crossattn.types import Array, Float, Int, Key, Params
+from crossattn.types import AnyArray, Array, Float, Int, Key, Params
 
 
 @runtime_checkable
@@ -56,9 +56,9 @@ class Written(NamedTuple):
       no_speech: [B], the probability that nobody speaks.
     """
 
-    tokens: Int[Array, "B T"]
+    tokens: Int[AnyArray, "B T"]
     lengths: Int[Array, " B"]
-    log_p: Float[Array, " B"]
+    log_p: Float[AnyArray, " B"]
     no_speech: Float[Array, " B"]
 
 

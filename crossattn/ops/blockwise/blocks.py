@@ -69,7 +69,7 @@ class Span(NamedTuple):
     indices: Int[Array, " X"]
     fresh: Bool[Array, " X"] | None
 
-    def of(self, x: Array, axis: int) -> Array:
+    def of(self, x: Any, axis: int) -> Any:
         """These members of an axis; all of an axis of size 1."""
         if x.shape[axis] == 1:
             return x

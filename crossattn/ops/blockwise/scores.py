@@ -14,7 +14,7 @@ from crossattn.ops import dropout
 from crossattn.ops.blockwise import blocks
 from crossattn.ops.blockwise.blocks import Span
 from crossattn.ops.masks import Explicit, Mask
-from crossattn.types import Array, Bool, Float, Shaped
+from crossattn.types import AnyArray, Array, Bool, Float, Shaped
 
 # Full float32 products also where the hardware would round their inputs.
 EXACT = jax.lax.Precision.HIGHEST
@@ -175,7 +175,7 @@ def _conditions(mask: Mask | None, queries: Span, keys: Span, heads: tuple[int, 
     return conditions
 
 
-def _piece(x: Shaped[Array, "*#B #N #T #S"], queries: Span, keys: Span) -> Array:
+def _piece(x: Shaped[AnyArray, "*#B #N #T #S"], queries: Span, keys: Span) -> Array:
     return keys.of(queries.of(x, -2), -1)
 
 

@@ -213,7 +213,7 @@ class Mask:
         return Mask((Not(self),))
 
     @as_written
-    def block(self, queries: Int[Array, " T"], keys: Int[Array, " S"]) -> Bool[Array, "..."]:
+    def block(self, queries: Int[AnyArray, " T"], keys: Int[AnyArray, " S"]) -> Bool[Array, "..."]:
         """The part of the matrix at these query and key indices, broadcastable to [*B N T S]."""
         blocks = [term.block(queries, keys) for term in self.terms]
         return functools.reduce(jnp.logical_and, blocks, jnp.ones((), bool))

@@ -39,8 +39,8 @@ class Ranges:
       rest: what neither can say: explicit matrices, and most alternatives (``|``).
     """
 
-    first: Int[Array, "*#B #T"] | None
-    last: Int[Array, "*#B #T"] | None
+    first: Int[AnyArray, "*#B #T"] | None
+    last: Int[AnyArray, "*#B #T"] | None
     limits: tuple[Limits, ...]
     rest: Mask
 

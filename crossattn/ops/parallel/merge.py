@@ -85,15 +85,17 @@ def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
     return jnp.where(peak == -jnp.inf, 0, peak)
 
 
-def weight_of(lse: Float[Array, "*B N T"], base: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
+def weight_of(
+    lse: Float[AnyArray, "*B N T"], base: Float[Array, "*B N T"]
+) -> Float[Array, "*B N T"]:
     """A part's share before division; 0, gradient and all, where it read nothing beside a NaN."""
     return jnp.where(lse == -jnp.inf, 0, jnp.exp(lse - base))
 
 
-def weighted(out: Float[Array, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
+def weighted(out: Float[AnyArray, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
     """The output times its weight, in float32 at least."""
     compute = jnp.promote_types(out.dtype, jnp.float32)
-    return out.astype(compute) * by_query(weight).astype(compute)
+    return jnp.asarray(out).astype(compute) * by_query(weight).astype(compute)
 
 
 def quotient(numerator: Array, total: Array, base: Array, dtype: Any) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.ops.promotion import as_written
-from crossattn.types import AnyArray, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 @as_written
@@ -17,7 +17,7 @@ def relative_buckets(
     num_buckets: int = 32,
     max_distance: int = 128,
     bidirectional: bool = True,
-) -> Int[AnyArray, "*B T S"]:
+) -> Int[Array, "*B T S"]:
     """The bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
 
     Bidirectional halves the buckets between keys before and keys after; otherwise keys after the
@@ -84,13 +84,13 @@ def _starts(exact: int, buckets: int, max_distance: int, count: int) -> tuple[in
 @as_written
 def relative_bias(
     table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
-) -> Float[AnyArray, "*B N T S"]:
+) -> Float[Array, "*B N T S"]:
     """Look each bucket up in a learnt table, one column a head; NaN for one that the table lacks."""
     bias = jnp.asarray(table).at[buckets].get(mode="fill", fill_value=jnp.nan)
     return jnp.moveaxis(bias, -1, -3)
 
 
-def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:
+def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
     """Geometric slopes 2**(-8/n), 2**(-16/n), ...; odd ones of the next power of two fill up.
 
     Source: Press et al. 2022, "ALiBi", section 3 and its reference implementation.
@@ -104,7 +104,7 @@ def alibi_slopes(num_heads: int) -> Float[AnyArray, " N"]:
 @as_written
 def alibi(
     q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"], num_heads: int
-) -> Float[AnyArray, "*B N T S"]:
+) -> Float[Array, "*B N T S"]:
     """``-slope * |q_pos - k_pos|``; symmetric, so it serves causal and full attention."""
-    distance = jnp.abs(q_positions[..., :, None] - k_positions[..., None, :])
+    distance = jnp.abs(jnp.asarray(q_positions)[..., :, None] - k_positions[..., None, :])
     return -alibi_slopes(num_heads)[:, None, None] * distance[..., None, :, :]

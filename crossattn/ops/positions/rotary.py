@@ -4,13 +4,13 @@ import jax.numpy as jnp
 
 from crossattn.ops.positions.sinusoids import inverse_wavelengths
 from crossattn.ops.promotion import as_written
-from crossattn.types import AnyArray, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 @as_written
 def rotate(
     x: Float[AnyArray, "*B T N H"], positions: Int[AnyArray, "*#B T"], base: float = 10000.0
-) -> Float[AnyArray, "*B T N H"]:
+) -> Float[Array, "*B T N H"]:
     """Rotate feature pairs (i, i + H/2) of each head by ``position * base ** (-2 i / H)``.
 
     Raises:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.ops.promotion import as_written
-from crossattn.types import AnyArray, Float, Int
+from crossattn.types import AnyArray, Array, Float, Int
 
 
 @as_written
 def sinusoidal(
     positions: Int[AnyArray, "*B T"], dim: int, max_wavelength: float = 10000.0
-) -> Float[AnyArray, "*B T D"]:
+) -> Float[Array, "*B T D"]:
     """Sines (first half of the features) and cosines (second half) of the positions.
 
     Feature i has wavelength ``2 pi max_wavelength ** (i / (dim / 2))``. The halves stand side by side

@@ -37,6 +37,19 @@ def files_beside(folder: Path) -> list[Path]:
     return files + (_matching(more, ("*.jinja",)) if more.is_dir() else [])
 
 
+def read_target_tokenizer(folder: Path, model_type: str = "") -> Any:
+    """The tokenizer of the targets where it cuts text by pieces of its own, a Marian's; else None.
+
+    Raises:
+      CheckpointError: a file is damaged.
+    """
+    paths = [folder / name for name in ("target.spm", "vocab.json")]
+    whole = folder / "tokenizer.json"
+    if model_type != "marian" or whole.is_file() or not all(path.is_file() for path in paths):
+        return None
+    return _tried(paths[0], unigram.marian(*paths))
+
+
 def read_tokenizer(folder: Path, model_type: str = "") -> Any:
     """The folder's tokenizer; None where it has none, with a warning where it has one that is not known here.
 

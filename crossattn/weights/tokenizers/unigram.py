@@ -24,10 +24,10 @@ _MORE_LANGUAGES = (
 
 
 def marian(source: Path, ids: Path) -> Any:
-    """The source's pieces under the ids of the vocabulary that both languages share.
+    """The pieces of one language under the ids of the vocabulary that both share.
 
-    Text of the target is cut by the same pieces. The file of the target's own, ``target.spm``, is
-    not read; decoding needs no more than the ids.
+    Text of the target is cut by the same pieces, where the file is that of the source; decoding needs no
+    more than the ids.
     """
     model, order = read_pieces(source), json.loads(ids.read_text(encoding="utf-8"))
     scores = {piece.text: piece.score for piece in model.pieces}

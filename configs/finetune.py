@@ -1,0 +1,52 @@
+"""A published checkpoint, trained on: --config.init.from=DIR. Arguments: translation language_model, tiny."""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import parts
+
+TASKS = ("translation", "language_model")
+
+
+def get_config(arg: str = "translation"):
+    """``translation`` for models that read one text and write another, ``language_model`` for the others."""
+    words = parts.words(arg, TASKS)
+    task = parts.choice(words, TASKS)
+    config = ConfigDict(
+        dict(
+            task=task,
+            seed=0,
+            model=dict(name="pretrained"),
+            init={"from": placeholder(str)},
+            data=_data(task),
+            loss=parts.translation_loss() if task == "translation" else parts.cross_entropy(),
+            optim=parts.adamw(
+                learning_rate=5e-5, warmup_steps=100, b2=0.999, eps=1e-8, train=placeholder(str)
+            ),
+            mesh=parts.mesh(),
+            train=parts.train(steps=2000),
+            checkpoint=parts.checkpoint(),
+        )
+    )
+    if task == "translation":
+        config.evaluate = parts.evaluate(decoding=parts.decoding(length_penalty=1.0))
+    return _tiny(config) if "tiny" in words else config
+
+
+def _data(task: str):
+    if task == "translation":
+        return parts.pairs("libreoffice_help/en-fr")
+    return parts.data("libreoffice_help/en-fr", side="source")
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    """The same in seconds: a random checkpoint and the phrase grammar."""
+    config.init["from"] = "tiny:t5" if config.task == "translation" else "tiny:gpt2"
+    config.data.update(name="phrases", batch_size=8, target_len=64)
+    if config.task == "translation":
+        config.data.source_len = 64
+        config.evaluate.examples = 8
+    config.optim.update(learning_rate=3e-3, warmup_steps=2)
+    config.train.update(steps=8, log_every=2)
+    config.checkpoint.every = 4
+    return config

