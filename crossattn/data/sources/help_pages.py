@@ -6,8 +6,8 @@ item of a list a step, a row of a table is table, a box "note", "tip" or "warnin
 paragraphs. The one thing to know: each file is set in a style of its own (typeface, size, headings, indents,
 markers of lists, frames of notes and tables), drawn from its name, so that neither a size nor a place alone
 says what a region is; some styles set two classes alike. The last block of a page that goes on may be broken
-and is no region, and neither is code. All pages of a file are in one split. "help_pages/made" makes pages
-up, with no download.
+and is no region, and neither is code. All pages of a file are in one split. "help_pages/made" makes pages up,
+with no download.
 """
 
 import functools
