@@ -22,9 +22,9 @@ _BITS = 10  # of an id; six of them fit into an int64
 def main() -> None:
     """Count, measure and print."""
     parser = Options(__doc__)
-    parser.add_argument("--config", required=True, metavar="FILE[:ARGUMENT]")
-    parser.add_argument("--split", default="test", choices=["validation", "test"])
-    parser.add_argument("--order", type=int, default=5, choices=range(1, 7), help="the longest; 5")
+    parser.add_argument("--config", required=True, metavar="FILE", help="a config, FILE[:ARGUMENT]")
+    parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
+    parser.add_argument("--order", type=int, default=5, metavar="N", choices=range(1, 7), help="5")
     options = parser.parse_args()
     task = make_task(read_config(options.config))
     train, other = (

@@ -27,9 +27,11 @@ def main() -> None:
     """Compare and print."""
     parser = Options(__doc__)
     parser.add_argument("runs", nargs="*", help="work directories of runs on the same data")
-    parser.add_argument("--config", metavar="FILE[:ARGUMENT]", help="a config of a classification")
-    parser.add_argument("--split", default="test", choices=["validation", "test"])
-    parser.add_argument("--step", default="last", help="of the runs: a step, 'last' or 'best'")
+    parser.add_argument("--config", metavar="FILE", help="a config, FILE[:ARGUMENT]")
+    parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
+    parser.add_argument(
+        "--step", default="last", metavar="STEP", help="of the runs: a step, 'last' or 'best'"
+    )
     options = parser.parse_args()
     if bool(options.runs) == bool(options.config):
         parser.error("expected --config, or runs.")

@@ -27,7 +27,8 @@ LAUNCHERS = (
     "fetch_weights", "plan", "read_page",
 )  # fmt: skip
 BENCHMARKS = (
-    "bench.attend", "bench.block_sizes", "bench.conformance", "bench.corpus", "bench.decode",
+    "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.classifiers", "bench.conformance",
+    "bench.corpus", "bench.decode",
     "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
     "cluster.same_end", "parity.__main__", "fuzz.__main__",
 )  # fmt: skip
