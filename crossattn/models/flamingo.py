@@ -32,9 +32,8 @@ from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, Residual, Sublayer, split
-from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.positions import LearnedPositions
+from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
@@ -105,7 +104,7 @@ class Flamingo(Decoder):
     """Tokens and images in, logits of the next token out.
 
     Raises:
-      ValueError: patches do not fit into pictures, or ``interval`` into the layers.
+      ValueError: pictures are smaller than a patch, or ``interval`` does not divide the layers.
     """
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
@@ -263,50 +262,29 @@ def image_positions(
 
 
 class PatchEncoder(nnx.Module):
-    """Vectors of the patches of pictures: projected pixels, learnt positions, and layers of self-attention.
-
-    Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
-    """
+    """Vectors of the patches of pictures: an embedding, and layers of self-attention."""
 
     def __init__(self, config: FlamingoConfig, image_size: tuple[int, int], *, rngs: nnx.Rngs):
-        side, (height, width) = config.patch_size, image_size
-        if height % side or width % side:
-            raise ValueError(
-                f"patch_size is {side}; expected a divisor of the pictures' height and width, {height} and "
-                f"{width}."
-            )
         shape = _image_block(config)
-        self.project = linear(
-            side * side * config.channels,
+        self.embedding = PatchEmbedding(
+            image_size,
+            config.patch_size,
+            config.channels,
             shape.dim,
-            in_axes=("patch",),
-            out_axes=("embed",),
+            class_token=False,
             dtype=shape.dtype,
             rngs=rngs,
         )
-        self.positions = LearnedPositions((height // side) * (width // side), shape.dim, rngs=rngs)
         self.layers = Stack(
             lambda rngs: EncoderBlock(shape, rngs=rngs), config.image_layers, rngs=rngs
         )
         self.norm = shape.normalise(rngs)
-        self.size = (height, width, config.channels)
-        self.side = side
 
     def __call__(
         self, images: Float[Array, "*B H W C"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B P M"]:
         """[*B H W C] -> [*B P M]; patches row by row."""
-        *lead, height, width, channels = images.shape
-        if (height, width, channels) != self.size:
-            raise ValueError(
-                f"images are {height} x {width} pixels of {channels} channels; this model reads "
-                f"{self.size[0]} x {self.size[1]} of {self.size[2]}."
-            )
-        side = self.side
-        x = images.reshape(*lead, height // side, side, width // side, side, channels)
-        x = jnp.swapaxes(x, -4, -3).reshape(*lead, -1, side * side * channels)
-        x = self.project(x) + self.positions(jnp.arange(x.shape[-2]))
-        return self.norm(self.layers(x, key=key)[0])
+        return self.norm(self.layers(self.embedding(images), key=key)[0])
 
 
 class Resampler(nnx.Module):

@@ -133,11 +133,12 @@ def test_images_and_their_tokens_come_together_or_are_refused_in_a_sentence(in_p
         (dict(image_positions=POSITIONS), r"^got image_positions without images; expected both"),
         (dict(images=IMAGES, image_positions=POSITIONS[:, :1]), r"\(3, 1\) and images .* \(3, 2\)"),
         (dict(images=IMAGES[:2], image_positions=POSITIONS[:2]), r"^images has 2 rows; expected"),
-        (dict(images=IMAGES[..., :1], image_positions=POSITIONS), r"8 x 8 pixels of 1 channels"),
+        (
+            dict(images=IMAGES[..., :1], image_positions=POSITIONS),
+            r"picture has 1 channels; expected 3",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             made.hidden(TOKENS, **options)
-    with pytest.raises(ValueError, match=r"^patch_size is 3; expected a divisor"):
-        model(patch_size=3)
     with pytest.raises(ValueError, match=r"^layers is 2; expected a multiple of the period, 3"):
         model(interval=3)
