@@ -180,7 +180,7 @@ def load(
     return (
         replace(model, layout=layout),
         params,
-        read_tokenizer(folder, _kind(json.loads(model.text))),
+        read_tokenizer(folder, _kind(Settings(json.loads(model.text)))),
     )
 
 
