@@ -93,15 +93,14 @@ class ViT(nnx.Module):
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Encoded:
         """Vectors of the class token and the patches [*B 1+S D]; a key turns dropout on."""
-        x, _ = self.encoder(self.patches(image), key=key)
-        return Encoded(self.norm(x))
+        return Encoded(self._vectors(image, key))
 
     @on_any_mesh
     def hidden(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B D"]:
         """The vector of the class token, which the output layer gets."""
-        return jnp.asarray(self.encode(image, key=key).vectors)[..., 0, :]
+        return self._vectors(image, key)[..., 0, :]
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B classes"]:
@@ -141,3 +140,9 @@ class ViT(nnx.Module):
         *batch, height, width, _ = image.shape
         grid = self.patches.grid((height, width))
         return {"patches": jnp.mean(weights[..., 0, 1:], -2).reshape(*batch, *grid)}
+
+    def _vectors(
+        self, image: Float[Array, "*B H W C"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*B S D"]:
+        x, _ = self.encoder(self.patches(image), key=key)
+        return self.norm(x)

@@ -17,7 +17,7 @@ def test_a_panel_for_the_picture_and_one_for_each_weight(channels, tmp_path):
     axes = figure.axes
     assert [ax.get_title() for ax in axes] == ["", "small, up to 0.50", "large, up to 0.00"]
     picture, drawn = axes[1].get_images()
-    assert picture.get_extent() == drawn.get_extent() == (0, 9, 6, 0)
+    assert list(picture.get_extent()) == list(drawn.get_extent()) == [0, 9, 6, 0]
     np.testing.assert_array_equal(drawn.get_array(), heat)
     assert viz.save(figure, tmp_path / "a.png").stat().st_size > 1000
 
