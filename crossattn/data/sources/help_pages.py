@@ -30,7 +30,7 @@ from crossattn.data.sources.libreoffice_help import BODY, clean, split_of
 
 FORM = "help_pages or help_pages/made"
 CLASSES = {"label": ("title", "paragraph", "step", "table", "note")}
-OPTIONS = {"pages": Option(int, "the first so many pages of a split; 0 is all", within="[0, inf)")}
+OPTIONS = {"pages": Option(int, "The first so many pages of a split; 0 is all.", within="[0, inf)")}
 SIZE = (420.0, 595.0)  # of a page, in points; a point is a pixel of its picture
 _PACKAGE = "libreoffice-help-en-us"
 _PREFIX = "usr/share/libreoffice/help/en-US/text/"
