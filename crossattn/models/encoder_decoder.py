@@ -58,9 +58,7 @@ class EncoderDecoder(Autoregressive):
       ValueError: the decoder reads no memory.
     """
 
-    def __init__(
-        self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs
-    ):
+    def __init__(self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs):
         self.encoder = build_encoder(config.encoder, rngs=rngs)
         self.decoder = Decoder(config.decoder, rngs=rngs)
         size, wanted = config.encoder.block.dim, config.decoder.memory_dim

@@ -1,4 +1,4 @@
-"""A picture described in words: a ViT reads it, and a decoder of another width reads the ViT by cross-attention.
+"""A picture in words: a ViT reads it, and a decoder of another width reads the ViT by cross-attention.
 
     picture [H W C] ─► patches ─► layers of self-attention ─► vectors [1+S D] ─► [linear] ─┐
                                                                                    reads │

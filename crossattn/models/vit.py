@@ -5,13 +5,15 @@
 
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)
 
-A DeiT has a distillation token beside the class token, which learns from a teacher and may have its own logits.
+A DeiT has a distillation token beside the class token, which learns from a teacher and may have logits
+of its own.
 
 Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 4; Touvron et al. 2021,
 "Training data-efficient image transformers & distillation through attention", section 4.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -95,12 +97,12 @@ class ViT(nnx.Module):
             rngs=rngs,
         )
         self.norm = block.normalise(rngs)
-        classes = config.num_classes
-        output = lambda: ClassOutput(block.dim, classes, dtype=block.dtype, rngs=rngs)  # noqa: E731
-        self.output = None if classes is None else output()
+        options: dict[str, Any] = dict(dtype=block.dtype, rngs=rngs)
+        output = partial(ClassOutput, block.dim, config.num_classes or 0, **options)
+        self.output = None if config.num_classes is None else output()
         self.distillation_output = output() if config.distillation_output else None
-        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=block.dtype)
-        self.pooler = linear(block.dim, block.dim, **options, rngs=rngs) if config.pooler else None
+        options |= dict(in_axes=("embed",), out_axes=("mlp",))
+        self.pooler = linear(block.dim, block.dim, **options) if config.pooler else None
 
     @on_any_mesh
     def encode(
@@ -174,7 +176,9 @@ class ViT(nnx.Module):
         )
         *batch, height, width, _ = image.shape
         grid = self.patches.grid((height, width))
-        return {"patches": jnp.mean(weights[..., 0, self.patches.tokens :], -2).reshape(*batch, *grid)}
+        return {
+            "patches": jnp.mean(weights[..., 0, self.patches.tokens :], -2).reshape(*batch, *grid)
+        }
 
     def _vectors(
         self, image: Float[Array, "*B H W C"], key: Key[Array, ""] | None

@@ -101,7 +101,9 @@ class PatchEmbedding(nnx.Module):
         order = (*range(first), first, first + 2, first + 4, first + 1, first + 3)
         patches = patches.transpose(order).reshape(*batch, rows * columns, channels, tall, wide)
         x = self.projection(patches)
-        tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        tokens = [
+            token for token in (self.class_token, self.distillation_token) if token is not None
+        ]
         first = [jnp.broadcast_to(t[...].astype(x.dtype), (*batch, 1, x.shape[-1])) for t in tokens]
         x = jnp.concatenate([*first, x], axis=-2)
         return placed(x + self._positions((rows, columns)).astype(x.dtype), "embed")

@@ -13,7 +13,9 @@ ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
 IMAGE, CLASSES = (7, 7, 3), 5
 
-Kind = Literal["pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes"]
+Kind = Literal[
+    "pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes"
+]
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,10 @@ CASES = (
     vit("ViT, classes", "ViTForImageClassification", layer_norm_eps=1e-2),
     vit("DeiT, no head", "DeiTModel"),
     vit("DeiT, classes of two tokens", "DeiTForImageClassificationWithTeacher"),
-    captioner("Captioner, ViT and GPT-2", "vit", "gpt2", search=1),
-    captioner("Captioner, DeiT and BERT of another size", "deit", "bert", search=1,
+    captioner("Captioner, ViT and GPT-2", "vit", "gpt2", search=3),
+    captioner("Captioner, DeiT and BERT of another size", "deit", "bert", search=4,
               encoder=dict(hidden_size=24)),
-    captioner("Captioner, ViT and TrOCR that reads another size", "vit", "trocr", search=1,
+    captioner("Captioner, ViT and TrOCR that reads another size", "vit", "trocr", search=3,
               encoder=dict(hidden_size=24), decoder=dict(cross_attention_hidden_size=24)),
     perceiver("Fourier positions", "ForImageClassificationFourier"),
     perceiver("Fourier positions, keys as long as pixels, relu", "ForImageClassificationFourier",

@@ -141,7 +141,10 @@ def _pair(name: str, random: np.random.RandomState) -> Case:
 def _captioner(name: str, random: np.random.RandomState) -> Case:
     # Options that are dicts go together, but this one is an argument.
     index = random.randint(len(_CAPTIONER["encoder"]))
-    halves = {half: _CAPTIONER[half][random.randint(len(_CAPTIONER[half]))] for half in ("reader", "writer")}
+    halves = {
+        half: _CAPTIONER[half][random.randint(len(_CAPTIONER[half]))]
+        for half in ("reader", "writer")
+    }
     return cases.captioner(name, **halves, encoder=_CAPTIONER["encoder"][index])
 
 

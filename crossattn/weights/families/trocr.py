@@ -1,4 +1,4 @@
-"""TrOCR's decoder: names of its tensors, meaning of its config. It is BART's, and may read vectors of another size."""
+"""TrOCR's decoder, which is BART's and may read vectors of another size: names of its tensors, its config."""
 
 from typing import Any
 

@@ -30,6 +30,10 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     reader_rules |= Rules({}, unused=(r"pooler\.dense\..*",))
     family = importlib.import_module(f"crossattn.weights.families.{writes['model_type']}")
     _, writer, writer_rules = family.configure(writes, names.within("decoder"), dtype)
+    if writer.memory_dim is None:
+        raise CheckpointError(
+            "config.json has a decoder that reads nothing; expected add_cross_attention true in it."
+        )
     rules = Rules({"bridge": "enc_to_dec_proj"}) | reader_rules.inside("encoder")
     config = VisionEncoderDecoderConfig(reader, writer)
     return VisionEncoderDecoder, config, rules | writer_rules.inside("decoder")

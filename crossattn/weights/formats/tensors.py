@@ -95,7 +95,9 @@ def read(
                 "save it unquantised."
             )
         for path, part in owners.get(known, ()):
-            piece = rules.to_param(path, rules.part(path, tensor, part), shapes[path].shape, axes[path])
+            piece = rules.to_param(
+                path, rules.part(path, tensor, part), shapes[path].shape, axes[path]
+            )
             where = None if place is None else place(axes[path], piece.shape)
             param = jax.device_put(np.asarray(piece, order="C"), where)
             flat[path] = param if finish is None else finish(path, param)
