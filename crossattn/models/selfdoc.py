@@ -43,7 +43,7 @@ from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
-from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
+from crossattn.types import Array, Bool, Float, Int, Key
 
 Modality = Literal["text", "picture"]
 _PAD = 0  # what texts are filled up with
@@ -164,10 +164,11 @@ class SelfDoc(nnx.Module):
         keys = iter(split(key, 4 + len(self.cross)))
         mask = None if segment_ids is None else masks.segments(segment_ids)
         encoded = []
-        for parts, regions, given in (
+        sides: Any = (
             (self.text, self.text_regions, text),
             (self.picture, self.picture_regions, pictures),
-        ):
+        )
+        for parts, regions, given in sides:
             if parts is not None:
                 x = regions(parts(given, next(keys)), boxes, mask, next(keys))
                 encoded.append(Encoded.of(x, segment_ids))
@@ -179,7 +180,7 @@ class SelfDoc(nnx.Module):
             words, looks, weights = layer(words, looks, next(keys), mask=mask)
         x, gates = self.fusion(jnp.asarray(words.vectors), jnp.asarray(looks.vectors))
         x = self.norm(x)
-        return (x, Reading(*weights, gates)) if return_weights else x
+        return (x, Reading(weights[0], weights[1], gates)) if return_weights else x
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B R D"]) -> Float[Array, "*B R C"]:
@@ -324,11 +325,11 @@ class CrossModality(nnx.Module):
             self.text.agreed(text, picture, self.picture, mask, keys[0]),
             self.picture.agreed(picture, text, self.text, mask, keys[1]),
         )
-        read = (
-            self.text.read(*first, self.picture, mask, keys[2]),
-            self.picture.read(*first[::-1], self.text, mask, keys[3]),
+        found = (
+            self.text.read(first[0], first[1], self.picture, mask, keys[2]),
+            self.picture.read(first[1], first[0], self.text, mask, keys[3]),
         )
-        return read[0][0], read[1][0], (read[0][1], read[1][1])
+        return found[0][0], found[1][0], (found[0][1], found[1][1])
 
 
 class _Side(nnx.Module):
@@ -349,25 +350,30 @@ class _Side(nnx.Module):
 
     def agreed(self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any) -> Encoded:
         """The first stage: queries and values of ``own``, keys of ``other``."""
-        x = replace(own, vectors=self.agree_residual.pre_norm(own.vectors))
+        x = replace(own, vectors=self.agree_residual.pre_norm(jnp.asarray(own.vectors)))
         attention: MultiHeadAttention = self.agree
         keys, (values, valid) = split(key, 2), of_same_regions(x, other)
         memory = attention.memory(
-            others.agree_residual.pre_norm(other.vectors), valid=valid, values_of=values
+            others.agree_residual.pre_norm(jnp.asarray(other.vectors)),
+            valid=valid,
+            values_of=values,
         )
         update = attention(jnp.asarray(x.vectors), memory, mask, dropout_key=keys[0])
-        return replace(own, vectors=self.agree_residual.add_residual(own.vectors, update, keys[1]))
+        return replace(
+            own, vectors=self.agree_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
+        )
 
     def read(
         self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any
     ) -> tuple[Encoded, Array]:
         """The second stage and the feed-forward network; and the weights."""
         keys = split(key, 4)
-        cross: MultiHeadAttention = self.cross
-        memory = cross.memory(others.cross_residual.pre_norm(other.vectors), valid=other.valid)
-        hidden = self.cross_residual.pre_norm(own.vectors)
-        update, weights = cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
-        x = self.cross_residual.add_residual(own.vectors, update, keys[1])
+        memory = self.cross.memory(
+            others.cross_residual.pre_norm(jnp.asarray(other.vectors)), valid=other.valid
+        )
+        hidden = self.cross_residual.pre_norm(jnp.asarray(own.vectors))
+        update, weights = self.cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
+        x = self.cross_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
         update = self.feedforward(self.feedforward_residual.pre_norm(x), keys[2])
         return replace(
             own, vectors=self.feedforward_residual.add_residual(x, update, keys[3])
@@ -380,18 +386,18 @@ def of_same_regions(
     """For each vector of ``other``, the mean of those of ``own`` of its region, and whether there is any."""
     alike = own.vectors.shape[-2] == other.vectors.shape[-2]
     if own.positions is None and other.positions is None and alike:
-        return jnp.asarray(own.vectors), jnp.asarray(own.readable & other.readable)
+        return jnp.asarray(own.vectors), jnp.asarray(own.readable) & jnp.asarray(other.readable)
     ours, theirs = _regions(own), _regions(other)
-    same = (theirs[..., :, None] == ours[..., None, :]) & own.readable[..., None, :]
+    same = (theirs[..., :, None] == ours[..., None, :]) & jnp.asarray(own.readable)[..., None, :]
     count = same.sum(-1)
     shares = same / jnp.maximum(count, 1)[..., None]
-    vectors = jnp.where(own.readable[..., None], own.vectors, 0)
-    return shares.astype(vectors.dtype) @ vectors, (count > 0) & other.readable
+    vectors = jnp.where(jnp.asarray(own.readable)[..., None], jnp.asarray(own.vectors), 0)
+    return shares.astype(vectors.dtype) @ vectors, (count > 0) & jnp.asarray(other.readable)
 
 
-def _regions(encoded: Encoded) -> Int[AnyArray, "*#B S"]:
+def _regions(encoded: Encoded) -> Int[Array, "*#B S"]:
     size = encoded.vectors.shape[-2]
-    return jnp.arange(size) if encoded.positions is None else encoded.positions
+    return jnp.arange(size) if encoded.positions is None else jnp.asarray(encoded.positions)
 
 
 class GatedFusion(nnx.Module):

@@ -98,7 +98,9 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
             check_sizes(value, tensors)
         elif _SIZE.fullmatch(key) and not key.startswith("use_") and value is not None:
             most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
-            sizes = value if isinstance(value, list) else [value]
+            # Of a picture, height and width.
+            several = isinstance(value, list) and key.endswith("_size")
+            sizes = value if several else [value]
             if not all(type(size) is int and 0 <= size <= most for size in sizes):
                 raise CheckpointError(
                     f"config.json has {key} {value!r}; expected a whole number from 0 to {most}"

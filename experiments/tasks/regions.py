@@ -141,7 +141,7 @@ class RegionsTask(base.Task):
     def save_assets(self, directory: Path) -> None:
         self.corpus.save(directory)
 
-    def read_page(self, params: Any, page: Mapping[str, Any]) -> "PageReading":
+    def read_page(self, params: Any, page: dict[str, Any]) -> "PageReading":
         """What the model makes of a page, and which regions each has read.
 
         Raises:

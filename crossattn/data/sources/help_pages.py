@@ -30,7 +30,7 @@ from crossattn.data.sources.libreoffice_help import BODY, clean, split_of
 
 FORM = "help_pages or help_pages/made"
 CLASSES = {"label": ("title", "paragraph", "step", "table", "note")}
-OPTIONS = {"pages": Option(int, "the first so many pages of a split; 0 is all", within="[0, inf)")}
+OPTIONS = {"pages": Option(int, "The first so many pages of a split; 0 is all.", within="[0, inf)")}
 SIZE = (420.0, 595.0)  # of a page, in points; a point is a pixel of its picture
 _PACKAGE = "libreoffice-help-en-us"
 _PREFIX = "usr/share/libreoffice/help/en-US/text/"
@@ -91,13 +91,12 @@ class HelpPages(records.PackageBuilder):
             raise DataUnavailable(
                 f"put {_PACKAGE}_*.deb in {package.parent} ({package.name} has no pages)"
             )
-        return {name: self._generate_examples(files) for name, files in splits.items()}
+        return {name: self._generate_examples(_pages(files)) for name, files in splits.items()}
 
-    def _generate_examples(self, examples: Any) -> Iterator[tuple[int, dict]]:
-        pages = itertools.chain.from_iterable(
-            pages_of(file, read_blocks(content.decode("utf-8"))) for file, content in examples
-        )
-        yield from enumerate(pages)
+
+def _pages(files: Sequence[tuple[str, bytes]]) -> Iterator[dict[str, Any]]:
+    for file, content in files:
+        yield from pages_of(file, read_blocks(content.decode("utf-8")))
 
 
 @dataclass
