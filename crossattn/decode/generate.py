@@ -19,8 +19,8 @@ from crossattn.decode.search.speculative import speculative
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
-Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"]
-"""Tokens; or, of a model that reads frames, their features."""
+Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"] | Float[AnyArray, "B H W C"]
+"""Tokens; or, of a model that reads them, features of frames, or pictures."""
 
 
 @on_any_mesh

@@ -21,6 +21,10 @@ from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.models.vision_encoder_decoder import (
+    VisionEncoderDecoder,
+    VisionEncoderDecoderConfig,
+)
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
 
@@ -44,6 +48,8 @@ __all__ = [
     "TransformerConfig",
     "ViT",
     "ViTConfig",
+    "VisionEncoderDecoder",
+    "VisionEncoderDecoderConfig",
     "Whisper",
     "WhisperConfig",
     "find",

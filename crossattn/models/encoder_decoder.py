@@ -3,6 +3,7 @@
 Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks".
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,9 @@ from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.types import Array, Float, Int, Key
+
+Source = Int[Array, "*B S"] | Float[Array, "*B H W C"]
+"""Tokens; or, of a model that reads them, pictures."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,19 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
 
 
 class EncoderDecoder(Autoregressive):
-    """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``."""
+    """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``.
 
-    def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
-        self.encoder = Bert(config.encoder, rngs=rngs)
+    Args:
+      config: the shapes.
+      build_encoder: makes the encoder of its config; another one than a ``Bert`` comes with an ``encode``
+        of a subclass.
+
+    Raises:
+      ValueError: the decoder reads no memory.
+    """
+
+    def __init__(self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs):
+        self.encoder = build_encoder(config.encoder, rngs=rngs)
         self.decoder = Decoder(config.decoder, rngs=rngs)
         size, wanted = config.encoder.block.dim, config.decoder.memory_dim
         if wanted is None:
@@ -76,17 +89,18 @@ class EncoderDecoder(Autoregressive):
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
         """The source's vectors [*B S M], as the decoder reads them."""
-        encoded = self.encoder.encode(source, segment_ids, positions, key)
-        return (
-            encoded
-            if self.bridge is None
-            else replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
-        )
+        return self.bridged(self.encoder.encode(source, segment_ids, positions, key))
+
+    def bridged(self, encoded: Encoded) -> Encoded:
+        """The encoder's vectors in the size that the decoder reads."""
+        if self.bridge is None:
+            return encoded
+        return replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
 
     @on_any_mesh
     def hidden(
         self,
-        source: Int[Array, "*B S"],
+        source: Source,
         target_in: Int[Array, "*B T"],
         *,
         source_segment_ids: Int[Array, "*B S"] | None = None,
@@ -126,9 +140,7 @@ class EncoderDecoder(Autoregressive):
         return self.decoder.logits(hidden)
 
     @on_any_mesh
-    def __call__(
-        self, source: Int[Array, "*B S"], target_in: Int[Array, "*B T"], **options: Any
-    ) -> Any:
+    def __call__(self, source: Source, target_in: Int[Array, "*B T"], **options: Any) -> Any:
         """Logits [*B T V] of the token after each of ``target_in``; options as in ``hidden``.
 
         With ``return_weights``, the weights [L *B N T S] of cross-attention too.
@@ -144,18 +156,15 @@ class EncoderDecoder(Autoregressive):
         num_beams: int,
         cache_length: int,
         *,
-        source: Int[Array, "B S"],
+        source: Source,
         source_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
         """Decoding states: the source read once, and empty caches; as ``Transformer.prefill``."""
-        check_rows("source", source, batch)
+        encoded = self.encode(source, source_segment_ids)
+        check_rows("source", encoded.vectors, batch)
         return self.decoder.prefill(
-            batch,
-            num_beams,
-            cache_length,
-            memory=self.encode(source, source_segment_ids),
-            lookahead=lookahead,
+            batch, num_beams, cache_length, memory=encoded, lookahead=lookahead
         )
 
     @on_any_mesh

@@ -5,23 +5,30 @@
 
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)
 
-Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 4.
+A DeiT has a distillation token beside the class token, which learns from a teacher and may have logits
+of its own.
+
+Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 4; Touvron et al. 2021,
+"Training data-efficient image transformers & distillation through attention", section 4.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.keys import ConfigKey
-from crossattn.nn.blocks import BlockConfig, EncoderBlock
+from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput
-from crossattn.nn.patches import PatchEmbedding
+from crossattn.nn.patches import PatchEmbedding, Size
 from crossattn.nn.stack import Stack
-from crossattn.types import Array, Float, Key
+from crossattn.ops.dropout import dropout
+from crossattn.types import AnyArray, Array, Float, Key
 
 KEYS = {
     "layers": ConfigKey(int, "Layers of self-attention.", "[1, inf)"),
@@ -37,19 +44,25 @@ class ViTConfig:
     Attributes:
       block: shape of the layers.
       layers: L.
-      patch_size: side of a patch, in pixels.
+      patch_size: side of a patch, in pixels, or its height and width.
       image_size: height and width for which positions are learnt; other sizes interpolate them.
       channels: of a pixel.
       num_classes: of the logits; None has no head.
+      distillation_token: add DeiT's.
+      distillation_output: that token has logits of its own, and the model's are the mean of both.
+      pooler: add the layer over the class token's vector.
       scan, remat: of the layers, see ``Stack``.
     """
 
     block: BlockConfig
     layers: int
-    patch_size: int
-    image_size: tuple[int, int]
+    patch_size: int | Size
+    image_size: Size
     channels: int = 3
     num_classes: int | None = None
+    distillation_token: bool = False
+    distillation_output: bool = False
+    pooler: bool = False
     scan: bool = False
     remat: bool | str = False
 
@@ -71,9 +84,11 @@ class ViT(nnx.Module):
             config.patch_size,
             config.channels,
             block.dim,
+            distillation_token=config.distillation_token,
             dtype=block.dtype,
             rngs=rngs,
         )
+        self.dropout_rate = block.dropout_rate
         self.encoder = Stack(
             lambda rngs: EncoderBlock(block, rngs=rngs),
             config.layers,
@@ -82,36 +97,58 @@ class ViT(nnx.Module):
             rngs=rngs,
         )
         self.norm = block.normalise(rngs)
-        self.output = (
-            None
-            if config.num_classes is None
-            else ClassOutput(block.dim, config.num_classes, dtype=block.dtype, rngs=rngs)
-        )
+        options: dict[str, Any] = dict(dtype=block.dtype, rngs=rngs)
+        output = partial(ClassOutput, block.dim, config.num_classes or 0, **options)
+        self.output = None if config.num_classes is None else output()
+        self.distillation_output = output() if config.distillation_output else None
+        options |= dict(in_axes=("embed",), out_axes=("mlp",))
+        self.pooler = linear(block.dim, block.dim, **options) if config.pooler else None
 
     @on_any_mesh
     def encode(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Encoded:
-        """Vectors of the class token and the patches [*B 1+S D]; a key turns dropout on."""
+        """Vectors of the class token and the patches [*B 1+S D]; a key turns dropout on.
+
+        DeiT's distillation token stands between them.
+        """
         return Encoded(self._vectors(image, key))
 
     @on_any_mesh
     def hidden(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B D"]:
-        """The vector of the class token, which the output layer gets."""
-        return self._vectors(image, key)[..., 0, :]
+    ) -> Float[Array, "..."]:
+        """The vector of the class token, which the output layer gets, [*B D].
+
+        With a ``distillation_output``, those of both tokens, [*B 2 D].
+        """
+        vectors = self._vectors(image, key)
+        return vectors[..., 0, :] if self.distillation_output is None else vectors[..., :2, :]
 
     @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B classes"]:
-        """Logits of classes, float32: the output layer alone.
+    def logits(self, hidden: Float[Array, "..."]) -> Float[Array, "*B classes"]:
+        """Logits of classes, float32: the output layer alone, of what ``hidden`` gives.
 
         Raises:
           ValueError: the model has no classes.
         """
         if self.output is None:
             raise ValueError("this ViT has no classes; build it with num_classes.")
-        return self.output.logits(hidden)
+        if self.distillation_output is None:
+            return self.output.logits(hidden)
+        own, taught = hidden[..., 0, :], hidden[..., 1, :]
+        return (self.output.logits(own) + self.distillation_output.logits(taught)) / 2
+
+    @on_any_mesh
+    def pooled(self, vectors: Float[AnyArray, "*B S D"]) -> Float[Array, "*B D"]:
+        """One vector for each picture, of its class token, from the vectors that ``encode`` gives.
+
+        Raises:
+          ValueError: this ViT has no pooler.
+        """
+        if self.pooler is None:
+            raise ValueError("this ViT has no pooler; set pooler=True in its config.")
+        return jnp.tanh(self.pooler(jnp.asarray(vectors)[..., 0, :]))
 
     @on_any_mesh
     def __call__(
@@ -139,10 +176,13 @@ class ViT(nnx.Module):
         )
         *batch, height, width, _ = image.shape
         grid = self.patches.grid((height, width))
-        return {"patches": jnp.mean(weights[..., 0, 1:], -2).reshape(*batch, *grid)}
+        return {
+            "patches": jnp.mean(weights[..., 0, self.patches.tokens :], -2).reshape(*batch, *grid)
+        }
 
     def _vectors(
         self, image: Float[Array, "*B H W C"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B S D"]:
-        x, _ = self.encoder(self.patches(image), key=key)
+        keys = split(key, 2)
+        x, _ = self.encoder(dropout(self.patches(image), self.dropout_rate, keys[0]), key=keys[1])
         return self.norm(x)

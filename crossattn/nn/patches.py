@@ -1,4 +1,4 @@
-"""Pictures as sequences: patches, a class token, and where each patch stands.
+"""Pictures as sequences: patches, learnt tokens before them, and where each patch stands.
 
 The one thing to know: positions are learnt for pictures of one size, and interpolated for others.
 """
@@ -25,10 +25,12 @@ class PatchEmbedding(nnx.Module):
 
     Args:
       image_size: height and width for which there are positions.
-      patch_size: side of a patch, P; what stands over at the right and below is cut off.
+      patch_size: side of a patch, P, or its height and width; what stands over at the right and below is
+        cut off.
       channels: of a pixel, C.
       dim: D.
       class_token: a learnt vector stands before the patches.
+      distillation_token: and another one behind it, which learns from a teacher (Touvron et al. 2021).
       dtype: computation dtype.
 
     Raises:
@@ -39,17 +41,19 @@ class PatchEmbedding(nnx.Module):
     def __init__(
         self,
         image_size: Size,
-        patch_size: int,
+        patch_size: int | Size,
         channels: int,
         dim: int,
         *,
         class_token: bool = True,
+        distillation_token: bool = False,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
-        self.patch_size, self.channels, self.dtype = patch_size, channels, dtype
+        self.patch_size = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+        self.channels, self.dtype = channels, dtype
         self.grid_size = self.grid(image_size)
-        shape = (channels, patch_size, patch_size)
+        shape = (channels, *self.patch_size)
         self.projection = linear(
             shape,
             dim,
@@ -58,12 +62,10 @@ class PatchEmbedding(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        self.class_token = (
-            nnx.Param(jax.random.normal(rngs.params(), (1, dim)) * 0.02, axes=(None, "embed"))
-            if class_token
-            else None
-        )
-        count = math.prod(self.grid_size) + class_token
+        self.class_token = _token(dim, rngs) if class_token else None
+        self.distillation_token = _token(dim, rngs) if distillation_token else None
+        self.tokens = class_token + distillation_token
+        count = math.prod(self.grid_size) + self.tokens
         self.positions = LearnedPositions(count, dim, rngs=rngs)
 
     def grid(self, image_size: Size) -> Size:
@@ -72,18 +74,17 @@ class PatchEmbedding(nnx.Module):
         Raises:
           ValueError: it has none.
         """
-        rows, columns = (size // self.patch_size for size in image_size)
-        if not rows * columns:
-            height, width = image_size
+        (height, width), (tall, wide) = image_size, self.patch_size
+        if height < tall or width < wide:
             raise ValueError(
-                f"a picture of {width} x {height} pixels has no patch of {self.patch_size} x "
-                f"{self.patch_size}; expected a larger one, or smaller patches."
+                f"a picture of {width} x {height} pixels has no patch of {wide} x {tall}; expected a "
+                "larger one, or smaller patches."
             )
-        return rows, columns
+        return height // tall, width // wide
 
     @on_any_mesh
     def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
-        """Vectors of the class token and the patches, where they stand added.
+        """Vectors of the tokens and the patches, where they stand added.
 
         Raises:
           ValueError: the picture has other channels, or is smaller than a patch.
@@ -93,18 +94,18 @@ class PatchEmbedding(nnx.Module):
             raise ValueError(
                 f"the picture has {channels} channels; expected {self.channels}, [H W {self.channels}]."
             )
-        (rows, columns), side = self.grid((height, width)), self.patch_size
-        image = image[..., : rows * side, : columns * side, :]
-        patches = image.reshape(*batch, rows, side, columns, side, channels)
+        (rows, columns), (tall, wide) = self.grid((height, width)), self.patch_size
+        image = image[..., : rows * tall, : columns * wide, :]
+        patches = image.reshape(*batch, rows, tall, columns, wide, channels)
         first = len(batch)
         order = (*range(first), first, first + 2, first + 4, first + 1, first + 3)
-        patches = patches.transpose(order).reshape(*batch, rows * columns, channels, side, side)
+        patches = patches.transpose(order).reshape(*batch, rows * columns, channels, tall, wide)
         x = self.projection(patches)
-        if self.class_token is not None:
-            token = jnp.broadcast_to(
-                self.class_token[...].astype(x.dtype), (*batch, 1, x.shape[-1])
-            )
-            x = jnp.concatenate([token, x], axis=-2)
+        tokens = [
+            token for token in (self.class_token, self.distillation_token) if token is not None
+        ]
+        first = [jnp.broadcast_to(t[...].astype(x.dtype), (*batch, 1, x.shape[-1])) for t in tokens]
+        x = jnp.concatenate([*first, x], axis=-2)
         return placed(x + self._positions((rows, columns)).astype(x.dtype), "embed")
 
     def _positions(self, grid: Size) -> Float[Array, "S D"]:
@@ -112,9 +113,12 @@ class PatchEmbedding(nnx.Module):
         table = self.positions.table[...]
         if grid == self.grid_size:
             return table
-        first = len(table) - math.prod(self.grid_size)
-        own = resized(table[first:].reshape(*self.grid_size, -1), grid)
-        return jnp.concatenate([table[:first], own.reshape(math.prod(grid), -1)])
+        own = resized(table[self.tokens :].reshape(*self.grid_size, -1), grid)
+        return jnp.concatenate([table[: self.tokens], own.reshape(math.prod(grid), -1)])
+
+
+def _token(dim: int, rngs: nnx.Rngs) -> nnx.Param:
+    return nnx.Param(jax.random.normal(rngs.params(), (1, dim)) * 0.02, axes=(None, "embed"))
 
 
 def resized(image: Float[Array, "*B H W C"], size: Size) -> Float[Array, "*B h w C"]:

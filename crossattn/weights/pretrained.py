@@ -27,6 +27,7 @@ _FAMILIES = {
     "bart": "bart",
     "bert": "bert",
     "crossvit": "crossvit",
+    "deit": "vit",
     "encoder-decoder": "encoder_decoder",
     "gpt2": "gpt2",
     "marian": "marian",
@@ -34,6 +35,9 @@ _FAMILIES = {
     "pegasus": "marian",
     "perceiver": "perceiver",
     "t5": "t5",
+    "trocr": "trocr",
+    "vision-encoder-decoder": "vision_encoder_decoder",
+    "vit": "vit",
     "whisper": "whisper",
 }
 
@@ -137,7 +141,7 @@ class Pretrained:
     @property
     def _starts(self) -> tuple[str, ...]:
         """The settings that say what a text begins with."""
-        alone = self.settings["model_type"] in ("bert", "gpt2")
+        alone = self.settings["model_type"] in ("bert", "gpt2", "trocr")
         return ("bos_token_id",) if alone else ("decoder_start_token_id", "bos_token_id")
 
 

@@ -77,7 +77,8 @@ class Rules:
       unused: patterns of tensors that nothing computes with; kept for saving.
       rows: parameters [X] whose tensors are [1, X].
       pointwise: kernels whose tensors are convolutions of one pixel, [out, in, 1, 1].
-      transposed: dense weights are [out, in], as PyTorch has them.
+      untransposed: patterns of kernels whose dense weights are [in, out]; others are [out, in], as PyTorch
+        has them.
     """
 
     names: Mapping[str, str | Part]
@@ -86,12 +87,10 @@ class Rules:
     unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     pointwise: tuple[str, ...] = ()
-    transposed: bool = True
+    untransposed: tuple[str, ...] = ()
 
     def __or__(self, other: "Rules") -> "Rules":
         """Both families' rules; they have no name in common."""
-        if self.transposed != other.transposed:
-            raise ValueError("rules that lay out dense weights differently do not combine.")
         return Rules(
             {**self.names, **other.names},
             {**self.aliases, **other.aliases},
@@ -99,7 +98,7 @@ class Rules:
             self.unused + other.unused,
             self.rows + other.rows,
             self.pointwise + other.pointwise,
-            self.transposed,
+            self.untransposed + other.untransposed,
         )
 
     def inside(self, module: str) -> "Rules":
@@ -111,7 +110,7 @@ class Rules:
             tuple(rf"{module}\.{pattern}" for pattern in self.unused),
             tuple(f"{module}.{path}" for path in self.rows),
             tuple(f"{module}.{path}" for path in self.pointwise),
-            self.transposed,
+            tuple(rf"{module}\.{pattern}" for pattern in self.untransposed),
         )
 
     def tensor_of(self, path: str) -> Part:
@@ -133,7 +132,7 @@ class Rules:
             return param.transpose(2, 1, 0)
         if leaf == "kernel":
             matrix = param.reshape(math.prod(param.shape[: input_axes(axes)]), -1)
-            matrix = matrix.T if self.transposed else matrix
+            matrix = matrix.T if self._transposed(path) else matrix
             if _is_of_patches(axes):  # theirs is a convolution, [out, in, height, width]
                 return matrix.reshape(-1, *param.shape[:-1])
             return matrix[..., None, None] if path in self.pointwise else matrix
@@ -146,22 +145,24 @@ class Rules:
         leaf = path.rpartition(".")[2]
         if leaf == "kernel" and axes[0] is None:
             return tensor.transpose(2, 1, 0)
-        if leaf == "kernel" and self.transposed:
+        if leaf == "kernel" and self._transposed(path):
             tensor = np.moveaxis(tensor, 0, -1) if _is_of_patches(axes) else tensor.T
         return tensor.reshape(shape)
 
-    def whole(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """A tensor of its parts, in order."""
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.side_by_side)
+    def whole(self, path: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """A tensor of its parts, in order; ``path`` is that of any of them."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.side_by_side(path))
 
-    def part(self, tensor: np.ndarray, part: Part) -> np.ndarray:
-        """One part of a whole tensor."""
-        return np.split(tensor, part.count, axis=self.side_by_side)[part.index]
+    def part(self, path: str, tensor: np.ndarray, part: Part) -> np.ndarray:
+        """One part of a whole tensor, that of a parameter."""
+        return np.split(tensor, part.count, axis=self.side_by_side(path))[part.index]
 
-    @property
-    def side_by_side(self) -> int:
-        """The axis of outputs, along which parts lie."""
-        return 0 if self.transposed else -1
+    def side_by_side(self, path: str) -> int:
+        """The axis of outputs, along which the parts of a parameter's tensor lie."""
+        return 0 if self._transposed(path) else -1
+
+    def _transposed(self, path: str) -> bool:
+        return not any(re.fullmatch(pattern, path) for pattern in self.untransposed)
 
     def standing_in(self, names: Mapping[str, str]) -> dict[str, str]:
         """The same names, but where a file has only a repetition of a tensor: that is the tensor."""
@@ -230,6 +231,6 @@ def tensor_shapes(
         nothing = np.broadcast_to(np.uint8(0), param.shape)  # takes no memory
         shape = list(rules.to_tensor(path, nothing, axes[path]).shape)
         if part.count > 1:
-            shape[rules.side_by_side] *= part.count
+            shape[rules.side_by_side(path)] *= part.count
         shapes_by_name[part.module] = tuple(shape)
     return shapes_by_name

@@ -96,7 +96,7 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
     for key, value in settings.items():
         if key in ("encoder", "decoder") and isinstance(value, dict):
             check_sizes(value, tensors)
-        elif _SIZE.fullmatch(key) and value is not None:
+        elif _SIZE.fullmatch(key) and not key.startswith("use_") and value is not None:
             most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
             # Of a picture, height and width.
             several = isinstance(value, list) and key.endswith("_size")

@@ -13,7 +13,9 @@ ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
 IMAGE, CLASSES = (7, 7, 3), 5
 
-Kind = Literal["pair", "speech", "encoder", "decoder", "picture", "bytes"]
+Kind = Literal[
+    "pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes"
+]
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Case:
       name: family and options.
       model: class of ``transformers``.
       config: arguments of its config.
-      kind: what goes in: two texts, sound and text, one text, a picture, a text whose bytes are latents'.
+      kind: what goes in: two texts, sound and text, a picture and text, one text, a picture, a picture or
+        a text whose bytes latents read.
       reads: a decoder that reads vectors from elsewhere.
       search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
         at different lengths; 0: do not.
@@ -114,7 +117,46 @@ def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
     return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
 
 
-def perceiver(name: str, model: str, kind: Kind = "picture", **changes: Any) -> Case:
+_VIT = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+    image_size=list(IMAGE[:2]), patch_size=[3, 2],
+)  # fmt: skip
+
+
+def vit(name: str, model: str, **changes: Any) -> Case:
+    """A ViT or a DeiT, of the class that has the wanted heads."""
+    config = _VIT | (dict(num_labels=CLASSES) if "Classification" in model else {})
+    return Case(name, model, config | changes, "picture")
+
+
+def captioner(
+    name: str,
+    reader: str,
+    writer: str,
+    search: int = 0,
+    encoder: dict[str, Any] | None = None,
+    decoder: dict[str, Any] | None = None,
+) -> Case:
+    """A ViT or a DeiT that reads and a decoder that writes, with changes of each one's config."""
+    reads = dict(is_decoder=True, add_cross_attention=True)
+    halves = {
+        "bert": _BERT | reads,
+        "gpt2": dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS) | reads,
+        "trocr": dict(
+            vocab_size=VOCAB, d_model=16, decoder_layers=2, decoder_attention_heads=4,
+            decoder_ffn_dim=20, max_position_embeddings=32, **_IDS,
+        ),
+    }  # fmt: skip
+    config = dict(
+        encoder=_VIT | dict(model_type=reader) | (encoder or {}),
+        decoder=halves[writer] | dict(model_type=writer) | (decoder or {}),
+        decoder_start_token_id=BOS,
+        **_IDS,
+    )
+    return Case(name, "VisionEncoderDecoderModel", config, "caption", search=search)
+
+
+def perceiver(name: str, model: str, kind: Kind = "latents of picture", **changes: Any) -> Case:
     """A Perceiver, of the class that reads what is wanted."""
     config = dict(
         num_latents=5, d_latents=16, d_model=24, num_blocks=2, num_self_attends_per_block=2,
@@ -162,6 +204,15 @@ CASES = (
     gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
          activation_function="gelu", n_inner=20),
     gpt2("with cross-attention", search=4, add_cross_attention=True),
+    vit("ViT, no head, relu", "ViTModel", hidden_act="relu"),
+    vit("ViT, classes", "ViTForImageClassification", layer_norm_eps=1e-2),
+    vit("DeiT, no head", "DeiTModel"),
+    vit("DeiT, classes of two tokens", "DeiTForImageClassificationWithTeacher"),
+    captioner("Captioner, ViT and GPT-2", "vit", "gpt2", search=3),
+    captioner("Captioner, DeiT and BERT of another size", "deit", "bert", search=4,
+              encoder=dict(hidden_size=24)),
+    captioner("Captioner, ViT and TrOCR that reads another size", "vit", "trocr", search=3,
+              encoder=dict(hidden_size=24), decoder=dict(cross_attention_hidden_size=24)),
     perceiver("Fourier positions", "ForImageClassificationFourier"),
     perceiver("Fourier positions, keys as long as pixels, relu", "ForImageClassificationFourier",
               qk_channels=None, v_channels=None, num_cross_attention_heads=3, num_blocks=1,
@@ -184,9 +235,12 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = IGNORED
     arrays: dict[str, np.ndarray] = {"labels": labels}
-    if case.kind == "picture":
+    if "picture" in case.kind:
         image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
         return {"image": image, "labels": random.randint(0, CLASSES, ROWS)}
+    if case.kind == "caption":
+        image = random.standard_normal((SEARCHED, *IMAGE)).astype(np.float32)
+        return arrays | {"image": image}
     if case.kind == "speech":
         arrays["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
     else:

@@ -98,6 +98,24 @@ _PERCEIVER = {
 }
 
 
+_VIT = {
+    "model": (
+        "ViTModel", "DeiTModel", "ViTForImageClassification", "DeiTForImageClassification",
+        "DeiTForImageClassificationWithTeacher",
+    ),
+    "hidden_act": _ACTIVATIONS,
+    "layer_norm_eps": (1e-12, 1e-2),
+    "num_hidden_layers": _DEPTHS,
+    "num_attention_heads": _HEADS,
+    "patch_size": (2, [2, 3], [7, 1]),
+}  # fmt: skip
+_CAPTIONER = {
+    "reader": ("vit", "deit"),
+    "writer": ("gpt2", "bert", "trocr"),
+    "encoder": ({}, dict(hidden_size=24), dict(num_hidden_layers=1, hidden_act="relu")),
+}
+
+
 def random_cases(seed: int, count: int) -> tuple[Case, ...]:
     """``count`` models of every family; the same for the same seed, however many."""
     return tuple(
@@ -118,6 +136,16 @@ def _pair(name: str, random: np.random.RandomState) -> Case:
     halves = {half: _pick(random, _BERT_STACK) for half in ("encoder", "decoder")}
     # Not PAD: the loss of transformers masks all padding that the decoder is given, its start too.
     return cases.bert_pair(name, **halves, **_pick(random, {"decoder_start_token_id": (BOS, EOS)}))
+
+
+def _captioner(name: str, random: np.random.RandomState) -> Case:
+    # Options that are dicts go together, but this one is an argument.
+    index = random.randint(len(_CAPTIONER["encoder"]))
+    halves = {
+        half: _CAPTIONER[half][random.randint(len(_CAPTIONER[half]))]
+        for half in ("reader", "writer")
+    }
+    return cases.captioner(name, **halves, encoder=_CAPTIONER["encoder"][index])
 
 
 def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:
@@ -141,5 +169,7 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "BERT pair": _pair,
     "Whisper": _of(cases.whisper, _STACKS | _START),
     "GPT-2": _of(cases.gpt2, _GPT2),
+    "ViT": _of(cases.vit, _VIT),
+    "Captioner": _captioner,
     "Perceiver": _of(cases.perceiver, _PERCEIVER),
 }

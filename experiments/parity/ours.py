@@ -64,7 +64,9 @@ def _forward(
     """All that one pass gives: logits, cross-attention weights where there are any, the loss."""
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
-    if case.kind in ("picture", "bytes"):
+    if case.kind == "picture":
+        return _classify(functional.bind(model, params), model.config, data)
+    if case.kind in ("latents of picture", "bytes"):
         return _perceive(model, params, data)
     labels, measured = data["labels"], {}
     if case.kind == "decoder":
@@ -105,8 +107,20 @@ def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, j
     return measured
 
 
+def _classify(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Logits of a ViT; of one without heads, its vectors and the mean of what it pools."""
+    if config.num_classes is None:
+        vectors = module.encode(data["image"]).vectors
+        pooled = module.pooled(vectors)
+        return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
+    logits = module(data["image"])
+    taught = config.distillation_output
+    return {"logits": logits, "loss": logits.mean() if taught else _loss(logits, data["labels"])}
+
+
 def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
-    return data["frames" if "frames" in data else "source"], data.get("present")
+    [name] = {"frames", "source", "image"} & data.keys()
+    return data[name], data.get("present")
 
 
 def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """What ``transformers`` computes of a case, and a checkpoint of it."""
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,11 @@ def build(case: Case, folder: Path) -> Any:
     model.save_pretrained(folder)
     # Tables of sinusoids are frozen, and stay; buffers (a bias of logits) do not.
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
-    state = model.state_dict()
+    state, own = model.state_dict(), _own_names(model, folder)
     with torch.no_grad():
         for name, shape in saved_shapes(folder).items():
-            if name not in frozen:
-                state[name].copy_(torch.from_numpy(lively(name, shape, case.search)))
+            if own[name] not in frozen:
+                state[own[name]].copy_(torch.from_numpy(lively(name, shape, case.search)))
     model.save_pretrained(folder)
     return model
 
@@ -72,6 +73,29 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
 
 
+def _own_names(model: Any, folder: Path) -> dict[str, str]:
+    """The names of a checkpoint's tensors -> those of the model, which for some families are others.
+
+    A tensor of another name is found by what is in it: the model is saved once with numbers for weights.
+    """
+    import torch
+    from safetensors.numpy import load_file
+
+    names, state = saved_shapes(folder), model.state_dict()
+    if names.keys() <= state.keys():
+        return {name: name for name in names}
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    with torch.no_grad(), tempfile.TemporaryDirectory() as numbered:
+        for number, tensor in enumerate(state.values()):
+            tensor.fill_(number)
+        model.save_pretrained(numbered)
+        found = load_file(Path(numbered) / "model.safetensors")
+        for name, tensor in state.items():
+            tensor.copy_(kept[name])
+    own = list(state)
+    return {n: n if n in state else own[round(found[n].flat[0])] for n in names}
+
+
 def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     """Logits, cross-attention weights, loss, three gradients, generated tokens."""
     import torch
@@ -81,16 +105,16 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
     measured = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
-    # A model without heads has no loss; the mean of what it pools stands in for one.
-    measured["loss"] = out.loss if "loss" in out else out.pooler_output.mean()
+    # A model without heads has no loss, nor has one with a teacher; a mean stands in for one.
+    measured["loss"] = out.loss if "loss" in out else out[_without_loss(out)].mean()
     measured["loss"].backward()
-    if case.kind in ("picture", "bytes"):
+    if case.kind in ("latents of picture", "bytes"):
         measured |= _read_and_written(case, out, data)
     elif out.get("cross_attentions"):
         measured["weights"] = torch.stack(out.cross_attentions)
-    parameters = dict(model.named_parameters())
+    parameters, own = dict(model.named_parameters()), _own_names(model, folder)
     for name in chosen_gradients(saved_shapes(folder)):
-        measured[f"gradient of {name}"] = parameters[name].grad
+        measured[f"gradient of {name}"] = parameters[own[name]].grad
     if case.search:
         measured["greedy"] = _generate(case, model, data, num_beams=1)
         measured["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
@@ -107,6 +131,10 @@ def _read_and_written(case: Case, out: Any, data: dict[str, Any]) -> dict[str, A
     return measured
 
 
+def _without_loss(out: Any) -> str:
+    return "logits" if "logits" in out else "pooler_output"
+
+
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     import torch
 
@@ -115,7 +143,9 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     call = {names[key]: tensor.long() for key, tensor in few.items() if key in names}
     if case.kind == "speech":
         return call | {"input_features": few["frames"].transpose(1, 2)}
-    if case.kind == "picture":
+    if case.model.endswith(("WithTeacher", "TModel")):
+        del call["labels"]
+    if "image" in few:
         return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
     if case.model == "PerceiverForMaskedLM":
         more = case.config["max_position_embeddings"] - LENGTH
@@ -138,6 +168,7 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
 
     given = {
         "speech": lambda: {"input_features": data["frames"].transpose(1, 2)},
+        "caption": lambda: {"pixel_values": data["image"].permute(0, 3, 1, 2)},
         "decoder": lambda: {
             "input_ids": data["prompts"].long(),
             "attention_mask": torch.ones_like(data["prompts"]),

@@ -46,6 +46,22 @@ def test_positions_are_interpolated_for_other_sizes():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_patches_need_not_be_square_and_a_second_token_may_stand_before_them():
+    build = lambda rngs: PatchEmbedding((9, 12), (3, 5), 3, 5, distillation_token=True, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    cut = IMAGE[:, :, :10].reshape(2, 3, 3, 2, 5, 3)
+    expected = np.einsum(
+        "bythwc,chwd->bytd", cut.transpose(0, 1, 3, 2, 4, 5), p["projection"]["kernel"]
+    )
+    expected = expected.reshape(2, 6, 5) + p["projection"]["bias"] + p["positions"]["table"][2:]
+    found = xa.apply(build, params, jnp.asarray(IMAGE))
+    np.testing.assert_allclose(found[:, 2:], expected, rtol=1e-4, atol=1e-5)
+    for i, token in enumerate(("class_token", "distillation_token")):
+        first = p[token][0] + p["positions"]["table"][i]
+        np.testing.assert_allclose(found[:, i], [first, first], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [(5, 20), (9, 12), (14, 7)])
 def test_pictures_are_scaled_as_by_torch(size):
     torch = pytest.importorskip("torch")

@@ -32,10 +32,26 @@ T5 = dict(
     model_type="t5", vocab_size=20, d_model=8, d_kv=3, d_ff=12, num_layers=1, num_heads=2,
     pad_token_id=0, eos_token_id=1,
 )  # fmt: skip
+TROCR = dict(
+    model_type="trocr", vocab_size=20, d_model=8, decoder_layers=1, decoder_attention_heads=2,
+    decoder_ffn_dim=12, max_position_embeddings=10, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+)  # fmt: skip
+VIT = dict(
+    model_type="vit", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
+    image_size=6, patch_size=3,
+)  # fmt: skip
+DEIT = VIT | dict(model_type="deit", architectures=["DeiTForImageClassificationWithTeacher"])
+CAPTIONER = dict(
+    model_type="vision-encoder-decoder", encoder=VIT, decoder=GPT2 | dict(add_cross_attention=True),
+    decoder_start_token_id=2, pad_token_id=2,
+)  # fmt: skip
 WHISPER = BART | dict(
     model_type="whisper", num_mel_bins=4, max_source_positions=6, max_target_positions=8
 )
-ALL = {c["model_type"]: c for c in (BART, BERT, GPT2, MARIAN, PERCEIVER, T5, WHISPER)}
+ALL = {
+    c["model_type"]: c
+    for c in (BART, BERT, CAPTIONER, DEIT, GPT2, MARIAN, PERCEIVER, T5, TROCR, VIT, WHISPER)
+}
 
 
 def fresh(config: dict, folder: Path) -> Path:

@@ -81,7 +81,7 @@ def test_published_architectures_have_their_sizes():
         (dict(model_args=dict(crop_scale=True)), "crop_scale True, which is not supported"),
         (dict(model_args=dict(patch_size=[500, 500])), "no model that can be built"),
         (dict(model_args=3), "model_args 3; expected names"),
-        (dict(architecture="vit_base_patch16_224"), "model_type 'vit'"),
+        (dict(architecture="swin_tiny_patch4_window7_224"), "model_type 'swin'"),
     ],
 )
 def test_what_is_not_done_is_one_line(change, said, tmp_path):

@@ -20,14 +20,14 @@ _ENCODER = {
     "feedforward.down": "fc2",
     "feedforward_residual.norm": "final_layer_norm",
 }
-_DECODER = {
+DECODER_LAYER = {
     **_ENCODER,
     **under("cross", "encoder_attn", _ATTENTION),
     "cross_residual.norm": "encoder_attn_layer_norm",
 }
 LAYERS = {
     **under("encoder.layers.{}", "model.encoder.layers.{}", _ENCODER),
-    **under("decoder.stack.layers.{}", "model.decoder.layers.{}", _DECODER),
+    **under("decoder.stack.layers.{}", "model.decoder.layers.{}", DECODER_LAYER),
 }
 _NAMES = {
     "target_input.embedding": "model.shared",

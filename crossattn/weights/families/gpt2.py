@@ -67,7 +67,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         # The causal mask, which early files hold once a layer, and the number that it masked with.
         constants={r"transformer\.h\.\d+\.(attn|crossattention)\.bias": _causal},
         unused=(r"transformer\.h\.\d+\.(attn|crossattention)\.masked_bias",),
-        transposed=False,
+        untransposed=(".*",),
     )
     return Decoder, config, rules
 

@@ -95,7 +95,9 @@ def read(
                 "save it unquantised."
             )
         for path, part in owners.get(known, ()):
-            piece = rules.to_param(path, rules.part(tensor, part), shapes[path].shape, axes[path])
+            piece = rules.to_param(
+                path, rules.part(path, tensor, part), shapes[path].shape, axes[path]
+            )
             where = None if place is None else place(axes[path], piece.shape)
             param = jax.device_put(np.asarray(piece, order="C"), where)
             flat[path] = param if finish is None else finish(path, param)
@@ -219,7 +221,7 @@ class Tensors(Mapping[str, np.ndarray]):
             self.rules.to_tensor(path, np.asarray(self.flat[path]), self.axes[path])
             for path in ordered
         ]
-        return self.rules.whole(parts)
+        return self.rules.whole(ordered[0], parts)
 
     def saved(self, name: str, layout: Layout) -> np.ndarray:
         """What a file holds under this name, be it a parameter or not."""

@@ -1,0 +1,43 @@
+"""TrOCR's decoder, which is BART's and may read vectors of another size: names of its tensors, its config."""
+
+from typing import Any
+
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.nn.inputs import InputConfig
+from crossattn.weights.families.bart import DECODER_LAYER
+from crossattn.weights.rules import Names, Rules, under
+from crossattn.weights.settings import Settings, bart_block
+
+_TABLE, _OUTPUT = "model.decoder.embed_tokens", "output_projection"
+_NAMES = {
+    "input.embedding": _TABLE,
+    "input.learned": "model.decoder.embed_positions",
+    "input.norm": "model.decoder.layernorm_embedding",
+    "output": _OUTPUT,
+    **under("decoder.stack.layers.{}", "model.decoder.layers.{}", DECODER_LAYER),
+}
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    settings.refuse("use_learned_position_embeddings", True)
+    dim, tied = settings["d_model"], settings.get("tie_word_embeddings", True)
+    config = DecoderConfig(
+        vocab_size=settings["vocab_size"],
+        block=bart_block(settings, "decoder", norm_first=False, dtype=dtype),
+        layers=settings["decoder_layers"],
+        max_length=settings.get("max_position_embeddings", 512),
+        input=InputConfig(
+            scale=dim**0.5 if settings.get("scale_embedding") else 1.0,
+            position_offset=2,
+            norm_epsilon=1e-5 if settings.get("layernorm_embedding", True) else None,
+            frozen_id=settings.get("pad_token_id", 1),
+        ),
+        tie_output=tied,
+        memory_dim=settings.get("cross_attention_hidden_size") or dim,
+    )
+    return (
+        Decoder,
+        config,
+        Rules(_NAMES, {f"{_OUTPUT}.weight": f"{_TABLE}.weight"} if tied else {}),
+    )

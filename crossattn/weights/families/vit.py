@@ -1,0 +1,83 @@
+"""ViT and DeiT: names of their tensors, meaning of their configs."""
+
+from typing import Any
+
+from crossattn.models.vit import ViT, ViTConfig
+from crossattn.nn.blocks import BlockConfig
+from crossattn.weights.rules import Names, Rules, under
+from crossattn.weights.settings import Settings
+
+_LAYER = {
+    "attention_residual.norm": "layernorm_before",
+    **under("attention", "attention.attention", {n: n for n in ("query", "key", "value")}),
+    "attention.out": "attention.output.dense",
+    "feedforward_residual.norm": "layernorm_after",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+}
+_TABLES = {
+    "patches.class_token": "embeddings.cls_token",
+    "patches.distillation_token": "embeddings.distillation_token",
+    "patches.positions.table": "embeddings.position_embeddings",
+}
+_NAMES = {
+    **_TABLES,
+    "patches.projection": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+    "pooler": "pooler.dense",
+    **under("encoder.layers.{}", "encoder.layer.{}", _LAYER),
+}
+_HEADS = {"output.linear": "classifier"}
+_TWO_HEADS = {
+    "output.linear": "cls_classifier",
+    "distillation_output.linear": "distillation_classifier",
+}
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    model = settings["model_type"]
+    kind = (settings.get("architectures") or [""])[0]
+    heads = _TWO_HEADS if kind.endswith("WithTeacher") else _HEADS
+    if not kind.endswith(("ForImageClassification", "WithTeacher")):
+        config, rules = encoder(settings, dtype, pooler=names.any_within("pooler"))
+        return ViT, config, rules
+    labels = settings.get("id2label")
+    classes = settings.get("num_labels", 2) if labels is None else len(labels)
+    options = dict(num_classes=classes, distillation_output=heads is _TWO_HEADS)
+    config, rules = encoder(settings, dtype, **options)
+    # Beside its heads, the model without them is one module.
+    within = {ours: f"{model}.{theirs}" for ours, theirs in rules.names.items()}
+    return ViT, config, Rules(within | heads, rows=rules.rows)
+
+
+def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, Rules]:
+    """Config and rules of the model without heads; options are further ones of its config."""
+    settings.refuse("qkv_bias", True)
+    settings.refuse("pooler_act", "tanh")
+    dim = settings["hidden_size"]
+    settings.refuse("pooler_output_size", dim, None)
+    image_size, patch_size = (
+        (size, size) if isinstance(size, int) else tuple(size)
+        for size in (settings["image_size"], settings["patch_size"])
+    )
+    block = BlockConfig.of(
+        dim,
+        settings["num_attention_heads"],
+        settings["intermediate_size"],
+        activation=settings.activation("hidden_act", "gelu"),
+        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
+        dropout_rate=settings.get("hidden_dropout_prob", 0.0),
+        attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.0),
+        dtype=dtype,
+    )
+    config = ViTConfig(
+        block,
+        layers=settings["num_hidden_layers"],
+        patch_size=patch_size,
+        image_size=image_size,
+        channels=settings.get("num_channels", 3),
+        distillation_token=settings["model_type"] == "deit",
+        **options,
+    )
+    return config, Rules(_NAMES, rows=tuple(_TABLES))

@@ -1,0 +1,124 @@
+"""Pictures read by a decoder: against its halves, put together by hand; a ViT against transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.functional import bind
+from crossattn.models import (
+    Decoder,
+    VisionEncoderDecoder,
+    ViT,
+    decoder,
+    vision_encoder_decoder,
+    vit,
+)
+from crossattn.nn import Encoded
+from tests import numpy_model as oracle
+from tests.weights import checkpoints
+
+IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 12, 3))
+TOKENS = jnp.array([[1, 5, 9, 7], [1, 8, 5, 3]])
+
+
+def built(memory_dim):
+    config = vision_encoder_decoder.tiny(decoder=decoder.tiny(memory_dim=memory_dim))
+    build = lambda rngs: VisionEncoderDecoder(config, rngs=rngs)  # noqa: E731
+    return config, build, oracle.random_params(build)
+
+
+@pytest.mark.parametrize("memory_dim", [32, 20])
+def test_it_is_a_vit_that_a_decoder_reads(memory_dim):
+    config, build, params = built(memory_dim)
+    reader = lambda rngs: ViT(config.encoder, rngs=rngs)  # noqa: E731
+    writer = lambda rngs: Decoder(config.decoder, rngs=rngs)  # noqa: E731
+    vectors = xa.apply(lambda rngs: _Encode(reader(rngs)), {"vit": params["encoder"]}, IMAGES)
+    if memory_dim != 32:
+        vectors = vectors @ params["bridge"]["kernel"] + params["bridge"]["bias"]
+    expected = xa.apply(writer, params["decoder"], TOKENS, memory=Encoded(vectors))
+    np.testing.assert_allclose(
+        xa.apply(build, params, IMAGES, TOKENS), expected, rtol=1e-4, atol=1e-4
+    )
+
+
+class _Encode(xa.nn.Block):
+    def __init__(self, own):
+        self.vit = own
+
+    def __call__(self, image):
+        return self.vit.encode(image).vectors
+
+
+def test_it_decodes_as_it_is_called_and_says_what_each_word_read():
+    _, build, params = built(20)
+    model = bind(build, params)
+    found = jax.jit(lambda x: xa.decode.generate(model, x, max_new_tokens=5, num_beams=1))(IMAGES)
+    tokens = np.asarray(found.tokens)[:, 0]
+    given = np.concatenate([np.full((2, 1), 1), tokens], 1)[:, :-1].astype(np.int32)
+    logits, weights = jax.jit(lambda x, y: model(x, y, return_weights=True))(IMAGES, given)
+    for row, ids in enumerate(tokens):
+        length = list(ids).index(2) + 1 if 2 in ids else 5
+        np.testing.assert_array_equal(np.argmax(logits[row], -1)[:length], ids[:length])
+    assert weights.shape == (
+        2,
+        2,
+        2,
+        5,
+        1 + 9,
+    )  # layers, pictures, heads, words, tokens and patches
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_a_picture_without_a_batch_is_refused():
+    _, build, params = built(32)
+    with pytest.raises(ValueError, match="source has"):
+        xa.decode.generate(bind(build, params), IMAGES[0], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("kind", ["vit", "deit"])
+def test_a_vit_reads_pictures_of_other_sizes_as_in_transformers(kind, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    name = {"vit": "ViTModel", "deit": "DeiTModel"}[kind]
+    config = checkpoints.VIT | dict(model_type=kind, image_size=12)
+    model = getattr(transformers, name)(transformers.AutoConfig.for_model(**config)).eval()
+    with torch.no_grad():
+        model.embeddings.position_embeddings.normal_()
+        model.save_pretrained(tmp_path)
+        pictures = np.random.default_rng(1).normal(size=(2, 9, 18, 3)).astype(np.float32)
+        given = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        expected = model(given, interpolate_pos_encoding=True).last_hidden_state
+    loaded, params, _ = xa.load(tmp_path)
+    found = jax.jit(lambda x: bind(loaded, params).encode(x).vectors)(pictures)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_distilled_vit_has_the_mean_of_both_logits():
+    config = vit.tiny(distillation_token=True, distillation_output=True)
+    build = lambda rngs: ViT(config, rngs=rngs)  # noqa: E731
+    model = bind(build, oracle.random_params(build))
+    vectors = model.encode(IMAGES).vectors
+    own, taught = (
+        model.output.logits(vectors[:, 0]),
+        model.distillation_output.logits(vectors[:, 1]),
+    )
+    np.testing.assert_allclose(model(IMAGES), (own + taught) / 2, rtol=1e-5, atol=1e-5)
+    assert model.patch_weights(IMAGES)["patches"].shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(encoder=checkpoints.VIT | dict(model_type="swin")), "encoder of model_type 'swin'"),
+        (dict(decoder=checkpoints.GPT2 | dict(model_type="llama")), "decoder of model_type 'llama'"),
+        (dict(encoder=checkpoints.VIT | dict(qkv_bias=False)), "qkv_bias False, which is not"),
+        (dict(decoder=checkpoints.TROCR | dict(use_learned_position_embeddings=False)),
+         "use_learned_position_embeddings False, which is not"),
+        (dict(decoder=checkpoints.GPT2), "decoder that reads nothing"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_is_one_line(change, said):
+    with pytest.raises(xa.weights.CheckpointError, match=said):
+        xa.weights.describe(checkpoints.CAPTIONER | change)
