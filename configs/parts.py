@@ -59,6 +59,19 @@ def pairs(name: str, **changes: Any) -> dict[str, Any]:
     return data(name, **{"source_len": 128, **changes})
 
 
+def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
+    """Pictures, texts or both of one source, and the class that they are of."""
+    usual = dict(
+        name=name,
+        data_dir=placeholder(str),
+        batch_size=64,
+        label=label,
+        image=placeholder(str),
+        text=placeholder(str),
+    )
+    return usual | changes
+
+
 def tokenizer(**changes: Any) -> dict[str, Any]:
     """Byte-pair encoding of both sides."""
     return dict(kind="bpe", vocab_size=6000, joint=True) | changes
@@ -89,6 +102,31 @@ def model(name: str, **changes: Any) -> dict[str, Any]:
 def transformer(**changes: Any) -> dict[str, Any]:
     """``model`` of an encoder and a decoder."""
     return model("transformer", **{"encoder_layers": 2, "decoder_layers": 2, **changes})
+
+
+def perceiver(**changes: Any) -> dict[str, Any]:
+    """A Perceiver IO whose latents read with one small head, since inputs are many."""
+    usual = model(
+        "perceiver_io",
+        dim=64,
+        mlp_dim=128,
+        activation="gelu",
+        cross_heads=1,
+        cross_head_dim=32,
+        dropout_rate=0.0,
+        layers=1,
+        repeats=4,
+        latents=32,
+        bands=8,
+    )
+    other = ("positions", "tie_output")
+    return {key: value for key, value in usual.items() if key not in other} | changes
+
+
+def picture_model(name: str, **changes: Any) -> dict[str, Any]:
+    """``model`` of pictures, which has no positions of tokens and no table of them."""
+    usual = model(name, dim=64, num_heads=4, mlp_dim=128, activation="gelu")
+    return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
 
 
 def cross_entropy(**changes: Any) -> dict[str, Any]:

@@ -9,15 +9,14 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import launch, report
-from experiments.runs import NUM_BEAMS, STEP, open_run
+from experiments.runs import NUM_BEAMS, SPLIT, STEP, open_run
 
-_SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _SPLIT, NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
 )  # fmt: skip
 
 
@@ -25,12 +24,12 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
-    path = launch.required_workdir() / f"results-{_SPLIT.value}.json"
+    path = launch.required_workdir() / f"results-{SPLIT.value}.json"
     _, task, params = open_run()
     launch.writable(path)
     given = {flag.name: flag.value for flag in (NUM_BEAMS, _LIMIT) if flag.value is not None}
-    results = task.report(params, _SPLIT.value, **given)
-    samples = task.samples(params, _SPLIT.value)[:_SAMPLES]
+    results = task.report(params, SPLIT.value, **given)
+    samples = task.samples(params, SPLIT.value)[:_SAMPLES]
     if samples and processes.is_main():
         print("\n\n".join(samples))
     report.save(results, path)

@@ -118,6 +118,8 @@ _MODEL: dict[str, Key] = {
     **under("model", {
         "num_kv_heads": Key(int, "Key and value heads, K; none is N.", "[1, inf)", none=True),
         "head_dim": Key(int, "Size of a head, H; none is D / N.", "[1, inf)", none=True),
+        "cross_heads": Key(int, "Heads of cross-attention where it has others.", "[1, inf)"),
+        "cross_head_dim": Key(int, "Size of a head of cross-attention where it is another.", "[1, inf)"),
         "norm_epsilon": Key(float, "Added to the variance.", "(0, inf)"),
         "use_bias": Key(bool, "Biases in linear layers."),
         "key_bias": Key(bool, "A bias in the projection of keys; none is use_bias.", none=True),

@@ -15,6 +15,7 @@ from experiments.tasks import find, make_task
 from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
+SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 NUM_BEAMS = flags.DEFINE_integer(
     "num_beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
 )

@@ -5,6 +5,7 @@ whatever begins from a published checkpoint is tried with them, without a downlo
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "en_XX", "fr_XX")
 _WHISPER = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "startoflm", "startofprev",
             "nospeech", "notimestamps")  # fmt: skip
 _WHISPER_TIMES = 51
+_HEADS = re.compile(r"encoder\.(cls|bert\.pooler)\.")
 _PAD, _BOS, _EOS = 256, 257, 258  # behind the bytes
 _IDS = dict(pad_token_id=_PAD, bos_token_id=_BOS, eos_token_id=_EOS)
 _ENDS = "$A </s>"
@@ -77,7 +79,13 @@ def known() -> list[str]:
 def write(kind: str, folder: Path) -> Path:
     """A checkpoint of this kind in a folder: the same each time."""
     settings, template = _FAMILIES[kind]
+    folder.mkdir(parents=True, exist_ok=True)
     model = weights.describe(settings)
+    if kind == "encoder-decoder":  # the half that reads has no heads
+        shapes = jax.eval_shape(lambda key: functional.init(model, key), jax.random.key(0))
+        names = [name for name in weights.Tensors.of(model, shapes) if not _HEADS.match(name)]
+        (folder / "config.json").write_text(model.text, encoding="utf-8")
+        model = weights.describe_folder(folder, dict.fromkeys(names, "F32"))
     weights.save(folder, model, functional.init(model, jax.random.key(0)))
     backend = _bytes(_whisper_specials() if kind == "whisper" else _SPECIALS, template)
     (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")

@@ -23,6 +23,7 @@ _SUBMODULES = (
     "packing",
     "pipeline",
     "prepare",
+    "published_tokenizer",
     "records",
     "shards",
     "sources",

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature
 from crossattn.data.packing import Batch, Layout, Lengths, stack
+from crossattn.data.sources import items_of
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN = -1
@@ -96,7 +97,7 @@ class FeatureExamples:
         Raises:
             DataError: an example is wrong; names it, and the value.
         """
-        read = [self._source[index] for index in layout.examples.tolist()]
+        read = items_of(self._source, layout.examples.tolist())
         batch: Batch = {}
         for name, feature in self._features.items():
             values = [self._do(feature.prepare, name, example) for example in read]
@@ -122,7 +123,7 @@ class FeatureExamples:
             new = [index for index in examples.tolist() if known[index] == _UNKNOWN]
             for start in range(0, len(new), _CHUNK):
                 some = new[start : start + _CHUNK]
-                read = [self._source[index] for index in some]
+                read = items_of(self._source, some)
                 for name, lengths in reversed(self._lengths.items()):  # the known ones last
                     lengths[some] = self._lengths_in(name, read)
         return examples

@@ -49,8 +49,9 @@ class PublishedTokenizer(Tokenizer):
     def from_json(cls, text: str) -> "PublishedTokenizer":
         """The tokenizer that `to_json` gave."""
         content = json.loads(text)
-        frame = {k: tuple(v) if isinstance(v, list) else v for k, v in content["frame"].items()}
-        return cls(_Backend.from_str(content["published"]), Frame(**frame))
+        start, before, after = (content["frame"][name] for name in ("start", "before", "after"))
+        frame = Frame(start, tuple(before), tuple(after))
+        return cls(_Backend.from_str(content["published"]), frame)
 
     def __hash__(self) -> int:
         return hash(self.to_json())

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,39 @@ def prepared(
     finally:
         tfds.enable_progress_bar()
     return builder.as_data_source(split=split)
+
+
+class PackageBuilder(tfds.core.GeneratorBasedBuilder):
+    """A builder of what a package client brings: a builder says its features, and what its splits hold.
+
+    Attributes:
+        files_dir: the data folder whose `downloads` holds, or will hold, the packages.
+    """
+
+    # No downloads by URL; looking for a list of them would need a package that TFDS does not
+    # declare.
+    url_infos: dict = {}
+
+    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
+        self.files_dir = files_dir
+        super().__init__(**kwargs)
+
+    def described(
+        self, description: Any, features: dict[str, Any], homepage: str, license: str, **more: Any
+    ) -> tfds.core.DatasetInfo:
+        """The builder's information: examples keep their order."""
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=description,
+            features=tfds.features.FeaturesDict(features),
+            homepage=homepage,
+            license=license,
+            disable_shuffling=True,
+            **more,
+        )
+
+    def _generate_examples(self, examples: Iterable[dict[str, Any]]) -> Any:
+        yield from enumerate(examples)
 
 
 def prepare(builder: Any, name: str, folder: Path) -> None:

@@ -14,21 +14,36 @@ from typing import Any
 
 from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.crossvit import CrossViT, CrossViTConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
+from crossattn.models.flamingo import Flamingo, FlamingoConfig
+from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
+from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
+from crossattn.models.vit import ViT, ViTConfig
 from crossattn.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
     "Architecture",
     "Bert",
     "BertConfig",
+    "CrossViT",
+    "CrossViTConfig",
     "Decoder",
     "DecoderConfig",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "Flamingo",
+    "FlamingoConfig",
+    "PerceiverIO",
+    "PerceiverIOConfig",
+    "SelfDoc",
+    "SelfDocConfig",
     "Transformer",
     "TransformerConfig",
+    "ViT",
+    "ViTConfig",
     "Whisper",
     "WhisperConfig",
     "find",

@@ -5,11 +5,13 @@ With a ``memory_dim`` it has cross-attention too, and reads vectors that come fr
 Source: Radford et al. 2019, "GPT-2".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
 
+from crossattn.functional import Build
 from crossattn.keys import ConfigKey
 from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
@@ -64,9 +66,24 @@ def tiny(**changes: Any) -> DecoderConfig:
 
 
 class Decoder(Autoregressive):
-    """Tokens in, logits of the next token out."""
+    """Tokens in, logits of the next token out.
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    Args:
+      config: the shape.
+      build: makes the blocks of a period, where they are others than ``DecoderBlock``; see ``DecoderStack``.
+
+    Raises:
+      ValueError: the period does not divide the layers.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, build: Sequence[Build] | None = None, rngs: nnx.Rngs
+    ):
+        period = len(build or [None])
+        if config.layers % period:
+            raise ValueError(
+                f"layers is {config.layers}; expected a multiple of the period, {period}."
+            )
         block = with_positions(config.block, config.positions)
         self.memory_dim = config.memory_dim
         self.input = TokenInput(
@@ -81,7 +98,8 @@ class Decoder(Autoregressive):
         )
         self.decoder = DecoderStack(
             block,
-            config.layers,
+            config.layers // period,
+            build=build,
             memory_dim=config.memory_dim,
             positions=config.positions,
             scan=config.scan,

@@ -19,6 +19,7 @@ from crossattn.nn.feedforward import FeedForward
 from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
+from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
@@ -46,6 +47,7 @@ __all__ = [
     "LuongAttention",
     "MultiHeadAttention",
     "OutputConfig",
+    "PatchEmbedding",
     "PositionBias",
     "PositionScheme",
     "RelativeBias",

@@ -29,10 +29,12 @@ class MultiHeadAttention(nnx.Module):
       num_heads: query heads, N.
       memory_dim: size of what the memory is made from; None is ``dim``.
       head_dim: H; None is ``dim // num_heads``.
+      value_dim: size of a value head, Hv; None is H.
       num_kv_heads: key/value heads, K; None is ``num_heads``.
       use_bias: biases in the four projections.
       key_bias: a bias in the keys' projection; None is ``use_bias``.
       qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
+      memory_norm: a norm of vectors of size ``memory_dim``, which the memory is made of; None is none.
       rope_base: base wavelength of rotary positions; None is no rotation.
       scale: what logits are multiplied by; None is ``head_dim ** -0.5``.
       softcap: limit on the logits, see ``attend``.
@@ -51,10 +53,12 @@ class MultiHeadAttention(nnx.Module):
         *,
         memory_dim: int | None = None,
         head_dim: int | None = None,
+        value_dim: int | None = None,
         num_kv_heads: int | None = None,
         use_bias: bool = True,
         key_bias: bool | None = None,
         qk_norm: bool = False,
+        memory_norm: nnx.Module | None = None,
         rope_base: float | None = None,
         scale: float | None = None,
         softcap: float | None = None,
@@ -70,27 +74,29 @@ class MultiHeadAttention(nnx.Module):
                 f"num_kv_heads is {kv_heads}; expected a divisor of num_heads, {num_heads}."
             )
         head_dim = head_dim or dim // num_heads
-        memory_dim = memory_dim or dim
+        memory_dim, value_dim = memory_dim or dim, value_dim or head_dim
         inner = ("heads", "head_dim")
         options: dict[str, Any] = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        shape, kv_shape, kv_axes = (
-            (num_heads, head_dim),
-            (kv_heads, head_dim),
-            ("kv_heads", "head_dim"),
+        key_shape, value_shape = (kv_heads, head_dim), (kv_heads, value_dim)
+        of_memory: dict[str, Any] = dict(in_axes=("embed",), out_axes=("kv_heads", "head_dim"))
+        self.query = linear(
+            dim, (num_heads, head_dim), in_axes=("embed",), out_axes=inner, **options
         )
-        self.query = linear(dim, shape, in_axes=("embed",), out_axes=inner, **options)
         key_options: dict[str, Any] = dict(options)
         key_options["use_bias"] = use_bias if key_bias is None else key_bias
-        self.key = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **key_options)
-        self.value = linear(memory_dim, kv_shape, in_axes=("embed",), out_axes=kv_axes, **options)
-        self.out = linear(shape, dim, in_axes=inner, out_axes=("embed",), **options)
+        self.key = linear(memory_dim, key_shape, **of_memory, **key_options)
+        self.value = linear(memory_dim, value_shape, **of_memory, **options)
+        self.out = linear(
+            (num_heads, value_dim), dim, in_axes=inner, out_axes=("embed",), **options
+        )
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
+        self.memory_norm: Any = memory_norm
         self.rope_base = rope_base
         self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
-        self.kv_shape = kv_shape
+        self.kv_shape = (*key_shape, value_dim)
         self.dtype = dtype
 
     @on_any_mesh
@@ -100,10 +106,14 @@ class MultiHeadAttention(nnx.Module):
         *,
         positions: Int[Array, "*#B S"] | None = None,
         valid: Bool[Array, "*B S"] | None = None,
+        values_of: Float[Array, "*B S M"] | None = None,
     ) -> Memory:
-        """Keys and values of ``x``, projected once, to be read any number of times."""
+        """Keys and values of ``x``, or keys of ``x`` and ``values_of`` another, projected once."""
+        if self.memory_norm is not None:
+            x = self.memory_norm(x)
+            values_of = None if values_of is None else self.memory_norm(values_of)
         keys = placed(self.key(x), "kv_heads", None)
-        values = placed(self.value(x), "kv_heads", None)
+        values = placed(self.value(x if values_of is None else values_of), "kv_heads", None)
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:

@@ -35,6 +35,7 @@ class AttentionConfig:
       num_heads: N.
       num_kv_heads: K; None is N.
       head_dim: H; None is D / N.
+      value_dim: size of a value head, Hv; None is H.
       use_bias: biases in linear layers.
       key_bias: a bias in the projection of keys; None is ``use_bias``.
       scale: what logits are multiplied by; None is ``H ** -0.5``.
@@ -46,6 +47,7 @@ class AttentionConfig:
     num_heads: int
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    value_dim: int | None = None
     use_bias: bool = True
     key_bias: bool | None = None
     scale: float | None = None
@@ -111,7 +113,9 @@ class BlockConfig:
         return shape.changed(**values)
 
     def changed(self, **values: Any) -> "BlockConfig":
-        """This block but for these flat values, as in ``of``; self- and cross-attention change alike.
+        """This block but for these flat values, as in ``of``.
+
+        Self- and cross-attention change alike, but for values that are called ``cross_``.
 
         Raises:
           TypeError: there is no value of that name.
@@ -123,11 +127,14 @@ class BlockConfig:
         attention = {
             _ATTENTION_KEYS[name]: x for name, x in values.items() if name in _ATTENTION_KEYS
         }
+        cross = None if self.cross is None else replace(self.cross, **attention)
+        if own := {_CROSS_KEYS[name]: x for name, x in values.items() if name in _CROSS_KEYS}:
+            cross = replace(cross or replace(self.attention, **attention), **own)
         mlp = {_MLP_KEYS[name]: x for name, x in values.items() if name in _MLP_KEYS}
         return replace(
             self,
             attention=replace(self.attention, **attention),
-            cross=None if self.cross is None else replace(self.cross, **attention),
+            cross=cross,
             mlp=replace(self.mlp, **mlp),
             **{name: x for name, x in values.items() if name in _OWN_KEYS},
         )
@@ -137,6 +144,7 @@ class BlockConfig:
             self.dim,
             config.num_heads,
             head_dim=config.head_dim,
+            value_dim=config.value_dim,
             num_kv_heads=config.num_kv_heads,
             use_bias=config.use_bias,
             key_bias=config.key_bias,
@@ -171,11 +179,27 @@ class BlockConfig:
         return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
 
     def cross_attention(
-        self, rngs: nnx.Rngs, *, memory_dim: int, reads: str = "source", gated: bool = False
+        self,
+        rngs: nnx.Rngs,
+        *,
+        memory_dim: int,
+        reads: str = "source",
+        gated: bool = False,
+        norm_memory: bool = False,
+        skip: bool = True,
     ) -> "Sublayer":
-        """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``."""
-        attention = self._attention(self.cross or self.attention, rngs, memory_dim=memory_dim)
-        return Sublayer(attention, Residual(self, rngs, gated=gated), reads=reads)
+        """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``.
+
+        With ``norm_memory`` those are normalised, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
+        """
+        options: dict[str, Any] = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
+        attention = self._attention(
+            self.cross or self.attention,
+            rngs,
+            memory_dim=memory_dim,
+            memory_norm=norm(self.norm, memory_dim, **options) if norm_memory else None,
+        )
+        return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
         """A sublayer with a feed-forward network."""
@@ -197,6 +221,7 @@ _ATTENTION_KEYS = {name: name for name in _SAME} | {
     "attention_scale": "scale",
     "attention_dropout_rate": "dropout_rate",
 }
+_CROSS_KEYS = {"cross_heads": "num_heads", "cross_head_dim": "head_dim"}
 _MLP_KEYS = {
     "mlp_dim": "hidden",
     "activation": "activation",
@@ -204,7 +229,7 @@ _MLP_KEYS = {
     "mlp_dropout_rate": "dropout_rate",
 }
 _OWN_KEYS = {f.name for f in fields(BlockConfig)} - {"attention", "cross", "mlp"}
-BLOCK_KEYS = frozenset({*_ATTENTION_KEYS, *_MLP_KEYS, *_OWN_KEYS})
+BLOCK_KEYS = frozenset({*_ATTENTION_KEYS, *_CROSS_KEYS, *_MLP_KEYS, *_OWN_KEYS})
 """The flat names of a block's values, which are keys of config files."""
 
 
@@ -215,13 +240,17 @@ class Residual(nnx.Module):
       config: the kind of norm, where it stands, and the rate of dropout.
       gated: f's result is multiplied by ``tanh(gate)``, a learnt number that is 0 at first: a sublayer
         that is added to a trained model changes nothing before it has learnt.
+      skip: ``x`` is added; otherwise f's result takes its place.
 
     Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022.
     """
 
-    def __init__(self, config: BlockConfig, rngs: nnx.Rngs, *, gated: bool = False):
+    def __init__(
+        self, config: BlockConfig, rngs: nnx.Rngs, *, gated: bool = False, skip: bool = True
+    ):
         self.norm = config.normalise(rngs)
         self.gate = nnx.Param(jnp.zeros(()), axes=()) if gated else None
+        self.skip = skip
         self.norm_first = config.norm_first
         self.dropout_rate = config.dropout_rate
 
@@ -235,7 +264,8 @@ class Residual(nnx.Module):
         """What the next sublayer gets."""
         if self.gate is not None:
             update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
-        x = placed(x + dropout(update, self.dropout_rate, key), "embed")
+        update = dropout(update, self.dropout_rate, key)
+        x = placed(x + update if self.skip else update, "embed")
         return x if self.norm_first else self.norm(x)
 
 

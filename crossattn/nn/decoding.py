@@ -56,6 +56,8 @@ class DecoderStack(nnx.Module):
                 f"got build and memory_dim {memory_dim}, which is of the blocks that are built without one; "
                 "leave memory_dim out."
             )
+        if build is not None and not callable(build) and len(build) == 1:
+            [build] = build
         self.stack = Stack(
             build or (lambda rngs: DecoderBlock(config, memory_dim, rngs=rngs)),
             num_layers,

@@ -26,11 +26,13 @@ _FAMILIES = {
     "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
+    "crossvit": "crossvit",
     "encoder-decoder": "encoder_decoder",
     "gpt2": "gpt2",
     "marian": "marian",
     "mbart": "bart",
     "pegasus": "marian",
+    "perceiver": "perceiver",
     "t5": "t5",
     "whisper": "whisper",
 }
@@ -178,7 +180,7 @@ def load(
     return (
         replace(model, layout=layout),
         params,
-        read_tokenizer(folder, json.loads(model.text)["model_type"]),
+        read_tokenizer(folder, _kind(Settings(json.loads(model.text)))),
     )
 
 
@@ -204,9 +206,9 @@ def describe_folder(folder: Path, tensors: Mapping[str, str], dtype: Any = None)
     """
     text, settings = read_settings(folder / "config.json")
     check_sizes(settings, len(tensors))
-    with buildable(settings["model_type"]):
-        found = _family(settings).configure(settings, Names.typed(dict(tensors)), dtype)
-    module, config, rules = found
+    with buildable(_kind(settings)):
+        configured = _family(settings).configure(settings, Names.typed(dict(tensors)), dtype)
+    module, config, rules = configured
     generation = folder / "generation_config.json"
     own = read_settings(generation)[0] if generation.is_file() else None
     return Pretrained(module, config, text, rules, own)
@@ -264,8 +266,16 @@ def _types(files: safetensors.TensorFiles, names: Mapping[str, str]) -> dict[str
     return {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
 
 
+def _kind(settings: Settings) -> Any:
+    """What ``transformers`` calls the model type; timm has an architecture, "crossvit_9_240"."""
+    architecture = settings.get("architecture")
+    if "model_type" not in settings and isinstance(architecture, str):
+        return architecture.partition("_")[0]
+    return settings["model_type"]
+
+
 def _family(settings: Settings) -> Any:
-    kind = settings["model_type"]
+    kind = _kind(settings)
     if not isinstance(kind, str) or kind not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")

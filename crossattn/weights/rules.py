@@ -7,7 +7,7 @@ tensor must be accounted for.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -29,11 +29,6 @@ class Part:
     module: str
     index: int
     count: int
-
-    def of(self, tensor: np.ndarray) -> np.ndarray:
-        """This part of the whole tensor."""
-        width = tensor.shape[-1] // self.count
-        return tensor[..., self.index * width : (self.index + 1) * width]
 
 
 class Names(frozenset[str]):
@@ -81,6 +76,7 @@ class Rules:
       constants: pattern -> what the tensor must hold; the model computes it itself.
       unused: patterns of tensors that nothing computes with; kept for saving.
       rows: parameters [X] whose tensors are [1, X].
+      pointwise: kernels whose tensors are convolutions of one pixel, [out, in, 1, 1].
       transposed: dense weights are [out, in], as PyTorch has them.
     """
 
@@ -89,6 +85,7 @@ class Rules:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    pointwise: tuple[str, ...] = ()
     transposed: bool = True
 
     def __or__(self, other: "Rules") -> "Rules":
@@ -101,6 +98,7 @@ class Rules:
             {**self.constants, **other.constants},
             self.unused + other.unused,
             self.rows + other.rows,
+            self.pointwise + other.pointwise,
             self.transposed,
         )
 
@@ -112,6 +110,7 @@ class Rules:
             {rf"{module}\.{pattern}": make for pattern, make in self.constants.items()},
             tuple(rf"{module}\.{pattern}" for pattern in self.unused),
             tuple(f"{module}.{path}" for path in self.rows),
+            tuple(f"{module}.{path}" for path in self.pointwise),
             self.transposed,
         )
 
@@ -134,7 +133,10 @@ class Rules:
             return param.transpose(2, 1, 0)
         if leaf == "kernel":
             matrix = param.reshape(math.prod(param.shape[: input_axes(axes)]), -1)
-            return matrix.T if self.transposed else matrix
+            matrix = matrix.T if self.transposed else matrix
+            if _is_of_patches(axes):  # theirs is a convolution, [out, in, height, width]
+                return matrix.reshape(-1, *param.shape[:-1])
+            return matrix[..., None, None] if path in self.pointwise else matrix
         if path in self.rows:
             return param[None]
         return param.reshape(-1) if leaf == "bias" else param
@@ -145,8 +147,21 @@ class Rules:
         if leaf == "kernel" and axes[0] is None:
             return tensor.transpose(2, 1, 0)
         if leaf == "kernel" and self.transposed:
-            tensor = tensor.T
+            tensor = np.moveaxis(tensor, 0, -1) if _is_of_patches(axes) else tensor.T
         return tensor.reshape(shape)
+
+    def whole(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """A tensor of its parts, in order."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.side_by_side)
+
+    def part(self, tensor: np.ndarray, part: Part) -> np.ndarray:
+        """One part of a whole tensor."""
+        return np.split(tensor, part.count, axis=self.side_by_side)[part.index]
+
+    @property
+    def side_by_side(self) -> int:
+        """The axis of outputs, along which parts lie."""
+        return 0 if self.transposed else -1
 
     def standing_in(self, names: Mapping[str, str]) -> dict[str, str]:
         """The same names, but where a file has only a repetition of a tensor: that is the tensor."""
@@ -164,6 +179,11 @@ class Rules:
     def is_unused(self, name: str) -> bool:
         """Whether nothing computes with a tensor of this name."""
         return any(re.fullmatch(pattern, name) for pattern in self.unused)
+
+
+def _is_of_patches(axes: tuple) -> bool:
+    """Whether a kernel is that of patches, [in, height, width, out]."""
+    return len(axes) == 4 and axes[0] == "channels"
 
 
 def input_axes(axes: tuple) -> int:
@@ -208,6 +228,8 @@ def tensor_shapes(
     for path, param in shapes.items():
         part = rules.tensor_of(path)
         nothing = np.broadcast_to(np.uint8(0), param.shape)  # takes no memory
-        *lead, last = rules.to_tensor(path, nothing, axes[path]).shape
-        shapes_by_name[part.module] = (*lead, last * part.count)
+        shape = list(rules.to_tensor(path, nothing, axes[path]).shape)
+        if part.count > 1:
+            shape[rules.side_by_side] *= part.count
+        shapes_by_name[part.module] = tuple(shape)
     return shapes_by_name

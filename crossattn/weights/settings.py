@@ -31,7 +31,7 @@ _GATED = {
 
 # Entries that say how large or how many.
 _SIZE = re.compile(
-    r"(.*_)?(d_model|d_ff|d_kv|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
+    r"(.*_)?(d_model|d_ff|d_kv|d_latents|latents|channels|blocks|per_block|widening_factor|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
     r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
 )
 _LARGEST = 2**31 - 1
@@ -97,8 +97,11 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
         if key in ("encoder", "decoder") and isinstance(value, dict):
             check_sizes(value, tensors)
         elif _SIZE.fullmatch(key) and value is not None:
-            most = tensors if key.endswith(("layers", "n_layer")) else _LARGEST
-            if type(value) is not int or not 0 <= value <= most:
+            most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
+            # Of a picture, height and width.
+            several = isinstance(value, list) and key.endswith("_size")
+            sizes = value if several else [value]
+            if not all(type(size) is int and 0 <= size <= most for size in sizes):
                 raise CheckpointError(
                     f"config.json has {key} {value!r}; expected a whole number from 0 to {most}"
                     + (", as many as there are tensors." if most == tensors else ".")
@@ -123,15 +126,24 @@ def buildable(kind: str = "model") -> Iterator[None]:
         ) from error
 
 
-def bart_block(settings: Settings, half: str, **others: Any) -> BlockConfig:
-    """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's."""
+def bart_block(
+    settings: Settings, half: str, *, dropout_rate: float = 0.1, **others: Any
+) -> BlockConfig:
+    """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's.
+
+    Args:
+      settings: the checkpoint's.
+      half: which.
+      dropout_rate: what a config that does not say so has.
+      **others: those of ``BlockConfig.of``.
+    """
     return BlockConfig.of(
         dim=settings["d_model"],
         num_heads=settings[f"{half}_attention_heads"],
         mlp_dim=settings[f"{half}_ffn_dim"],
         activation=settings.activation("activation_function", "gelu"),
         norm_epsilon=1e-5,
-        dropout_rate=settings.get("dropout", 0.1),
+        dropout_rate=settings.get("dropout", dropout_rate),
         attention_dropout_rate=settings.get("attention_dropout", 0.0),
         mlp_dropout_rate=settings.get("activation_dropout", 0.0),
         **others,

@@ -11,8 +11,9 @@ from experiments.parity.weights import EOS
 VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
+IMAGE, CLASSES = (7, 7, 3), 5
 
-Kind = Literal["pair", "speech", "encoder", "decoder"]
+Kind = Literal["pair", "speech", "encoder", "decoder", "picture", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Case:
       name: family and options.
       model: class of ``transformers``.
       config: arguments of its config.
-      kind: what goes in: two texts, sound and text, one text.
+      kind: what goes in: two texts, sound and text, one text, a picture, a text whose bytes are latents'.
       reads: a decoder that reads vectors from elsewhere.
       search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
         at different lengths; 0: do not.
@@ -113,6 +114,17 @@ def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
     return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
 
 
+def perceiver(name: str, model: str, kind: Kind = "picture", **changes: Any) -> Case:
+    """A Perceiver, of the class that reads what is wanted."""
+    config = dict(
+        num_latents=5, d_latents=16, d_model=24, num_blocks=2, num_self_attends_per_block=2,
+        num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16,
+        vocab_size=VOCAB, max_position_embeddings=LENGTH + 3, image_size=IMAGE[0],
+        num_labels=CLASSES,
+    )  # fmt: skip
+    return Case(f"Perceiver, {name}", f"Perceiver{model}", config | changes, kind)
+
+
 CASES = (
     t5("tied, relu", search=23),
     t5("tied, gelu, 8 buckets", feed_forward_proj="gelu", relative_attention_num_buckets=8,
@@ -150,6 +162,15 @@ CASES = (
     gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
          activation_function="gelu", n_inner=20),
     gpt2("with cross-attention", search=4, add_cross_attention=True),
+    perceiver("Fourier positions", "ForImageClassificationFourier"),
+    perceiver("Fourier positions, keys as long as pixels, relu", "ForImageClassificationFourier",
+              qk_channels=None, v_channels=None, num_cross_attention_heads=3, num_blocks=1,
+              hidden_act="relu", d_latents=18),
+    perceiver("learned positions", "ForImageClassificationLearned", self_attention_widening_factor=3),
+    perceiver("masked bytes", "ForMaskedLM", "bytes", cross_attention_widening_factor=2),
+    perceiver("masked bytes, latents not added", "ForMaskedLM", "bytes", use_query_residual=False,
+              qk_channels=None, v_channels=None, cross_attention_shape_for_attention="q"),
+    perceiver("classes of texts", "ForSequenceClassification", "bytes", v_channels=None),
 )  # fmt: skip
 
 
@@ -163,10 +184,17 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = IGNORED
     arrays: dict[str, np.ndarray] = {"labels": labels}
+    if case.kind == "picture":
+        image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
+        return {"image": image, "labels": random.randint(0, CLASSES, ROWS)}
     if case.kind == "speech":
         arrays["frames"] = random.standard_normal((SEARCHED, FRAMES, MELS)).astype(np.float32)
     else:
         arrays |= {"source": np.where(present, source, PAD), "present": present}
+    if case.kind == "bytes":
+        arrays["labels"] = np.where(present, source, IGNORED)[:ROWS]
+    if case.model == "PerceiverForSequenceClassification":
+        arrays["labels"] = random.randint(0, CLASSES, ROWS)
     if case.kind == "encoder":
         arrays["types"] = random.randint(0, 2, (SEARCHED, LENGTH))
         arrays["labels"] = np.where(present, source, IGNORED)[:ROWS]

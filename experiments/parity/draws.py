@@ -79,6 +79,23 @@ _GPT2 = {
     "layer_norm_epsilon": (1e-5, 1e-2),
     **_TIED,
 }
+_PERCEIVER = {
+    "class": (
+        dict(model="ForImageClassificationFourier"),
+        dict(model="ForImageClassificationLearned"),
+        dict(model="ForMaskedLM", kind="bytes"),
+        dict(model="ForSequenceClassification", kind="bytes"),
+    ),
+    "hidden_act": _ACTIVATIONS,
+    "num_blocks": _DEPTHS,
+    "num_self_attends_per_block": _DEPTHS,
+    "num_self_attention_heads": _HEADS,
+    "num_cross_attention_heads": _HEADS,
+    "keys": (dict(), dict(qk_channels=8), dict(v_channels=None, cross_attention_widening_factor=2)),
+    "self_attention_widening_factor": (1, 2),
+    "num_latents": (2, 6),
+    "use_query_residual": (True, False),
+}
 
 
 def random_cases(seed: int, count: int) -> tuple[Case, ...]:
@@ -124,4 +141,5 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "BERT pair": _pair,
     "Whisper": _of(cases.whisper, _STACKS | _START),
     "GPT-2": _of(cases.gpt2, _GPT2),
+    "Perceiver": _of(cases.perceiver, _PERCEIVER),
 }

@@ -64,6 +64,8 @@ def _forward(
     """All that one pass gives: logits, cross-attention weights where there are any, the loss."""
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
+    if case.kind in ("picture", "bytes"):
+        return _perceive(model, params, data)
     labels, measured = data["labels"], {}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
@@ -78,6 +80,15 @@ def _forward(
     options: Any = dict(source_segment_ids=present, return_weights=True)
     logits, weights = xa.apply(model, params, source, model.target_in(labels), **options)
     return {"logits": logits, "weights": weights, "loss": _loss(logits, labels)}
+
+
+def _perceive(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """What a Perceiver says, and the weights with which it reads inputs and is read."""
+    given: Any = dict(tokens=data.get("source"), image=data.get("image"))
+    given |= dict(segment_ids=data.get("present"), return_weights=True)
+    logits, inputs, latents = xa.apply(model, params, **given)
+    weights = {"weights of inputs": inputs, "weights of latents": latents}
+    return weights | {"logits": logits, "loss": _loss(logits, data["labels"])}
 
 
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:

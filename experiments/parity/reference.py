@@ -9,6 +9,8 @@ import numpy as np
 from experiments.parity.cases import (
     BEAMS,
     EOS,
+    IGNORED,
+    LENGTH,
     NEW_TOKENS,
     PAD,
     PENALTY,
@@ -82,7 +84,9 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     # A model without heads has no loss; the mean of what it pools stands in for one.
     measured["loss"] = out.loss if "loss" in out else out.pooler_output.mean()
     measured["loss"].backward()
-    if out.get("cross_attentions"):
+    if case.kind in ("picture", "bytes"):
+        measured |= _read_and_written(case, out, data)
+    elif out.get("cross_attentions"):
         measured["weights"] = torch.stack(out.cross_attentions)
     parameters = dict(model.named_parameters())
     for name in chosen_gradients(saved_shapes(folder)):
@@ -93,12 +97,29 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     return compared(case, {name: tensor.detach().numpy() for name, tensor in measured.items()})
 
 
+def _read_and_written(case: Case, out: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """Weights of both cross-attentions; and logits of the bytes that there are, not of all positions."""
+    inputs, latents = out.cross_attentions
+    measured = {"weights of inputs": inputs, "weights of latents": latents}
+    if case.model == "PerceiverForMaskedLM":
+        size = data["source"].shape[1]
+        measured |= {"weights of latents": latents[:, :, :size], "logits": out.logits[:, :size]}
+    return measured
+
+
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
     few = {name: tensor[:ROWS] for name, tensor in data.items()}
     names = {"labels": "labels", "types": "token_type_ids", "follows": "next_sentence_label"}
     call = {names[key]: tensor.long() for key, tensor in few.items() if key in names}
     if case.kind == "speech":
         return call | {"input_features": few["frames"].transpose(1, 2)}
+    if case.kind == "picture":
+        return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
+    if case.model == "PerceiverForMaskedLM":
+        more = case.config["max_position_embeddings"] - LENGTH
+        call["labels"] = torch.nn.functional.pad(call["labels"], (0, more), value=IGNORED)
     if case.kind == "decoder":
         return call | _memory(few) | {"input_ids": call["labels"].clamp(min=PAD)}
     return call | {"input_ids": few["source"].long(), "attention_mask": few["present"]}

@@ -92,23 +92,11 @@ class Task:
           SettingsError: the model is none that this task can train.
         """
         if config.model.name != NAME_OF_PRETRAINED:
-            model = models.find(config.model.name)
-            cls._refuse_unread(f"config.model.name is {model.name!r}", model.module, config.task)
+            refuse_without_arguments(config, cls.reads)
         elif not cls.takes_pretrained:
             raise SettingsError(
                 f"config.model.name is {NAME_OF_PRETRAINED!r}, from which a {config.task} cannot begin; name"
                 " an architecture, and what it takes from a checkpoint by init.take."
-            )
-
-    @classmethod
-    def _refuse_unread(cls, given: str, module: Any, task: str) -> None:
-        """Raise where ``hidden`` of a model lacks what the loss gives it."""
-        hidden = getattr(module, "hidden", None)
-        has = inspect.signature(hidden).parameters if hidden is not None else ()
-        if lacking := [name for name in cls.reads if name not in has]:
-            raise SettingsError(
-                f"{given}, whose {module.__name__} has no hidden({', '.join(cls.reads)}, ...) and cannot be"
-                f" trained as a {task}: it lacks {', '.join(lacking)}."
             )
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
@@ -118,7 +106,7 @@ class Task:
           SettingsError: its model is none that this task can train.
         """
         given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
-        self._refuse_unread(given, checkpoint.model.module, self.config.task)
+        _refuse_unread(given, checkpoint.model.module, self.reads, self.config.task)
 
     def refuse_unready(self) -> None:
         """Raise what would only show after a folder was claimed, or after training: data, packages."""
@@ -220,3 +208,24 @@ class Task:
             for name, value in sums.items():
                 total[name] = total.get(name, 0.0) + float(value)
         return self.scores(total)
+
+
+def refuse_without_arguments(config: Any, reads: Sequence[str]) -> None:
+    """Hold the architecture of a config to the arguments that a task gives to its ``hidden``.
+
+    Raises:
+      SettingsError: it lacks one.
+    """
+    model = models.find(config.model.name)
+    _refuse_unread(f"config.model.name is {model.name!r}", model.module, reads, config.task)
+
+
+def _refuse_unread(given: str, module: Any, reads: Sequence[str], task: str) -> None:
+    """Raise where ``hidden`` of a model lacks what a loss gives it."""
+    hidden = getattr(module, "hidden", None)
+    has = inspect.signature(hidden).parameters if hidden is not None else ()
+    if lacking := [name for name in reads if name not in has]:
+        raise SettingsError(
+            f"{given}, whose {module.__name__} has no hidden({', '.join(reads)}, ...) and cannot be"
+            f" trained as a {task}: it lacks {', '.join(lacking)}."
+        )

@@ -227,7 +227,10 @@ class Corpus:
         train = self.split("train") if stream is None else stream.head("train", _SAMPLE)
         count = min(len(train), _SAMPLE)
         examples = (train[i * len(train) // count] for i in range(count))
-        texts = [example[side] for example in examples for side in self._sides[name]]
+        values = (example[side] for example in examples for side in self._sides[name])
+        texts = [
+            text for value in values for text in ([value] if isinstance(value, str) else value)
+        ]
         return train_tokenizer(texts, options.vocab_size, options.kind)
 
     def _keep(self, name: str) -> Tokenizer:

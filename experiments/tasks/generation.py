@@ -90,8 +90,13 @@ class Translator:
             out_shardings=everywhere(self._mesh),
         )
         self._attend = jax.jit(
-            lambda params, source, tokens, segment_ids: decode.attention_of(
-                task.bind(params), source, tokens, segment_ids
+            lambda params, source, tokens, segment_ids, lengths: decode.attention_of(
+                task.bind(params),
+                source,
+                tokens,
+                segment_ids,
+                lengths=lengths,
+                bos_id=task.corpus.output_tokenizer.frame.start,
             ),
             out_shardings=everywhere(self._mesh),
         )
@@ -133,6 +138,7 @@ class Translator:
                     spread["source"],
                     spread["target_out"],
                     spread["source_segment_ids"],
+                    (spread["target_segment_ids"] > 0).sum(axis=1),
                 )
             )
             for row, index in enumerate(item.indices):

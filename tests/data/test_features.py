@@ -530,3 +530,23 @@ def test_a_window_of_sound_is_what_whisper_hears_of_it_and_then_nothing():
     for wrong in (samples[:0], np.zeros(300 * mel.HOP + 1, np.float32)):
         with pytest.raises(DataError, match=r"s of sound; expected some, 3 s at most"):
             window.prepare(wrong)
+
+
+class _Together(list):
+    """A source that gives several items at once, and counts how often it was asked."""
+
+    asked = 0
+
+    def __getitems__(self, indices):
+        self.asked += 1
+        return [self[i] for i in indices]
+
+
+def test_the_examples_of_a_batch_are_read_at_once():
+    items = _Together({"id": i, "x": np.full(2, i, np.float32)} for i in range(6))
+    source = sources.MappedSource(items, lambda item: item | {"x": item["x"] + 1})
+    assert [item["x"][0] for item in source.__getitems__([4, 1])] == [5, 2]
+    items.asked = 0
+    batches = pipeline.feature_eval_batches(source, {"x": Vectors(2)}, batch_size=8)
+    [batch] = [item.batch for item in batches]
+    assert items.asked == 1 and batch["x"][:6, 0].tolist() == [1, 2, 3, 4, 5, 6]

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -116,7 +117,7 @@ def test_transformers_reads_it_with_equal_logits(kind, fine_tuned, parameters, l
         )
     with torch.no_grad():
         wanted = theirs(**given).logits.numpy()
-    close(xa.apply(model, params, *ours), wanted, 1e-4)
+    close(xa.apply(model, params, *map(jnp.asarray, ours)), wanted)
 
 
 def test_a_run_goes_on_and_is_scored_without_the_folder_that_it_began_from(
@@ -155,11 +156,13 @@ def test_the_loss_is_that_of_the_labels_that_its_tokenizer_makes(kind, pairs):
     (batch, *_) = task.eval_batches("validation", None)
     folder = tiny_checkpoints.write(kind, pairs.parent / kind)
     model, params, tokenizer = xa.load(folder)
-    loss, sums = task.loss(params, batch, None)
+    loss, sums = task.loss(params, jax.tree.map(jnp.asarray, dict(batch)), None)
     source, target = (
         np.array([tokenizer.encode(f"{text} 01").ids]) for text in ("a cat", "un chat")
     )
-    logits = np.asarray(xa.apply(model, params, source, model.target_in(target)), np.float64)
+    logits = np.asarray(
+        xa.apply(model, params, jnp.asarray(source), model.target_in(target)), np.float64
+    )
     nll = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, target[..., None], -1)[..., 0]
     assert sums["weight"] == target.size
     np.testing.assert_allclose(loss, nll.sum(), rtol=1e-5)

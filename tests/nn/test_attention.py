@@ -38,6 +38,7 @@ def close(actual, expected):
         {"num_heads": 1},
         {"num_heads": 4, "num_kv_heads": 2},
         {"num_heads": 4, "num_kv_heads": 1, "head_dim": 6},
+        {"num_heads": 2, "value_dim": 5},
         {"qk_norm": True},
         {"rope_base": 10000.0, "num_heads": 2},
         {"softcap": 2.0},

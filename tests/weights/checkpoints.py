@@ -22,6 +22,12 @@ GPT2 = dict(
     model_type="gpt2", vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=10, eos_token_id=2
 )
 MARIAN = BART | dict(model_type="marian")
+PERCEIVER = dict(
+    model_type="perceiver", architectures=["PerceiverForMaskedLM"], num_latents=3, d_latents=8, d_model=16,
+    num_blocks=2, num_self_attends_per_block=1, num_self_attention_heads=2, vocab_size=20,
+    num_cross_attention_heads=2, qk_channels=6, v_channels=8, max_position_embeddings=10,
+    train_size=[4, 6],
+)  # fmt: skip
 T5 = dict(
     model_type="t5", vocab_size=20, d_model=8, d_kv=3, d_ff=12, num_layers=1, num_heads=2,
     pad_token_id=0, eos_token_id=1,
@@ -29,7 +35,7 @@ T5 = dict(
 WHISPER = BART | dict(
     model_type="whisper", num_mel_bins=4, max_source_positions=6, max_target_positions=8
 )
-ALL = {c["model_type"]: c for c in (BART, BERT, GPT2, MARIAN, T5, WHISPER)}
+ALL = {c["model_type"]: c for c in (BART, BERT, GPT2, MARIAN, PERCEIVER, T5, WHISPER)}
 
 
 def fresh(config: dict, folder: Path) -> Path:

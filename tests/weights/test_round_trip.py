@@ -34,6 +34,26 @@ def test_every_family_makes_the_same_file_again(kind, tmp_path):
     same_files(checkpoints.fresh(checkpoints.ALL[kind], tmp_path / kind), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("ForImageClassificationFourier", "ForImageClassificationLearned"),
+        ("ForImageClassificationLearned", "ForSequenceClassification"),
+        ("ForSequenceClassification", "ForMaskedLM"),
+    ],
+)
+def test_every_kind_of_perceiver_makes_the_same_file_again(name, other, tmp_path):
+    config = checkpoints.PERCEIVER | dict(image_size=4)
+    own = config | dict(architectures=[f"Perceiver{name}"])
+    folder = checkpoints.fresh(own, tmp_path / "perceiver")
+    same_files(folder, tmp_path)
+    (folder / "config.json").write_text(
+        json.dumps(config | {"architectures": [f"Perceiver{other}"]})
+    )
+    with pytest.raises(xa.weights.CheckpointError, match="do not fit its config.json"):
+        xa.load(folder)
+
+
 def test_several_files_stay_several_files(tmp_path):
     folder = checkpoints.fresh(checkpoints.T5, tmp_path / "t5")
     _, whole, _ = xa.load(folder)

@@ -16,6 +16,7 @@ transformers = peer("transformers")
 from experiments.parity import reference  # noqa: E402  (it needs torch)
 from experiments.parity.cases import CASES, FRAMES, MELS  # noqa: E402
 from tests.closeness import close  # noqa: E402
+from tests.weights import checkpoints  # noqa: E402
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
@@ -50,3 +51,13 @@ def test_whisper_has_no_use_for_scale_embedding(tmp_path):
         ).logits
     found = xa.apply(model, params, jnp.asarray(frames), jnp.asarray(tokens))
     close(found, wanted, ulps=1000)  # of a whole model, in float32 on both sides
+
+
+@pytest.mark.parametrize("kind", ["bart", "gpt2", "mbart", "marian", "pegasus", "t5", "whisper"])
+def test_a_config_that_names_no_dropout_has_that_of_transformers(kind):
+    theirs = transformers.AutoConfig.for_model(kind)
+    sizes = {"t5": checkpoints.T5, "gpt2": checkpoints.GPT2, "whisper": checkpoints.WHISPER}
+    config = xa.weights.describe(sizes.get(kind, checkpoints.BART) | {"model_type": kind}).config
+    names = {"t5": "dropout_rate", "gpt2": "resid_pdrop"}
+    block = getattr(config, "transformer", config).block
+    assert block.dropout_rate == getattr(theirs, names.get(kind, "dropout"))

@@ -16,14 +16,27 @@ import numpy as np
 from jaxtyping import Integer
 
 from crossattn.data.features.boxes import Boxes
+from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
 from crossattn.data.features.sound import Sound, SoundWindow
 from crossattn.data.features.text import Text
+from crossattn.data.features.texts import Texts
 from crossattn.data.features.vectors import Vectors
 from crossattn.data.packing import Batch, Layout
 
-__all__ = ["Boxes", "Feature", "Image", "Label", "Sound", "SoundWindow", "Text", "Vectors"]
+__all__ = [
+    "Boxes",
+    "Crops",
+    "Feature",
+    "Image",
+    "Label",
+    "Sound",
+    "SoundWindow",
+    "Text",
+    "Texts",
+    "Vectors",
+]
 
 
 @runtime_checkable

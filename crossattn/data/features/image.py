@@ -78,13 +78,21 @@ class Image:
             DataError: it cannot be read, is no picture, cut short, too large, or of another size where that
                 is to be exact.
         """
-        picture = _opened(value)
-        if min(picture.size) < 1:
-            raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
-        picture = _flat(picture, self.channels)
+        picture = self.opened(value)
         pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.height, self.width, self.channels)
         return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+
+    def opened(self, value: Any) -> Any:
+        """The picture as a Pillow image of its own size, upright, in grey or colour, on white.
+
+        Raises:
+            DataError: it cannot be read, is no picture, cut short, or too large.
+        """
+        picture = _opened(value)
+        if min(picture.size) < 1:
+            raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
+        return _flat(picture, self.channels)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
         """The pictures of a layout, one a row."""

@@ -8,9 +8,8 @@ hundred about ten are test and ten validation.
 import functools
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,22 +82,17 @@ class _InLanguages(MappedSource):
         example = _example(self.items[row], self._languages[language])
         return example | {"id": f"{example['id']}/{example['language']}"}
 
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        return [self[index] for index in indices]
 
-class Emoji(tfds.core.GeneratorBasedBuilder):
+
+class Emoji(records.PackageBuilder):
     """Features `id` (code points), `image` (bytes of a PNG), `captions` (a line a language), `group`."""
 
-    # No downloads by URL; looking for a list of them would need a package that TFDS does not
-    # declare.
-    url_infos: dict = {}
     IMAGES_SHA256 = "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877"
     CAPTIONS_SHA256 = "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All languages")]
-
-    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
-        """`files_dir`: the data folder whose `downloads` holds, or will hold, the packages."""
-        self._files_dir = files_dir
-        super().__init__(**kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         text = tfds.features.Text()
@@ -108,18 +102,13 @@ class Emoji(tfds.core.GeneratorBasedBuilder):
             "captions": text,  # in one text, which is read four times as fast as many
             "group": tfds.features.ClassLabel(names=CLASSES["group"]),
         }
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=__doc__,
-            features=tfds.features.FeaturesDict(features),
-            homepage="https://github.com/iamcal/emoji-data",
-            license="CC BY 4.0 and MIT",
-            disable_shuffling=True,
+        return self.described(
+            __doc__, features, "https://github.com/iamcal/emoji-data", "CC BY 4.0 and MIT"
         )
 
     def _split_generators(self, dl_manager):
-        images = fetch.npm_package(*_IMAGES, self.IMAGES_SHA256, self._files_dir)
-        captions = fetch.npm_package(*_CAPTIONS, self.CAPTIONS_SHA256, self._files_dir)
+        images = fetch.npm_package(*_IMAGES, self.IMAGES_SHA256, self.files_dir)
+        captions = fetch.npm_package(*_CAPTIONS, self.CAPTIONS_SHA256, self.files_dir)
         said = fetch.read_tgz(captions, "package/", "/data.json")
         texts = {name.removesuffix("/data.json"): read_captions(raw) for name, raw in said}
         if missing := [language for language in LANGUAGES if language not in texts]:
@@ -137,9 +126,6 @@ class Emoji(tfds.core.GeneratorBasedBuilder):
             example = {"id": code, "image": raw, "captions": lines, "group": group}
             splits[split_of(code)].append(example)
         return {name: self._generate_examples(examples) for name, examples in splits.items()}
-
-    def _generate_examples(self, examples: list[dict]) -> Iterator[tuple[int, dict]]:
-        yield from enumerate(examples)
 
 
 def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:

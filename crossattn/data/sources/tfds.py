@@ -9,7 +9,7 @@ import tensorflow_datasets.translate
 
 from crossattn.data import fetch, records
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.sources import Example, MappedSource
+from crossattn.data.sources import Example, MappedSource, items_of
 
 FORM = "tfds:NAME/CONFIG"
 SPLITS = ()
@@ -49,3 +49,7 @@ class _Numbered(MappedSource):
 
     def __getitem__(self, index: int) -> Example:
         return {"id": str(index)} | self.items[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        rows = items_of(self.items, indices)
+        return [{"id": str(i)} | row for i, row in zip(indices, rows, strict=True)]

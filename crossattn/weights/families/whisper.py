@@ -26,7 +26,7 @@ PREFIX = "model."
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, WhisperConfig, Rules]:
     """Module, config and rules of this checkpoint."""
     settings.refuse("tie_word_embeddings", True)
-    options: dict[str, Any] = dict(key_bias=False, dtype=dtype)
+    options: dict[str, Any] = dict(key_bias=False, dropout_rate=0.0, dtype=dtype)
     text = TransformerConfig(
         vocab_size=settings["vocab_size"],
         block=bart_block(settings, "decoder", **options),

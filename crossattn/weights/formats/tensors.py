@@ -95,7 +95,7 @@ def read(
                 "save it unquantised."
             )
         for path, part in owners.get(known, ()):
-            piece = rules.to_param(path, part.of(tensor), shapes[path].shape, axes[path])
+            piece = rules.to_param(path, rules.part(tensor, part), shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)
             param = jax.device_put(np.asarray(piece, order="C"), where)
             flat[path] = param if finish is None else finish(path, param)
@@ -219,7 +219,7 @@ class Tensors(Mapping[str, np.ndarray]):
             self.rules.to_tensor(path, np.asarray(self.flat[path]), self.axes[path])
             for path in ordered
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        return self.rules.whole(parts)
 
     def saved(self, name: str, layout: Layout) -> np.ndarray:
         """What a file holds under this name, be it a parameter or not."""

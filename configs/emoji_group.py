@@ -1,0 +1,45 @@
+"""A Perceiver IO that tells the Unicode group of an emoji from its picture and its caption together.
+
+Arguments: image or caption, for one of them alone; tiny.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import parts
+
+
+def get_config(arg: str = ""):
+    """``both``, ``image`` or ``caption``; tiny."""
+    words = parts.words(arg, ("both", "image", "caption"))
+    read = parts.choice(words, ("both", "image", "caption"))
+    data, text = parts.labelled("emoji/en", "group", batch_size=32), {}
+    if read != "caption":
+        data |= dict(image="image", height=24, width=24, channels=3)
+    if read != "image":
+        data |= dict(text="caption", text_len=24)
+        text = dict(tokenizer=dict(kind="bpe", vocab_size=1000))
+    config = ConfigDict(
+        dict(
+            task="classification",
+            seed=0,
+            data=data,
+            **text,
+            model=parts.perceiver(dropout_rate=0.2),
+            loss=dict(label_smoothing=0.1),
+            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.1),
+            mesh=parts.mesh(),
+            train=parts.train(steps=400, log_every=50, eval_every=50),
+            checkpoint=parts.checkpoint(every=50, best_metric="accuracy"),
+        )
+    )
+    if "tiny" in words:
+        config.data.update(name="shapes", label="shape", batch_size=16)
+        if read != "caption":
+            config.data.update(height=8, width=8)
+        if read != "image":
+            config.tokenizer.vocab_size = 300
+        config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
+        config.optim.warmup_steps = 4
+        config.train.update(steps=24, log_every=6, eval_every=0)
+        config.checkpoint.every = 12
+    return config

@@ -1,0 +1,32 @@
+"""A Perceiver IO that tells clothes apart from 784 raw pixels: no convolution, no patches. Argument: tiny."""
+
+from ml_collections import ConfigDict
+
+from configs import parts
+
+
+def get_config(arg: str = ""):
+    """Argument: tiny, or nothing."""
+    words = parts.words(arg)
+    config = ConfigDict(
+        dict(
+            task="classification",
+            seed=0,
+            data=parts.labelled(
+                "fashion_mnist", "label", image="image", height=28, width=28, channels=1
+            ),
+            model=parts.perceiver(latents=16),
+            loss=dict(label_smoothing=0.0),
+            optim=parts.adamw(schedule="cosine", weight_decay=0.05),
+            mesh=parts.mesh(),
+            train=parts.train(steps=8000, log_every=100, eval_every=1000),
+            checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
+        )
+    )
+    if "tiny" in words:
+        config.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
+        config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
+        config.optim.warmup_steps = 4
+        config.train.update(steps=24, log_every=6, eval_every=0)
+        config.checkpoint.every = 12
+    return config

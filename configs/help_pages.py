@@ -1,0 +1,65 @@
+"""A SelfDoc that tells regions of LibreOffice help pages apart: title, paragraph, step, table, note."""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from configs import parts
+
+READS = ("both", "text", "picture")
+
+
+def get_config(arg: str = ""):
+    """Argument: what is read of a region beside its box (both, text, picture), tiny; in any order."""
+    words = parts.words(arg, READS)
+    reads = parts.choice(words, READS)
+    config = ConfigDict(
+        dict(
+            task="regions",
+            seed=0,
+            data=dict(
+                name="help_pages",
+                options={},
+                data_dir=placeholder(str),
+                batch_size=8,
+                regions=40,
+                tokens=24,
+                picture_height=24,
+                picture_width=96,
+                margin=12.0,
+            ),
+            tokenizer=dict(kind="bpe", vocab_size=4000),
+            model=dict(
+                name="selfdoc",
+                dim=128,
+                num_heads=4,
+                mlp_dim=256,
+                activation="gelu",
+                norm="layer",
+                norm_first=True,
+                dropout_rate=0.1,
+                attention_dropout_rate=0.0,
+                mlp_dropout_rate=0.0,
+                dtype="float32",
+                part_layers=1,
+                # One modality alone has none across them; it gets as many layers.
+                region_layers=1 if reads == "both" else 2,
+                cross_layers=1,
+                patch=12,
+                reads=reads,
+            ),
+            optim=parts.adamw(learning_rate=1e-3, warmup_steps=100),
+            mesh=parts.mesh(),
+            train=parts.train(steps=600),
+            checkpoint=parts.checkpoint(),
+        )
+    )
+    if "tiny" not in words:
+        return config
+    config.data.update(name="help_pages/made", regions=8, tokens=8, batch_size=4)
+    config.data.update(picture_height=8, picture_width=32)
+    config.tokenizer.vocab_size = 300
+    config.model.update(dim=32, num_heads=2, mlp_dim=64, patch=8)
+    config.optim.warmup_steps = 2
+    config.train.update(steps=8, log_every=2)
+    config.checkpoint.every = 4
+    return config

@@ -1,0 +1,394 @@
+"""Flamingo: a language model that was trained on text, between whose blocks gated ones read pictures.
+
+    pixels ──► patches ──► encoder ──┐ keys, values (and the latents' own)
+    latents ───────────────────► resampler, for each image ──┐ keys, values
+    <image> a red apple <image> a …  ──► embedding ──► gated ──► block ──► gated ──► block ──► logits
+                                         each token reads the images of its own place alone:
+    the last <image> at or before it; before the first one it reads nothing
+
+    z <- z + Attend(LN z, [LN x; LN z]); z <- z + MLP(LN z)                          resampler
+    y <- y + tanh(a) Attend(norm y, z); y <- y + tanh(b) MLP(norm y)                 gated
+
+Gates a and b are 0 at first: the model is its language model, whose parameters have the same names here, so
+that a run of a ``Decoder`` is what this one begins from.
+
+Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Learning", sections 2.1 to 2.3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from crossattn.axes import placed
+from crossattn.functional import Build
+from crossattn.keys import ConfigKey
+from crossattn.models.decoder import KEYS as DECODER_KEYS
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.models.transformer import with_positions
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, Residual, Sublayer, split
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.patches import PatchEmbedding
+from crossattn.nn.stack import Stack, layer_weights
+from crossattn.nn.states import CachedStates, check_rows
+from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
+
+KEYS = DECODER_KEYS | {
+    "interval": ConfigKey(int, "Blocks of the language model to one that reads images.", "[1, inf)"),
+    "image_dim": ConfigKey(int, "Size of the vectors of patches and latents.", "[1, inf)"),
+    "image_layers": ConfigKey(int, "Depth of the encoder of pictures.", "[0, inf)"),
+    "image_heads": ConfigKey(int, "Heads of that encoder and of the resampler.", "[1, inf)"),
+    "patch_size": ConfigKey(int, "Side of a patch, in pixels.", "[1, inf)"),
+    "image_latents": ConfigKey(int, "Latents of each image.", "[1, inf)"),
+    "resampler_layers": ConfigKey(int, "Depth of the resampler.", "[1, inf)"),
+}  # fmt: skip
+"""Keys of a config's section ``model`` that other models need not have."""
+
+
+@dataclass(frozen=True)
+class FlamingoConfig(DecoderConfig):
+    """The shape of a Flamingo: a language model's, and what reads pictures.
+
+    Attributes:
+      interval: blocks of the language model to one that reads images.
+      image_dim: size of the vectors of patches and latents, M.
+      image_size: height and width of pictures; None reads vectors of patches [B I P M] of any encoder.
+      channels: of a pixel.
+      patch_size: side of a patch.
+      image_layers: depth of the encoder of patches.
+      image_heads: of its attention, and of the resampler's.
+      resampler_head_dim: None is ``image_dim / image_heads``.
+      image_latents: of each image, L.
+      resampler_layers: depth of the resampler.
+      image_norm_epsilon: of the encoder's and the resampler's layer norms.
+    """
+
+    interval: int = 1
+    image_dim: int = 64
+    image_size: tuple[int, int] | None = None
+    channels: int = 3
+    patch_size: int = 8
+    image_layers: int = 2
+    image_heads: int = 4
+    resampler_head_dim: int | None = None
+    image_latents: int = 8
+    resampler_layers: int = 2
+    image_norm_epsilon: float = 1e-5
+
+
+def tiny(**changes: Any) -> FlamingoConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
+    small = FlamingoConfig(
+        vocab_size=64,
+        block=block,
+        layers=2,
+        max_length=64,
+        image_dim=16,
+        image_size=(8, 8),
+        patch_size=4,
+        image_layers=1,
+        image_heads=2,
+        image_latents=3,
+        resampler_layers=1,
+    )
+    return replace(small, **changes)
+
+
+class Flamingo(Decoder):
+    """Tokens and images in, logits of the next token out.
+
+    Raises:
+      ValueError: pictures are smaller than a patch, or ``interval`` does not divide the layers.
+    """
+
+    def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, build=_period(config), rngs=rngs)
+        self.vision: Any = (
+            None
+            if config.image_size is None
+            else PatchEncoder(config, config.image_size, rngs=rngs)
+        )
+        self.resampler = Resampler(config, rngs=rngs)
+
+    @on_any_mesh
+    def encode(
+        self, images: Float[Array, "B I *P C"], key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B I_L M"]:
+        """Latents [B (I L) M] of pictures [B I H W C], or of their patches' vectors [B I P M]."""
+        keys = split(key, 2)
+        x = images if self.vision is None else self.vision(images, keys[0])
+        x = self.resampler(x, keys[1])
+        return x.reshape(x.shape[0], -1, x.shape[-1])
+
+    def seen(
+        self, positions: Int[Array, "*B T"], image_positions: Int[Array, "B I"]
+    ) -> dict[str, Bool[Array, "B 1 T S"]]:
+        """Which latents tokens at these positions read: of the images at the last place that has any."""
+        places = image_positions[:, None]
+        last = jnp.max(jnp.where(places <= positions[..., None], places, -1), axis=-1)
+        allowed = (places == last[..., None]) & (places >= 0)
+        return {"images": jnp.repeat(allowed, self.resampler.num_latents, axis=-1)[:, None]}
+
+    @on_any_mesh
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        images: Float[AnyArray, "B I *P C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """The last vectors, before the output layer; with ``return_weights``, the gated layers' too.
+
+        Args:
+          tokens: [B T], from position 0 on.
+          images: pictures [B I H W C], or vectors of patches [B I P M] of a model without ``image_size``.
+          image_positions: where each stands in the text, see ``image_positions``; -1 is nowhere. Several
+            images at one position are read together.
+          segment_ids: 0 where the text is padding.
+          key: turns dropout on.
+          return_weights: return the weights [L B N T (I latents)] too.
+
+        Raises:
+          ValueError: images and their positions do not come together, or not in the same number.
+        """
+        keys = split(key, 3)
+        latents, image_positions = self._images(images, image_positions, len(tokens), keys[2])
+        x, states = self.decoder(
+            self.input(tokens, None, keys[0]),
+            self.decoder.read(images=latents),
+            keys[1],
+            segment_ids=segment_ids,
+            memory_masks=self.seen(jnp.arange(tokens.shape[-1]), image_positions),
+            return_weights=return_weights,
+        )
+        x = self.output.transform(x)
+        return (x, layer_weights(states)) if return_weights else x
+
+    @on_any_mesh
+    def prefill(
+        self,
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        *,
+        images: Float[AnyArray, "B I *P C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
+        lookahead: int = 0,
+    ) -> CachedStates:
+        """Decoding states: the images read once, and empty caches, for ``num_beams`` sequences a row.
+
+        Args:
+          batch: rows, B.
+          num_beams: sequences a row, J.
+          cache_length: the most tokens of each that are read, prompt and generated ones together.
+          images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
+          lookahead: further positions, for guesses beyond them that are not kept.
+
+        Raises:
+          ValueError: as ``hidden`` does, or there are other rows than ``batch``.
+        """
+        self.input.check(cache_length)
+        latents, image_positions = self._images(images, image_positions, batch, None)
+        layers = self.decoder.read(images=latents)
+        length = cache_length + lookahead
+        return self.decoder.prefill(layers, batch, num_beams, length, context=image_positions)
+
+    @on_any_mesh
+    def decode_hidden(
+        self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        x, *rest = self.decoder.decode(
+            self.input, tokens, states, memory_masks=self.seen, return_weights=return_weights
+        )
+        return self.output.transform(x), *rest
+
+    def _images(
+        self, images: Any, image_positions: Any, batch: int, key: Any
+    ) -> tuple[Array, Array]:
+        """Latents and positions of the images; of one that stands nowhere, where there are none."""
+        if (images is None) != (image_positions is None):
+            given, lacking = "images", "image_positions"
+            if images is None:
+                given, lacking = lacking, given
+            raise ValueError(f"got {given} without {lacking}; expected both of them, or neither.")
+        if images is None:
+            shape = (batch, self.resampler.num_latents, self.resampler.dim)
+            return jnp.zeros(shape), jnp.full((batch, 1), -1)
+        images, image_positions = jnp.asarray(images), jnp.asarray(image_positions)
+        check_rows("images", images, batch)
+        if images.shape[:2] != image_positions.shape:
+            raise ValueError(
+                f"image_positions has shape {image_positions.shape} and images {images.shape}; expected a "
+                f"position for each image, {images.shape[:2]}."
+            )
+        return self.encode(images, key), image_positions
+
+
+def image_positions(
+    tokens: Int[AnyArray, "B T"], image_id: int, images: Sequence[int] | None = None
+) -> Int[np.ndarray, "B I"]:
+    """Where images stand in texts: at each token ``image_id``, one; rows with fewer are filled up with -1.
+
+    Args:
+      tokens: [B T], known ones: this is for prompts, not for compiled code.
+      image_id: the token that stands for an image.
+      images: how many images each row has; None asks nothing.
+
+    Raises:
+      ValueError: a row has an image without a token, or a token without an image.
+    """
+    rows = [np.flatnonzero(np.asarray(row) == image_id) for row in tokens]
+    counts = [len(row) for row in rows] if images is None else images
+    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if len(row) != count:
+            raise ValueError(
+                f"row {number} has {len(row)} image tokens (id {image_id}) and {count} images; expected one "
+                "token for each image, where it stands in the text."
+            )
+    width = max(1, *map(len, rows))
+    return np.stack(
+        [np.pad(row, (0, width - len(row)), constant_values=-1) for row in rows]
+    ).astype(np.int32)
+
+
+class PatchEncoder(nnx.Module):
+    """Vectors of the patches of pictures: an embedding, and layers of self-attention."""
+
+    def __init__(self, config: FlamingoConfig, image_size: tuple[int, int], *, rngs: nnx.Rngs):
+        shape = _image_block(config)
+        self.embedding = PatchEmbedding(
+            image_size,
+            config.patch_size,
+            config.channels,
+            shape.dim,
+            class_token=False,
+            dtype=shape.dtype,
+            rngs=rngs,
+        )
+        self.layers = Stack(
+            lambda rngs: EncoderBlock(shape, rngs=rngs), config.image_layers, rngs=rngs
+        )
+        self.norm = shape.normalise(rngs)
+
+    def __call__(
+        self, images: Float[Array, "*B H W C"], key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*B P M"]:
+        """[*B H W C] -> [*B P M]; patches row by row."""
+        return self.norm(self.layers(self.embedding(images), key=key)[0])
+
+
+class Resampler(nnx.Module):
+    """A few latents read the patches of an image, and one another: images of any size cost the same.
+
+    Source: Alayrac et al. 2022, section 2.1 and figure 5.
+    """
+
+    def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
+        shape = _image_block(config).changed(activation="relu", use_bias=False)
+        shape = replace(
+            shape, attention=replace(shape.attention, head_dim=config.resampler_head_dim)
+        )
+        self.num_latents, self.dim = config.image_latents, shape.dim
+        latents = jax.random.normal(rngs.params(), (self.num_latents, self.dim)) * 0.02
+        self.latents = nnx.Param(latents, axes=(None, "embed"))
+
+        def block(rngs: nnx.Rngs) -> Block:
+            reading = Sublayer(LatentAttention(shape, rngs), Residual(shape, rngs), reads="patches")
+            return Block(reading=reading, feedforward=shape.feedforward(rngs))
+
+        self.layers = Stack(block, config.resampler_layers, rngs=rngs)
+        self.norm = shape.normalise(rngs)
+
+    def __call__(
+        self, patches: Float[Array, "*B P M"], key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*B L M"]:
+        """[*B P M] -> [*B L M]."""
+        latents = jnp.broadcast_to(self.latents[...], (*patches.shape[:-2], *self.latents.shape))
+        latents, _ = self.layers(placed(latents, "embed"), key=key, memories={"patches": patches})
+        return self.norm(latents)
+
+
+class LatentAttention(nnx.Module):
+    """Latents read patches and themselves side by side; patches are normalised by themselves."""
+
+    def __init__(self, shape: BlockConfig, rngs: nnx.Rngs):
+        heads = shape.attention
+        self.norm = shape.normalise(rngs)
+        self.attention = MultiHeadAttention(
+            shape.dim,
+            heads.num_heads,
+            head_dim=heads.head_dim,
+            use_bias=heads.use_bias,
+            dropout_rate=heads.dropout_rate,
+            dtype=shape.dtype,
+            rngs=rngs,
+        )
+
+    def memory(self, x: Float[Array, "*B P M"], **_: Any) -> Float[Array, "*B P M"]:
+        """What latents read beside themselves."""
+        return self.norm(x)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B L M"],
+        memory: Float[Array, "*B P M"],
+        mask: Any = None,
+        **options: Any,
+    ) -> Any:
+        """[*B L M], of latents that are normalised."""
+        return self.attention(x, jnp.concatenate([memory, x], axis=-2), mask, **options)
+
+
+def _image_block(config: FlamingoConfig) -> BlockConfig:
+    """The shape of the encoder's blocks and, but for what is said there, of the resampler's."""
+    return BlockConfig.of(
+        config.image_dim,
+        config.image_heads,
+        4 * config.image_dim,
+        activation="gelu",
+        norm_epsilon=config.image_norm_epsilon,
+        dropout_rate=config.block.dropout_rate,
+        dtype=config.block.dtype,
+    )
+
+
+def _period(config: FlamingoConfig) -> list[Build]:
+    """A block of the language model with gated sublayers before its own, then blocks as they were.
+
+    Gated attention has no biases: a token that reads no image gets exactly 0.
+    """
+    block = with_positions(config.block, config.positions)
+    cross = replace(block.cross or block.attention, use_bias=False, key_bias=None)
+    block = replace(block, cross=cross)
+
+    def plain(rngs: nnx.Rngs) -> dict[str, Sublayer]:
+        return dict(
+            attention=block.self_attention(rngs, causal=True), feedforward=block.feedforward(rngs)
+        )
+
+    def gated(rngs: nnx.Rngs) -> Block:
+        own = plain(rngs)
+        reading = block.cross_attention(
+            rngs, memory_dim=config.image_dim, reads="images", gated=True
+        )
+        return Block(
+            scope="decoder_attention",
+            gated=reading,
+            gated_feedforward=block.feedforward(rngs, gated=True),
+            **own,
+        )
+
+    return [
+        gated,
+        *[lambda rngs: Block(scope="decoder_attention", **plain(rngs))] * (config.interval - 1),
+    ]

@@ -1,0 +1,402 @@
+"""Perceiver IO: a few learnt latents read inputs of any kind and number, and queries of outputs read them.
+
+    pixels, bytes or both   x [S C] ───────┐ keys, values
+    latents                 z [L D] ──► read ──► layers of self-attention, `repeats` times ──┐ keys, values
+    queries of outputs      q [T E] ─────────────────────────────────────────────────────► write ──► logits
+
+    z <- z + Attend(LN z, LN x); z <- z + MLP(LN z)      read
+    z <- z + Attend(LN z, LN z); z <- z + MLP(LN z)      each layer
+    y <- q + Attend(LN q, LN z); y <- y + MLP(LN y)      write
+
+Inputs cost S L and outputs T L, where self-attention over them would cost S S and T T. Nothing is convolved:
+a pixel is its values, and features of where it stands.
+
+Source: Jaegle et al. 2021, "Perceiver: General Perception with Iterative Attention", and "Perceiver IO: A
+General Architecture for Structured Inputs & Outputs", sections 3.1 and 3.2.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.axes import placed
+from crossattn.keys import ConfigKey
+from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
+from crossattn.nn.encoded import Encoded
+from crossattn.nn.inputs import InputConfig, TokenInput
+from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput
+from crossattn.nn.positions import LearnedPositions
+from crossattn.nn.stack import Stack
+from crossattn.ops.positions import fourier, fourier_dim
+from crossattn.types import Array, Float, Int, Key
+
+PixelPositions = Literal["fourier", "learned"]
+
+KEYS = {
+    "layers": ConfigKey(int, "Layers of self-attention between the latents.", "[1, inf)"),
+    "repeats": ConfigKey(int, "How often those layers run, with the same parameters.", "[1, inf)"),
+    "latents": ConfigKey(int, "How many latents there are.", "[1, inf)"),
+    "pixel_positions": ConfigKey(
+        str, "How a pixel says where it stands.", choices=get_args(PixelPositions), needed=False
+    ),
+    "bands": ConfigKey(
+        int, "Frequencies of the Fourier positions of each axis.", "[1, inf)", needed=False
+    ),
+    "pixel_dim": ConfigKey(
+        int, "Size of projected pixels and of learnt positions.", "[1, inf)", needed=False
+    ),
+}  # fmt: skip
+"""Keys of a config's section ``model`` that other models need not have."""
+
+
+@dataclass(frozen=True)
+class PerceiverIOConfig:
+    """The shape of a Perceiver IO.
+
+    Attributes:
+      block: shape of the latents' layers, whose size is D.
+      layers: of self-attention between the latents.
+      latents: L.
+      repeats: how often those layers run, with the same parameters.
+      read, write: shapes of the blocks in which latents read inputs, and queries read latents; None is
+        ``block``. The size of ``write`` is that of the queries, E.
+      read_skip, write_skip: latents, and queries, are added to what they read.
+      image_size: height and width of pictures; None reads none.
+      channels: of a pixel.
+      pixel_positions: "fourier", fixed, which stand beside a pixel's values; or "learned", a table.
+      bands, resolution: of Fourier positions, see ``ops.positions.fourier``; None is ``image_size``.
+      pixel_dim: size to which a pixel's values, and its learnt positions, are projected; they need one, and
+        None leaves values beside Fourier positions as they are.
+      vocab_size: of tokens, V; None reads none.
+      token_dim: size of their embeddings; None is E, which a model that predicts tokens wants.
+      max_length: the longest text, a hard limit.
+      kind_dim: where pictures and tokens are read together, each is made longer by learnt features, the
+        larger kind by so many: by these it is known which is which.
+      num_classes: logits are those of classes, of one query; None is of tokens, a query for each position.
+      scan, remat: of the layers, see ``Stack``.
+    """
+
+    block: BlockConfig
+    layers: int
+    latents: int
+    repeats: int = 1
+    read: BlockConfig | None = None
+    write: BlockConfig | None = None
+    read_skip: bool = True
+    write_skip: bool = True
+    image_size: tuple[int, int] | None = None
+    channels: int = 3
+    pixel_positions: PixelPositions = "fourier"
+    bands: int = 64
+    resolution: tuple[int, int] | None = None
+    pixel_dim: int | None = None
+    vocab_size: int | None = None
+    token_dim: int | None = None
+    max_length: int = 512
+    kind_dim: int = 2
+    num_classes: int | None = None
+    scan: bool = False
+    remat: bool | str = False
+
+
+def tiny(**changes: Any) -> PerceiverIOConfig:
+    """A configuration that compiles and runs in a blink, for tests: of tokens, which it predicts."""
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu", cross_heads=1)
+    small = PerceiverIOConfig(
+        block, layers=1, latents=6, repeats=2, bands=4, vocab_size=64, max_length=64
+    )
+    return replace(small, **changes)
+
+
+class PerceiverIO(nnx.Module):
+    """Tokens, a picture or both in; logits of classes, or of a token at each position, out.
+
+    Raises:
+      ValueError: the config reads neither pictures nor tokens, or would predict tokens that it has none of.
+    """
+
+    def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
+        _check(config)
+        block, read, write = config.block, config.read or config.block, config.write or config.block
+        self.pixels: Any = None if config.image_size is None else PixelInput(config, rngs=rngs)
+        self.tokens: Any = None if config.vocab_size is None else _tokens(config, write.dim, rngs)
+        sizes = [] if self.pixels is None else [self.pixels.dim]
+        sizes += [] if self.tokens is None else [config.token_dim or write.dim]
+        both, size = len(sizes) == 2, max(sizes)
+        size += config.kind_dim if both else 0
+        kinds = [_vectors(1, size - own, rngs) for own in sizes]
+        self.kinds: Any = nnx.List(kinds) if both else None
+        cross: dict[str, Any] = dict(memory_dim=size, reads="inputs", norm_memory=True)
+        self.latents = _vectors(config.latents, block.dim, rngs)
+        self.read = Block(
+            cross=read.cross_attention(rngs, **cross, skip=config.read_skip),
+            feedforward=read.feedforward(rngs),
+        )
+        self.layers = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs),
+            config.layers,
+            scan=config.scan,
+            remat=config.remat,
+            rngs=rngs,
+        )
+        self.repeats = config.repeats
+        queries = 1 if config.num_classes is not None else config.max_length
+        self.queries = LearnedPositions(queries, write.dim, rngs=rngs)
+        cross |= dict(memory_dim=block.dim, reads="latents")
+        self.write = Block(
+            cross=write.cross_attention(rngs, **cross, skip=config.write_skip),
+            feedforward=write.feedforward(rngs),
+        )
+        self.output: Any = (
+            ClassOutput(write.dim, config.num_classes, dtype=block.dtype, rngs=rngs)
+            if config.num_classes is not None
+            else TokenOutput(
+                config.vocab_size or 0, write, OutputConfig(bias=True), tied=True, rngs=rngs
+            )
+        )
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that there are positions for; None reads no tokens."""
+        return None if self.tokens is None else self.tokens.longest
+
+    @on_any_mesh
+    def encode(
+        self,
+        tokens: Int[Array, "*B S"] | None = None,
+        image: Float[Array, "*B H W C"] | None = None,
+        *,
+        segment_ids: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """The latents [*B L D] that have read the inputs, ``Encoded``.
+
+        Args:
+          tokens, image: what this model reads, both or one of them.
+          segment_ids: of the tokens; 0 is padding, which nothing reads. Latents tell no texts of a row apart.
+          positions: of the tokens; None is ``arange``.
+          key: turns dropout on.
+          return_weights: also return the weights [*B N L S] with which latents read pixels, then tokens.
+
+        Raises:
+          ValueError: an input is missing, or is none that this model reads; or a text is too long, or a
+            picture of another size than learnt positions have.
+        """
+        keys = split(key, 3 + self.repeats)
+        inputs = self._inputs(tokens, image, segment_ids, positions, keys[0])
+        x, state = self.read(
+            self.latents[...].astype(inputs.vectors.dtype),
+            key=keys[1],
+            memories={"inputs": inputs},
+            return_weights=return_weights,
+        )
+        for repeat_key in keys[3:]:
+            x, _ = self.layers(x, key=repeat_key)
+        return (Encoded(x), state.weights) if return_weights else Encoded(x)
+
+    @on_any_mesh
+    def decode(
+        self,
+        latents: Encoded | Float[Array, "*B L D"],
+        positions: Int[Array, "*#B T"] | None = None,
+        key: Key[Array, ""] | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Any:
+        """Vectors [*B T E] of the outputs at these positions, which queries read from the latents.
+
+        None is all positions: the one of classes, or ``max_length``. With ``return_weights``, also
+        their weights [*B N T L].
+        """
+        at = jnp.arange(self.queries.count) if positions is None else positions
+        latents = Encoded.of(latents)
+        y, state = self.write(
+            self.queries(at).astype(latents.vectors.dtype),
+            key=key,
+            memories={"latents": latents},
+            return_weights=return_weights,
+        )
+        return (y, state.weights) if return_weights else y
+
+    @on_any_mesh
+    def hidden(
+        self,
+        tokens: Int[Array, "*B S"] | None = None,
+        image: Float[Array, "*B H W C"] | None = None,
+        *,
+        segment_ids: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """What the output layer gets: a vector [*B E] for classes, or one of each token, [*B S E].
+
+        Arguments as in ``encode``; with ``return_weights`` there follow the weights of reading inputs
+        [*B N L S] and of queries reading latents [*B N T L].
+        """
+        keys = split(key, 2)
+        latents = self.encode(
+            tokens,
+            image,
+            segment_ids=segment_ids,
+            positions=positions,
+            key=keys[0],
+            return_weights=return_weights,
+        )
+        latents, read = latents if return_weights else (latents, None)
+        classes = isinstance(self.output, ClassOutput)
+        at = None if classes or tokens is None else jnp.arange(tokens.shape[-1])
+        at = at if classes or positions is None else positions
+        y = self.decode(latents, at, keys[1], return_weights=return_weights)
+        y, written = y if return_weights else (y, None)
+        y = y[..., 0, :] if classes else y
+        return (y, read, written) if return_weights else y
+
+    @on_any_mesh
+    def logits(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
+        """Logits of classes, or of tokens, float32: the output layer alone."""
+        if isinstance(self.output, ClassOutput):
+            return self.output.logits(hidden)
+        return self.output.logits(self.output.transform(hidden), self.tokens.embedding)
+
+    @on_any_mesh
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Logits [*B C] of classes, or [*B S V] of what stands at each token; arguments as in ``hidden``."""
+        outputs = self.hidden(*inputs, **options)
+        if not options.get("return_weights"):
+            return self.logits(outputs)
+        hidden, *weights = outputs
+        return self.logits(hidden), *weights
+
+    def _inputs(
+        self,
+        tokens: Array | None,
+        image: Array | None,
+        segment_ids: Array | None,
+        positions: Array | None,
+        key: Array | None,
+    ) -> Encoded:
+        """The pixels' vectors, then the tokens', of one size."""
+        parts = []
+        for name, given, module in (("image", image, self.pixels), ("tokens", tokens, self.tokens)):
+            if (given is None) != (module is None):
+                kind = "reads no" if module is None else "wants"
+                raise ValueError(
+                    f"{name} {'is missing' if given is None else 'came'}, but this PerceiverIO {kind} "
+                    f"{name}; give what its config has a size for."
+                )
+            if given is not None:
+                parts.append(
+                    Encoded(self.pixels(given))
+                    if name == "image"
+                    else Encoded.of(self.tokens(tokens, positions, key), segment_ids)
+                )
+        if self.kinds is not None:
+            parts = [_extended(x, kind[...]) for x, kind in zip(parts, self.kinds, strict=True)]
+        return Encoded.concat(*parts)
+
+
+class PixelInput(nnx.Module):
+    """A picture to vectors, one a pixel: its values, and beside them where it stands.
+
+    Args:
+      config: the model's.
+    """
+
+    def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
+        assert config.image_size is not None
+        size, dtype = config.pixel_dim, config.block.dtype
+        options: dict[str, Any] = dict(out_axes=("mlp",), dtype=dtype, rngs=rngs)
+        learned = config.pixel_positions == "learned"
+        self.values = (
+            None
+            if size is None
+            else linear(config.channels, size, in_axes=("channels",), **options)
+        )
+        self.positions = (
+            LearnedPositions(math.prod(config.image_size), size or 0, rngs=rngs)
+            if learned
+            else None
+        )
+        self.projection = (
+            linear(size or 0, size or 0, in_axes=("embed",), **options) if learned else None
+        )
+        self.image_size, self.channels = config.image_size, config.channels
+        self.bands, self.resolution = config.bands, config.resolution
+        self.dtype = dtype
+        beside = (size or 0) if learned else fourier_dim(2, config.bands)
+        self.dim = (config.channels if size is None else size) + beside
+
+    def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
+        """Vectors of the pixels, row by row.
+
+        Raises:
+          ValueError: the picture has other channels, or another size than learnt positions have.
+        """
+        size = image.shape[-3:-1]
+        if image.shape[-1] != self.channels or (
+            self.positions is not None and size != self.image_size
+        ):
+            expected = (*self.image_size, self.channels)
+            raise ValueError(
+                f"image is [... {' '.join(map(str, image.shape[-3:]))}]; expected {expected}."
+            )
+        x = image.reshape(*image.shape[:-3], -1, self.channels).astype(self.dtype or jnp.float32)
+        x = x if self.values is None else self.values(x)
+        if self.positions is None:
+            places = fourier(size, self.bands, self.resolution or self.image_size)
+            places = places.reshape(-1, places.shape[-1])
+        else:
+            places = self.projection(self.positions.table[...])
+        places = jnp.broadcast_to(places.astype(x.dtype), (*x.shape[:-1], places.shape[-1]))
+        return placed(jnp.concatenate([x, places], axis=-1), "embed")
+
+
+def _check(config: PerceiverIOConfig) -> None:
+    write = config.write or config.block
+    if config.vocab_size is None and config.image_size is None:
+        raise ValueError(
+            "vocab_size and image_size are both None; expected one at least, or nothing is read."
+        )
+    if config.num_classes is None and config.vocab_size is None:
+        raise ValueError(
+            "num_classes and vocab_size are both None; expected one at least, or nothing is predicted."
+        )
+    if config.num_classes is None and config.token_dim not in (None, write.dim):
+        raise ValueError(
+            f"token_dim is {config.token_dim}; a model that predicts tokens expects the size of its queries, "
+            f"{write.dim}, whose output layer is their table."
+        )
+    if config.pixel_positions == "learned" and config.image_size and config.pixel_dim is None:
+        raise ValueError("pixel_positions is 'learned'; expected a pixel_dim, their size.")
+
+
+def _tokens(config: PerceiverIOConfig, query_dim: int, rngs: nnx.Rngs) -> TokenInput:
+    return TokenInput(
+        config.vocab_size,
+        config.token_dim or query_dim,
+        positions="learned",
+        max_length=config.max_length,
+        config=InputConfig(scale=1.0),
+        dropout_rate=config.block.dropout_rate,
+        dtype=config.block.dtype,
+        rngs=rngs,
+    )
+
+
+def _vectors(count: int, dim: int, rngs: nnx.Rngs) -> nnx.Param:
+    return nnx.Param(jax.random.normal(rngs.params(), (count, dim)) * 0.02, axes=(None, "embed"))
+
+
+def _extended(x: Encoded, kind: Float[Array, "one K"]) -> Encoded:
+    """Each vector with the features of its kind behind it."""
+    kind = jnp.broadcast_to(kind.astype(x.vectors.dtype), (*x.vectors.shape[:-1], kind.shape[-1]))
+    return replace(x, vectors=jnp.concatenate([x.vectors, kind], axis=-1))

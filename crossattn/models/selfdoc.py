@@ -1,0 +1,433 @@
+"""SelfDoc: what the regions of a page say and how they look, encoded apart, then across, then fused.
+
+    text     [R T] --encoder, mean--> + box --self-attention--> L --agree--read--> L' --+
+                                                                | X X   | X             +--gate--> [R D]
+    pictures [R H W C] --encoder, mean--> + box --self-att.---> V --agree--read--> V' --+
+    agree: queries and values of one modality, keys of the other. read: queries of one, the rest of the other.
+
+With ``q``, ``k``, ``v`` projections of their own in each direction and layer, and ``n(x) = norm(x)``,
+
+    L1 = L  + softmax(q(n(L))  k(n(V))^T  / sqrt(H)) v(n(L))      V1 likewise, L and V exchanged
+    L2 = L1 + softmax(q(n(L1)) k(n(V1))^T / sqrt(H)) v(n(V1))     V2 likewise
+    L' = L2 + f(n(L2))                                            V' likewise
+    F  = norm(g L' + (1 - g) V'),  g = sigmoid(w [L'; V'] + b), a number for each region
+
+The first stage multiplies weights over the keys of one modality by values of the other. That says something
+only because the i-th of each is of one region, and needs as many of both. Where the lengths differ (a region
+that has no text; several words a region), it is read region by region here: the value that belongs to a key
+is that of the mean of the vectors that the queries' modality has of the key's region, and a key of whose
+region it has nothing is not read. With one vector of each region on both sides this is the equation above.
+
+Sentence vectors and pictures come from small encoders that learn with the rest, where the paper has
+Sentence-BERT and a Faster R-CNN. The gate is the paper's modality-adaptive attention as one linear layer.
+
+Source: Li et al. 2021, "SelfDoc: Self-Supervised Document Representation Learning".
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.keys import ConfigKey
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.blocks import BlockConfig, EncoderBlock, Sublayer, split
+from crossattn.nn.encoded import Encoded
+from crossattn.nn.inputs import InputConfig, TokenInput
+from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.outputs import ClassOutput
+from crossattn.nn.positions import LearnedPositions
+from crossattn.nn.stack import Stack
+from crossattn.ops import masks
+from crossattn.ops.masks import Mask
+from crossattn.types import Array, Bool, Float, Int, Key
+
+Modality = Literal["text", "picture"]
+_PAD = 0  # what texts are filled up with
+_LAYERS = "[1, inf)"
+KEYS = {
+    "part_layers": ConfigKey(int, "Layers over the tokens of a text or the patches.", _LAYERS),
+    "region_layers": ConfigKey(
+        int, "Layers of self-attention over regions, each modality.", _LAYERS
+    ),
+    "cross_layers": ConfigKey(int, "Layers across the modalities.", _LAYERS),
+    "patch": ConfigKey(int, "Side of the square patches of a picture.", _LAYERS),
+    "reads": ConfigKey(str, "What is read of a region.", choices=("both", "text", "picture")),
+}
+
+
+@dataclass(frozen=True)
+class SelfDocConfig:
+    """The shape of a SelfDoc.
+
+    Attributes:
+      vocab_size: V.
+      num_classes: of regions.
+      block: shape of every block.
+      tokens: the most tokens of a region's text, a hard limit.
+      picture: height, width and channels of a region's picture; patches divide height and width.
+      part_layers: layers over the tokens of a text, and over the patches of a picture.
+      region_layers: layers of self-attention over the regions of a page, in each modality.
+      cross_layers: layers across the modalities; one modality alone has none.
+      patch: side of the square patches.
+      reads: "both"; or "text" or "picture", that modality alone.
+    """
+
+    vocab_size: int
+    num_classes: int
+    block: BlockConfig
+    tokens: int = 32
+    picture: tuple[int, int, int] = (24, 96, 1)
+    part_layers: int = 1
+    region_layers: int = 1
+    cross_layers: int = 1
+    patch: int = 12
+    reads: str = "both"
+
+
+def tiny(**changes: Any) -> SelfDocConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig.of(dim=16, num_heads=2, mlp_dim=32, activation="gelu")
+    config = SelfDocConfig(64, 5, block, tokens=6, picture=(4, 8, 1), patch=4)
+    return replace(config, **changes)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Reading:
+    """What was read of each region.
+
+    Attributes:
+      text, picture: weights [*B N R S] with which texts read pictures, and pictures texts, in the second
+        stage of the last layer.
+      gates: [*B R], from 1, a region is its text alone, to 0, its picture alone.
+    """
+
+    text: Float[Array, "*B N R S"]
+    picture: Float[Array, "*B N S R"]
+    gates: Float[Array, "*B R"]
+
+
+class SelfDoc(nnx.Module):
+    """Texts, boxes and pictures of regions in, a vector a region or logits of its class out.
+
+    Raises:
+      ValueError: patches do not divide pictures, or ``reads`` is unknown.
+    """
+
+    def __init__(self, config: SelfDocConfig, *, rngs: nnx.Rngs):
+        if config.reads not in ("both", "text", "picture"):
+            raise ValueError(f"reads is {config.reads!r}; expected 'both', 'text' or 'picture'.")
+        both = config.reads == "both"
+        self.text = TextParts(config, rngs) if both or config.reads == "text" else None
+        self.picture = PictureParts(config, rngs) if both or config.reads == "picture" else None
+        self.text_regions = None if self.text is None else Regions(config, rngs)
+        self.picture_regions = None if self.picture is None else Regions(config, rngs)
+        layers = config.cross_layers if both else 0
+        self.cross = nnx.List([CrossModality(config.block, rngs=rngs) for _ in range(layers)])
+        self.fusion = GatedFusion(config.block, rngs=rngs) if both else None
+        self.norm = config.block.normalise(rngs)
+        self.output = ClassOutput(
+            config.block.dim, config.num_classes, dtype=config.block.dtype, rngs=rngs
+        )
+
+    @on_any_mesh
+    def hidden(
+        self,
+        text: Int[Array, "*B R T"],
+        boxes: Float[Array, "*B R four"],
+        pictures: Float[Array, "*B R H W C"],
+        segment_ids: Int[Array, "*B R"] | None = None,
+        key: Key[Array, ""] | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Any:
+        """Vectors [*B R D] of the regions of pages; with ``return_weights``, a ``Reading`` too.
+
+        Args:
+          text: tokens of each region, 0 after its end.
+          boxes: left, top, right, bottom, in fractions of the page.
+          pictures: of each region, in the size of the config.
+          segment_ids: which page each region is of, 0 where there is none; None is one page.
+          key: turns dropout on.
+
+        Raises:
+          ValueError: the three are not of as many regions, a text is longer than the model's ``tokens``, or
+            pictures are of another size; or weights are asked for of one modality.
+        """
+        _check_regions(text, boxes, pictures)
+        if return_weights and self.fusion is None:
+            raise ValueError("one modality alone reads no other; leave return_weights out.")
+        keys = iter(split(key, 4 + len(self.cross)))
+        mask = None if segment_ids is None else masks.segments(segment_ids)
+        encoded = []
+        sides: Any = (
+            (self.text, self.text_regions, text),
+            (self.picture, self.picture_regions, pictures),
+        )
+        for parts, regions, given in sides:
+            if parts is not None:
+                x = regions(parts(given, next(keys)), boxes, mask, next(keys))
+                encoded.append(Encoded.of(x, segment_ids))
+        if self.fusion is None:
+            return self.norm(jnp.asarray(encoded[0].vectors))
+        words, looks = encoded
+        weights: Any = None
+        for layer in self.cross:
+            words, looks, weights = layer(words, looks, next(keys), mask=mask)
+        x, gates = self.fusion(jnp.asarray(words.vectors), jnp.asarray(looks.vectors))
+        x = self.norm(x)
+        return (x, Reading(weights[0], weights[1], gates)) if return_weights else x
+
+    @on_any_mesh
+    def logits(self, hidden: Float[Array, "*B R D"]) -> Float[Array, "*B R C"]:
+        """Scores of every class, float32: the output layer alone."""
+        return self.output.logits(hidden)
+
+    @on_any_mesh
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Logits [*B R C] of the class of each region; arguments as in ``hidden``."""
+        return self.logits(self.hidden(*args, **options))
+
+
+class TextParts(nnx.Module):
+    """Texts [*B T] to vectors [*B D]: the mean of their encoded tokens, 0 of a text without any."""
+
+    def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
+        block = config.block
+        self.input = TokenInput(
+            config.vocab_size,
+            block.dim,
+            positions="learned",
+            max_length=config.tokens,
+            config=InputConfig(),
+            dropout_rate=block.dropout_rate,
+            dtype=block.dtype,
+            rngs=rngs,
+        )
+        self.encoder = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs), config.part_layers, rngs=rngs
+        )
+
+    def __call__(
+        self, tokens: Int[Array, "*B T"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*B D"]:
+        keys, valid = split(key, 2), tokens != _PAD
+        self.input.check(tokens.shape[-1])
+        x, _ = self.encoder(
+            self.input(tokens, key=keys[0]), key=keys[1], mask=masks.key_padding(valid)
+        )
+        count = jnp.maximum(valid.sum(-1, keepdims=True), 1)
+        return jnp.where(valid[..., None], x, 0).sum(-2) / count.astype(x.dtype)
+
+
+class PictureParts(nnx.Module):
+    """Pictures [*B H W C] to vectors [*B D]: the mean of their encoded patches."""
+
+    def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
+        block, patch = config.block, config.patch
+        height, width, channels = config.picture
+        if height % patch or width % patch:
+            raise ValueError(
+                f"patch is {patch}; expected a divisor of the pictures' height and width, {height} and "
+                f"{width}."
+            )
+        self.patches = linear(
+            patch * patch * channels,
+            block.dim,
+            in_axes=("features",),
+            out_axes=("embed",),
+            dtype=block.dtype,
+            rngs=rngs,
+        )
+        self.positions = LearnedPositions(height * width // patch**2, block.dim, rngs=rngs)
+        self.encoder = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs), config.part_layers, rngs=rngs
+        )
+        self.size, self.patch = config.picture, patch
+
+    def __call__(
+        self, pictures: Float[Array, "*B H W C"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*B D"]:
+        if pictures.shape[-3:] != self.size:
+            raise ValueError(
+                f"pictures are {list(pictures.shape[-3:])}; expected this model's {list(self.size)}."
+            )
+        x = self.patches(_patches(pictures, self.patch))
+        x = x + self.positions(jnp.arange(x.shape[-2])).astype(x.dtype)
+        return self.encoder(x, key=key)[0].mean(-2)
+
+
+def _patches(x: Float[Array, "*B H W C"], side: int) -> Float[Array, "*B P S"]:
+    """Square patches, row by row, each as one vector."""
+    *lead, height, width, channels = x.shape
+    x = x.reshape(*lead, height // side, side, width // side, side, channels)
+    return jnp.swapaxes(x, -4, -3).reshape(*lead, -1, side * side * channels)
+
+
+class Regions(nnx.Module):
+    """Vectors of regions [*B R D] that have read their page, from those of their parts and their boxes."""
+
+    def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
+        block = config.block
+        self.box = linear(
+            6, block.dim, in_axes=("features",), out_axes=("embed",), dtype=block.dtype, rngs=rngs
+        )
+        self.norm = block.normalise(rngs)
+        self.encoder = Stack(
+            lambda rngs: EncoderBlock(block, rngs=rngs), config.region_layers, rngs=rngs
+        )
+
+    def __call__(
+        self,
+        parts: Float[Array, "*B R D"],
+        boxes: Float[Array, "*B R four"],
+        mask: Mask | None,
+        key: Key[Array, ""] | None,
+    ) -> Float[Array, "*B R D"]:
+        sizes = boxes[..., 2:] - boxes[..., :2]
+        x = self.norm(parts + self.box(jnp.concatenate([boxes, sizes], -1)))
+        return self.encoder(x, key=key, mask=mask)[0]
+
+
+class CrossModality(nnx.Module):
+    """A layer in which each of two modalities reads the other, in two stages; see the top of this file.
+
+    Args:
+      config: its shape; both modalities are of size ``dim``.
+    """
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.text, self.picture = _Side(config, rngs), _Side(config, rngs)
+
+    @on_any_mesh
+    def __call__(
+        self,
+        text: Encoded,
+        picture: Encoded,
+        key: Key[Array, ""] | None = None,
+        *,
+        mask: Mask | Bool[Array, "..."] | None = None,
+    ) -> tuple[Encoded, Encoded, tuple[Array, Array]]:
+        """Both after they have read each other, and the weights of the second stage, [*B N T S], [*B N S T].
+
+        Args:
+          text, picture: vectors [*B T D] and [*B S D]; ``positions`` are the numbers of their regions, which
+            None takes for ``arange``.
+          key: turns dropout on.
+          mask: which may read which, in both directions; only where T is S.
+        """
+        keys = split(key, 4)
+        first = (
+            self.text.agreed(text, picture, self.picture, mask, keys[0]),
+            self.picture.agreed(picture, text, self.text, mask, keys[1]),
+        )
+        found = (
+            self.text.read(first[0], first[1], self.picture, mask, keys[2]),
+            self.picture.read(first[1], first[0], self.text, mask, keys[3]),
+        )
+        return found[0][0], found[1][0], (found[0][1], found[1][1])
+
+
+class _Side(nnx.Module):
+    """One of the two modalities of a layer: what it has its queries read, and its feed-forward network."""
+
+    def __init__(self, config: BlockConfig, rngs: nnx.Rngs):
+        options: dict[str, Any] = dict(memory_dim=config.dim, reads="other")
+        for name, sublayer in (
+            ("agree", config.cross_attention(rngs, **options)),
+            ("cross", config.cross_attention(rngs, **options)),
+            ("feedforward", config.feedforward(rngs)),
+        ):
+            self._hold(name, sublayer)
+
+    def _hold(self, name: str, sublayer: Sublayer) -> None:
+        setattr(self, name, sublayer.inner)
+        setattr(self, f"{name}_residual", sublayer.residual)
+
+    def agreed(self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any) -> Encoded:
+        """The first stage: queries and values of ``own``, keys of ``other``."""
+        x = replace(own, vectors=self.agree_residual.pre_norm(jnp.asarray(own.vectors)))
+        attention: MultiHeadAttention = self.agree
+        keys, (values, valid) = split(key, 2), of_same_regions(x, other)
+        memory = attention.memory(
+            others.agree_residual.pre_norm(jnp.asarray(other.vectors)),
+            valid=valid,
+            values_of=values,
+        )
+        update = attention(jnp.asarray(x.vectors), memory, mask, dropout_key=keys[0])
+        return replace(
+            own, vectors=self.agree_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
+        )
+
+    def read(
+        self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any
+    ) -> tuple[Encoded, Array]:
+        """The second stage and the feed-forward network; and the weights."""
+        keys = split(key, 4)
+        memory = self.cross.memory(
+            others.cross_residual.pre_norm(jnp.asarray(other.vectors)), valid=other.valid
+        )
+        hidden = self.cross_residual.pre_norm(jnp.asarray(own.vectors))
+        update, weights = self.cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
+        x = self.cross_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
+        update = self.feedforward(self.feedforward_residual.pre_norm(x), keys[2])
+        return replace(
+            own, vectors=self.feedforward_residual.add_residual(x, update, keys[3])
+        ), weights
+
+
+def of_same_regions(
+    own: Encoded, other: Encoded
+) -> tuple[Float[Array, "*B S D"], Bool[Array, "*B S"]]:
+    """For each vector of ``other``, the mean of those of ``own`` of its region, and whether there is any."""
+    alike = own.vectors.shape[-2] == other.vectors.shape[-2]
+    if own.positions is None and other.positions is None and alike:
+        return jnp.asarray(own.vectors), jnp.asarray(own.readable) & jnp.asarray(other.readable)
+    ours, theirs = _regions(own), _regions(other)
+    same = (theirs[..., :, None] == ours[..., None, :]) & jnp.asarray(own.readable)[..., None, :]
+    count = same.sum(-1)
+    shares = same / jnp.maximum(count, 1)[..., None]
+    vectors = jnp.where(jnp.asarray(own.readable)[..., None], jnp.asarray(own.vectors), 0)
+    return shares.astype(vectors.dtype) @ vectors, (count > 0) & jnp.asarray(other.readable)
+
+
+def _regions(encoded: Encoded) -> Int[Array, "*#B S"]:
+    size = encoded.vectors.shape[-2]
+    return jnp.arange(size) if encoded.positions is None else jnp.asarray(encoded.positions)
+
+
+class GatedFusion(nnx.Module):
+    """Two vectors a region as one, ``g l + (1 - g) v``, with a gate that both give."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.gate = linear(
+            2 * config.dim,
+            1,
+            in_axes=("embed",),
+            out_axes=("classes",),
+            dtype=config.dtype,
+            rngs=rngs,
+        )
+
+    @on_any_mesh
+    def __call__(
+        self, text: Float[Array, "*B R D"], picture: Float[Array, "*B R D"]
+    ) -> tuple[Float[Array, "*B R D"], Float[Array, "*B R"]]:
+        """The fused vectors, and the gates, float32, from 0 to 1."""
+        logits = self.gate(jnp.concatenate([text, picture], -1)).astype(jnp.float32)
+        gates = jax.nn.sigmoid(logits)
+        text_share = gates.astype(text.dtype)
+        return text_share * text + (1 - text_share) * picture, gates[..., 0]
+
+
+def _check_regions(text: Array, boxes: Array, pictures: Array) -> None:
+    counts = text.shape[:-1], boxes.shape[:-1], pictures.shape[:-3]
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"text, boxes and pictures are of {', '.join(str(list(c)) for c in counts)} regions; expected "
+            "as many of each, one a region."
+        )

@@ -1,0 +1,144 @@
+"""A page with its regions: coloured by class, and by how much one of them read each of the others."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from crossattn.viz.checks import checked_weights
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+_INCHES = 7.0  # height of a page
+_PALETTE = "tab10"
+
+
+def page(
+    image: ArrayLike,
+    boxes: ArrayLike,
+    classes: Sequence[str],
+    *,
+    expected: Sequence[str] | None = None,
+    weights: ArrayLike | None = None,
+    region: int = 0,
+    title: str | None = None,
+) -> "matplotlib.figure.Figure":
+    """Draws the regions of a page over its picture and returns the figure.
+
+    Args:
+      image: [H, W] grey or [H, W, 3], uint8, or floats from 0 to 1.
+      boxes: [n, 4], left, top, right and bottom of each region in fractions of the page.
+      classes: n names; one colour each.
+      expected: n names that are right; a region of another class is dashed and names both.
+      weights: [n, n], what each region (a row) read of each; a second panel shows those of `region`.
+      region: which one, from 0; it is outlined.
+      title: a line above the picture.
+
+    Raises:
+      ValueError: shapes or counts that do not fit, a box outside the page or of no area, NaN in the weights,
+        or no such region.
+    """
+    picture, places = _checked_image(image), _checked_boxes(boxes)
+    for name, names in (("classes", classes), ("expected", expected)):
+        if names is not None and len(names) != len(places):
+            raise ValueError(
+                f"{name} has {len(names)} names but boxes has {len(places)}; expected one a region"
+            )
+    read = None if weights is None else _checked_row(weights, len(places), region)
+
+    from crossattn.viz import figure, heatmap
+
+    drawn = figure.Picture()
+    height, width = picture.shape[:2]
+    ratios = [1.0] if read is None else [1.0, 1.0, 0.03]
+    panels = drawn.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    drawn.set_size_inches(sum(ratios) * (_INCHES * width / height + 0.6), _INCHES + 0.6)
+    for ax in panels[:2]:
+        ax.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="bilinear")
+        ax.set_axis_off()
+    scaled = places * np.array([width, height, width, height])
+    _draw_classes(panels[0], scaled, classes, classes if expected is None else expected)
+    heatmap.caption(panels[0], title)
+    if read is not None:
+        scale = heatmap.Scale.of(read)
+        _draw_weights(panels[1], scaled, read / scale.high, region)
+        heatmap.colour_bar(panels[2], scale, height=_INCHES)
+        heatmap.caption(panels[1], f"read by region {region}, {classes[region]}")
+    return drawn
+
+
+def _draw_classes(
+    ax: Any, boxes: np.ndarray, classes: Sequence[str], expected: Sequence[str]
+) -> None:
+    import matplotlib
+    from matplotlib.patches import Patch
+
+    from crossattn.viz.fonts import headline
+
+    names = sorted({*classes, *expected})
+    palette = matplotlib.colormaps[_PALETTE]
+    colours = {name: palette(i % palette.N) for i, name in enumerate(names)}
+    for number, (box, name, right) in enumerate(zip(boxes, classes, expected, strict=True)):
+        line = "-" if name == right else (0, (3, 2))
+        _outline(ax, box, edgecolor=colours[name], facecolor=(*colours[name][:3], 0.12), ls=line)
+        said = f"{number}" if name == right else f"{number} {name}, not {right}"
+        label = headline(said)
+        style = dict(color=colours[name], fontsize=6, va="center", **label.style)
+        ax.text(box[2] + 2, (box[1] + box[3]) / 2, label.text, ha="left", **style)
+    keys = [Patch(color=colours[name], label=headline(name).text) for name in names]
+    ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=5, fontsize=7)
+
+
+def _draw_weights(ax: Any, boxes: np.ndarray, shares: np.ndarray, region: int) -> None:
+    import matplotlib
+
+    from crossattn.viz import heatmap
+
+    colours = matplotlib.colormaps[heatmap.COLOURS]
+    for box, share in zip(boxes, shares, strict=True):
+        shade = colours(float(share))
+        _outline(ax, box, edgecolor=heatmap.GRID, facecolor=(*shade[:3], 0.65))
+    _outline(ax, boxes[region], edgecolor=heatmap.LINK, facecolor="none", lw=1.8)
+
+
+def _outline(ax: Any, box: np.ndarray, **style: Any) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, top, right, bottom = box - 0.5  # a pixel's middle is a whole number
+    options = {"lw": 0.9, "gid": "region"} | style
+    ax.add_patch(Rectangle((left, top), right - left, bottom - top, **options))
+
+
+def _checked_image(image: ArrayLike) -> np.ndarray:
+    picture = np.asarray(image)
+    if picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (3,)) or not picture.size:
+        raise ValueError(f"image has shape {list(picture.shape)}; expected [H, W] or [H, W, 3]")
+    picture = picture / 255 if picture.dtype == np.uint8 else picture.astype(np.float64)
+    if not (picture.min() >= 0 and picture.max() <= 1):
+        raise ValueError("image has values outside 0 to 1; expected uint8, or floats from 0 to 1")
+    return picture
+
+
+def _checked_boxes(boxes: ArrayLike) -> np.ndarray:
+    places = np.asarray(boxes, np.float64)
+    if places.ndim != 2 or places.shape[1] != 4 or not len(places):
+        raise ValueError(f"boxes has shape {list(places.shape)}; expected [n, 4], at least one")
+    wrong = ~((places >= 0) & (places <= 1)).all(1) | ~(places[:, :2] < places[:, 2:]).all(1)
+    if wrong.any():
+        number = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"box {number} is {places[number].tolist()}; expected left < right and top < bottom, in "
+            "fractions of the page"
+        )
+    return places
+
+
+def _checked_row(weights: ArrayLike, count: int, region: int) -> np.ndarray:
+    values = checked_weights(weights, "n, n")
+    if values.shape != (count, count):
+        raise ValueError(f"weights has shape {list(values.shape)} but there are {count} boxes")
+    if not 0 <= region < count:
+        raise ValueError(f"region is {region}; expected 0 to {count - 1}")
+    return values[region]

@@ -1,0 +1,167 @@
+"""Perceiver: names of its tensors, meaning of its config.
+
+Pictures with Fourier or with learnt positions, and texts that are classified or whose masked bytes are
+predicted; which of them it is, its class and the tensors say.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
+from crossattn.nn.blocks import AttentionConfig, BlockConfig
+from crossattn.weights.formats.safetensors import CheckpointError
+from crossattn.weights.rules import Names, Rules, under
+from crossattn.weights.settings import Settings
+
+_LAYER = {
+    "attention_residual.norm": "attention.self.layernorm1",
+    **under(
+        "attention",
+        "attention",
+        {"query": "self.query", "key": "self.key", "value": "self.value", "out": "output.dense"},
+    ),
+    "feedforward_residual.norm": "layernorm",
+    "feedforward.up": "mlp.dense1",
+    "feedforward.down": "mlp.dense2",
+}
+_CROSS = {name.replace("attention", "cross"): theirs for name, theirs in _LAYER.items()} | {
+    "cross.memory_norm": "attention.self.layernorm2"
+}
+_NAMES = {
+    "latents": "perceiver.embeddings.latents",
+    "tokens.embedding": "perceiver.input_preprocessor.embeddings",
+    "tokens.learned": "perceiver.input_preprocessor.position_embeddings",
+    "pixels.values": "perceiver.input_preprocessor.convnet_1x1",
+    "pixels.positions.table": "perceiver.input_preprocessor.position_embeddings.position_embeddings",
+    "pixels.projection": "perceiver.input_preprocessor.positions_projection",
+    **under("read", "perceiver.encoder.cross_attention", _CROSS),
+    **under("layers.layers.{}", "perceiver.encoder.self_attends.{}", _LAYER),
+    "output.bias": "embedding_decoder.bias",
+}
+# Of the decoder, which for classes is one inside another.
+_QUERIES, _WRITE = "output_position_encodings.position_embeddings", "decoding_cross_attention"
+# Constants of the classes, which no config says.
+_FOURIER: dict[str, Any] = dict(image_size=(224, 224), bands=64)
+_LEARNED_DIM, _TEXT_HEADS, _TEXT_KEYS = 256, 8, 8 * 32
+_CLASSES = {
+    "PerceiverForImageClassificationFourier": "fourier",
+    "PerceiverForImageClassificationLearned": "learned",
+    "PerceiverForMaskedLM": "masked",
+    "PerceiverForSequenceClassification": "text",
+}
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    settings.refuse("cross_attention_shape_for_attention", "kv", "q")
+    kind = _kind(settings)
+    text = dict(
+        vocab_size=settings["vocab_size"],
+        token_dim=settings["d_model"],
+        max_length=settings["max_position_embeddings"],
+    )
+    inputs: dict[str, dict[str, Any]] = {
+        "fourier": _FOURIER,
+        "learned": dict(
+            image_size=(settings.get("image_size", 56),) * 2,
+            pixel_positions="learned",
+            pixel_dim=_LEARNED_DIM,
+        ),
+        "masked": text,
+        "text": text,
+    }
+    own: dict[str, Any] = inputs[kind]
+    sizes = {"fourier": 3 + 2 * (1 + 2 * _FOURIER["bands"]), "learned": 2 * _LEARNED_DIM}
+    memory_dim = sizes.get(kind, settings["d_model"])
+    block = _block(settings, dtype)
+    config = PerceiverIOConfig(
+        block,
+        layers=settings["num_self_attends_per_block"],
+        latents=settings["num_latents"],
+        repeats=settings.get("num_blocks", 1),
+        read=_read(settings, block, memory_dim),
+        write=_write(settings, block, kind),
+        read_skip=settings.get("use_query_residual", True),
+        write_skip=kind != "masked",
+        num_classes=None if kind == "masked" else _num_labels(settings),
+        **own,
+    )
+    decoder = "perceiver.decoder" + ("" if kind == "masked" else ".decoder")
+    rules = Rules(
+        _NAMES
+        | {"queries.table": f"{decoder}.{_QUERIES}", "output.linear": f"{decoder}.final_layer"}
+        | under("write", f"{decoder}.{_WRITE}", _CROSS),
+        pointwise=("pixels.values.kernel",),
+    )
+    return PerceiverIO, config, rules
+
+
+def _kind(settings: Settings) -> str:
+    name = (settings.get("architectures") or [""])[0]
+    if name not in _CLASSES:
+        raise CheckpointError(
+            f"config.json has the architecture {name!r}; expected one of {', '.join(_CLASSES)}."
+        )
+    return _CLASSES[name]
+
+
+def _num_labels(settings: Settings) -> int:
+    labels = settings.get("id2label")
+    return settings.get("num_labels", 2) if labels is None else len(labels)
+
+
+def _block(settings: Settings, dtype: Any) -> BlockConfig:
+    """Of a layer between the latents."""
+    dim = settings["d_latents"]
+    keys = settings.get("qk_channels") or dim
+    block = BlockConfig.of(
+        dim,
+        settings["num_self_attention_heads"],
+        settings.get("self_attention_widening_factor", 1) * dim,
+        activation=settings.activation("hidden_act", "gelu"),
+        norm_epsilon=1e-5,  # that of torch; no model reads layer_norm_eps
+        attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.1),
+        dtype=dtype,
+    )
+    return replace(
+        block, attention=_heads(block, block.attention.num_heads, keys, settings.get("v_channels"))
+    )
+
+
+def _read(settings: Settings, block: BlockConfig, memory_dim: int) -> BlockConfig:
+    """Of the block in which latents read inputs: keys are as long as those, unless the config says."""
+    keys = settings.get("qk_channels")
+    values = settings.get("v_channels")
+    if keys is None:
+        by_query = settings.get("cross_attention_shape_for_attention", "kv") == "q"
+        keys = block.dim if by_query else memory_dim
+    heads = settings["num_cross_attention_heads"]
+    hidden = settings.get("cross_attention_widening_factor", 1) * block.dim
+    return replace(
+        block,
+        attention=_heads(block, heads, keys, values),
+        mlp=replace(block.mlp, hidden=hidden),
+    )
+
+
+def _write(settings: Settings, block: BlockConfig, kind: str) -> BlockConfig:
+    """Of the block in which queries read latents; what it is like the classes say, not the config."""
+    if kind == "masked":
+        dim = settings["d_model"]
+        attention = _heads(block, _TEXT_HEADS, _TEXT_KEYS, dim)
+    else:
+        dim = block.dim
+        attention = _heads(block, 1, dim, None)
+    return replace(block, dim=dim, attention=attention, mlp=replace(block.mlp, hidden=dim))
+
+
+def _heads(block: BlockConfig, heads: int, keys: int, values: int | None) -> AttentionConfig:
+    """Attention whose keys and values are so long, all heads together."""
+    values = keys if values is None else values
+    if keys % heads or values % heads:
+        raise CheckpointError(
+            f"config.json has {heads} heads of attention for keys of size {keys} and values of size "
+            f"{values}; expected a divisor of both."
+        )
+    sizes = dict(head_dim=keys // heads, value_dim=values // heads)
+    return replace(block.attention, num_heads=heads, **sizes)

@@ -1,0 +1,96 @@
+"""Which class pictures are of, by a trained run.
+
+    python -m experiments.classify --workdir=runs/fashion shoe.png shirt.jpg
+    python -m experiments.classify --workdir=runs/fashion shoe.png --plot=read.png
+
+Pictures of any size and mode that Pillow reads; they are prepared as those of the run were. ``--plot`` draws
+over each which patches the class token reads. Of several files one that cannot be read does not stop the
+others; the exit code is then 1.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn import viz
+from crossattn.data.errors import DataError
+from crossattn.data.features import Image
+from experiments import launch
+from experiments.runs import STEP, open_run
+from experiments.tasks.classification import ClassificationTask
+from experiments.transcribe import pictures
+
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, launch.PLOT)
+_NAMED = 3  # classes
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if not arguments:
+        raise launch.Refused(
+            "got no picture; name some: python -m experiments.classify --workdir=RUN a.png"
+        )
+    launch.need("PIL", install="crossattn[images]")
+    drawing = launch.picture()
+    _, task, params = open_run(ClassificationTask)
+    classify = _classifier(task, params, drawn=drawing is not None)
+    failed = False
+    for path, own in zip(arguments, pictures(drawing, arguments), strict=True):
+        try:
+            line = classify(path, own)
+        except DataError as error:
+            if len(arguments) == 1:
+                raise
+            launch.complain(error)
+            failed = True
+        else:
+            print(f"{path}: {line}", flush=True)
+    return int(failed)
+
+
+def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path | None], str]:
+    """(path of a picture, where it is drawn) -> its classes, the likeliest first.
+
+    Raises:
+      Refused: the run does not read pictures alone, or its model does not say what it reads of them.
+    """
+    data = task.config.data
+    if data.image is None or data.text is not None:
+        raise launch.Refused(
+            f"the run reads {'a text' if data.image is None else 'a text beside a picture'}, "
+            f"{data.text!r}; expected one that reads pictures alone."
+        )
+    module = type(task.bind(params))
+    if drawn and not hasattr(module, "patch_weights"):
+        raise launch.Refused(
+            f"--plot draws the patches that a class token reads, and a {module.__name__} has none; leave it "
+            "out."
+        )
+    feature = task.features[data.image]
+    predict = jax.jit(lambda p, x: jax.nn.softmax(task.logits(p, {data.image: x})))
+    read = jax.jit(lambda p, x: task.bind(p).patch_weights(x))
+
+    def classify(path: str, own: Path | None) -> str:
+        x = feature.prepare(path)[None]
+        probabilities = np.asarray(predict(params, x))[0]
+        likeliest = np.argsort(-probabilities, kind="stable")[:_NAMED]
+        line = ", ".join(f"{task.classes[i]} {probabilities[i]:.2f}" for i in likeliest)
+        if own is not None:
+            weights = {name: np.asarray(w)[0] for name, w in read(params, x).items()}
+            title = line.partition(",")[0]
+            viz.save(viz.patches(_seen(feature, x[0]), weights, title), own)
+        return line
+
+    return classify
+
+
+def _seen(feature: Image, x: np.ndarray) -> np.ndarray:
+    """The picture that a model gets, with values from 0 to 1."""
+    return np.clip(x * np.asarray(feature.std) + np.asarray(feature.mean), 0, 1)
+
+
+if __name__ == "__main__":
+    launch.run(main)

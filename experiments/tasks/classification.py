@@ -1,0 +1,194 @@
+"""Which class an example is of, from its picture, its text or both.
+
+The one thing to know: a model's ``hidden`` gets what the config names, ``image`` [B H W C] or ``tokens``
+[B S] with ``segment_ids``, and its ``logits`` are those of the classes.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from crossattn.data import sources
+from crossattn.data.errors import DataError
+from crossattn.data.features import Feature, Image, Label, Text
+from crossattn.data.pipeline import feature_batches, feature_eval_batches
+from crossattn.train.losses import cross_entropy
+from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.storage import Folder
+from experiments import keys
+from experiments.errors import SettingsError
+from experiments.keys import Key
+from experiments.tasks import base
+from experiments.tasks.augmentation import augmented
+from experiments.tasks.corpus import Corpus
+
+KEYS = {
+    **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
+    "data.label": Key(str, "The value of an example that is its class."),
+    "data.image": Key(str, "The value that is a picture; none reads none.", none=True),
+    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
+    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
+    "data.channels": Key(int, "3 for colour, 1 for grey.", "[1, 3]", needed=False),
+    "data.flip": Key(bool, "Half of the pictures are mirrored in training.", needed=False),
+    "data.shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)",
+                      needed=False),
+    "data.text": Key(str, "The value that is a text; none reads none.", none=True),
+    "data.text_len": Key(int, "The most tokens of a text, its end included.", "[2, inf)", needed=False),
+    "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram"),
+                          needed=False),
+    "tokenizer.vocab_size": Key(int, "The most tokens; 261 is every byte.", "[261, inf)", needed=False),
+    "loss.label_smoothing": Key(float, "Probability spread over all classes.", "[0, 1)"),
+}  # fmt: skip
+
+
+class ClassificationTask(base.Task):
+    """Any model with ``hidden`` and ``logits`` of classes."""
+
+    metrics = ("loss", "nll", "accuracy")
+
+    def __init__(self, config: Any, assets: Folder | None = None):
+        super().__init__(config, assets)
+        self._corpus = Corpus(config, assets, side=config.data.text or "caption", whole=True)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """The model takes what the config names, and what that needs is there.
+
+        Raises:
+          SettingsError: it does not, or nothing is read, or the label is none of the source's.
+        """
+        data = config.data
+        if data.image is None and data.text is None:
+            raise SettingsError(
+                "config.data.image and data.text are both none; expected one at least."
+            )
+        wanted = ("height", "width", "channels") if data.image is not None else ()
+        wanted += ("text_len",) if data.text is not None else ()
+        if lacking := [name for name in wanted if name not in data]:
+            raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
+        if data.text is not None and "tokenizer" not in config:
+            raise SettingsError("the config reads a text, but lacks the section tokenizer.")
+        base.refuse_without_arguments(config, _arguments(data))
+        _classes(data)
+
+    def refuse_unready(self) -> None:
+        """Raises DataError where there is no validation split, or its examples lack what is read."""
+        data = self.config.data
+        examples = self._corpus.split("validation")
+        names = [name for name in (data.image, data.text, data.label) if name is not None]
+        if missing := [name for name in names if len(examples) and name not in examples[0]]:
+            raise DataError(
+                f"examples of {data.name} hold {', '.join(examples[0])}; config.data names {missing[0]!r}"
+            )
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return _classes(self.config.data)
+
+    @cached_property
+    def features(self) -> dict[str, Feature]:
+        """What becomes of the values of an example, by their names."""
+        data = self.config.data
+        features: dict[str, Feature] = {data.label: Label(self.classes)}
+        if data.image is not None:
+            features[data.image] = Image(data.height, data.width, data.channels)
+        if data.text is not None:
+            features[data.text] = Text(self._corpus.tokenizer, data.text_len)
+        return features
+
+    def sizes(self) -> dict[str, Any]:
+        data, sizes = self.config.data, {"num_classes": len(self.classes)}
+        if data.image is not None:
+            sizes |= dict(image_size=(data.height, data.width), channels=data.channels)
+        if data.text is not None:
+            sizes |= dict(vocab_size=self._corpus.tokenizer.vocab_size, max_length=data.text_len)
+        return sizes
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
+        data = self.config.data
+        if key is not None and data.image is not None:
+            chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+            image = augmented(batch[data.image], jax.random.fold_in(key, 1), **chosen)
+            batch = {**batch, data.image: image}
+        loss, sums = cross_entropy(
+            self.logits(params, batch, key),
+            batch[data.label],
+            batch["valid"],
+            label_smoothing=self.config.loss.label_smoothing,
+        )
+        return loss, sums
+
+    def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+        """Logits of the classes [B C] of a batch's examples."""
+        model, data, given = self.bind(params), self.config.data, {}
+        if data.image is not None:
+            given |= dict(image=batch[data.image])
+        if data.text is not None:
+            given |= dict(tokens=batch[data.text], segment_ids=batch[f"{data.text}_segment_ids"])
+        return model.logits(model.hidden(**given, key=key))
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        return feature_batches(
+            self._corpus.split("train"),
+            self.features,
+            mode="pad",
+            batch_size=self.config.data.batch_size,
+            truncation="cut",
+            seed=self.config.seed,
+            process_index=shard_index,
+            process_count=shard_count,
+        )
+
+    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+        return (item.batch for item in self._eval_batches(split, mesh))
+
+    def _eval_batches(self, split: str, mesh: Any) -> Any:
+        return feature_eval_batches(
+            self._corpus.split(split),
+            self.features,
+            batch_size=rows_on(mesh, self.config.data.batch_size),
+            batch_multiple=row_shares(mesh),
+        )
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        weight = max(sums["weight"], 1.0)
+        means = dict(loss=sums["loss"], nll=sums["nll"], accuracy=sums["correct"])
+        return {name: value / weight for name, value in means.items()}
+
+    def save_assets(self, directory: Path) -> None:
+        if self.config.data.text is not None:
+            self._corpus.save(directory)
+
+    def probabilities(self, params: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Of each example of a split, in its order: probabilities of the classes [n C], and its class [n]."""
+        mesh, label = mesh_of(params), self.config.data.label
+        examples = len(self._corpus.split(split))
+        found, classes = np.zeros((examples, len(self.classes))), np.zeros(examples, np.int64)
+        call = jax.jit(lambda params, batch: jax.nn.softmax(self.logits(params, batch)))
+        for item in self._eval_batches(split, mesh):
+            rows = item.indices >= 0
+            probabilities = jax.device_get(call(params, spread_batch(item.batch, mesh)))
+            found[item.indices[rows]] = probabilities[rows]
+            classes[item.indices[rows]] = item.batch[label][rows]
+        return found, classes
+
+
+def _arguments(data: Any) -> tuple[str, ...]:
+    """Arguments of the model's ``hidden``."""
+    image = () if data.image is None else ("image",)
+    return (*image, *(() if data.text is None else ("tokens", "segment_ids")))
+
+
+def _classes(data: Any) -> tuple[str, ...]:
+    known = sources.classes_of(data.name)
+    if data.label not in known:
+        raise SettingsError(
+            f"config.data.label is {data.label!r}; expected one of the labels of {data.name}: "
+            f"{', '.join(known) or 'it has none'}."
+        )
+    return known[data.label]

@@ -1,0 +1,244 @@
+"""The class of each region of a page, from its text, its box and its picture.
+
+The examples are those of ``help_pages``: "text" and "label" lists, "boxes" and "pictures" of a page.
+``report`` also says what is reached by the most frequent class, and by a rule on the height of a box or the
+length of a text alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn.data import sources
+from crossattn.data.errors import DataError
+from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
+from crossattn.data.pipeline import feature_batches, feature_eval_batches
+from crossattn.train.sharding import row_shares, rows_on
+from crossattn.train.storage import Folder
+from experiments import keys
+from experiments.keys import Key
+from experiments.tasks import base
+from experiments.tasks.corpus import Corpus
+from experiments.tasks.placement import config_mesh
+
+_KEPT = ("data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size")
+KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
+    "data.options.pages": Key(int, "The first so many pages; 0 is all.", "[0, inf)", needed=False),
+    "data.regions": Key(int, "The most regions of a page, and of a row of pages.", "[1, inf)"),
+    "data.tokens": Key(int, "The most tokens of a region's text, its end included.", "[1, inf)"),
+    "data.picture_height": Key(int, "Of a region's picture, in pixels.", "[1, inf)"),
+    "data.picture_width": Key(int, "Of a region's picture, in pixels.", "[1, inf)"),
+    "data.margin": Key(
+        float, "Of the page around a box, in its picture too; in points.", "[0, inf)"
+    ),
+}
+_BINS = 32  # of a rule on one number
+
+
+class RegionsTask(base.Task):
+    """Classification of regions by a ``SelfDoc``, or another model with the same ``hidden``."""
+
+    metrics = ("loss", "accuracy", "macro_f1")
+    reads = ("text", "boxes", "pictures", "segment_ids")
+
+    def __init__(self, config: Any, assets: Folder | None = None):
+        super().__init__(config, assets)
+        self.corpus = Corpus(config, assets, side="text")
+        self.classes = _classes(config.data.name)
+
+    def sizes(self) -> dict[str, Any]:
+        data = self.config.data
+        return dict(
+            vocab_size=self.corpus.tokenizer.vocab_size,
+            num_classes=len(self.classes),
+            tokens=data.tokens,
+            picture=(data.picture_height, data.picture_width, 1),
+        )
+
+    def features(self) -> dict[str, Feature]:
+        """What becomes of the values of a page."""
+        data = self.config.data
+        size = data.picture_height, data.picture_width
+        return {
+            "text": Texts(self.corpus.tokenizer, data.tokens, data.regions),
+            "boxes": Boxes(data.regions),
+            "pictures": Crops(*size, margin=data.margin, max_length=data.regions),
+            "label": Label(self.classes, data.regions),
+        }
+
+    def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
+        """The model's vectors of the regions of a batch."""
+        read = (batch["text"], batch["boxes"], batch["pictures"])
+        return model.hidden(*read, segment_ids=batch["label_segment_ids"], **options)
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
+        model = self.bind(params)
+        logits = model.logits(self.hidden(model, batch, key=key))
+        label, there = batch["label"], batch["label_segment_ids"] > 0
+        each = -jnp.take_along_axis(jax.nn.log_softmax(logits), label[..., None], -1)[..., 0]
+        said = logits.argmax(-1)
+        loss = jnp.where(there, each, 0).sum()
+        sums = {
+            "loss": loss,
+            "accuracy": (there & (said == label)).sum().astype(jnp.float32),
+            "weight": there.sum().astype(jnp.float32),
+        }
+        if key is None:
+            sums |= self._counts(said, label, there)
+        return loss, jax.lax.stop_gradient(sums)
+
+    def _counts(self, said: jax.Array, label: jax.Array, there: jax.Array) -> base.Sums:
+        """Of each class how often it is right, said and meant, by which its F1 is found."""
+        sums = {}
+        for number, name in enumerate(self.classes):
+            a, b = there & (said == number), there & (label == number)
+            for what, which in (("right", a & b), ("said", a), ("meant", b)):
+                sums[f"{what}_{name}"] = which.sum().astype(jnp.float32)
+        return sums
+
+    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
+        weight = max(sums["weight"], 1.0)
+        f1 = {
+            name: 2 * sums[f"right_{name}"] / max(sums[f"said_{name}"] + sums[f"meant_{name}"], 1.0)
+            for name in self.classes
+        }
+        met = [f1[name] for name in self.classes if sums[f"meant_{name}"]]
+        means = {name: sums[name] / weight for name in ("loss", "accuracy")}
+        means["macro_f1"] = sum(met) / max(len(met), 1)
+        return means | {f"f1_{name}": value for name, value in f1.items()}
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        return feature_batches(
+            self.corpus.split("train"),
+            self.features(),
+            mode="pack",
+            truncation="cut",
+            batch_size=self.config.data.batch_size,
+            seed=self.config.seed,
+            process_index=shard_index,
+            process_count=shard_count,
+            batch_multiple=row_shares(config_mesh(self.config)),
+        )
+
+    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+        batches = feature_eval_batches(
+            self.corpus.split(split),
+            self.features(),
+            batch_size=rows_on(mesh, self.config.data.batch_size),
+            batch_multiple=row_shares(mesh),
+        )
+        return (item.batch for item in batches)
+
+    def refuse_unready(self) -> None:
+        """Raises DataError where there is no validation split."""
+        self.corpus.split("validation")
+
+    def save_assets(self, directory: Path) -> None:
+        self.corpus.save(directory)
+
+    def read_page(self, params: Any, page: dict[str, Any]) -> "PageReading":
+        """What the model makes of a page, and which regions each has read.
+
+        Raises:
+          DataError: the page has no regions, or one is wrong; or its model reads one modality alone.
+        """
+        if not len(page["text"]):
+            raise DataError(f"page {page['id']} has no regions; there is nothing to read")
+        if self.model_config.reads != "both":
+            raise DataError(
+                f"this model reads the {self.model_config.reads} alone; train one with "
+                "config.model.reads='both' to see what each modality reads of the other"
+            )
+        (item,) = feature_eval_batches([dict(page)], self.features(), batch_size=1)
+        batch = jax.tree.map(jnp.asarray, item.batch)
+        logits, reading = jax.jit(self._read)(params, batch)
+        count = min(len(page["text"]), self.config.data.regions)
+        classes = [self.classes[i] for i in np.asarray(logits)[0, :count].argmax(-1)]
+        weights = np.asarray((reading.text + reading.picture) / 2)[0].mean(0)[:count, :count]
+        boxes = np.asarray(batch["boxes"][0, :count], np.float64)
+        return PageReading(classes, boxes, weights, np.asarray(reading.gates)[0, :count])
+
+    def _read(self, params: Any, batch: Any) -> Any:
+        model = self.bind(params)
+        hidden, reading = self.hidden(model, batch, return_weights=True)
+        return model.logits(hidden), reading
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """The scores of a split, and what is reached without a model."""
+        return super().report(params, split, **options) | self.baselines(split)
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Accuracy and macro F1 of the most frequent class, and of rules on one number."""
+        train, other = (_Regions.of(self.corpus.split(s), self.classes) for s in ("train", split))
+        most = np.full(len(other.label), np.bincount(train.label).argmax())
+        found = {"majority": most}
+        for name in ("height", "characters"):
+            found[f"{name}_alone"] = _rule(train, other, name)
+        scores = {}
+        for name, said in found.items():
+            scores[f"{name}_accuracy"] = float((said == other.label).mean())
+            scores[f"{name}_macro_f1"] = _macro_f1(said, other.label, len(self.classes))
+        return scores
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """The regions of a page, as a model has read them.
+
+    Attributes:
+      classes: of each, the likeliest.
+      boxes: [n 4], in fractions of the page.
+      weights: [n n], how much each has read of each, the mean of heads and of both directions.
+      gates: [n], how much of each is its text, from 0 to 1; the rest is its picture.
+    """
+
+    classes: list[str]
+    boxes: np.ndarray
+    weights: np.ndarray
+    gates: np.ndarray
+
+
+def _classes(name: str) -> tuple[str, ...]:
+    classes = sources.classes_of(name)
+    if "label" not in classes:
+        raise DataError(f"{name} has no classes of regions; expected data such as help_pages")
+    return classes["label"]
+
+
+class _Regions:
+    """The regions of a split, one after the other: class, height of the box, characters of the text."""
+
+    def __init__(self, label: Any, height: Any, characters: Any):
+        self.label, self.height, self.characters = label, height, characters
+
+    @classmethod
+    def of(cls, pages: Sequence[Any], classes: tuple[str, ...]) -> "_Regions":
+        """Those of some pages."""
+        label, height, characters = [], [], []
+        for page in pages:
+            label += [classes.index(each) for each in page["label"]]
+            height += [bottom - top for _, top, _, bottom in page["boxes"]["boxes"]]
+            characters += [len(text) for text in page["text"]]
+        return cls(np.array(label, int), np.array(height, float), np.array(characters, float))
+
+
+def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
+    """The most frequent class of each interval of a number; intervals are equally full in training."""
+    value = getattr(train, name)
+    edges = np.unique(np.quantile(value, np.linspace(0, 1, _BINS + 1)[1:-1]))
+    counts = np.zeros((len(edges) + 1, train.label.max(initial=0) + 1))
+    np.add.at(counts, (np.searchsorted(edges, value), train.label), 1)
+    return counts.argmax(1)[np.searchsorted(edges, getattr(other, name))]
+
+
+def _macro_f1(said: np.ndarray, label: np.ndarray, classes: int) -> float:
+    right, said, meant = (
+        np.bincount(which, minlength=classes) for which in (label[said == label], said, label)
+    )
+    f1 = 2 * right / np.maximum(said + meant, 1)
+    return float(f1[meant > 0].mean())

@@ -1,0 +1,83 @@
+"""Classes of pictures, texts or both: what a model is given, what is counted, what is refused."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import emoji_group, fashion_perceiver
+from experiments.bench import classifiers
+from experiments.errors import SettingsError
+from experiments.settings import check
+from experiments.tasks import make_task
+
+READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("image", "caption")}
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(read):
+    config = emoji_group.get_config(f"{read},tiny")
+    config.data.batch_size = 24  # 64 examples are no multiple
+    check(config)
+    task = make_task(config)
+    params = task.init(jax.random.key(0))
+    probabilities, classes = task.probabilities(params, "test")
+    scores = task.split_loss(params, "test")
+    examples = task._corpus.split("test")
+    assert [task.classes[c] for c in classes] == [example["shape"] for example in examples]
+    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+    assert scores["accuracy"] == pytest.approx(np.mean(probabilities.argmax(-1) == classes))
+    nll = -np.log(probabilities[np.arange(len(classes)), classes]).mean()
+    assert scores["nll"] == pytest.approx(nll, rel=1e-4)
+
+
+def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):
+    runs = {read: tmp_path / read for read in ("image", "caption")}
+    for read, workdir in runs.items():
+        config = f"--config=configs/emoji_group.py:{read},tiny"
+        code, _, err = launched("train", config, f"--workdir={workdir}", "--config.train.steps=2")
+        assert code == 0, err
+        assert (workdir / "assets" / "tokenizer.json").exists() == (read == "caption")
+    classifiers.compare([str(run) for run in runs.values()], "test", "last")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[2].startswith("mean of")
+    code, _, err = launched("evaluate", f"--workdir={runs['caption']}", "--split=test")
+    results = json.loads((runs["caption"] / "results-test.json").read_text())
+    assert code == 0 and results["accuracy"] == pytest.approx(float(lines[1].split()[-1]), abs=1e-4)
+
+
+def test_what_must_be_beaten_is_fitted_to_what_the_config_reads(capsys):
+    pytest.importorskip("sklearn")
+    classifiers.fit("configs/emoji_group.py:caption,tiny", "test")
+    size, frequent, fitted = capsys.readouterr().out.splitlines()
+    assert size.startswith("960 examples, 64 of test")
+    # Two captions of three name the shape; of the others no more than the frequent class is known.
+    assert float(frequent.split()[3]) < 0.5 < float(fitted.split()[2]) < 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(image=None), "data.image and data.text are both none"),
+        (dict(text="caption"), "lacks data.text_len"),
+        (dict(text="caption", text_len=8), "lacks the section tokenizer"),
+        (
+            dict(label="colour"),
+            "data.label is 'colour'; expected one of the labels of shapes: shape",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(change, said):
+    config = fashion_perceiver.get_config("tiny")
+    with config.unlocked():
+        config.data.update(change)
+    with pytest.raises(SettingsError, match=said):
+        check(config)
+
+
+def test_a_model_of_other_inputs_is_refused():
+    config = fashion_perceiver.get_config("tiny")
+    config.model = dict(name="decoder")
+    with pytest.raises(SettingsError, match="Decoder has no hidden\\(image, ...\\)"):
+        make_task(config).check(config)

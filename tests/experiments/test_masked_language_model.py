@@ -1,0 +1,84 @@
+"""Filling in masks: what is hidden, what is counted; and the n-grams beside it against a loop."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import masked_bytes
+from experiments.bench.byte_models import surprises
+from experiments.settings import check
+from experiments.tasks import make_task
+
+
+def task_and_batch():
+    config = masked_bytes.get_config("tiny")
+    check(config)
+    task = make_task(config)
+    return task, task.init(jax.random.key(0)), next(iter(task.eval_batches("test", None)))
+
+
+def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
+    task, params, batch = task_and_batch()
+    seen = {}
+    bind = task.bind
+
+    class Spy:
+        def __init__(self, model):
+            self.model = model
+
+        def hidden(self, tokens, **options):
+            seen["tokens"] = tokens
+            return self.model.hidden(tokens, **options)
+
+        def logits(self, hidden):
+            return self.model.logits(hidden)
+
+    monkeypatch.setattr(task, "bind", lambda params: Spy(bind(params)))
+
+    @jax.jit
+    def counted(batch):
+        return task.loss(params, batch, None)[1] | {"seen": jnp.asarray(seen["tokens"])}
+
+    sums, again = counted(batch), counted(batch)
+    present = batch["target_segment_ids"] > 0
+    masked = np.asarray(sums["seen"]) == 3
+    assert not np.any(batch["target_out"] == 3) and not np.any(masked & ~present)
+    assert sums["weight"] == masked.sum() and 0.08 < masked.sum() / present.sum() < 0.25
+    np.testing.assert_array_equal(sums["seen"], again["seen"])
+    shown = ~masked
+    np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
+
+
+def test_bits_are_those_of_the_likelihood():
+    task, params, _ = task_and_batch()
+    scores = task.split_loss(params, "test")
+    assert scores["bits_per_token"] == scores["nll"] / math.log(2)
+    assert abs(scores["bits_per_token"] - math.log2(261)) < 2
+
+
+def test_ngrams_equal_a_loop_and_sum_to_one():
+    rng = np.random.default_rng(0)
+    train, other = ([rng.integers(1, 5, n) for n in sizes] for sizes in ((9, 30, 2), (7, 12)))
+    *_, found = surprises(train, other, 3, 5)
+
+    def p(word, history):
+        if history is None:
+            return 1 / 5
+        after = [
+            text[i]
+            for text in train
+            for i in range(len(text))
+            if tuple([0, 0, *text][i + 2 - len(history) : i + 2]) == history
+        ]
+        kinds, lower = len(set(after)), p(word, history[1:] if history else None)
+        return (after.count(word) + kinds * lower) / (len(after) + kinds) if after else lower
+
+    expected = [
+        -math.log(p(text[i], tuple([0, 0, *text][i : i + 2])))
+        for text in other
+        for i in range(len(text))
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert sum(p(word, (1, 2)) for word in range(5)) == 1

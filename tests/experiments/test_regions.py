@@ -1,0 +1,83 @@
+"""Regions of pages are classified by the launchers, their scores are what they say, and pages are drawn."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import help_pages
+from crossattn.data.errors import DataError
+from experiments.tasks import find
+from tests.experiments.conftest import ROOT
+from tests.peers import package
+
+package("pymupdf", "pages")
+CONFIG = f"--config={ROOT}/configs/help_pages.py:tiny"
+
+
+@pytest.fixture(scope="module")
+def task():
+    return find("regions")(help_pages.get_config("tiny"))
+
+
+def test_scores_are_those_of_counts(task):
+    rng = np.random.default_rng(0)
+    label, said = rng.integers(0, 4, (2, 3, 20))  # one of the five classes never comes
+    there = rng.random((3, 20)) < 0.8
+    sums = {name: float(x) for name, x in task._counts(said, label, there).items()}
+    right = (there & (said == label)).sum()
+    scores = task.scores(
+        sums | {"loss": 7.0, "accuracy": float(right), "weight": float(there.sum())}
+    )
+    f1 = []
+    for number in range(4):
+        meant, named = label[there] == number, said[there] == number
+        both = (meant & named).sum()
+        precision, recall = both / named.sum(), both / meant.sum()
+        f1.append(2 * precision * recall / (precision + recall))
+    assert scores["macro_f1"] == pytest.approx(np.mean(f1))
+    assert scores["accuracy"] == pytest.approx(right / there.sum())
+    assert scores["f1_note"] == 0
+
+
+def test_rules_on_one_number_are_learnt_in_training_alone(task):
+    found = task.baselines("test")
+    labels = [label for page in task.corpus.split("test") for label in page["label"]]
+    train = [label for page in task.corpus.split("train") for label in page["label"]]
+    most = max(set(train), key=train.count)
+    assert found["majority_accuracy"] == pytest.approx(labels.count(most) / len(labels))
+    assert found["majority_accuracy"] < found["characters_alone_accuracy"] < 1
+    assert 0 < found["height_alone_macro_f1"] < 1
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    return tmp_path_factory.mktemp("regions") / "run"
+
+
+def test_pages_are_learnt_scored_and_drawn(launched, refused, workdir, tmp_path):
+    named = f"--workdir={workdir}"
+    code, out, err = launched("train", CONFIG, named)
+    assert code == 0 and "macro_f1" in out, err
+    code, _, err = launched("evaluate", named)
+    scores = json.loads((workdir / "results-test.json").read_text())
+    assert code == 0 and scores.keys() >= {"accuracy", "macro_f1", "majority_accuracy"}, err
+    picture = tmp_path / "page.png"
+    code, out, err = launched("read_page", named, "--page=1", "--region=2", f"--plot={picture}")
+    assert code == 0 and picture.stat().st_size > 10_000, err
+    assert out.startswith("test/") and out.count("\n") >= 8
+    assert "the test split has pages 0 to 11" in refused("read_page", named, "--page=12")
+    assert "the page has regions 0 to 7" in refused("read_page", named, "--region=8")
+
+
+def test_what_cannot_be_trained_or_read_is_one_line(refused, tmp_path, task):
+    for override, said in (
+        ("--config.model.reads=sound", "'sound'; expected one of both, text, picture"),
+        ("--config.model.patch=5", "patch is 5; expected a divisor of the pictures' height"),
+        ("--config.data.name=phrases", "phrases has no classes of regions"),
+        ("--config.model.name=decoder", "which is no key of a regions by a decoder"),
+    ):
+        found = refused("train", CONFIG, override, f"--workdir={tmp_path / 'run'}")
+        assert said in found, found
+    with pytest.raises(DataError, match="page none has no regions; there is nothing to read"):
+        task.read_page({}, {"id": "none", "text": []})

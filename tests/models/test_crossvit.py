@@ -1,0 +1,94 @@
+"""CrossViT and ViT: who reads what, and what they promise of rows, sizes, precision and gradients.
+
+That CrossViT computes what timm computes is for ``tests/weights/test_crossvit.py``.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.models import CrossViT, ViT, crossvit, vit
+from tests import numpy_model as oracle
+
+IMAGE = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 12, 3)), jnp.float32)
+MODELS = {
+    "crossvit": (CrossViT, crossvit.tiny()),
+    "vit": (ViT, vit.tiny(image_size=(8, 12))),
+}
+
+
+def built(name, **changes):
+    module, config = MODELS[name]
+    config = type(config)(**vars(config) | changes)
+    build = lambda rngs: module(config, rngs=rngs)  # noqa: E731
+    return build, oracle.random_params(build)
+
+
+def test_a_vit_equals_numpy():
+    build, params = built("vit")
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    x = np.asarray(xa.functional.bind(build, params).patches(IMAGE), np.float64)
+    for index in ("0", "1"):
+        layer = p["encoder"]["layers"][index]
+        normed = oracle.layer_norm(layer["attention_residual"]["norm"], x)
+        x = x + oracle.attention(layer["attention"], normed)[0]
+        up = oracle.layer_norm(layer["feedforward_residual"]["norm"], x)
+        up = up @ layer["feedforward"]["up"]["kernel"] + layer["feedforward"]["up"]["bias"]
+        gelu = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
+        x = x + gelu @ layer["feedforward"]["down"]["kernel"] + layer["feedforward"]["down"]["bias"]
+    token = oracle.layer_norm(p["norm"], x)[:, 0]
+    expected = token @ p["output"]["linear"]["kernel"] + p["output"]["linear"]["bias"]
+    np.testing.assert_allclose(xa.apply(build, params, IMAGE), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_class_token_reads_the_other_branch_and_nothing_else_crosses():
+    build, params = built("crossvit", stages=1)
+    model = xa.functional.bind(build, params)
+    stage, small, large = model.stages[0], model.small_patches(IMAGE), model.large_patches(IMAGE)
+    before, after = stage(small, large), stage(small, large.at[:, 3].add(1))
+    changed = [np.any(a != b, axis=(0, 2)) for a, b in zip(before[:2], after[:2], strict=True)]
+    assert changed[0][0] and not changed[0][1:].any()  # of the small ones the class token alone
+    assert changed[1].all()
+    # Its patches read nothing of the other branch, and its class token only through the exchange.
+    alone, _ = stage.small(small)
+    np.testing.assert_array_equal(before[0][:, 1:], alone[:, 1:])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_equals_its_rows_and_other_sizes_are_read(name):
+    build, params = built(name)
+    call = jax.jit(lambda p, x: xa.apply(build, p, x))
+    found = call(params, IMAGE)
+    np.testing.assert_allclose(call(params, IMAGE[1:2])[0], found[1], rtol=1e-5, atol=1e-5)
+    larger = jnp.concatenate([IMAGE, IMAGE], axis=1)
+    assert xa.apply(build, params, larger).shape == (3, 5)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    rough = xa.apply(build, half, IMAGE.astype(jnp.bfloat16))
+    assert rough.dtype == jnp.float32
+    np.testing.assert_allclose(rough, found, atol=0.15 * float(jnp.abs(found).max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_learns(name):
+    build, params = built(name)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sin(xa.apply(build, p, IMAGE)).sum()))(params)
+    for path, leaf in xa.functional.flatten(gradient).items():
+        assert path.endswith("key.bias") or np.any(leaf), path
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [
+        ("crossvit", {"large patches": (2, 3), "small patches": (4, 6)}),
+        ("vit", {"patches": (2, 3)}),
+    ],
+)
+def test_what_is_read_of_each_patch_is_a_share(name, grids):
+    build, params = built(name)
+    weights = xa.functional.bind(build, params).patch_weights(IMAGE)
+    assert {n: w.shape for n, w in weights.items()} == {n: (3, *g) for n, g in grids.items()}
+    for share in weights.values():
+        total = np.asarray(share.sum((1, 2)))
+        assert (np.asarray(share) > 0).all() and (total < 1).all()  # the rest is the token's own

@@ -1,0 +1,199 @@
+"""SelfDoc holds to the paper's equations in float64 numpy, keeps to its pages, names what does not fit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import crossattn as xa
+from crossattn.models import SelfDoc, selfdoc
+from crossattn.models.selfdoc import CrossModality, GatedFusion, of_same_regions
+from crossattn.nn import BlockConfig, Encoded
+from tests import numpy_model as oracle
+from tests.closeness import close
+
+RNG = np.random.default_rng(0)
+SHAPE = BlockConfig.of(dim=8, num_heads=2, mlp_dim=16, activation="gelu")
+TEXT = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+PICTURE = RNG.normal(size=(2, 5, 8)).astype(np.float32)
+
+
+def layer(rngs):
+    return CrossModality(SHAPE, rngs=rngs)
+
+
+def agreement(p, own, other, values):
+    """Equation of the first stage: queries of ``own``, keys of ``other``, values one for each key."""
+    out = 0.0
+    for head in range(2):
+        q, k, v = (
+            x @ p[name]["kernel"][:, head].astype(np.float64) + p[name]["bias"][head]
+            for name, x in (("query", own), ("key", other), ("value", values))
+        )
+        weights = oracle.softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]))
+        out = out + weights @ v @ p["out"]["kernel"][head].astype(np.float64)
+    return out + p["out"]["bias"]
+
+
+def in_numpy(params, text, picture, places=slice(None)):
+    """The two stages and the networks of one layer; the regions of texts are the pictures at these places."""
+    p, q = params["text"], params["picture"]
+    n, m = (oracle.norm(side["agree_residual"]["norm"], x) for side, x in ((p, text), (q, picture)))
+    text = text + agreement(p["agree"], n, m[:, places], n)
+    picture = picture + agreement(q["agree"], m, n, m[:, places])
+    n, m = (oracle.norm(side["cross_residual"]["norm"], x) for side, x in ((p, text), (q, picture)))
+    (a, weights), (b, back) = oracle.attention(p["cross"], n, m), oracle.attention(q["cross"], m, n)
+    found = []
+    for side, x in ((p, text + a), (q, picture + b)):
+        network = functools.partial(oracle.feedforward, side["feedforward"], activation="gelu")
+        found.append(oracle.residual(side["feedforward_residual"], x, network, True))
+    return *found, weights, back
+
+
+@functools.cache
+def of_layer():
+    """A layer's parameters, and what it makes of two modalities: both vectors and both weights."""
+    params = oracle.random_params(layer)
+    run = jax.jit(lambda text, picture: xa.apply(layer, params, text, picture))
+
+    def call(*modalities):
+        text, picture, weights = run(*modalities)
+        return text.vectors, picture.vectors, *weights
+
+    return params, call
+
+
+def test_a_layer_is_the_equations_of_the_paper():
+    params, call = of_layer()
+    found = call(Encoded(jnp.asarray(TEXT)), Encoded(jnp.asarray(PICTURE)))
+    close(found, in_numpy(params, TEXT.astype(np.float64), PICTURE.astype(np.float64)), ulps=1000)
+
+
+def test_where_lengths_differ_a_value_is_that_of_its_key_s_region():
+    """Three texts, of regions 4, 0 and 2, and five pictures: texts agree with the pictures of their own."""
+    (params, call), places = of_layer(), np.array([4, 0, 2])
+    numbers = jnp.broadcast_to(places, (2, 3))
+    text = Encoded(jnp.asarray(TEXT[:, :3]), positions=numbers)
+    found = call(text, Encoded(jnp.asarray(PICTURE)))
+    assert [x.shape for x in found] == [(2, 3, 8), (2, 5, 8), (2, 2, 3, 5), (2, 2, 5, 3)]
+    expected = in_numpy(params, TEXT[:, :3].astype(np.float64), PICTURE.astype(np.float64), places)
+    close(found, expected, ulps=1000)
+
+
+def test_several_words_of_a_region_are_one_value_their_mean():
+    own = Encoded(jnp.asarray(TEXT[:1]), positions=jnp.array([[0, 0, 1, 1, 3]]))
+    values, valid = of_same_regions(own, Encoded(jnp.asarray(PICTURE[:1, :4])))
+    expected = np.stack([TEXT[0, :2].mean(0), TEXT[0, 2:4].mean(0), np.zeros(8), TEXT[0, 4]])
+    close(values[0], expected)
+    np.testing.assert_array_equal(valid, [[True, True, False, True]])
+
+
+def test_pictures_in_another_order_change_nothing_but_the_order():
+    (_, call), order = of_layer(), np.array([3, 0, 4, 1, 2])
+    text = Encoded(jnp.asarray(TEXT))
+    expected = call(text, Encoded(jnp.asarray(PICTURE)))
+    numbers = jnp.broadcast_to(order, (2, 5))
+    found = call(text, Encoded(jnp.asarray(PICTURE[:, order]), positions=numbers))
+    close(found[0], expected[0], ulps=1000)
+    close(found[1], np.asarray(expected[1])[:, order], ulps=1000)
+
+
+def test_the_gate_weighs_text_and_picture():
+    fusion = lambda rngs: GatedFusion(SHAPE, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(fusion)
+    found, gates = xa.apply(fusion, params, jnp.asarray(TEXT), jnp.asarray(PICTURE))
+    p = params["gate"]
+    z = np.concatenate([TEXT, PICTURE], -1).astype(np.float64) @ p["kernel"] + p["bias"]
+    gate = 1 / (1 + np.exp(-z))
+    close((found, gates), (gate * TEXT + (1 - gate) * PICTURE, gate[..., 0]))
+
+
+# Whole models.
+
+TOKENS = RNG.integers(1, 64, (3, 4, 6)).astype(np.int32) * (np.arange(6) < 4)
+EDGES = RNG.uniform(0, 0.5, (3, 4, 2))
+BOXES = np.concatenate([EDGES, EDGES + RNG.uniform(0.1, 0.5, (3, 4, 2))], -1).astype(np.float32)
+PICTURES = RNG.normal(size=(3, 4, 4, 8, 1)).astype(np.float32)
+SEGMENTS = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 2, 2]], np.int32)
+
+
+def model(rngs):
+    return SelfDoc(selfdoc.tiny(), rngs=rngs)
+
+
+@pytest.fixture(scope="module")
+def run():
+    params = oracle.random_params(model)
+    compiled = jax.jit(lambda *page: xa.apply(model, params, *page))
+    return lambda *page: compiled(*map(jnp.asarray, page))
+
+
+def test_padding_of_regions_and_of_texts_changes_nothing(run):
+    found = run(TOKENS, BOXES, PICTURES, SEGMENTS)
+    there = SEGMENTS > 0
+    other = np.where(there[..., None], TOKENS, 7), np.where(there[..., None], BOXES, np.nan)
+    pictures = np.where(there[..., None, None, None], PICTURES, np.nan)
+    close(np.asarray(run(*other, pictures, SEGMENTS))[there], np.asarray(found)[there])
+    alone = run(TOKENS[1:2, :3], BOXES[1:2, :3], PICTURES[1:2, :3], SEGMENTS[1:2, :3])
+    close(found[1, :3], alone[0], ulps=1000)
+    longer = run(TOKENS[..., :4], BOXES, PICTURES, SEGMENTS)
+    close(np.asarray(longer)[there], np.asarray(found)[there], ulps=1000)
+
+
+def test_a_batch_equals_its_rows_and_a_row_its_pages(run):
+    found = run(TOKENS, BOXES, PICTURES, SEGMENTS)
+    for i in range(3):
+        page = (TOKENS[i : i + 1], BOXES[i : i + 1], PICTURES[i : i + 1], SEGMENTS[i : i + 1])
+        there = SEGMENTS[i] > 0
+        close(np.asarray(run(*page))[0, there], np.asarray(found)[i, there], ulps=1000)
+    second = [x[2:, 2:] for x in (TOKENS, BOXES, PICTURES)]
+    close(run(*second, np.ones((1, 2), np.int32))[0], found[2, 2:], ulps=1000)
+
+
+def test_a_region_without_a_text_is_read_by_its_picture_and_box(run):
+    empty = TOKENS.copy()
+    empty[0, 1] = 0
+    found = run(empty, BOXES, PICTURES, SEGMENTS)
+    assert np.isfinite(found).all() and np.any(
+        found[0, 1] != run(*(TOKENS, BOXES, PICTURES, SEGMENTS))[0, 1]
+    )
+
+
+def test_a_page_without_regions_gives_finite_numbers(run):
+    assert np.isfinite(run(TOKENS, BOXES, PICTURES, np.zeros_like(SEGMENTS))).all()
+
+
+@pytest.mark.parametrize("reads", ["both", "text", "picture"])
+def test_every_parameter_learns_and_what_is_not_read_has_none(reads):
+    build = lambda rngs: SelfDoc(selfdoc.tiny(reads=reads), rngs=rngs)  # noqa: E731
+    params, page = oracle.random_params(build), (TOKENS, BOXES, PICTURES, SEGMENTS)
+    page = tuple(map(jnp.asarray, page))
+    loss = lambda p: jnp.sin(xa.apply(build, p, *page)).sum()  # noqa: E731
+    for path, leaf in xa.functional.flatten(jax.jit(jax.grad(loss))(params)).items():
+        assert path.endswith("key.bias") or np.any(leaf), path
+    assert ("text" in params, "picture" in params) == (reads != "picture", reads != "text")
+    assert ("cross" in params) == ("fusion" in params) == (reads == "both")
+
+
+def test_what_does_not_fit_is_named(in_production):
+    module = xa.functional.bind(model, oracle.random_params(model))
+    for page, said in (
+        ((TOKENS[:, :3], BOXES, PICTURES), "as many of each, one a region"),
+        ((TOKENS, BOXES, PICTURES[..., :4, :]), r"pictures are \[4, 4, 1\]; expected this model's"),
+        ((np.tile(TOKENS, 2), BOXES, PICTURES), "12 tokens .* learned 6 positions"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            module(*map(jnp.asarray, page))
+    for changes, said in (
+        (dict(patch=3), "patch is 3; expected a divisor"),
+        (dict(reads="sound"), "reads is 'sound'; expected 'both'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            xa.functional.shapes(lambda rngs, c=changes: SelfDoc(selfdoc.tiny(**c), rngs=rngs))
+    alone = lambda rngs: SelfDoc(selfdoc.tiny(reads="text"), rngs=rngs)  # noqa: E731
+    with pytest.raises(ValueError, match="one modality alone reads no other"):
+        xa.functional.bind(alone, oracle.random_params(alone)).hidden(
+            *map(jnp.asarray, (TOKENS, BOXES, PICTURES)), return_weights=True
+        )
