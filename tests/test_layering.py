@@ -89,6 +89,8 @@ def violations(source, module, is_package=False):
             found.append(f"{module} imports {name}: a config holds only values")
         if top == "crossattn" and part_of(module) in CORE:
             known = CORE_NEEDS | {"crossattn"} | sys.stdlib_module_names
+            if module == "crossattn.testing.plugin":
+                known |= {"pytest"}  # which loads it; nothing else does
             if first not in known or (part_of(module) in NO_FLAX and first == "flax"):
                 found.append(f"{module} imports {name}, which the core must do without")
     return found

@@ -44,11 +44,15 @@ QUICK = {
 
 
 class Item(NamedTuple):
-    """One promise on one case; ``check(attend)`` raises ``Broken`` where it is not kept."""
+    """One promise on one case; ``check(attend)`` raises ``Broken`` where it is not kept.
+
+    ``run(attend, case)``, where there is one, is the same check on any case.
+    """
 
     promise: str
     case: str
     check: Callable[[Any], None]
+    run: Callable[[Any, Case], None] | None = None
 
 
 class Finding(NamedTuple):
@@ -90,9 +94,10 @@ def items(quick: bool = False, promises: Iterable[str] | None = None) -> Iterato
     if unknown:
         raise ValueError(f"promises has {unknown}; expected some of {', '.join(PROMISES)}.")
     for promise in chosen:
-        for name, run in _checks_of(promise):
+        for name, check in _checks_of(promise):
             if not quick or name in QUICK:
-                yield Item(promise, name, run)
+                on_case = isinstance(check, partial) and check.func is _on_case
+                yield Item(promise, name, check, check.args[0] if on_case else None)
 
 
 def _checks_of(promise: str) -> Iterator[tuple[str, Callable[[Any], None]]]:
@@ -165,14 +170,14 @@ def conformance(
       that is worded otherwise. A callable that takes arrays for masks and no ``Mask`` refuses each of
       these, and the finding names ``with_arrays``.
     """
-    watched = _Watched(attend)
+    watched = Watched(attend)
     return [
-        Finding(item.promise, item.case, _outcome(item.check, watched, refusals))
+        Finding(item.promise, item.case, outcome(item.check, watched, refusals))
         for item in items(quick, promises)
     ]
 
 
-class _Watched:
+class Watched:
     """A callable, and whether it was given a ``Mask`` since that was last asked."""
 
     def __init__(self, attend: Callable):
@@ -198,7 +203,8 @@ class _Watched:
         return False
 
 
-def _outcome(run, attend: _Watched, refusals) -> str:
+def outcome(run, attend: Watched, refusals=(NotImplementedError,)) -> str:
+    """What comes of a check, as a ``Finding`` says it."""
     attend.masked = False
     try:
         run(attend)

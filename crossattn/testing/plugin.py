@@ -1,0 +1,136 @@
+"""``pytest -p crossattn.testing.plugin --attention=package.module:function``: the suite on any function.
+
+Each promise on each case is one test. A refusal is skipped and says why; the first case that breaks a
+promise is made smaller until it would no longer break, and the smallest is told. Paths given beside
+``--attention`` are collected too; without any, nothing else is. ``-k`` and ``-n`` work as ever.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from crossattn.testing import promises
+from crossattn.testing.case import Case
+from crossattn.testing.checks import Broken
+from crossattn.testing.shrink import describe, smallest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    group = parser.getgroup("attention", "what an attention function promises")
+    group.addoption(
+        "--attention",
+        metavar="MODULE:FUNCTION",
+        help="hold this function, of the signature of crossattn.attend or a part of it, to every promise",
+    )
+    group.addoption("--attention-quick", action="store_true", help="one case of each kind")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without paths on the command line, the suite alone is run."""
+    if config.getoption("attention") and config.args_source != config.ArgsSource.ARGS:
+        config.args = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """The promises after what else was collected."""
+    if config.getoption("attention"):
+        items.extend(_promises(session, config))
+
+
+def _promises(session: pytest.Session, config: pytest.Config) -> Iterator[pytest.Item]:
+    attend = _adapted(_named(config.getoption("attention")))
+    broken: set[str] = set()
+    for item in promises.items(quick=config.getoption("attention_quick")):
+        name = f"{item.promise}[{item.case}]"
+        yield Promise.from_parent(session, name=name, item=item, attend=attend, broken=broken)
+
+
+def _named(path: str) -> Callable:
+    """The function that ``package.module:function`` names."""
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise pytest.UsageError(f"--attention is {path!r}; expected package.module:function.")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise pytest.UsageError(f"--attention={path} cannot be imported: {error}.") from error
+    if not callable(found):
+        raise pytest.UsageError(f"--attention={path} is {type(found).__name__}, not a function.")
+    return found
+
+
+def _adapted(attend: Callable) -> promises.Watched:
+    """``with_arrays`` for who takes no ``Mask``."""
+    watched = promises.Watched(attend)
+    if watched.takes_arrays_alone:
+        return promises.Watched(promises.with_arrays(attend))
+    return watched
+
+
+class Promise(pytest.Item):
+    """One promise on one case."""
+
+    def __init__(
+        self, *, item: promises.Item, attend: promises.Watched, broken: set[str], **arguments
+    ):
+        super().__init__(**arguments)
+        self.promise, self.attend, self.broken = item, attend, broken
+
+    def runtest(self) -> None:
+        """Raises ``Broken`` with the smallest case, or skips what is refused."""
+        outcome = promises.outcome(self.promise.check, self.attend)
+        kind, _, said = outcome.partition(": ")
+        if kind == "refused":
+            pytest.skip(said)
+        if kind == "worded otherwise":
+            pytest.xfail(outcome)
+        if kind == "broken":
+            raise Broken(f"{said}{self._smallest(said)}")
+
+    def _smallest(self, said: str) -> str:
+        """The smallest case, once for each promise; nothing where a check has no case to make smaller."""
+        if self.promise.run is None or self.promise.promise in self.broken:
+            return ""
+        self.broken.add(self.promise.promise)
+        run: Any = self.promise.run
+        fault = _fault(said)
+        last = [said]
+
+        def breaks(case: Case) -> bool:
+            outcome = promises.outcome(partial(_check, run, case), self.attend)
+            found = outcome.startswith("broken: ") and _fault(outcome[8:]) == fault
+            if found:
+                last[0] = outcome[8:]
+            return found
+
+        case = smallest(promises.cases()[self.promise.case], breaks)
+        return f"\n  smallest case: {describe(case)}\n  there: {last[0]}"
+
+    def repr_failure(self, excinfo, style=None):
+        """The sentence alone: a traceback would show the suite."""
+        if isinstance(excinfo.value, Broken):
+            name = self.promise.promise
+            return f"{name} ({promises.PROMISES[name]}) is broken: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self):
+        """Promise and case."""
+        return self.path, None, self.name
+
+
+def _check(run, case: Case, attend) -> None:
+    run(attend, case)
+
+
+def _fault(said: str) -> str:
+    """What is wrong, without the numbers."""
+    return said.split(":")[0].split(" is not 0")[0]
