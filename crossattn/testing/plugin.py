@@ -45,9 +45,9 @@ def pytest_collection_modifyitems(
 
 
 def _promises(session: pytest.Session, config: pytest.Config) -> Iterator[pytest.Item]:
-    attend = _adapted(_named(config.getoption("attention")))
+    attend = _adapted(_named(str(config.getoption("attention"))))
     broken: set[str] = set()
-    for item in promises.items(quick=config.getoption("attention_quick")):
+    for item in promises.items(quick=bool(config.getoption("attention_quick"))):
         name = f"{item.promise}[{item.case}]"
         yield Promise.from_parent(session, name=name, item=item, attend=attend, broken=broken)
 
@@ -58,14 +58,14 @@ def _named(path: str) -> Callable:
     if not (module and colon and name):
         raise pytest.UsageError(f"--attention is {path!r}; expected package.module:function.")
     try:
-        found: Any = importlib.import_module(module)
+        attend: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            attend = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise pytest.UsageError(f"--attention={path} cannot be imported: {error}.") from error
-    if not callable(found):
-        raise pytest.UsageError(f"--attention={path} is {type(found).__name__}, not a function.")
-    return found
+    if not callable(attend):
+        raise pytest.UsageError(f"--attention={path} is {type(attend).__name__}, not a function.")
+    return attend
 
 
 def _adapted(attend: Callable) -> promises.Watched:
@@ -107,10 +107,10 @@ class Promise(pytest.Item):
 
         def breaks(case: Case) -> bool:
             outcome = promises.outcome(partial(_check, run, case), self.attend)
-            found = outcome.startswith("broken: ") and _fault(outcome[8:]) == fault
-            if found:
+            broken = outcome.startswith("broken: ") and _fault(outcome[8:]) == fault
+            if broken:
                 last[0] = outcome[8:]
-            return found
+            return broken
 
         case = smallest(promises.cases()[self.promise.case], breaks)
         return f"\n  smallest case: {describe(case)}\n  there: {last[0]}"
