@@ -60,7 +60,7 @@ def _named(path: str) -> Callable:
     try:
         attend: Any = importlib.import_module(module)
         for part in name.split("."):
-            attend = getattr(found, part)
+            attend = getattr(attend, part)
     except (ImportError, AttributeError) as error:
         raise pytest.UsageError(f"--attention={path} cannot be imported: {error}.") from error
     if not callable(attend):
