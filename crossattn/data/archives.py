@@ -1,7 +1,8 @@
 """Debian packages, npm packages and zip files, read without believing what they say of themselves.
 
 Whoever made a file chose its sizes: each is held to the file, and what comes out of it to a limit. Nothing is
-given away before the checksums of what it came from hold; nothing is unpacked to disk.
+given away before the checksums of what it came from hold; nothing is unpacked to disk. The outer file of a
+Debian package is taken apart here, because Python has no reader of `ar` and dpkg-deb is not everywhere.
 """
 
 import bz2

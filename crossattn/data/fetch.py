@@ -2,6 +2,7 @@
 
 A file that already lies in the downloads folder is used as it is, and no client runs. A download
 goes to a temporary folder first and is renamed when complete, so a half-fetched file never counts.
+Package clients rather than pooch, which wants addresses: they know the mirrors that a machine may reach.
 """
 
 import hashlib

@@ -102,31 +102,24 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
         ValueError: an unknown schedule.
     """
     warmup, final = config.warmup_steps, config.final_fraction
+    rest = max(1, total_steps - warmup)
     cooldown = max(1.0, config.cooldown_fraction * total_steps)
-
-    def done(step, start, length):
-        return jnp.clip((step - start) / max(length, 1), 0.0, 1.0)
-
-    shapes = {
-        "constant": lambda step: 1.0,
-        "cosine": lambda step: (
-            final
-            + (1 - final) * 0.5 * (1 + jnp.cos(jnp.pi * done(step, warmup, total_steps - warmup)))
+    shapes = {  # of the steps after the warm-up
+        "constant": optax.constant_schedule(1.0),
+        "cosine": optax.cosine_decay_schedule(1.0, rest, final),
+        "linear": optax.linear_schedule(1.0, final, rest),
+        "rsqrt": lambda step: jnp.sqrt(
+            max(warmup, 1) / jnp.maximum(step + warmup + 1, max(warmup, 1))
         ),
-        "linear": lambda step: 1 - (1 - final) * done(step, warmup, total_steps - warmup),
-        "rsqrt": lambda step: jnp.sqrt(max(warmup, 1) / jnp.maximum(step + 1, max(warmup, 1))),
-        "wsd": lambda step: 1 - (1 - final) * done(step, total_steps - cooldown, cooldown),
+        "wsd": optax.linear_schedule(1.0, final, cooldown, max(0, rest - cooldown)),
     }
     if config.schedule not in shapes:
         raise ValueError(f"schedule {config.schedule!r} is not one of {', '.join(shapes)}")
     shape = shapes[config.schedule]
-
-    def schedule(step):
-        step = jnp.asarray(step, jnp.float32)
-        rise = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
-        return config.learning_rate * rise * shape(step)
-
-    return schedule
+    if warmup:
+        rise = optax.linear_schedule(1 / warmup, 1.0, max(1, warmup - 1))
+        shape = optax.join_schedules([rise, shape], [warmup])
+    return lambda step: config.learning_rate * shape(jnp.asarray(step, jnp.float32))
 
 
 def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
