@@ -84,6 +84,7 @@ def check(config: ConfigDict) -> None:
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     _check_model(config.model)
+    _check_init(config.get("init", {}))
     kind.check(config)
 
 
@@ -95,6 +96,16 @@ def _is_unicode(value: Any) -> bool:
 def _clipped(value: Any) -> str:
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_init(init: Mapping[str, Any]) -> None:
+    """Rules on what is taken want something to take it from."""
+    rules = [name for name in ("take", "rename", "new") if init.get(name)]
+    if rules and not init.get("from"):
+        raise SettingsError(
+            f"config.init.{rules[0]} is {init[rules[0]]!r}, but init.from is none; name the run or the"
+            " weights to begin with."
+        )
 
 
 def _check_model(model: Any) -> None:

@@ -128,6 +128,10 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ),
         ("--config.evaluate.decoding.length_penalty=-1", "length_penalty is -1.0"),
         ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
+        (
+            "--config.init.new=gates",
+            "config.init.new is 'gates', but init.from is none; name the run",
+        ),
         ("--config.evaluate.alignment.row_offset=3", "row_offset is 3; expected a whole number"),
         ("--config.evaluate.examples=-1", "examples is -1"),
         (
