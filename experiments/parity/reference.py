@@ -143,7 +143,7 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     call = {names[key]: tensor.long() for key, tensor in few.items() if key in names}
     if case.kind == "speech":
         return call | {"input_features": few["frames"].transpose(1, 2)}
-    if case.model.endswith(("WithTeacher", "TModel")):
+    if case.model in ("ViTModel", "DeiTModel") or case.model.endswith("WithTeacher"):
         del call["labels"]
     if "image" in few:
         return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
