@@ -24,9 +24,5 @@ def get_config(arg: str = ""):
         )
     )
     if "tiny" in words:
-        config.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
-        config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
-        config.optim.warmup_steps = 4
-        config.train.update(steps=24, log_every=6, eval_every=0)
-        config.checkpoint.every = 12
+        parts.tiny_pictures(config, dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
     return config

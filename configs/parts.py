@@ -217,6 +217,35 @@ def decoding(**changes: Any) -> dict[str, Any]:
     )
 
 
+def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
+    """The whole experiment of telling clothes apart by patches but for the model; changes are of the data."""
+    return ConfigDict(
+        dict(
+            task="classification",
+            seed=0,
+            data=labelled(
+                "fashion_mnist", "label", image="image", height=28, width=28, channels=1, **changes
+            ),
+            model=model,
+            loss=dict(label_smoothing=0.1),
+            optim=adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
+            mesh=mesh(),
+            train=train(steps=3000, log_every=100, eval_every=500),
+            checkpoint=checkpoint(every=500, best_metric="accuracy"),
+        )
+    )
+
+
+def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
+    """The same experiment on pictures in seconds, with made-up shapes; ``model`` is what becomes small."""
+    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
+    whole.model.update(**model)
+    whole.optim.warmup_steps = 4
+    whole.train.update(steps=24, log_every=6, eval_every=0)
+    whole.checkpoint.every = 12
+    return whole
+
+
 def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
     """The same experiment in seconds: a small model on the phrase grammar, no download.
 

@@ -84,7 +84,7 @@ def check(config: ConfigDict) -> None:
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     _check_model(config.model)
-    _check_init(config.get("init", {}))
+    _check_init(config.to_dict().get("init", {}))
     kind.check(config)
 
 

@@ -15,13 +15,15 @@ import jax
 import numpy as np
 
 from crossattn import functional, models
+from crossattn.data.pipeline import feature_batches
 from crossattn.train.config import TrainIterator
-from crossattn.train.sharding import mesh_of, spread_batch
+from crossattn.train.sharding import mesh_of, row_shares, spread_batch
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import model_config
+from experiments.tasks.placement import config_mesh
 
 Sums = dict[str, jax.Array]
 
@@ -77,6 +79,27 @@ class Task:
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """One process's share of the rows of every batch, from the start of the data."""
         raise NotImplementedError
+
+    def train_batches(
+        self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
+    ) -> Any:
+        """``feature_batches`` of a split as the config has them, for ``train_iterator``.
+
+        Args:
+          examples, features: see ``feature_batches``.
+          shard: which process this is, of how many.
+          options: ``mode`` and ``truncation``.
+        """
+        return feature_batches(
+            examples,
+            features,
+            batch_size=self.config.data.batch_size,
+            seed=self.config.seed,
+            process_index=shard[0],
+            process_count=shard[1],
+            batch_multiple=row_shares(config_mesh(self.config)),
+            **options,
+        )
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         """All batches of a split, once, the same in every process."""

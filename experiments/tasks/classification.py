@@ -15,7 +15,7 @@ import numpy as np
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
-from crossattn.data.pipeline import feature_batches, feature_eval_batches
+from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
 from crossattn.train.storage import Folder
@@ -133,15 +133,9 @@ class ClassificationTask(base.Task):
         return model.logits(model.hidden(**given, key=key))
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        return feature_batches(
-            self._corpus.split("train"),
-            self.features,
-            mode="pad",
-            batch_size=self.config.data.batch_size,
-            truncation="cut",
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
+        shard = shard_index, shard_count
+        return self.train_batches(
+            self._corpus.split("train"), self.features, shard, mode="pad", truncation="cut"
         )
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:

@@ -17,14 +17,13 @@ import numpy as np
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
-from crossattn.data.pipeline import feature_batches, feature_eval_batches
+from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
 from experiments import keys
 from experiments.keys import Key
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus
-from experiments.tasks.placement import config_mesh
 
 _KEPT = ("data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size")
 KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
@@ -113,16 +112,9 @@ class RegionsTask(base.Task):
         return means | {f"f1_{name}": value for name, value in f1.items()}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        return feature_batches(
-            self.corpus.split("train"),
-            self.features(),
-            mode="pack",
-            truncation="cut",
-            batch_size=self.config.data.batch_size,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-            batch_multiple=row_shares(config_mesh(self.config)),
+        shard = shard_index, shard_count
+        return self.train_batches(
+            self.corpus.split("train"), self.features(), shard, mode="pack", truncation="cut"
         )
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:

@@ -9,15 +9,14 @@ import numpy as np
 
 from crossattn import decode
 from crossattn.data.features import SoundWindow, Text
-from crossattn.data.pipeline import EvalBatches, feature_batches, feature_eval_batches
+from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
 from crossattn.train.evaluate import word_error_rate
-from crossattn.train.sharding import everywhere, mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED, Key
 from experiments.tasks.base import Sums
-from experiments.tasks.placement import config_mesh
 from experiments.tasks.texts import TextTask
 
 _TEXT = (
@@ -92,16 +91,8 @@ class TranscriptionTask(TextTask):
         return {"source": SoundWindow(config.max_frames, config.mels), "target": text}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        return feature_batches(
-            self._examples("train"),
-            self.features,
-            mode="pad",
-            batch_size=self.config.data.batch_size,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-            batch_multiple=row_shares(config_mesh(self.config)),
-        )
+        shard = shard_index, shard_count
+        return self.train_batches(self._examples("train"), self.features, shard, mode="pad")
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         rows = rows_on(mesh, self.config.data.batch_size)

@@ -48,7 +48,6 @@ def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):
 
 
 def test_what_must_be_beaten_is_fitted_to_what_the_config_reads(capsys):
-    pytest.importorskip("sklearn")
     classifiers.fit("configs/emoji_group.py:caption,tiny", "test")
     size, frequent, fitted = capsys.readouterr().out.splitlines()
     assert size.startswith("960 examples, 64 of test")
