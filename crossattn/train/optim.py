@@ -103,7 +103,9 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     """
     warmup, final = config.warmup_steps, config.final_fraction
     rest = max(1, total_steps - warmup)
-    cooldown = max(1.0, config.cooldown_fraction * total_steps)
+    cooldown: Any = max(
+        1.0, config.cooldown_fraction * total_steps
+    )  # optax says int, any number does
     shapes = {  # of the steps after the warm-up
         "constant": optax.constant_schedule(1.0),
         "cosine": optax.cosine_decay_schedule(1.0, rest, final),
@@ -119,7 +121,7 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     if warmup:
         rise = optax.linear_schedule(1 / warmup, 1.0, max(1, warmup - 1))
         shape = optax.join_schedules([rise, shape], [warmup])
-    return lambda step: config.learning_rate * shape(jnp.asarray(step, jnp.float32))
+    return lambda step: jnp.asarray(config.learning_rate * shape(jnp.asarray(step, jnp.float32)))
 
 
 def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
