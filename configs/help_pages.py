@@ -6,6 +6,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 READS = ("both", "text", "picture")
+ZOO = {reads: 60 for reads in READS}
 
 
 def get_config(arg: str = ""):
