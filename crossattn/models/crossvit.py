@@ -24,6 +24,7 @@ from flax import nnx
 
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
+from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -96,6 +97,11 @@ def tiny(**changes: Any) -> CrossViTConfig:
         small_layers=1, large_layers=1, stages=2, num_classes=5, image_size=(8, 12),
     )  # fmt: skip
     return replace(small, **changes)
+
+
+def example(config: CrossViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
 class CrossViT(nnx.Module):

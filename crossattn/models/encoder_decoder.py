@@ -16,6 +16,7 @@ from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -44,6 +45,18 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
     reader, writer = bert.tiny(masked_lm=False), decoder.tiny(memory_dim=32)
     return replace(EncoderDecoderConfig(reader, writer), **changes)
+
+
+def example(config: EncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    source, source_segment_ids = texts(rows, 6, config.encoder.vocab_size, padding)
+    target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
+    return dict(
+        source=source,
+        target_in=target_in,
+        source_segment_ids=source_segment_ids,
+        target_segment_ids=target_segment_ids,
+    )
 
 
 class EncoderDecoder(Autoregressive):
