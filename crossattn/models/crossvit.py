@@ -22,6 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
 from crossattn.nn.examples import vectors
@@ -287,4 +288,5 @@ class Projection(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T E"]:
         """[*B T D] -> [*B T E]."""
-        return self.linear(activate("gelu_exact", self.norm(x)))
+        # In its place: what is split over a model's width and joined to what is not loses gradients in XLA.
+        return placed(self.linear(activate("gelu_exact", self.norm(x))), "embed")
