@@ -5,7 +5,7 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-ZOO = {"": 300}
+ZOO = {"": 200}
 
 
 def get_config(arg: str = ""):
