@@ -47,8 +47,14 @@ _UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal:
 
 @dataclass(frozen=True)
 class Restored:
-    """state: on the target's devices; data_state: for this process's iterator; info: as saved;
-    same_position: whether data_state is the one that this process saved, or that all saved."""
+    """What was read of a checkpoint.
+
+    Attributes:
+      state: on the target's devices.
+      data_state: for this process's iterator.
+      info: as saved.
+      same_position: whether data_state is the one that this process saved, or that all saved.
+    """
 
     state: TrainState
     data_state: Any
