@@ -90,6 +90,17 @@ class Tried:
     reason: str = ""
 
 
+_READ = (
+    "model.dim", "model.num_heads", "model.mlp_dim", "model.dtype", "loss.chunks", "tokenizer.vocab_size",
+)  # fmt: skip
+
+
+def missing(config: Any) -> list[str]:
+    """Keys that estimates are made of and a config has not."""
+    flat = config.to_dict()
+    return [key for key in _READ if key.split(".")[1] not in flat.get(key.split(".")[0], {})]
+
+
 def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     """Compile the best layouts; those that fit come first, fastest first.
 
