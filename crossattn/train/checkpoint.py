@@ -5,9 +5,9 @@ run may be saved on one mesh and loaded on another, and what is read is compared
 taken when it was written. All processes call every function; process 0 does the housekeeping.
 
 Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata,
-and the seal over all these files (`checkpoint_files`). Orbax takes no checksums of files, and those of arrays
-that its driver can take it does not ask for, so there are two here: the seal's says before anything is loaded which
-file is damaged, and that of arrays holds also in object stores, whose files would have to be fetched twice.
+and the seal over all these files (`checkpoint_files`). There are two checksums because Orbax takes none of
+files and does not ask its driver for those of arrays: the seal's says which file is damaged before anything
+is loaded, and that of arrays holds in object stores too, whose files would have to be fetched twice.
 """
 
 import contextlib

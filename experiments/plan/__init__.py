@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if _SEARCH.value and (missing := search.missing(config)):
         raise launch.Refused(
-            f"--search estimates the layouts of Transformers on texts by {', '.join(missing)}, which the config "
+            f"--search estimates layouts of Transformers on texts by {', '.join(missing)}, which the config "
             "has not; plan it without."
         )
     prepare()
