@@ -288,5 +288,5 @@ class Projection(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T E"]:
         """[*B T D] -> [*B T E]."""
-        # In its place: what is split over a model's width and joined to what is not loses gradients in XLA.
+        # In its place: where XLA chooses one, split over a model's width, gradients come out wrong.
         return placed(self.linear(activate("gelu_exact", self.norm(x))), "embed")

@@ -42,7 +42,7 @@ class VisionEncoderDecoderConfig:
 
 def tiny(**changes: Any) -> VisionEncoderDecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    reader, writer = vit.tiny(num_classes=None), decoder.tiny(memory_dim=32)
+    reader, writer = vit.tiny(num_classes=None), decoder.tiny(memory_dim=24)
     return replace(VisionEncoderDecoderConfig(reader, writer), **changes)
 
 
