@@ -45,7 +45,7 @@ parity: $(VENV)/.bench
 	$(BIN)/python -m experiments.parity
 
 zoo: $(VENV)/.zoo
-	$(BIN)/python -m experiments.zoo --json=runs/zoo.json
+	$(BIN)/python -m experiments.zoo --table=runs/zoo.json
 
 accelerators: $(VENV)-accelerators/.accelerators
 	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest tests/accelerators

@@ -1,7 +1,7 @@
 """Train every architecture in small, and hold each to what is reached without a model: one table.
 
     python -m experiments.zoo
-    python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --json=runs/zoo.json
+    python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
 
 Each config's ``tiny`` variant is trained on its made-up data, for more steps than that says, and once for
 each seed: of the initial parameters (where no checkpoint is begun from) and of the order of the data. What a
@@ -39,8 +39,8 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of a row.", lower_bound=1)
 _STEPS = flags.DEFINE_integer(
     "steps", None, "Of each run; default: what the config says.", lower_bound=1
 )
-_JSON = flags.DEFINE_string("json", None, "Also write the table into this file.")
-FLAGS = (_ONLY, _SEEDS, _STEPS, _JSON)
+_TABLE = flags.DEFINE_string("table", None, "Also write the table into this file, as JSON.")
+FLAGS = (_ONLY, _SEEDS, _STEPS, _TABLE)
 
 STEPS = 800
 """Of a run, where the config file says nothing else."""
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     chosen = _joined(_chosen(experiments(_STEPS.value), _ONLY.value))
-    path = None if _JSON.value is None else folder(_JSON.value)
+    path = None if _TABLE.value is None else folder(_TABLE.value)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         launch.writable(path)

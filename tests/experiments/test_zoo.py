@@ -28,7 +28,7 @@ def test_rows_are_measured_and_one_that_fails_stops_no_other(launched, monkeypat
     good, bad = get_config("lm_small", "tiny"), get_config("lm_small", "tiny")
     good.train.steps, bad.model.num_heads = 4, 5
     monkeypatch.setattr(zoo, "experiments", lambda steps: {"broken": bad, "whole": good})
-    code, out, err = launched("zoo", "--seeds=2", f"--json={tmp_path / 'zoo.json'}")
+    code, out, err = launched("zoo", "--seeds=2", f"--table={tmp_path / 'zoo.json'}")
     assert code == 1 and "2 rows of 2 runs" in out
     table = [line.split(" | ") for line in out.splitlines() if line.startswith("|")]
     assert [row[0].strip("| ") for row in table][2:] == ["decoder", "decoder"]
