@@ -6,6 +6,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 TASKS = ("translation", "language_model")
+ZOO = {"translation": 2000, "language_model": 800}
 
 
 def get_config(arg: str = "translation"):

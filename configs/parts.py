@@ -238,9 +238,9 @@ def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
 
 def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     """The same experiment on pictures in seconds, with made-up shapes; ``model`` is what becomes small."""
-    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
+    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16, shift=1)
     whole.model.update(**model)
-    whole.optim.warmup_steps = 4
+    whole.optim.update(learning_rate=3e-3, warmup_steps=4)
     whole.train.update(steps=24, log_every=6, eval_every=0)
     whole.checkpoint.every = 12
     return whole

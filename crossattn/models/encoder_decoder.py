@@ -10,12 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -44,6 +46,18 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
     reader, writer = bert.tiny(masked_lm=False), decoder.tiny(memory_dim=32)
     return replace(EncoderDecoderConfig(reader, writer), **changes)
+
+
+def example(config: EncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    source, source_segment_ids = texts(rows, 6, config.encoder.vocab_size, padding)
+    target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
+    return dict(
+        source=source,
+        target_in=target_in,
+        source_segment_ids=source_segment_ids,
+        target_segment_ids=target_segment_ids,
+    )
 
 
 class EncoderDecoder(Autoregressive):
@@ -95,7 +109,8 @@ class EncoderDecoder(Autoregressive):
         """The encoder's vectors in the size that the decoder reads."""
         if self.bridge is None:
             return encoded
-        return replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
+        vectors = self.bridge(jnp.asarray(encoded.vectors))
+        return replace(encoded, vectors=placed(vectors, "embed"))
 
     @on_any_mesh
     def hidden(

@@ -29,6 +29,7 @@ from experiments.errors import SettingsError
 from experiments.keys import Key
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus
+from experiments.tasks.ngrams import targets, trigrams
 
 IMAGE = UNK
 """The token that stands for an image: no text has it, for tokenizers fall back on bytes."""
@@ -58,6 +59,7 @@ class InterleavedTask(base.Task):
     """
 
     metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
+    headline = ("nll", "min")
     reads = ("tokens", "segment_ids")
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -141,6 +143,14 @@ class InterleavedTask(base.Task):
         scores = {name: sums[name] / weight for name in ("loss", "nll", "nll_shuffled")}
         counts = [count for count in SHOTS if sums[f"weight_{count}"]]
         return scores | {f"nll_{k}": sums[f"nll_{k}"] / sums[f"weight_{k}"] for k in counts}
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Nats a token of trigrams counted in captions, which see no picture."""
+        train, other = (
+            list(targets(map(_captions_alone, self.eval_batches(name, None)), "caption"))
+            for name in ("train", split)
+        )
+        return {"trigrams_nll": trigrams(train, other)}
 
     @cached_property
     def _features(self) -> dict[str, Any]:
@@ -292,6 +302,11 @@ def interleaved(batch: Mapping[str, np.ndarray], examples: int) -> dict[str, np.
         "images": images.reshape(rows, examples, *images.shape[1:]),
         "image_positions": positions,
     }
+
+
+def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The targets of a batch, and the number of the caption that each is of, from 1."""
+    return {"target_out": batch["target_out"], "caption": batch["shots"] + 1}
 
 
 def _nll(model: Any, hidden: jax.Array, batch: Any) -> jax.Array:

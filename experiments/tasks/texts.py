@@ -24,6 +24,7 @@ from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
+from experiments.tasks.ngrams import targets, trigrams
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
@@ -42,6 +43,7 @@ class TextTask(base.Task):
     """
 
     metrics = ("loss", "nll", "perplexity", "accuracy")
+    headline = ("nll", "min")
     has_source = True
     hears = False
 
@@ -137,6 +139,12 @@ class TextTask(base.Task):
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         return loss_scores(sums)
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Nats a token of counted trigrams, which see what stands before it in the target and no more."""
+        batches = (self.eval_batches(name, None) for name in ("train", split))
+        train, other = (list(targets(each)) for each in batches)
+        return {"trigrams_nll": trigrams(train, other)}
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""

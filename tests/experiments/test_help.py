@@ -24,7 +24,7 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
     "train", "prepare", "evaluate", "export", "translate", "transcribe", "classify", "demo", "word_errors",
-    "fetch_weights", "plan", "read_page",
+    "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.classifiers", "bench.conformance",

@@ -17,7 +17,7 @@ CLASSES = {"shape": ("square", "circle", "cross", "frame")}
 _COLOURS = {
     "red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "black": (30, 30, 30),
 }  # fmt: skip
-_SIZE, _TRAIN, _HELD_OUT = 16, 960, 64
+_SIZE, _TRAIN, _HELD_OUT = 16, 960, 256
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
