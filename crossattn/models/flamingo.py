@@ -15,13 +15,11 @@ that a run of a ``Decoder`` is what this one begins from.
 Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Learning", sections 2.1 to 2.3.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from crossattn.axes import placed
@@ -32,10 +30,11 @@ from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, Residual, Sublayer, split
+from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.stack import Stack, layer_weights
-from crossattn.nn.states import CachedStates, check_rows
+from crossattn.nn.states import CachedStates
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
 KEYS = DECODER_KEYS | {
@@ -208,7 +207,11 @@ class Flamingo(Decoder):
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
         x, *rest = self.decoder.decode(
-            self.input, tokens, states, memory_masks=self.seen, return_weights=return_weights
+            lambda tokens, positions, _: self.input(tokens, positions),
+            tokens,
+            states,
+            memory_masks=self.seen,
+            return_weights=return_weights,
         )
         return self.output.transform(x), *rest
 
@@ -216,49 +219,12 @@ class Flamingo(Decoder):
         self, images: Any, image_positions: Any, batch: int, key: Any
     ) -> tuple[Array, Array]:
         """Latents and positions of the images; of one that stands nowhere, where there are none."""
-        if (images is None) != (image_positions is None):
-            given, lacking = "images", "image_positions"
-            if images is None:
-                given, lacking = lacking, given
-            raise ValueError(f"got {given} without {lacking}; expected both of them, or neither.")
-        if images is None:
+        placed_images = with_places(images, image_positions, batch)
+        if placed_images is None:
             shape = (batch, self.resampler.num_latents, self.resampler.dim)
             return jnp.zeros(shape), jnp.full((batch, 1), -1)
-        images, image_positions = jnp.asarray(images), jnp.asarray(image_positions)
-        check_rows("images", images, batch)
-        if images.shape[:2] != image_positions.shape:
-            raise ValueError(
-                f"image_positions has shape {image_positions.shape} and images {images.shape}; expected a "
-                f"position for each image, {images.shape[:2]}."
-            )
+        images, image_positions = placed_images
         return self.encode(images, key), image_positions
-
-
-def image_positions(
-    tokens: Int[AnyArray, "B T"], image_id: int, images: Sequence[int] | None = None
-) -> Int[np.ndarray, "B I"]:
-    """Where images stand in texts: at each token ``image_id``, one; rows with fewer are filled up with -1.
-
-    Args:
-      tokens: [B T], known ones: this is for prompts, not for compiled code.
-      image_id: the token that stands for an image.
-      images: how many images each row has; None asks nothing.
-
-    Raises:
-      ValueError: a row has an image without a token, or a token without an image.
-    """
-    rows = [np.flatnonzero(np.asarray(row) == image_id) for row in tokens]
-    counts = [len(row) for row in rows] if images is None else images
-    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        if len(row) != count:
-            raise ValueError(
-                f"row {number} has {len(row)} image tokens (id {image_id}) and {count} images; expected one "
-                "token for each image, where it stands in the text."
-            )
-    width = max(1, *map(len, rows))
-    return np.stack(
-        [np.pad(row, (0, width - len(row)), constant_values=-1) for row in rows]
-    ).astype(np.int32)
 
 
 class PatchEncoder(nnx.Module):
