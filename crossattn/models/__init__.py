@@ -18,6 +18,7 @@ from crossattn.models.crossvit import CrossViT, CrossViTConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from crossattn.models.flamingo import Flamingo, FlamingoConfig
+from crossattn.models.llava import Llava, LlavaConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
@@ -40,6 +41,8 @@ __all__ = [
     "EncoderDecoderConfig",
     "Flamingo",
     "FlamingoConfig",
+    "Llava",
+    "LlavaConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
     "SelfDoc",
