@@ -28,21 +28,17 @@ from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
+from crossattn.models.vit import IMAGE_KEYS, ViT, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, Residual, Sublayer, split
+from crossattn.nn.blocks import Block, BlockConfig, Residual, Sublayer, split
 from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
-KEYS = DECODER_KEYS | {
+KEYS = DECODER_KEYS | IMAGE_KEYS | {
     "interval": ConfigKey(int, "Blocks of the language model to one that reads images.", "[1, inf)"),
-    "image_dim": ConfigKey(int, "Size of the vectors of patches and latents.", "[1, inf)"),
-    "image_layers": ConfigKey(int, "Depth of the encoder of pictures.", "[0, inf)"),
-    "image_heads": ConfigKey(int, "Heads of that encoder and of the resampler.", "[1, inf)"),
-    "patch_size": ConfigKey(int, "Side of a patch, in pixels.", "[1, inf)"),
     "image_latents": ConfigKey(int, "Latents of each image.", "[1, inf)"),
     "resampler_layers": ConfigKey(int, "Depth of the resampler.", "[1, inf)"),
 }  # fmt: skip
@@ -109,9 +105,7 @@ class Flamingo(Decoder):
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
         super().__init__(config, build=_period(config), rngs=rngs)
         self.vision: Any = (
-            None
-            if config.image_size is None
-            else PatchEncoder(config, config.image_size, rngs=rngs)
+            None if config.image_size is None else ViT(patch_reader(config), rngs=rngs)
         )
         self.resampler = Resampler(config, rngs=rngs)
 
@@ -121,7 +115,7 @@ class Flamingo(Decoder):
     ) -> Float[Array, "B I_L M"]:
         """Latents [B (I L) M] of pictures [B I H W C], or of their patches' vectors [B I P M]."""
         keys = split(key, 2)
-        x = images if self.vision is None else self.vision(images, keys[0])
+        x = images if self.vision is None else self.vision.encode(images, key=keys[0]).vectors
         x = self.resampler(x, keys[1])
         return x.reshape(x.shape[0], -1, x.shape[-1])
 
@@ -227,32 +221,6 @@ class Flamingo(Decoder):
         return self.encode(images, key), image_positions
 
 
-class PatchEncoder(nnx.Module):
-    """Vectors of the patches of pictures: an embedding, and layers of self-attention."""
-
-    def __init__(self, config: FlamingoConfig, image_size: tuple[int, int], *, rngs: nnx.Rngs):
-        shape = _image_block(config)
-        self.embedding = PatchEmbedding(
-            image_size,
-            config.patch_size,
-            config.channels,
-            shape.dim,
-            class_token=False,
-            dtype=shape.dtype,
-            rngs=rngs,
-        )
-        self.layers = Stack(
-            lambda rngs: EncoderBlock(shape, rngs=rngs), config.image_layers, rngs=rngs
-        )
-        self.norm = shape.normalise(rngs)
-
-    def __call__(
-        self, images: Float[Array, "*B H W C"], key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B P M"]:
-        """[*B H W C] -> [*B P M]; patches row by row."""
-        return self.norm(self.layers(self.embedding(images), key=key)[0])
-
-
 class Resampler(nnx.Module):
     """A few latents read the patches of an image, and one another: images of any size cost the same.
 
@@ -260,7 +228,7 @@ class Resampler(nnx.Module):
     """
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
-        shape = _image_block(config).changed(activation="relu", use_bias=False)
+        shape = patch_reader(config).block.changed(activation="relu", use_bias=False)
         shape = replace(
             shape, attention=replace(shape.attention, head_dim=config.resampler_head_dim)
         )
@@ -313,19 +281,6 @@ class LatentAttention(nnx.Module):
     ) -> Any:
         """[*B L M], of latents that are normalised."""
         return self.attention(x, jnp.concatenate([memory, x], axis=-2), mask, **options)
-
-
-def _image_block(config: FlamingoConfig) -> BlockConfig:
-    """The shape of the encoder's blocks and, but for what is said there, of the resampler's."""
-    return BlockConfig.of(
-        config.image_dim,
-        config.image_heads,
-        4 * config.image_dim,
-        activation="gelu",
-        norm_epsilon=config.image_norm_epsilon,
-        dropout_rate=config.block.dropout_rate,
-        dtype=config.block.dtype,
-    )
 
 
 def _period(config: FlamingoConfig) -> list[Build]:
