@@ -14,6 +14,7 @@ from typing import Any
 
 from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.clip import CLIP, CLIPConfig
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
@@ -33,6 +34,8 @@ __all__ = [
     "Architecture",
     "Bert",
     "BertConfig",
+    "CLIP",
+    "CLIPConfig",
     "CrossViT",
     "CrossViTConfig",
     "Decoder",

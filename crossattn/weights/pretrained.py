@@ -26,6 +26,7 @@ _FAMILIES = {
     "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
+    "clip": "clip",
     "clip_vision_model": "clip",
     "crossvit": "crossvit",
     "deit": "vit",

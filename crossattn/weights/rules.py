@@ -160,6 +160,8 @@ class Rules:
 
     def part(self, path: str, tensor: np.ndarray, part: Part) -> np.ndarray:
         """One part of a whole tensor, that of a parameter."""
+        if part.count == 1:
+            return tensor
         return np.split(tensor, part.count, axis=self.side_by_side(path))[part.index]
 
     def side_by_side(self, path: str) -> int:

@@ -25,6 +25,7 @@ Kind = Literal[
     "latents of picture",
     "bytes",
     "prompt",
+    "picture and text",
 ]
 
 
@@ -37,7 +38,8 @@ class Case:
       model: class of ``transformers``.
       config: arguments of its config.
       kind: what goes in: two texts, sound and text, a picture and text, one text, a picture, a picture or
-        a text whose bytes latents read, a text with pictures in it.
+        a text whose bytes latents read, a text with pictures in it,
+        pictures and texts that are compared.
       reads: a decoder that reads vectors from elsewhere.
       search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
         at different lengths; 0: do not.
@@ -149,6 +151,16 @@ def clip_vision(name: str, **changes: Any) -> Case:
     return Case(f"CLIP, {name}", "CLIPVisionModel", _CLIP_VISION | changes, "picture")
 
 
+def clip(name: str, **text: Any) -> Case:
+    """A whole CLIP, with changes of the half that reads texts."""
+    own = dict(
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+        max_position_embeddings=LENGTH, **_IDS,
+    )  # fmt: skip
+    config = dict(text_config=own | text, vision_config=_CLIP_VISION, projection_dim=12)
+    return Case(f"CLIP, {name}", "CLIPModel", config, "picture and text")
+
+
 def llava(
     name: str,
     search: int = 0,
@@ -258,6 +270,8 @@ CASES = (
           hidden_act="gelu", head_dim=6, num_key_value_heads=4, rope_parameters=dict(rope_theta=100.0)),
     clip_vision("pictures"),
     clip_vision("pictures, gelu", hidden_act="gelu", layer_norm_eps=1e-2),
+    clip("pictures and texts"),
+    clip("pictures and texts, an end of its own, relu", eos_token_id=9, hidden_act="relu"),
     llava("last layer but one", search=3),
     llava("last layer, class token, of another size", vision=dict(hidden_size=24), image_seq_length=5,
           vision_feature_layer=-1, vision_feature_select_strategy="full", multimodal_projector_bias=False,
@@ -293,6 +307,10 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = IGNORED
     arrays: dict[str, np.ndarray] = {"labels": labels}
+    if case.kind == "picture and text":
+        image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
+        source[:, 5] = VOCAB if case.config["text_config"]["eos_token_id"] == EOS else 9
+        return {"image": image, "source": np.minimum(source, VOCAB - 1)}
     if "picture" in case.kind:
         image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
         return {"image": image, "labels": random.randint(0, CLASSES, ROWS)}

@@ -67,6 +67,10 @@ def _forward(
         return _encode(functional.bind(model, params), model.config, data)
     if case.kind == "picture":
         return _classify(functional.bind(model, params), model.config, data)
+    if case.kind == "picture and text":
+        logits = xa.apply(model, params, data["image"], data["source"])
+        ways, pairs = (logits, logits.T), jnp.arange(len(logits))
+        return {"logits": logits, "loss": sum(_loss(way, pairs) for way in ways) / 2}
     if case.kind in ("latents of picture", "bytes"):
         return _perceive(model, params, data)
     if case.kind == "prompt":

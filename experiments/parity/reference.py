@@ -26,6 +26,7 @@ from experiments.parity.weights import lively
 
 _OUTPUTS = {
     "logits": "logits",
+    "logits_per_image": "logits",
     "prediction_logits": "logits",
     "seq_relationship_logits": "next sentence",
     "last_hidden_state": "vectors",
@@ -155,6 +156,8 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
             "pixel_values": pictures,
             "labels": prompts.masked_fill(prompts == IMAGE_ID, IGNORED),
         }
+    if case.kind == "picture and text":
+        call |= {"input_ids": few["source"], "return_loss": True}
     if "image" in few:
         return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
     if case.model == "PerceiverForMaskedLM":

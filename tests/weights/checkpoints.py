@@ -25,6 +25,11 @@ CLIP = dict(
     model_type="clip_vision_model", hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=12, image_size=6, patch_size=3,
 )  # fmt: skip
+WHOLE_CLIP = dict(
+    model_type="clip", projection_dim=6, vision_config=CLIP,
+    text_config=dict(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                     intermediate_size=12, max_position_embeddings=10),
+)  # fmt: skip
 LLAMA = dict(
     model_type="llama", vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2, intermediate_size=12, bos_token_id=1, eos_token_id=2,
@@ -74,6 +79,7 @@ ALL = {
         TROCR,
         VIT,
         WHISPER,
+        WHOLE_CLIP,
     )
 }
 

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from crossattn.models.clip import CLIP, CLIPConfig
+from crossattn.models.decoder import DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.inputs import InputConfig
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 
@@ -25,15 +28,46 @@ _VISION = {
     "norm": "post_layernorm",
     **under("encoder.layers.{}", "encoder.layers.{}", _LAYER),
 }
-# A tower was once a module inside of what is the tower now; positions of the table were kept beside it.
-OLD_NAMES = {r"^vision_model\.": ""}
+_TEXT = {
+    "input.embedding": "embeddings.token_embedding",
+    "input.learned": "embeddings.position_embedding",
+    "decoder.norm": "final_layer_norm",
+    **under("decoder.stack.layers.{}", "encoder.layers.{}", _LAYER),
+}
+_COMPARED = {
+    "vision_projection": "visual_projection",
+    "text_projection": "text_projection",
+    "logit_scale": "logit_scale",
+}
+PREFIX = "vision_model."  # but where the tower is the whole model
+# Numbers of the positions, which early files hold.
 _UNUSED = (r"embeddings\.position_ids",)
+_OWN_END = 2
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
-    config, rules = vision(settings, dtype)
-    return ViT, config, rules
+    if settings["model_type"] == "clip_vision_model":
+        config, rules = vision(settings, dtype)
+        own = {ours: f"{PREFIX}{theirs}" for ours, theirs in rules.names.items()}
+        unused = tuple(rf"vision_model\.{pattern}" for pattern in rules.unused)
+        return ViT, config, Rules(own, unused=unused, flat=rules.flat)
+    reads = Settings(settings.get("text_config") or {})
+    seen, seen_rules = vision(Settings(settings.get("vision_config") or {}), dtype)
+    end = reads.get("eos_token_id", 49407)
+    text = DecoderConfig(
+        vocab_size=reads.get("vocab_size", 49408),
+        block=_block(reads, dim=512, heads=8, dtype=dtype),
+        layers=reads.get("num_hidden_layers", 12),
+        max_length=reads.get("max_position_embeddings", 77),
+        input=InputConfig(scale=1.0),
+    )
+    # Configs of that time name another end than the texts have, which is their highest token.
+    config = CLIPConfig(
+        seen, text, settings.get("projection_dim", 512), None if end == _OWN_END else end
+    )
+    rules = Rules(_COMPARED) | seen_rules.inside("vision", "vision_model")
+    return CLIP, config, rules | Rules(_TEXT, unused=_UNUSED).inside("text", "text_model")
 
 
 def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[ViTConfig, Rules]:
