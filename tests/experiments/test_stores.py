@@ -28,9 +28,7 @@ def is_written(checkpoints):
 
 
 @in_both
-def test_killed_twice_is_the_run_never_killed(
-    store, tiny_run, parameters, environment, launched
-):
+def test_killed_twice_is_the_run_never_killed(store, tiny_run, parameters, environment, launched):
     workdir = storage.folder(store)
     command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={store}"]
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
