@@ -129,6 +129,12 @@ def picture_model(name: str, **changes: Any) -> dict[str, Any]:
     return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
 
 
+def composed(name: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """An architecture that is made of others, each a model of this file in a section of its own."""
+    own = {part: {k: x for k, x in of.items() if k != "name"} for part, of in sections.items()}
+    return dict(name=name, **own)
+
+
 def cross_entropy(**changes: Any) -> dict[str, Any]:
     """A loss on tokens."""
     return dict(label_smoothing=0.0, z_loss=0.0, chunks=1) | changes
