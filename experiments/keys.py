@@ -276,7 +276,9 @@ def model_fields(config: type) -> set[str]:
 def model_parts(config: type) -> dict[str, type]:
     """The configs of other architectures that an architecture's config is made of, by their fields."""
     hints = typing.get_type_hints(config)
-    needed = [f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING]
+    needed = [
+        f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING
+    ]
     return {
         name: hints[name]
         for name in needed

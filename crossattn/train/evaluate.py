@@ -35,8 +35,8 @@ def translation_scores(
 def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Corpus BLEU and chrF, and CIDEr-D, of captions with one reference each.
 
-    CIDEr counts words, lower case and without punctuation, by how rare they are in all references; it is 10
-    where captions are their references, and 0 where no word of theirs tells one reference from others.
+    CIDEr compares runs of one to four words, lower case and without punctuation, by how rare they are in all
+    references: a caption of four words or more that is its reference has 10, one of a single word 2.5.
 
     Raises:
       MissingPackage: sacrebleu or pycocoevalcap is not installed.
@@ -45,7 +45,9 @@ def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict
     try:
         from pycocoevalcap.cider.cider import Cider
     except ImportError:
-        raise MissingPackage("CIDEr needs pycocoevalcap: pip install 'crossattn[captions]'") from None
+        raise MissingPackage(
+            "CIDEr needs pycocoevalcap: pip install 'crossattn[captions]'"
+        ) from None
     scores = translation_scores(hypotheses, references)
     said, right = (
         {row: [" ".join(re.findall(r"\w+", text.lower()))] for row, text in enumerate(texts)}

@@ -4,6 +4,7 @@ The one thing to know: where ``config.data.languages`` names languages, the deco
 before the caption, and the loss is of what follows these two.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -92,7 +93,15 @@ class CaptioningTask(WritesText):
         text: Text = Text(tokenizer, data.target_len, predicted=True)
         if self.languages:
             text = TaggedText(tokenizer, data.target_len + 1, True, self.languages)
-        return {"source": Image(data.height, data.width), "target": text}
+        return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
+
+    def _prepared(self) -> dict[str, Any]:
+        """How pictures are prepared for a checkpoint, if that is what the model is of."""
+        if self.checkpoint is None:
+            return {}
+        said = json.loads(self.checkpoint.files.get("preprocessor_config.json", b"{}"))
+        names = {"mean": "image_mean", "std": "image_std"}
+        return {"resize": "stretch"} | {k: tuple(said[n]) for k, n in names.items() if n in said}
 
     def sizes(self) -> dict[str, Any]:
         data, told = self.config.data, len(self.languages)
@@ -101,6 +110,22 @@ class CaptioningTask(WritesText):
             max_length=data.target_len + (told > 0),
             image_size=(data.height, data.width),
         )
+
+    def examples(self, split: str, count: int | None = None) -> Sequence[dict[str, Any]]:
+        """Those of a split, or the first of each language, so many in all, one language after the other."""
+        every = super().examples(split)
+        if count is None or not self.languages:
+            return super().examples(split, count)
+        found: dict[str, list] = {name: [] for name in self.languages}
+        share = -(-count // len(found))
+        for example in every:
+            own = found.get(example["target"][0])
+            if own is not None and len(own) < share:
+                own.append(example)
+            if all(len(own) == share for own in found.values()):
+                break
+        chosen = [example for own in found.values() for example in own]
+        return chosen[:count]
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
         """With the language before the caption, where there are some."""

@@ -18,7 +18,7 @@ from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import Key
-from experiments.tasks.base import Sums
+from experiments.tasks.base import Generation, Sums
 from experiments.tasks.texts import TextTask
 
 _TEXT = (
@@ -180,6 +180,15 @@ class WritesText(TextTask):
         if count < len(source):
             source = [source[i] for i in range(count)]
         return MappedSource(source, self.renamed)
+
+    def without_data(self) -> "WritesText":
+        return self  # whose batches are of the shapes that its first examples have
+
+    def generation(self, rows: int) -> Generation:
+        """Raises SettingsError: a plan feeds tokens alone."""
+        raise SettingsError(
+            f"what a {self.config.task} writes cannot be planned; plan its training."
+        )
 
     def _batches(self, examples: Sequence[dict[str, Any]], rows: int) -> EvalBatches:
         return feature_eval_batches(examples, self.features, batch_size=rows)

@@ -260,8 +260,8 @@ def test_a_whisper_writes_down_recordings_in_their_order():
     config = config_of("tiny:whisper", "transcription")
     task = make_task(config)
     params = task.init(jax.random.key(0))
-    examples = task._examples("test", 5)
+    examples = task.examples("test", 5)
     assert examples[0]["target"].startswith(" ")
-    together = task.transcripts(params, examples)
+    together = task.texts(params, examples)
     config.evaluate.decoding.batch_size = 1
-    assert together == [task.transcripts(params, [each])[0] for each in examples]
+    assert together == [task.texts(params, [each])[0] for each in examples]

@@ -28,7 +28,9 @@ class TaggedText(Text):
 
     def __post_init__(self):
         if not self.tags or len(set(self.tags)) < len(self.tags):
-            raise DataError(f"the tags are {', '.join(self.tags) or 'none'}; expected distinct ones")
+            raise DataError(
+                f"the tags are {', '.join(self.tags) or 'none'}; expected distinct ones"
+            )
 
     @property
     def vocab_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Pictures of shapes, 16 by 16, with captions, made by code: "shapes" or "shapes/en,de", for what runs in seconds.
+"""Pictures of shapes, 16 by 16, with captions, made by code: "shapes", "shapes/en,de", for runs of seconds.
 
 The one thing to know: a picture shows the shape and a caption names it, but a third of the pictures are
 noise, and a third of the captions say nothing, never both: together they tell more than each alone.
@@ -28,7 +28,7 @@ _SIZE, _TRAIN, _HELD_OUT = 16, 960, 64
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
     """Examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, the name of a class.
 
-    Where languages are named, English or German, every picture comes once with each, and "language" says which.
+    Where languages are named, English or German, every picture comes once with each, and "language" is its.
     """
     languages = rest.split(",") if rest else []
     if rest and (not set(languages) <= {"en", "de"} or len(set(languages)) < len(languages)):
