@@ -7,7 +7,6 @@ Arguments: de (German beside English), fr (French beside English); tiny.
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from configs import parts
 
@@ -26,15 +25,8 @@ def get_config(arg: str = ""):
         dict(
             task="captioning",
             seed=0,
-            data=dict(
-                name=f"emoji/{languages}",
-                languages=languages,
-                data_dir=placeholder(str),
-                batch_size=64,
-                target_len=24,
-                height=32,
-                width=32,
-                shift=2,
+            data=parts.captioned(
+                f"emoji/{languages}", languages, batch_size=64, height=32, width=32, shift=2
             ),
             tokenizer=dict(kind="bpe", vocab_size=2000),
             model=parts.composed("vision_encoder_decoder", encoder=reader, decoder=writer),
@@ -53,7 +45,7 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     """The same in seconds, on made-up shapes, in English and German."""
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
     config.data.update(height=16, width=16, shift=1)
-    config.tokenizer.vocab_size = 300
+    config.tokenizer.vocab_size = 400
     config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1)
     config.model.decoder.update(dim=48, num_heads=2, mlp_dim=96, layers=1)
     config.optim.warmup_steps = 4

@@ -72,6 +72,18 @@ def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
+def captioned(name: str, languages: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Pictures of one source with captions in these languages, or in one that the model is not told."""
+    usual = dict(
+        name=name,
+        languages=languages or placeholder(str),
+        data_dir=placeholder(str),
+        batch_size=32,
+        target_len=24,
+    )
+    return usual | changes
+
+
 def tokenizer(**changes: Any) -> dict[str, Any]:
     """Byte-pair encoding of both sides."""
     return dict(kind="bpe", vocab_size=6000, joint=True) | changes

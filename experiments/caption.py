@@ -107,13 +107,16 @@ def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.n
       ids: of the caption.
       weights: of each, [T h w].
     """
-    rows: dict[int, list[int]] = {}
-    words = task.decoded(ids).split()
+    words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
     for row in range(len(ids)):
-        # A token is of the word that it ends, or goes on with.
-        word = len(task.decoded(ids[: row + 1]).split()) - 1
-        if word >= 0 and task.decoded([ids[row]]):
-            rows.setdefault(word, []).append(row)
+        # A blank alone is of the word after it: it counts when there is one more.
+        count = len(task.decoded(ids[: row + 1]).split())
+        if count > len(rows):
+            rows[count - 1] = [*range(begun, row + 1)]
+            begun = row + 1
+        elif rows and task.decoded([ids[row]]):
+            rows[count - 1].append(row)
+            begun = row + 1
     found = {}
     for word, own in rows.items():
         name, again = words[word], words[:word].count(words[word])

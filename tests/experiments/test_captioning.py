@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import emoji_captions
+from configs import emoji_captions, finetune
 from crossattn.data.errors import DataError
 from crossattn.data.sources import emoji
 from crossattn.functional import flatten
@@ -56,7 +56,8 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     tokenizer = task.corpus.tokenizer
     (item, *_) = task._batches(task.examples("validation", 4), 4)
     batch, examples = item.batch, task.examples("validation", 4)
-    for row, index in enumerate(item.indices):
+    filled = np.flatnonzero(item.indices >= 0)
+    for row, index in zip(filled, item.indices[filled], strict=True):
         language, text = examples[index]["target"]
         tag = tokenizer.vocab_size + ("en", "de").index(language)
         ids = [1, tag, *tokenizer.encode(text), 2]
@@ -66,7 +67,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     batch = jax.tree.map(jnp.asarray, dict(batch))
     config, options = task.model_config, task.config.loss
     loss, sums = task.loss(params, batch, None)
-    assert sums["weight"] == (batch["target_segment_ids"] > 0).sum() - 4
+    assert sums["weight"] == (batch["target_segment_ids"] > 0).sum() - len(filled)
     model = task.bind(params)
     p = log_softmax(model(batch["source"], batch["target_in"]))
     told = np.take_along_axis(p, np.asarray(batch["target_out"])[..., None], -1)[..., 0]
@@ -87,8 +88,8 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     for i, target in enumerate(told):
         ids = features["target"].prepare(target)
         for j, picture in enumerate(pictures):
-            x = features["source"].prepare(picture)[None]
-            p = log_softmax(model(x, ids[None, :-1]))[0]
+            x = jnp.asarray(features["source"].prepare(picture)[None])
+            p = log_softmax(model(x, jnp.asarray(ids[None, :-1])))[0]
             expected[i, j] = sum(p[t, ids[t + 1]] for t in range(1, len(ids) - 1))
     for rows in (2, 3):
         found = task.log_likelihoods(params, pictures, told, rows)
@@ -109,17 +110,17 @@ def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
     ids = {k: writer(source, np.array([task.prompt_in(k)], np.int32))[0] for k in ("en", "de")}
     for language, row in ids.items():
         given = np.array([[*task.prompt_in(language), *row[:3]]], np.int32)
-        logits = np.asarray(task.bind(params)(source, given))[0, 1:4]
+        logits = np.asarray(task.bind(params)(jnp.asarray(source), jnp.asarray(given)))[0, 1:4]
         assert logits.argmax(-1).tolist() == row[:3].tolist()
 
 
 def test_words_read_what_their_tokens_do_at_the_mean(task, params):
-    caption_of = "a red a square"
-    ids = task.corpus.tokenizer.encode(caption_of)
+    ids = task.corpus.tokenizer.encode("a redder a squarish")
     pieces = task.corpus.tokenizer.tokens(ids)
     weights = RNG.random((len(ids) + 1, 4, 4))
     found = caption.words_read(task, [*ids, 2], weights)
-    assert list(found) == ["a", "red", "a (2)", "square"]
+    assert list(found) == ["a", "redder", "a (2)", "squarish"]
+    assert len(ids) > 6
     words, owner = -1, []
     for piece in pieces:
         words += piece.startswith("▁")
@@ -223,6 +224,14 @@ def test_configs_that_do_not_fit_are_refused(change, said):
     with pytest.raises(SettingsError, match=said) as caught:
         check(config)
     assert "\n" not in str(caught.value)
+
+
+def test_a_published_checkpoint_is_told_no_language():
+    config = finetune.get_config("captioning,tiny")
+    check(config)
+    config.data.languages = "en"
+    with pytest.raises(SettingsError, match="for which a pretrained model has no tokens"):
+        check(config)
 
 
 def table(folder, rows):
