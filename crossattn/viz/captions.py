@@ -58,16 +58,13 @@ def captions(
     figure.set_size_inches(_SIDE * 1.15 * columns, sum(heights) + (0.35 if title else 0))
     figure.set_layout_engine("constrained")
     axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights).ravel()
-    for ax in axes:
-        ax.set_axis_off()
-        ax.set_anchor("N")
+    for ax in axes[len(images) :]:
+        ax.remove()
     for ax, image, text in zip(axes, images, below, strict=False):
-        shown = image[..., 0] if image.shape[-1] == 1 else image
-        ax.imshow(shown, cmap="gray", vmin=0, vmax=1)
+        ax.imshow(image[..., 0] if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[], frame_on=False)
         label = headline(text)
-        ax.text(
-            0.5, -0.04, label.text, transform=ax.transAxes, ha="center", va="top", fontsize=8, **label.style
-        )  # fmt: skip
+        ax.set_xlabel(label.text, fontsize=8, **label.style)
     if title:
         above = headline(title)
         figure.suptitle(above.text, fontsize=11, **above.style)
