@@ -48,8 +48,7 @@ KEYS = {
     )},
     "data.examples": Key(int, "Pictures with captions in a row.", "[1, inf)"),
     "data.text_len": Key(int, "The most tokens of a caption, its end included.", "[2, inf)"),
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)"),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    **{name: keys.PICTURES[name] for name in ("data.height", "data.width")},
 }  # fmt: skip
 
 
