@@ -5,7 +5,7 @@
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 # make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
-# make zoo    every architecture in small, trained and held to a baseline: one table (about 10 minutes on 2 cores)
+# make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
