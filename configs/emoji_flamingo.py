@@ -1,10 +1,10 @@
-"""A Flamingo that captions emoji after none, two or four examples.
+r"""A Flamingo that captions emoji after none, two or four examples.
 
 Arguments: text, the language model alone, without pictures; gated, which begins from its folder and trains
 gates, resampler and the encoder of pictures alone; neither, all at once from the start; tiny.
 
     python -m experiments.train --config=configs/emoji_flamingo.py:text --workdir=runs/text
-    python -m experiments.train --config=configs/emoji_flamingo.py:gated --workdir=runs/flamingo \\
+    python -m experiments.train --config=configs/emoji_flamingo.py:gated --workdir=runs/flamingo \
         --config.init.from=runs/text
 """
 

@@ -59,8 +59,12 @@ def main(arguments: list[str]) -> int:
     if arguments != ["doctor"]:
         print(USAGE, file=sys.stderr)
         return 2
-    for line in doctor():
-        print(line)
+    try:
+        for line in doctor():
+            print(line, flush=True)
+    except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 0
 
 

@@ -80,8 +80,11 @@ def spec(
     table: Rules | None = None,
     among: Sequence[str] | None = None,
 ) -> PartitionSpec:
-    """The partition of one array. An axis stays whole where its size does not divide evenly over the mesh
-    axis, or where an earlier axis of the array has taken that mesh axis."""
+    """The partition of one array.
+
+    An axis stays whole where its size does not divide evenly over the mesh axis, or where an earlier axis of
+    the array has taken that mesh axis.
+    """
     table, free = rules() if table is None else table, list(mesh.shape if among is None else among)
     entries: list[Any] = []
     for name, size in zip(names, shape, strict=True):

@@ -23,6 +23,7 @@ BELOW = {
     "train": {"train"} | FREE,
     "data": {"data"},
     "testing": {"testing", "ops"} | FREE,  # in nobody else's list: the library does not need it
+    "pytest_plugin": {"testing"},
     "__main__": {"", "ops"},
     "": set(),  # the facade finds the others by name, on first use
 }
@@ -37,10 +38,11 @@ CORE = {
     "models",
     "decode",
     "testing",
+    "pytest_plugin",
     "__main__",
     "",
 }
-NO_FLAX = {"ops", "testing", "__main__"}
+NO_FLAX = {"ops", "testing", "pytest_plugin", "__main__"}
 CORE_NEEDS = {"jax", "flax", "jaxtyping", "numpy"}  # numpy comes with jax
 
 
@@ -89,8 +91,8 @@ def violations(source, module, is_package=False):
             found.append(f"{module} imports {name}: a config holds only values")
         if top == "crossattn" and part_of(module) in CORE:
             known = CORE_NEEDS | {"crossattn"} | sys.stdlib_module_names
-            if module == "crossattn.testing.plugin":
-                known |= {"pytest"}  # which loads it; nothing else does
+            if module in ("crossattn.pytest_plugin", "crossattn.testing.as_tests"):
+                known |= {"pytest"}  # which loads them; nothing else does
             if first not in known or (part_of(module) in NO_FLAX and first == "flax"):
                 found.append(f"{module} imports {name}, which the core must do without")
     return found

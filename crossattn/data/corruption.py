@@ -87,8 +87,10 @@ class SpanCorruption:
         return length - tokens + spans + 1, tokens + spans + 1
 
     def noise(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, " length"]:
-        """Which tokens are taken out; all such masks that begin with a kept token and end with none are
-        equally likely."""
+        """Which tokens are taken out.
+
+        All such masks that begin with a kept token and end with none are equally likely.
+        """
         tokens, spans = self.taken(length)
         kept, taken = _parts(length - tokens, spans, rng), _parts(tokens, spans, rng)
         return np.repeat(np.tile([False, True], spans), np.stack([kept, taken], 1).ravel())

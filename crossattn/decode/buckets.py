@@ -276,8 +276,7 @@ class Bucketed:
 
 
 class _Known(NamedTuple):
-    """Of a model: the longest source, and the longest text that may be read, that it has positions for;
-    and what its sources are filled up with."""
+    """The longest source and the longest text that a model has positions for, and its padding."""
 
     source: int | None
     target: int | None

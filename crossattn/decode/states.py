@@ -36,8 +36,10 @@ class DecodingStates(Protocol):
         ...
 
     def pad_left(self, padding: Int[Array, " B"]) -> "DecodingStates":
-        """States that have read nothing, and will not read so many tokens of each row: for prefixes of
-        unlike lengths."""
+        """States that have read nothing, and will not read the first tokens of each row, so many.
+
+        For prefixes of unlike lengths.
+        """
         ...
 
     @property

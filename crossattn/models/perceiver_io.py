@@ -276,6 +276,18 @@ class PerceiverIO(nnx.Module):
         hidden, *weights = outputs
         return self.logits(hidden), *weights
 
+    @on_any_mesh
+    def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
+        """How much is read of each pixel: by latents, weighted by how much the first query reads of each.
+
+        The weights are means over heads. Layers between the latents mix what they have read, so this is
+        where the reading was, not all that the output depends on.
+        """
+        _, read, written = self.hidden(image=image, return_weights=True)
+        asked = jnp.mean(written[..., 0, :], axis=-2)
+        seen = jnp.einsum("...L,...LS->...S", asked, jnp.mean(read, axis=-3))
+        return {"pixels, by way of latents": seen.reshape(image.shape[:-1])}
+
     def _inputs(
         self,
         tokens: Array | None,
@@ -380,12 +392,14 @@ def _check(config: PerceiverIOConfig) -> None:
 
 
 def _tokens(config: PerceiverIOConfig, query_dim: int, rngs: nnx.Rngs) -> TokenInput:
+    # Latents find a token by where it stands, so positions are as large as what stands there.
+    dim = config.token_dim or query_dim
     return TokenInput(
         config.vocab_size,
-        config.token_dim or query_dim,
+        dim,
         positions="learned",
         max_length=config.max_length,
-        config=InputConfig(scale=1.0),
+        config=InputConfig(scale=1.0, position_std=dim**-0.5),
         dropout_rate=config.block.dropout_rate,
         dtype=config.block.dtype,
         rngs=rngs,

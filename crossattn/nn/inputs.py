@@ -28,6 +28,7 @@ class InputConfig:
       scale: what embeddings are multiplied by; None is ``dim ** 0.5``.
       token_types: kinds of token, each with a vector of its own (BERT's segments A and B); 0 is none.
       position_offset: see ``LearnedPositions``.
+      position_std: of the "learned" positions at first; beside larger embeddings they are hardly seen.
       norm_epsilon: of a layer norm over the sum; None is no norm.
       frozen_id: a token whose embedding learns nothing where it is looked up, the ``padding_idx`` of
         PyTorch; an output layer of the same table still teaches it. None is none.
@@ -38,6 +39,7 @@ class InputConfig:
     scale: float | None = None
     token_types: int = 0
     position_offset: int = 0
+    position_std: float = 0.02
     norm_epsilon: float | None = None
     frozen_id: int | None = None
     sinusoid_dtype: str | None = None
@@ -88,7 +90,9 @@ class TokenInput(nnx.Module):
             else Embedding(vocab_size, dim, scale=config.scale, dtype=dtype, rngs=rngs)
         )
         self.learned = (
-            LearnedPositions(max_length, dim, offset=config.position_offset, rngs=rngs)
+            LearnedPositions(
+                max_length, dim, offset=config.position_offset, std=config.position_std, rngs=rngs
+            )
             if positions == "learned"
             else None
         )

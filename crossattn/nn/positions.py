@@ -15,12 +15,15 @@ class LearnedPositions(nnx.Module):
       max_positions: how many.
       dim: D.
       offset: rows of the table before that of position 0, which BART and its kin leave unused.
+      std: of the vectors at first.
 
     Source: Gehring et al. 2017, section 3.1.
     """
 
-    def __init__(self, max_positions: int, dim: int, *, offset: int = 0, rngs: nnx.Rngs):
-        table = jax.random.normal(rngs.params(), (max_positions + offset, dim)) * 0.02
+    def __init__(
+        self, max_positions: int, dim: int, *, offset: int = 0, std: float = 0.02, rngs: nnx.Rngs
+    ):
+        table = jax.random.normal(rngs.params(), (max_positions + offset, dim)) * std
         self.table: nnx.Variable = nnx.Param(table, axes=(None, "embed"))
         self.offset = offset
 

@@ -107,7 +107,7 @@ def expect(kept, what: str) -> None:
 
 
 def _outputs(attend, case, **options):
-    """attend as a function of the case's arrays by name."""
+    """The function that is tested, of the case's arrays by name."""
     options = {**case.options, **options}
     if case.mask is not None:
         options["mask"] = case.mask

@@ -56,8 +56,11 @@ class Item(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of an item: "kept", "refused: why", "broken: what" or, of a bad call that was not answered,
-    "worded otherwise: how"."""
+    """What came of an item.
+
+    It is "kept", "refused: why", "broken: what" or, of a bad call that was not answered, "worded otherwise:
+    how".
+    """
 
     promise: str
     case: str

@@ -19,8 +19,9 @@ SPELT_OUT = 16  # entries of an array that a description prints
 
 
 def smallest(case: Case, breaks: Callable[[Case], bool]) -> Case:
-    """The case with everything left out without which ``breaks`` still holds; greedy, so no subset of one
-    step breaks either.
+    """The case with everything left out without which ``breaks`` still holds.
+
+    Greedy: no subset of one step breaks either.
 
     Args:
       case: one that breaks.

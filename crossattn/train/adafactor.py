@@ -24,8 +24,13 @@ _DECAY = 0.8
 
 @dataclass(frozen=True)
 class Sides:
-    """Axes of a parameter: rows and columns of its matrices, () of what is none; and those that count
-    parameters, each of which is scaled by itself."""
+    """What the axes of a parameter are.
+
+    Attributes:
+      rows: those of its matrices' rows, () of what is no matrix.
+      columns: those of its matrices' columns, likewise.
+      stacked: those that count parameters, each of which is scaled by itself.
+    """
 
     rows: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
@@ -43,8 +48,14 @@ class Sides:
 
 
 class FactoredMoments(NamedTuple):
-    """count: updates made; rows, columns: means of squared gradients over the columns and the rows of
-    each parameter. Where there are none, ``rows`` is the whole second moment."""
+    """The second moments.
+
+    Attributes:
+      count: updates made.
+      rows: means of squared gradients over the columns of each parameter; its whole second moment where it
+        is no matrix.
+      columns: means over the rows.
+    """
 
     count: Any
     rows: Any

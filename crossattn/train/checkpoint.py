@@ -5,7 +5,9 @@ run may be saved on one mesh and loaded on another, and what is read is compared
 taken when it was written. All processes call every function; process 0 does the housekeeping.
 
 Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata,
-and the seal over all these files (`checkpoint_files`).
+and the seal over all these files (`checkpoint_files`). There are two checksums because Orbax takes none of
+files and does not ask its driver for those of arrays: the seal's says which file is damaged before anything
+is loaded, and that of arrays holds in object stores too, whose files would have to be fetched twice.
 """
 
 import contextlib
@@ -47,8 +49,14 @@ _UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal:
 
 @dataclass(frozen=True)
 class Restored:
-    """state: on the target's devices; data_state: for this process's iterator; info: as saved;
-    same_position: whether data_state is the one that this process saved, or that all saved."""
+    """What was read of a checkpoint.
+
+    Attributes:
+      state: on the target's devices.
+      data_state: for this process's iterator.
+      info: as saved.
+      same_position: whether data_state is the one that this process saved, or that all saved.
+    """
 
     state: TrainState
     data_state: Any

@@ -69,8 +69,9 @@ def seal(directory: Folder) -> None:
 
 
 def check_intact(directory: Folder) -> tuple[dict[str, Any], bool]:
-    """The record of a checkpoint, whose files are as they were sealed, and whether it has a seal:
-    those of earlier versions of this library may lack one, and only their arrays have checksums.
+    """The record of a checkpoint whose files are as they were sealed, and whether it has a seal.
+
+    Those of earlier versions of this library may lack one, and only their arrays have checksums.
 
     Raises:
         ValueError: a file is missing or not as it was sealed.
@@ -117,7 +118,7 @@ def _json_checksum(value: Any) -> int:
 
 
 def _fingerprints(directory: Folder) -> dict[str, list[int | None]]:
-    """name -> [size, CRC-32], of every file but the seal.
+    """The size and CRC-32 of every file but the seal, by its name.
 
     Of objects the CRC is None: a store checks them itself, arrays have checksums of their own, and all
     would have to be fetched again.

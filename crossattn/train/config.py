@@ -13,9 +13,16 @@ from crossattn.train.sharding import MeshConfig
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """every: steps between checkpoints; keep: how many of the newest stay; best_metric: of the
-    evaluation, whose best checkpoint stays too; best_mode: "max" or "min"; resume: "auto" goes on
-    from what is there, "must" refuses to start anew, "never" puts the old run aside first."""
+    """When a run is saved, and what it goes on from.
+
+    Attributes:
+      every: steps between checkpoints.
+      keep: how many of the newest stay.
+      best_metric: of the evaluation, whose best checkpoint stays too.
+      best_mode: "max" or "min".
+      resume: "auto" goes on from what is there, "must" refuses to start anew, "never" puts the old run aside
+        first.
+    """
 
     every: int = 1000
     keep: int = 2
@@ -26,9 +33,13 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """steps: optimiser steps in all; eval_every: steps between evaluations, 0 for only at the
-    end; compute_dtype: "float32" or "bfloat16", parameters stay float32; see make_train_step for
-    seed, accumulate, ema_decay and prng."""
+    """How long a run is; ``make_train_step`` says what seed, accumulate, ema_decay and prng are.
+
+    Attributes:
+      steps: optimiser steps in all.
+      eval_every: steps between evaluations, 0 for only at the end.
+      compute_dtype: "float32" or "bfloat16"; parameters stay float32.
+    """
 
     steps: int
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -80,7 +91,8 @@ class Task(Protocol):
     def loss(self, params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
         """(loss summed over a batch, sums to report, "weight" among them); called inside jit.
 
-        "weight" is what the loss is divided by; "tokens", where there is one, is counted."""
+        "weight" is what the loss is divided by; "tokens", where there is one, is counted.
+        """
         ...
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:

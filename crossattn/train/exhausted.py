@@ -11,8 +11,10 @@ _NUMBERS = {
 
 
 def exhausted(error: BaseException | None) -> str | None:
-    """In a few words what ran out, somewhere behind this error: a disk, a quota, a limit on the
-    size of files or on how many are open; None when nothing of these did."""
+    """In a few words what ran out, somewhere behind this error; None where nothing did.
+
+    A disk, a quota, a limit on the size of files or on how many are open.
+    """
     while error is not None:
         text = str(error).lower()
         kind = _NUMBERS.get(error.errno) if isinstance(error, OSError) and error.errno else None

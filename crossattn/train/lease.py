@@ -164,8 +164,11 @@ def _open(folder: Folder) -> Any:
 
 
 def _identity() -> dict[str, Any]:
-    """host and pid are for people; `place` is where process ids are told apart, `started` tells apart
-    processes of one id."""
+    """What a lease says of the process that holds it.
+
+    Host and pid are for people; ``place`` is where process ids are told apart, ``started`` tells apart
+    processes of one id.
+    """
     place = None
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

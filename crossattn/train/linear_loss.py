@@ -113,7 +113,7 @@ def _sums(logits, labels, weights, label_smoothing, z_loss):
 
 
 def _gradient(logits, log_z, labels, weights, label_smoothing, z_loss):
-    """d loss / d logits in one pass: probabilities minus the smoothed target, weighted."""
+    """The loss's derivative by the logits in one pass: probabilities minus the smoothed target, weighted."""
     on_z = weights * (1.0 + 2.0 * z_loss * log_z)
     even = weights * (label_smoothing / logits.shape[-1])
     probabilities = jnp.exp(logits - log_z[..., None])

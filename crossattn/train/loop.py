@@ -45,8 +45,13 @@ Initial = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """status: "finished", "interrupted" or "already finished"; evaluation: the last one;
-    totals: train_seconds and compile_seconds of the whole run, and tokens where the loss counts them."""
+    """How a run ended.
+
+    Attributes:
+      status: "finished", "interrupted" or "already finished".
+      evaluation: the last one.
+      totals: train_seconds and compile_seconds of the whole run, and tokens where the loss counts them.
+    """
 
     status: str
     step: int

@@ -93,7 +93,7 @@ def make_optimizer(
 
 
 def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
-    """step (from 0) -> learning rate: linear warm-up to the peak, then the schedule named.
+    """The learning rate of a step (from 0): linear warm-up to the peak, then the schedule named.
 
     rsqrt falls as 1 / sqrt(step) from the end of the warm-up (https://arxiv.org/abs/1706.03762);
     wsd stays at the peak and falls linearly at the end (https://arxiv.org/abs/2404.06395).

@@ -22,9 +22,17 @@ from crossattn.train.trainable import split, trained_names
 
 @dataclass(frozen=True)
 class Program:
-    """mesh: None for one device; schedule: the learning rate by step; fresh: key -> TrainState;
-    begun: parameters -> TrainState; sharding: of each array of the state, None without a mesh;
-    target: shapes of the state with their places; step: `make_train_step`'s."""
+    """The compiled parts of a run.
+
+    Attributes:
+      mesh: None for one device.
+      schedule: the learning rate by step.
+      fresh: key -> TrainState.
+      begun: parameters -> TrainState.
+      sharding: of each array of the state, None without a mesh.
+      target: shapes of the state with their places.
+      step: that of ``make_train_step``.
+    """
 
     mesh: Mesh | None
     optimizer: optax.GradientTransformation

@@ -26,8 +26,15 @@ _ONE_ATTEMPT = 5.0  # seconds, or a machine that swallows what is sent to it tak
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands in its run: process `index` of `count`, process 0 at `address`, HOST:PORT,
-    listening at `bind`; `devices`, the local ones that are its own, None for all."""
+    """Where a process stands in its run.
+
+    Attributes:
+      address: of process 0, HOST:PORT.
+      count: processes in all.
+      index: of this process.
+      bind: where process 0 listens.
+      devices: the local ones that are its own, None for all.
+    """
 
     address: str
     count: int
@@ -269,7 +276,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _numbers(indices: Iterable[int]) -> str:
-    """process 3, or processes 1, 2 and 5; many are cut short."""
+    """In words: process 3, or processes 1, 2 and 5; many are cut short."""
     texts = [str(each) for each in indices]
     if len(texts) > 8:
         texts = [*texts[:7], f"{len(texts) - 7} more"]

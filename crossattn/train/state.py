@@ -14,9 +14,11 @@ from crossattn.train.trainable import split
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """step: int32 [], batches consumed so far; ema: averaged parameters, or None when off.
+    """What training changes; leaves may also be shapes or shardings, where those of a state are meant.
 
-    Leaves may also be shapes or shardings, where those of a state are meant.
+    Attributes:
+      step: int32 [], batches consumed so far.
+      ema: averaged parameters, or None when off.
     """
 
     step: Any

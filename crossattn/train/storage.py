@@ -158,8 +158,10 @@ def delete(path: Folder) -> None:
 
 
 def move(source: Folder, target: Folder) -> None:
-    """A file or a folder to where there is none, whose parent is there; cut short in a store, the
-    source is whole or its copy is."""
+    """Move a file or a folder to where there is none, whose parent is there.
+
+    Cut short in a store, the source is whole or its copy is.
+    """
     if not in_store(source):
         shutil.move(source, target)
         return
@@ -171,8 +173,10 @@ def move(source: Folder, target: Folder) -> None:
 
 
 def local_copy(path: Folder) -> Path:
-    """The folder itself where it lies on this machine, else a copy of its files that is gone when
-    this process ends."""
+    """The folder itself where it lies on this machine, else a copy of its files.
+
+    The copy is gone when this process ends.
+    """
     if isinstance(path, Path):
         return path
     scratch = tempfile.TemporaryDirectory(prefix="crossattn-")

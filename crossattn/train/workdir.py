@@ -75,8 +75,13 @@ def _unwritable(workdir: str | Folder, reason: str | None) -> TrainError:
 
 @dataclass(frozen=True)
 class Claim:
-    """steps_before: how many steps the run had, if it has grown; confirm: raises WorkdirBusy when
-    another process has taken the work directory over, as it may where there are no locks."""
+    """A work directory that is this process's own.
+
+    Attributes:
+      steps_before: how many steps the run had, if it has grown.
+      confirm: raises WorkdirBusy when another process has taken the work directory over, as it may where
+        there are no locks.
+    """
 
     steps_before: int | None = None
     confirm: Callable[[], None] = lambda: None

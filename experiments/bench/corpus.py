@@ -1,5 +1,6 @@
-"""The input side at any size: preparing a corpus, killed and not, and what training on it, or on a stream of
-the same lines, costs a process.
+"""The input side at any size: a corpus prepared, killed and not, and read while training.
+
+It tells also what training on a stream of the same lines costs a process.
 
     python -m experiments.bench.corpus
     python -m experiments.bench.corpus --pairs=200000 --folder=/tmp/corpus

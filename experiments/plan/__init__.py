@@ -49,6 +49,11 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused(
             "--search changes keys of a model that a checkpoint has not; plan it without."
         )
+    if _SEARCH.value and (missing := search.missing(config)):
+        raise launch.Refused(
+            f"--search estimates layouts of Transformers on texts by {', '.join(missing)}, which the config "
+            "has not; plan it without."
+        )
     prepare()
     try:
         return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))

@@ -36,7 +36,8 @@ class DoesNotFit(Exception):
 class Planned:
     """A step that was compiled, with what it was compiled from.
 
-    reasons: what ``attend`` said of kernels that refused; seconds: that compiling took."""
+    reasons: what ``attend`` said of kernels that refused; seconds: that compiling took.
+    """
 
     config: Any
     topology: Topology

@@ -23,8 +23,15 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 @dataclass(frozen=True)
 class Cost:
-    """flops, bytes: of one device in one call; compute, memory: seconds that each takes by itself;
-    kernels: seconds of all kernels one after the other, each as long as the longer of its two."""
+    """What a program takes of one device in one call.
+
+    Attributes:
+      flops: of its products.
+      bytes: read and written.
+      compute: seconds that the flops take by themselves.
+      memory: seconds that the bytes take by themselves.
+      kernels: seconds of all kernels one after the other, each as long as the longer of its two.
+    """
 
     flops: float
     bytes: float

@@ -25,7 +25,13 @@ _TARGETS = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """name: "splash", "cuDNN", ..; backward: whether it computes derivatives; runs: a step."""
+    """A kernel of attention in a compiled step.
+
+    Attributes:
+      name: "splash", "cuDNN", ...
+      backward: whether it computes derivatives.
+      runs: how often in a step.
+    """
 
     name: str
     backward: bool

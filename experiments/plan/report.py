@@ -23,8 +23,13 @@ from experiments.plan.wording import amount, mesh_of, size_of
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. temporaries: activations, gathered weights, gradients; total: all at once,
-    results that take the place of what was given counted once; available: of the chip, for a program."""
+    """Bytes of one device.
+
+    Attributes:
+      temporaries: activations, gathered weights, gradients.
+      total: all at once, results that take the place of what was given counted once.
+      available: of the chip, for a program.
+    """
 
     parameters: int
     optimizer: int

@@ -47,8 +47,15 @@ _ACCUMULATE = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Layout:
-    """mesh: axes and sizes; remat, accumulate: as in the config; memory, step: bytes of a device and
-    seconds, by arithmetic."""
+    """One way to lay a run out.
+
+    Attributes:
+      mesh: axes and sizes.
+      remat: as in the config.
+      accumulate: as in the config.
+      memory: bytes of a device, by arithmetic.
+      step: seconds, by arithmetic.
+    """
 
     mesh: tuple[tuple[str, int], ...]
     remat: bool | str
@@ -81,6 +88,17 @@ class Tried:
     layout: Layout
     plan: Plan | None
     reason: str = ""
+
+
+_READ = (
+    "model.dim", "model.num_heads", "model.mlp_dim", "model.dtype", "loss.chunks", "tokenizer.vocab_size",
+)  # fmt: skip
+
+
+def missing(config: Any) -> list[str]:
+    """Keys that estimates are made of and a config has not."""
+    flat = config.to_dict()
+    return [key for key in _READ if key.split(".")[1] not in flat.get(key.split(".")[0], {})]
 
 
 def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
@@ -220,8 +238,11 @@ class _Estimates:
         return max(compute, network) + state
 
     def _sent(self, sizes: Mapping[str, int], accumulate: int) -> Iterator[Collective]:
-        """Weights gathered twice and gradients scattered for each part of the batch, gradients summed over
-        those that hold the same, and sublayers summed over their heads."""
+        """What devices send each other in a step.
+
+        Weights are gathered twice and gradients scattered for each part of the batch, gradients summed over
+        those that hold the same, and sublayers summed over their heads.
+        """
         weights = 2 * self.parameters / sizes["tensor"]
         rows = self.tokens / (sizes["data"] * sizes["fsdp"] * sizes["seq"])
         for axis, kind, size, times in (

@@ -39,8 +39,14 @@ class TopologyError(Exception):
 
 @dataclass(frozen=True)
 class Topology:
-    """name: as it was asked for; chip: of each device; sizes: of the slice, or (hosts, devices each);
-    devices: to compile for, in order."""
+    """Devices that need not be here.
+
+    Attributes:
+      name: as it was asked for.
+      chip: of each device.
+      sizes: of the slice, or (hosts, devices each).
+      devices: to compile for, in order.
+    """
 
     name: str
     chip: Chip
@@ -124,8 +130,10 @@ def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
 
 
 def _target(chip: str) -> str:
-    """A ``GpuTargetConfigProto`` as text: Hopper's figures from NVIDIA's "H100 Tensor Core GPU Architecture"
-    and the CUDA C++ programming guide, compute capability 9.0; XLA's compiler tunes by them.
+    """A ``GpuTargetConfigProto`` as text; XLA's compiler tunes by it.
+
+    Source: Hopper's figures from NVIDIA, "H100 Tensor Core GPU Architecture", and the CUDA C++ programming
+    guide, compute capability 9.0.
     """
     memory, bandwidth = CHIPS[chip].memory, int(CHIPS[chip].bandwidth)
     multiprocessors, clock = 132, 1.98

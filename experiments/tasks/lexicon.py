@@ -24,7 +24,7 @@ class TransformerWithLexicon(Transformer):
     def word_scores(
         self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
     ) -> Float[Array, "*B T S"]:
-        """log p(target token | source token), word for word: no context, no position.
+        """Log p(target token | source token), word for word: no context, no position.
 
         A linear layer takes the source's embeddings to the output table. With the cross-attention
         weights as the posterior, a loss on these is a neural IBM model 1; see

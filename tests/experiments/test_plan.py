@@ -385,6 +385,9 @@ def test_what_plan_does_not_get_or_cannot_do_at_once_is_one_line(refused):
     assert "--topology is missing" in refused("plan", config)
     both = refused("plan", config, "--topology=v5e:2x2", "--search", "--decode")
     assert "--search lays out training" in both
+    pictures = f"--config={ROOT}/configs/fashion_perceiver.py:tiny"
+    said = refused("plan", pictures, "--topology=v5e:2x2", "--search")
+    assert "texts by loss.chunks, tokenizer.vocab_size, which the config" in said
 
 
 def test_layouts_divide_rows_heads_and_hidden_features(monkeypatch):

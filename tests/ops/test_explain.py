@@ -142,6 +142,15 @@ def test_doctor_names_versions_platform_kernel_and_a_backend_for_each_call(capsy
         assert f"{who}: {why}" in said
 
 
+def test_whoever_reads_the_report_may_stop(monkeypatch):
+    def closed(*values, **options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("os.dup2", lambda *files: None)
+    assert program.main(["doctor"]) == 141
+
+
 def test_an_unknown_command_prints_the_usage(capsys):
     assert program.main(["docter"]) == 2
     assert "python -m crossattn doctor" in capsys.readouterr().err

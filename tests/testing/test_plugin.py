@@ -40,8 +40,8 @@ def suite(folder, name, *options):
     """What pytest prints, and its exit code."""
     (folder / "attentions.py").write_text(ATTENTIONS)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "crossattn.testing.plugin", "-p",
-         "no:cacheprovider", f"--rootdir={folder}", f"--attention=attentions:{name}", *options],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}",
+         f"--attention=attentions:{name}", *options],
         cwd=folder, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
     )  # fmt: skip

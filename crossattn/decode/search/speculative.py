@@ -216,7 +216,7 @@ def _leading(right: Bool[Array, "*B k"]) -> Int[Array, "*B"]:
 
 
 def _put(x: Array, new: Array, start: Int[Array, " B"]) -> Array:
-    """x [B X ...] with ``new`` [B Y ...] written from ``start`` on, in each row."""
+    """``x`` [B X ...] with ``new`` [B Y ...] written from ``start`` on, in each row."""
     return jax.vmap(lambda x, new, at: jax.lax.dynamic_update_slice_in_dim(x, new, at, 0))(
         x, new, start
     )

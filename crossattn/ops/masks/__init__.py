@@ -296,7 +296,9 @@ def window(
 
 
 def prefix(length: Int[AnyArray, "*B"] | int) -> Mask:
-    """Every query reads the first ``length`` keys; ``causal() | prefix(n)`` is the prefix LM mask.
+    """Every query reads the first ``length`` keys.
+
+    The mask of a prefix LM is ``causal() | prefix(n)``.
 
     Source: Raffel et al. 2020, "T5", section 3.2.1.
     """

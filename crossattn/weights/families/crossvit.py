@@ -91,7 +91,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _shape(settings: Settings) -> Mapping[str, Any]:
-    """timm's arguments of the architecture, and over them those of this checkpoint."""
+    """Arguments in timm of the architecture, and over them those of this checkpoint."""
     name = settings["architecture"]
     if name not in _ARCHITECTURES:
         raise CheckpointError(

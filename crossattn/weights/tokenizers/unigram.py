@@ -60,7 +60,7 @@ def pegasus(path: Path) -> Any:
 
 
 def mbart(path: Path) -> Any:
-    """fairseq's four specials, the pieces one id later than theirs, languages, and a mask.
+    """The four specials of fairseq, the pieces one id later than theirs, languages, and a mask.
 
     Text is marked with its language, behind the end in mBART and before the text in mBART-50; the language is
     the ``src_lang`` of ``tokenizer_config.json``, or English. ``with_language`` makes it another.

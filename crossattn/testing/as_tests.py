@@ -1,4 +1,4 @@
-"""``pytest -p crossattn.testing.plugin --attention=package.module:function``: the suite on any function.
+"""The suite as tests of pytest, for ``pytest --attention=package.module:function``.
 
 Each promise on each case is one test. A refusal is skipped and says why; the first case that breaks a
 promise is made smaller until it would no longer break, and the smallest is told. Paths given beside
@@ -18,30 +18,12 @@ from crossattn.testing.checks import Broken
 from crossattn.testing.shrink import describe, smallest
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options."""
-    group = parser.getgroup("attention", "what an attention function promises")
-    group.addoption(
-        "--attention",
-        metavar="MODULE:FUNCTION",
-        help="hold this function, of the signature of crossattn.attend or a part of it, to every promise",
-    )
-    group.addoption("--attention-quick", action="store_true", help="one case of each kind")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Without paths on the command line, the suite alone is run."""
-    if config.getoption("attention") and config.args_source != config.ArgsSource.ARGS:
-        config.args = []
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """The promises after what else was collected."""
-    if config.getoption("attention"):
-        items.extend(_promises(session, config))
+    items.extend(_promises(session, config))
 
 
 def _promises(session: pytest.Session, config: pytest.Config) -> Iterator[pytest.Item]:
