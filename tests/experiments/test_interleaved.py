@@ -59,9 +59,9 @@ def test_an_image_may_take_several_places():
     }
     rows = interleaved(batch, 2, image_tokens=3)
     three = [IMAGE] * 3
-    assert rows["target_in"].tolist() == [[1, *three, 5, 2, *three, 7, 2, 0]]
-    assert rows["target_out"].tolist() == [[*three, 5, 2, *three, 7, 2, 0, 0]]
-    assert rows["shots"].tolist() == [[-1, -1, -1, 0, 0, -1, -1, -1, 1, 1, -1]]
+    assert rows["target_in"].tolist() == [[1, *three, 5, 2, *three, 7]]
+    assert rows["target_out"].tolist() == [[*three, 5, 2, *three, 7, 2]]
+    assert rows["shots"].tolist() == [[-1, -1, -1, 0, 0, -1, -1, -1, 1, 1]]
     assert rows["image_positions"].tolist() == [[1, 6]]
 
 
