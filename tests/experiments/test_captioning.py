@@ -62,7 +62,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
         tag = tokenizer.vocab_size + ("en", "de").index(language)
         ids = [1, tag, *tokenizer.encode(text), 2]
         assert batch["target_in"][row, : len(ids) - 1].tolist() == ids[:-1]
-        assert task.prompt(examples[index]) == ids[:2]
+        assert task.prompts(examples, [int(index)]) == [ids[:2]] == [task.prompt_in(language)]
         assert task.decoded(ids) == text
     batch = jax.tree.map(jnp.asarray, dict(batch))
     config, options = task.model_config, task.config.loss
@@ -71,7 +71,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     model = task.bind(params)
     p = log_softmax(model(batch["source"], batch["target_in"]))
     told = np.take_along_axis(p, np.asarray(batch["target_out"])[..., None], -1)[..., 0]
-    counted = np.asarray(batch["target_segment_ids"] > 0)
+    counted = np.array(batch["target_segment_ids"] > 0)
     counted[:, 0] = False
     np.testing.assert_allclose(sums["nll"], -told[counted].sum(), rtol=1e-5)
     even = (1 - options.label_smoothing) * -told - options.label_smoothing * p.mean(-1)
