@@ -317,7 +317,7 @@ def test_what_each_word_read_and_a_page_are_drawn(workdir, launched, tmp_path):
     paths = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
     plot, page = tmp_path / "read.png", tmp_path / "page.png"
     code, _, err = launched(
-        "caption", f"--workdir={workdir}", *paths, f"--plot={plot}", f"--page={page}"
+        "caption", f"--workdir={workdir}", *paths, f"--plot={plot}", f"--gallery={page}"
     )
     assert code == 0, err
     for path in (tmp_path / "read-a.png", tmp_path / "read-b.png", page):
@@ -333,8 +333,8 @@ def test_a_language_that_the_run_does_not_know_and_a_run_of_another_task(
     assert "--language is 'xx'; the run was told en, de." in said
     said = refused("caption", f"--workdir={tiny_run}", str(picture))
     assert "is a translation, not a captioning" in said
-    assert "--page names page.txt" in refused(
-        "caption", f"--workdir={workdir}", str(picture), "--page=page.txt"
+    assert "--gallery names page.txt" in refused(
+        "caption", f"--workdir={workdir}", str(picture), "--gallery=page.txt"
     )
 
 
