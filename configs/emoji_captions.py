@@ -33,7 +33,7 @@ def get_config(arg: str = ""):
             loss=parts.cross_entropy(label_smoothing=0.1),
             optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
             mesh=parts.mesh(),
-            train=parts.train(steps=1500, eval_every=250),
+            train=parts.train(steps=1000, eval_every=250),
             checkpoint=parts.checkpoint(every=250, best_metric="chrf"),
             evaluate=dict(examples=200, decoding=dict(num_beams=1, batch_size=64)),
         )

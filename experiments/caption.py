@@ -3,12 +3,12 @@
     python -m experiments.caption --workdir=runs/captions cat.png rocket.png
     python -m experiments.caption --workdir=runs/captions cat.png --language=de --num_beams=4
     python -m experiments.caption --workdir=runs/captions cat.png --plot=read.png
-    python -m experiments.caption --workdir=runs/captions *.png --page=page.png
+    python -m experiments.caption --workdir=runs/captions *.png --gallery=all.png
 
 A line a picture. Pictures of any size and mode that Pillow reads; they are prepared as those of the run were.
 ``--language`` is one that the run was told, the first of them where it is left out. ``--plot`` draws over
-each picture which patches each word read, ``--page`` all pictures with their captions. Of several files one
-that cannot be read does not stop the others; the exit code is then 1.
+each picture which patches each word read, ``--gallery`` all pictures with their captions. Of several files
+one that cannot be read does not stop the others; the exit code is then 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +25,10 @@ from experiments.runs import NUM_BEAMS, STEP, open_run
 from experiments.tasks.captioning import CaptioningTask
 from experiments.transcribe import LANGUAGE, pictures
 
-_PAGE = flags.DEFINE_string(
-    "page", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
+_GALLERY = flags.DEFINE_string(
+    "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
 )
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, _PAGE)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
 _SHOWN = 256  # pixels of a picture's longer side that are drawn
 
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     launch.need("PIL", install="crossattn[images]")
     launch.keep_compiled()
-    drawing, page = launch.picture(), launch.picture(_PAGE)
+    drawing, page = launch.picture(), launch.picture(_GALLERY)
     _, task, params = open_run(CaptioningTask)
     prompt = task.prompt_in(_language(task, LANGUAGE.value))
     caption = _captioner(task, params, prompt, NUM_BEAMS.value)

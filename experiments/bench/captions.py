@@ -95,7 +95,7 @@ def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[
         nearer = far.min(1) < best
         chosen[nearer] = first + far.argmin(1)[nearer]
         best = np.minimum(best, far.min(1))
-    return [task.text_of(train[index]) for index in chosen]
+    return [task.text_of(train[index]) for index in chosen.tolist()]
 
 
 def most_frequent(task: Any, train: Sequence[dict]) -> str:

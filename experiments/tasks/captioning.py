@@ -136,8 +136,12 @@ class CaptioningTask(WritesText):
     def text_of(self, example: dict[str, Any]) -> str:
         return example["target"][1] if self.languages else example["target"]
 
-    def prompt(self, example: dict[str, Any]) -> list[int]:
-        return self.prompt_in(example["target"][0] if self.languages else None)
+    def prompts(
+        self, examples: Sequence[dict[str, Any]], indices: Sequence[int]
+    ) -> list[list[int]]:
+        if not self.languages:
+            return super().prompts(examples, indices)
+        return [self.prompt_in(examples[index]["target"][0]) for index in indices]
 
     def prompt_in(self, language: str | None) -> list[int]:
         """What the decoder reads first, to write in a language: the start, and the language's token."""
@@ -215,7 +219,7 @@ class CaptioningTask(WritesText):
         counted = np.zeros(tokens.shape, bool)
         for row, ids in enumerate(framed):
             tokens[row, : len(ids)] = ids
-            counted[row, len(self.prompt(dict(target=captions[row]))) : len(ids)] = True
+            counted[row, 1 + (len(self.languages) > 0) : len(ids)] = True
         tokens, counted = (x.reshape(blocks, rows, -1) for x in (tokens, counted))
         score = jax.jit(self._scored, out_shardings=everywhere(mesh))
         found = np.zeros((blocks * rows, len(pictures)), np.float32)

@@ -62,10 +62,12 @@ class WritesText(TextTask):
         """The text that should be written of a renamed example."""
         return example["target"].strip()
 
-    def prompt(self, example: dict[str, Any]) -> list[int]:
-        """What the decoder reads first; as long for each example."""
+    def prompts(
+        self, examples: Sequence[dict[str, Any]], indices: Sequence[int]
+    ) -> list[list[int]]:
+        """What the decoder reads first for some of the examples, all of one length."""
         frame = self.corpus.tokenizer.frame
-        return [frame.start, *frame.before]
+        return [[frame.start, *frame.before]] * len(indices)
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
@@ -148,7 +150,7 @@ class WritesText(TextTask):
         texts = [""] * len(examples)
         for item in self._batches(examples, rows_on(mesh, options.batch_size)):
             rows = np.flatnonzero(item.indices >= 0)
-            prompts = [self.prompt(examples[item.indices[row]]) for row in rows]
+            prompts = self.prompts(examples, item.indices[rows].tolist())
             prompts += [prompts[0]] * (len(item.indices) - len(rows))
             read = {"source": item.batch["source"], "prefix": np.array(prompts, np.int32)}
             for row, ids in zip(rows, writer(**spread_batch(read, mesh))[rows], strict=True):

@@ -62,7 +62,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
         tag = tokenizer.vocab_size + ("en", "de").index(language)
         ids = [1, tag, *tokenizer.encode(text), 2]
         assert batch["target_in"][row, : len(ids) - 1].tolist() == ids[:-1]
-        assert task.prompt(examples[index]) == ids[:2]
+        assert task.prompts(examples, [int(index)]) == [ids[:2]] == [task.prompt_in(language)]
         assert task.decoded(ids) == text
     batch = jax.tree.map(jnp.asarray, dict(batch))
     config, options = task.model_config, task.config.loss
@@ -71,7 +71,7 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     model = task.bind(params)
     p = log_softmax(model(batch["source"], batch["target_in"]))
     told = np.take_along_axis(p, np.asarray(batch["target_out"])[..., None], -1)[..., 0]
-    counted = np.asarray(batch["target_segment_ids"] > 0)
+    counted = np.array(batch["target_segment_ids"] > 0)
     counted[:, 0] = False
     np.testing.assert_allclose(sums["nll"], -told[counted].sum(), rtol=1e-5)
     even = (1 - options.label_smoothing) * -told - options.label_smoothing * p.mean(-1)
@@ -317,7 +317,7 @@ def test_what_each_word_read_and_a_page_are_drawn(workdir, launched, tmp_path):
     paths = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
     plot, page = tmp_path / "read.png", tmp_path / "page.png"
     code, _, err = launched(
-        "caption", f"--workdir={workdir}", *paths, f"--plot={plot}", f"--page={page}"
+        "caption", f"--workdir={workdir}", *paths, f"--plot={plot}", f"--gallery={page}"
     )
     assert code == 0, err
     for path in (tmp_path / "read-a.png", tmp_path / "read-b.png", page):
@@ -333,8 +333,8 @@ def test_a_language_that_the_run_does_not_know_and_a_run_of_another_task(
     assert "--language is 'xx'; the run was told en, de." in said
     said = refused("caption", f"--workdir={tiny_run}", str(picture))
     assert "is a translation, not a captioning" in said
-    assert "--page names page.txt" in refused(
-        "caption", f"--workdir={workdir}", str(picture), "--page=page.txt"
+    assert "--gallery names page.txt" in refused(
+        "caption", f"--workdir={workdir}", str(picture), "--gallery=page.txt"
     )
 
 
