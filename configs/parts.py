@@ -72,6 +72,18 @@ def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
+def captioned(name: str, languages: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Pictures of one source with captions in these languages, or in one that the model is not told."""
+    usual = dict(
+        name=name,
+        languages=languages or placeholder(str),
+        data_dir=placeholder(str),
+        batch_size=32,
+        target_len=24,
+    )
+    return usual | changes
+
+
 def tokenizer(**changes: Any) -> dict[str, Any]:
     """Byte-pair encoding of both sides."""
     return dict(kind="bpe", vocab_size=6000, joint=True) | changes
@@ -127,6 +139,12 @@ def picture_model(name: str, **changes: Any) -> dict[str, Any]:
     """``model`` of pictures, which has no positions of tokens and no table of them."""
     usual = model(name, dim=64, num_heads=4, mlp_dim=128, activation="gelu")
     return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
+
+
+def composed(name: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """An architecture that is made of others, each a model of this file in a section of its own."""
+    own = {part: {k: x for k, x in of.items() if k != "name"} for part, of in sections.items()}
+    return dict(name=name, **own)
 
 
 def cross_entropy(**changes: Any) -> dict[str, Any]:
@@ -243,6 +261,48 @@ def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     whole.optim.update(learning_rate=3e-3, warmup_steps=4)
     whole.train.update(steps=24, log_every=6, eval_every=0)
     whole.checkpoint.every = 12
+    return whole
+
+
+def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDict:
+    """The whole experiment of captioning emoji, five in a row, but for the model and other ``sections``."""
+    data = dict(
+        name="emoji/en",
+        data_dir=placeholder(str),
+        batch_size=16,
+        examples=5,
+        text_len=16,
+        height=32,
+        width=32,
+    )
+    usual = dict(
+        task="interleaved",
+        seed=0,
+        data=data,
+        tokenizer=dict(kind="bpe", vocab_size=1000),
+        model=model,
+        loss=cross_entropy(),
+        optim=adamw(),
+        mesh=mesh(),
+        train=train(steps=steps, eval_every=100),
+        checkpoint=checkpoint(every=100, best_metric="nll", best_mode="min"),
+    )
+    return ConfigDict(usual | sections)
+
+
+def language_model_of_captions(name: str, **changes: Any) -> dict[str, Any]:
+    """``model`` of a language model of emoji's captions, one that reads pictures or one that does not."""
+    return model(name, **{"layers": 4, "activation": "gelu", "dim": 128, "mlp_dim": 512, **changes})
+
+
+def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
+    """The same experiment in seconds, with made-up shapes; ``model`` is what else becomes small."""
+    whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8)
+    whole.tokenizer.vocab_size = 300
+    whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
+    whole.optim.warmup_steps = 4
+    whole.train.update(steps=16, log_every=4, eval_every=0)
+    whole.checkpoint.every = 8
     return whole
 
 

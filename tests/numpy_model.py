@@ -93,6 +93,7 @@ _sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
 ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "quick_gelu": lambda x: x * _sigmoid(1.702 * x),
     "silu": lambda x: x * _sigmoid(x),
 }
 GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}

@@ -14,10 +14,12 @@ from typing import Any
 
 from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
+from crossattn.models.clip import CLIP, CLIPConfig
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 from crossattn.models.flamingo import Flamingo, FlamingoConfig
+from crossattn.models.llava import Llava, LlavaConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
@@ -32,6 +34,8 @@ __all__ = [
     "Architecture",
     "Bert",
     "BertConfig",
+    "CLIP",
+    "CLIPConfig",
     "CrossViT",
     "CrossViTConfig",
     "Decoder",
@@ -40,6 +44,8 @@ __all__ = [
     "EncoderDecoderConfig",
     "Flamingo",
     "FlamingoConfig",
+    "Llava",
+    "LlavaConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
     "SelfDoc",

@@ -224,7 +224,12 @@ class Decoder(Autoregressive):
         return_weights: bool = False,
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, *rest = self.decoder.decode(self.input, tokens, states, return_weights=return_weights)
+        x, *rest = self.decoder.decode(
+            lambda tokens, positions, _: self.input(tokens, positions),
+            tokens,
+            states,
+            return_weights=return_weights,
+        )
         return self.output.transform(x), *rest
 
     def _read(self, memory: Any, segment_ids: Array | None) -> Any:

@@ -35,7 +35,7 @@ class EncoderDecoderConfig:
     Attributes:
       encoder: of the half that reads the source.
       decoder: of the half that writes the target. Its ``memory_dim`` is the size of the encoder's
-        vectors; where it differs, a linear layer stands between.
+        vectors, as None says too; where it differs, a linear layer stands between.
     """
 
     encoder: BertConfig
@@ -67,17 +67,13 @@ class EncoderDecoder(Autoregressive):
       config: the shapes.
       build_encoder: makes the encoder of its config; another one than a ``Bert`` comes with an ``encode``
         of a subclass.
-
-    Raises:
-      ValueError: the decoder reads no memory.
     """
 
     def __init__(self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs):
         self.encoder = build_encoder(config.encoder, rngs=rngs)
-        self.decoder = Decoder(config.decoder, rngs=rngs)
-        size, wanted = config.encoder.block.dim, config.decoder.memory_dim
-        if wanted is None:
-            raise ValueError("decoder has no memory_dim; set it to the size of what it reads.")
+        size = config.encoder.block.dim
+        wanted = config.decoder.memory_dim or size
+        self.decoder = Decoder(replace(config.decoder, memory_dim=wanted), rngs=rngs)
         self.bridge = (
             None
             if size == wanted

@@ -15,7 +15,6 @@ that a run of a ``Decoder`` is what this one begins from.
 Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Learning", sections 2.1 to 2.3.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,21 +29,18 @@ from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
+from crossattn.models.vit import IMAGE_KEYS, ViT, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, Residual, Sublayer, split
+from crossattn.nn.blocks import Block, BlockConfig, Residual, Sublayer, split
 from crossattn.nn.examples import texts, vectors
+from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.stack import Stack, layer_weights
-from crossattn.nn.states import CachedStates, check_rows
+from crossattn.nn.states import CachedStates
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
-KEYS = DECODER_KEYS | {
+KEYS = DECODER_KEYS | IMAGE_KEYS | {
     "interval": ConfigKey(int, "Blocks of the language model to one that reads images.", "[1, inf)"),
-    "image_dim": ConfigKey(int, "Size of the vectors of patches and latents.", "[1, inf)"),
-    "image_layers": ConfigKey(int, "Depth of the encoder of pictures.", "[0, inf)"),
-    "image_heads": ConfigKey(int, "Heads of that encoder and of the resampler.", "[1, inf)"),
-    "patch_size": ConfigKey(int, "Side of a patch, in pixels.", "[1, inf)"),
     "image_latents": ConfigKey(int, "Latents of each image.", "[1, inf)"),
     "resampler_layers": ConfigKey(int, "Depth of the resampler.", "[1, inf)"),
 }  # fmt: skip
@@ -126,9 +122,7 @@ class Flamingo(Decoder):
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
         super().__init__(config, build=_period(config), rngs=rngs)
         self.vision: Any = (
-            None
-            if config.image_size is None
-            else PatchEncoder(config, config.image_size, rngs=rngs)
+            None if config.image_size is None else ViT(patch_reader(config), rngs=rngs)
         )
         self.resampler = Resampler(config, rngs=rngs)
 
@@ -138,7 +132,7 @@ class Flamingo(Decoder):
     ) -> Float[Array, "B I_L M"]:
         """Latents [B (I L) M] of pictures [B I H W C], or of their patches' vectors [B I P M]."""
         keys = split(key, 2)
-        x = images if self.vision is None else self.vision(images, keys[0])
+        x = images if self.vision is None else self.vision.encode(images, key=keys[0]).vectors
         x = self.resampler(x, keys[1])
         return x.reshape(x.shape[0], -1, x.shape[-1])
 
@@ -224,7 +218,11 @@ class Flamingo(Decoder):
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
         x, *rest = self.decoder.decode(
-            self.input, tokens, states, memory_masks=self.seen, return_weights=return_weights
+            lambda tokens, positions, _: self.input(tokens, positions),
+            tokens,
+            states,
+            memory_masks=self.seen,
+            return_weights=return_weights,
         )
         return self.output.transform(x), *rest
 
@@ -232,75 +230,12 @@ class Flamingo(Decoder):
         self, images: Any, image_positions: Any, batch: int, key: Any
     ) -> tuple[Array, Array]:
         """Latents and positions of the images; of one that stands nowhere, where there are none."""
-        if (images is None) != (image_positions is None):
-            given, lacking = "images", "image_positions"
-            if images is None:
-                given, lacking = lacking, given
-            raise ValueError(f"got {given} without {lacking}; expected both of them, or neither.")
-        if images is None:
+        placed_images = with_places(images, image_positions, batch)
+        if placed_images is None:
             shape = (batch, self.resampler.num_latents, self.resampler.dim)
             return jnp.zeros(shape), jnp.full((batch, 1), -1)
-        images, image_positions = jnp.asarray(images), jnp.asarray(image_positions)
-        check_rows("images", images, batch)
-        if images.shape[:2] != image_positions.shape:
-            raise ValueError(
-                f"image_positions has shape {image_positions.shape} and images {images.shape}; expected a "
-                f"position for each image, {images.shape[:2]}."
-            )
+        images, image_positions = placed_images
         return self.encode(images, key), image_positions
-
-
-def image_positions(
-    tokens: Int[AnyArray, "B T"], image_id: int, images: Sequence[int] | None = None
-) -> Int[np.ndarray, "B I"]:
-    """Where images stand in texts: at each token ``image_id``, one; rows with fewer are filled up with -1.
-
-    Args:
-      tokens: [B T], known ones: this is for prompts, not for compiled code.
-      image_id: the token that stands for an image.
-      images: how many images each row has; None asks nothing.
-
-    Raises:
-      ValueError: a row has an image without a token, or a token without an image.
-    """
-    rows = [np.flatnonzero(np.asarray(row) == image_id) for row in tokens]
-    counts = [len(row) for row in rows] if images is None else images
-    for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        if len(row) != count:
-            raise ValueError(
-                f"row {number} has {len(row)} image tokens (id {image_id}) and {count} images; expected one "
-                "token for each image, where it stands in the text."
-            )
-    width = max(1, *map(len, rows))
-    return np.stack(
-        [np.pad(row, (0, width - len(row)), constant_values=-1) for row in rows]
-    ).astype(np.int32)
-
-
-class PatchEncoder(nnx.Module):
-    """Vectors of the patches of pictures: an embedding, and layers of self-attention."""
-
-    def __init__(self, config: FlamingoConfig, image_size: tuple[int, int], *, rngs: nnx.Rngs):
-        shape = _image_block(config)
-        self.embedding = PatchEmbedding(
-            image_size,
-            config.patch_size,
-            config.channels,
-            shape.dim,
-            class_token=False,
-            dtype=shape.dtype,
-            rngs=rngs,
-        )
-        self.layers = Stack(
-            lambda rngs: EncoderBlock(shape, rngs=rngs), config.image_layers, rngs=rngs
-        )
-        self.norm = shape.normalise(rngs)
-
-    def __call__(
-        self, images: Float[Array, "*B H W C"], key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B P M"]:
-        """[*B H W C] -> [*B P M]; patches row by row."""
-        return self.norm(self.layers(self.embedding(images), key=key)[0])
 
 
 class Resampler(nnx.Module):
@@ -310,7 +245,7 @@ class Resampler(nnx.Module):
     """
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
-        shape = _image_block(config).changed(activation="relu", use_bias=False)
+        shape = patch_reader(config).block.changed(activation="relu", use_bias=False)
         shape = replace(
             shape, attention=replace(shape.attention, head_dim=config.resampler_head_dim)
         )
@@ -363,19 +298,6 @@ class LatentAttention(nnx.Module):
     ) -> Any:
         """[*B L M], of latents that are normalised."""
         return self.attention(x, jnp.concatenate([memory, x], axis=-2), mask, **options)
-
-
-def _image_block(config: FlamingoConfig) -> BlockConfig:
-    """The shape of the encoder's blocks and, but for what is said there, of the resampler's."""
-    return BlockConfig.of(
-        config.image_dim,
-        config.image_heads,
-        4 * config.image_dim,
-        activation="gelu",
-        norm_epsilon=config.image_norm_epsilon,
-        dropout_rate=config.block.dropout_rate,
-        dtype=config.block.dtype,
-    )
 
 
 def _period(config: FlamingoConfig) -> list[Build]:

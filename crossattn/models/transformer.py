@@ -302,7 +302,10 @@ class Transformer(Autoregressive):
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
         x, *rest = self.decoder.decode(
-            self.target_input, tokens, states, return_weights=return_weights
+            lambda tokens, positions, _: self.target_input(tokens, positions),
+            tokens,
+            states,
+            return_weights=return_weights,
         )
         return self.output.transform(x), *rest
 

@@ -14,7 +14,7 @@ Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -37,6 +37,14 @@ KEYS = {
 }
 """Keys of a config's section ``model`` that other models need not have."""
 
+IMAGE_KEYS = {
+    "image_dim": ConfigKey(int, "Size of the vectors of patches.", "[1, inf)"),
+    "image_layers": ConfigKey(int, "Depth of the encoder of pictures.", "[0, inf)"),
+    "image_heads": ConfigKey(int, "Heads of its attention.", "[1, inf)"),
+    "patch_size": KEYS["patch_size"],
+}
+"""Keys of the section ``model`` of a language model that reads pictures, see ``patch_reader``."""
+
 
 @dataclass(frozen=True)
 class ViTConfig:
@@ -49,9 +57,14 @@ class ViTConfig:
       image_size: height and width for which positions are learnt; other sizes interpolate them.
       channels: of a pixel.
       num_classes: of the logits; None has no head.
+      class_token: a learnt vector stands before the patches.
       distillation_token: add DeiT's.
       distillation_output: that token has logits of its own, and the model's are the mean of both.
       pooler: add the layer over the class token's vector.
+      patch_bias: a bias in the projection of patches.
+      input_norm: a norm of what enters the first layer (CLIP).
+      output_norm: a norm of all "vectors" that leave the last one, of that of the "class" token alone (CLIP),
+        or "none".
       scan, remat: of the layers, see ``Stack``.
     """
 
@@ -61,9 +74,13 @@ class ViTConfig:
     image_size: Size
     channels: int = 3
     num_classes: int | None = None
+    class_token: bool = True
     distillation_token: bool = False
     distillation_output: bool = False
     pooler: bool = False
+    patch_bias: bool = True
+    input_norm: bool = False
+    output_norm: Literal["vectors", "class", "none"] = "vectors"
     scan: bool = False
     remat: bool | str = False
 
@@ -80,21 +97,56 @@ def example(config: ViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any
     return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
+def patch_reader(config: Any) -> ViTConfig:
+    """What reads pictures for a language model whose config says how large, under ``IMAGE_KEYS``.
+
+    It has no class token.
+    """
+    block = BlockConfig.of(
+        config.image_dim,
+        config.image_heads,
+        4 * config.image_dim,
+        activation="gelu",
+        norm_epsilon=config.image_norm_epsilon,
+        dropout_rate=config.block.dropout_rate,
+        dtype=config.block.dtype,
+    )
+    return ViTConfig(
+        block,
+        layers=config.image_layers,
+        patch_size=config.patch_size,
+        image_size=config.image_size,
+        channels=config.channels,
+        class_token=False,
+    )
+
+
 class ViT(nnx.Module):
-    """Pictures [*B H W C] in, vectors of patches or logits of classes [*B C] out."""
+    """Pictures [*B H W C] in, vectors of patches or logits of classes [*B C] out.
+
+    Raises:
+      ValueError: there are classes or a pooler, but no class token, whose vector they are of.
+    """
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         block = config.block
+        if not config.class_token and (config.num_classes is not None or config.pooler):
+            raise ValueError(
+                "class_token is False, but classes and a pooler are of its vector; leave them out."
+            )
         self.patches = PatchEmbedding(
             config.image_size,
             config.patch_size,
             config.channels,
             block.dim,
+            class_token=config.class_token,
             distillation_token=config.distillation_token,
+            use_bias=config.patch_bias,
             dtype=block.dtype,
             rngs=rngs,
         )
-        self.dropout_rate = block.dropout_rate
+        self.input_norm = block.normalise(rngs) if config.input_norm else None
+        self.image_size, self.dropout_rate = config.image_size, block.dropout_rate
         self.encoder = Stack(
             lambda rngs: EncoderBlock(block, rngs=rngs),
             config.layers,
@@ -102,7 +154,8 @@ class ViT(nnx.Module):
             remat=config.remat,
             rngs=rngs,
         )
-        self.norm = block.normalise(rngs)
+        self.norm: Any = None if config.output_norm == "none" else block.normalise(rngs)
+        self.norm_vectors = config.output_norm == "vectors"
         options: dict[str, Any] = dict(dtype=block.dtype, rngs=rngs)
         output = partial(ClassOutput, block.dim, config.num_classes or 0, **options)
         self.output = None if config.num_classes is None else output()
@@ -114,7 +167,7 @@ class ViT(nnx.Module):
     def encode(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Encoded:
-        """Vectors of the class token and the patches [*B 1+S D]; a key turns dropout on.
+        """Vectors of the class token, if there is one, and the patches [*B 1+S D]; a key turns dropout on.
 
         DeiT's distillation token stands between them.
         """
@@ -129,7 +182,8 @@ class ViT(nnx.Module):
         With a ``distillation_output``, those of both tokens, [*B 2 D].
         """
         vectors = self._vectors(image, key)
-        return vectors[..., 0, :] if self.distillation_output is None else vectors[..., :2, :]
+        tokens = vectors[..., 0, :] if self.distillation_output is None else vectors[..., :2, :]
+        return tokens if self.norm is None or self.norm_vectors else self.norm(tokens)
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "..."]) -> Float[Array, "*B classes"]:
@@ -172,7 +226,7 @@ class ViT(nnx.Module):
         """
         if self.encoder.scan:
             raise ValueError("the layers of this ViT are scanned; build it with scan=False.")
-        x = self.patches(image)
+        x = self._input(image)
         *layers, last = self.encoder.layers
         for block in layers:
             x, _ = block(x)
@@ -190,5 +244,9 @@ class ViT(nnx.Module):
         self, image: Float[Array, "*B H W C"], key: Key[Array, ""] | None
     ) -> Float[Array, "*B S D"]:
         keys = split(key, 2)
-        x, _ = self.encoder(dropout(self.patches(image), self.dropout_rate, keys[0]), key=keys[1])
-        return self.norm(x)
+        x, _ = self.encoder(dropout(self._input(image), self.dropout_rate, keys[0]), key=keys[1])
+        return self.norm(x) if self.norm_vectors else x
+
+    def _input(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
+        x = self.patches(image)
+        return x if self.input_norm is None else self.input_norm(x)

@@ -16,6 +16,7 @@ from crossattn.nn.blocks import (
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
+from crossattn.nn.images import image_positions
 from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
@@ -58,6 +59,7 @@ __all__ = [
     "TokenInput",
     "TokenOutput",
     "VectorOutput",
+    "image_positions",
     "layer_weights",
     "linear",
     "norm",

@@ -92,7 +92,7 @@ class DecoderStack(nnx.Module):
         The sequences of a row share it: [B (cache_length * num_beams) K H].
 
         Args:
-          context: what ``memory_masks`` of ``decode`` needs of each row, arrays [B ...].
+          context: what ``embed`` and ``memory_masks`` of ``decode`` need of each row, arrays [B ...].
         """
         size = cache_length * num_beams
         caches = self.stack.map(lambda block: block.cache((batch,), size))
@@ -158,7 +158,7 @@ class DecoderStack(nnx.Module):
     @on_any_mesh
     def decode(
         self,
-        embed: Callable[[Int[Array, "B J T"], Int[Array, "..."]], Float[Array, "B J T D"]],
+        embed: Callable[[Int[Array, "B J T"], Int[Array, "..."], Any], Float[Array, "B J T D"]],
         tokens: Int[Array, "B J T"],
         states: CachedStates,
         *,
@@ -170,7 +170,8 @@ class DecoderStack(nnx.Module):
         With ``return_weights``, the weights [L B J N T S] of the L layers that read a memory too.
 
         Args:
-          embed: makes vectors of tokens and of the positions at which they stand.
+          embed: makes vectors of tokens, of the positions [T] or [B 1 T] at which they stand in their row's
+            text, and of the ``context`` of the states.
           tokens: [B J T].
           states: of ``prefill``.
           memory_masks: makes masks [B 1 T S] of memories, by name, of the positions [T] or [B T] at
@@ -208,7 +209,7 @@ class DecoderStack(nnx.Module):
         """All rows stand at the same position."""
         (J, T), X = tokens.shape[-2:], states.cache_length
         token_positions = states.token_positions(T)
-        x = embed(tokens, token_positions)
+        x = embed(tokens, token_positions, states.context)
         read = {}
         if memory_masks is not None:
             rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions

@@ -13,7 +13,7 @@ from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Key
 
 Activation = Literal[
-    "relu", "gelu", "gelu_exact", "silu", "reglu", "geglu", "geglu_exact", "swiglu"
+    "relu", "gelu", "gelu_exact", "quick_gelu", "silu", "reglu", "geglu", "geglu_exact", "swiglu"
 ]
 
 _gelu_exact = functools.partial(jax.nn.gelu, approximate=False)
@@ -21,6 +21,7 @@ _PLAIN = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
     "gelu_exact": _gelu_exact,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "silu": jax.nn.silu,
 }
 _GATED = {
@@ -32,7 +33,7 @@ _GATED = {
 
 
 def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The nonlinearity of that name; "gelu" is approximated by tanh, "gelu_exact" is not.
+    """The nonlinearity of that name; "gelu" is approximated by tanh, "quick_gelu" by a sigmoid.
 
     Source: Hendrycks and Gimpel 2016.
     """
@@ -45,7 +46,7 @@ class FeedForward(nnx.Module):
     Args:
       dim: model size, D.
       hidden: F.
-      activation: relu, gelu, gelu_exact, silu; their gated forms reglu, geglu, geglu_exact, swiglu.
+      activation: relu, gelu, gelu_exact, quick_gelu, silu; the gated forms reglu, geglu, geglu_exact, swiglu.
       use_bias: biases in the layers.
       dropout_rate: on the hidden features.
       dtype: computation dtype.

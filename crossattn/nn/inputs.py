@@ -14,7 +14,7 @@ from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions import bias
 from crossattn.ops.positions.sinusoids import sinusoid_table, sinusoidal
-from crossattn.types import Array, Float, Int, Key, Shaped
+from crossattn.types import Array, Bool, Float, Int, Key, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]
 _SCHEMES = ("sinusoidal", "learned", "rope", "relative", "alibi", "none")
@@ -139,8 +139,15 @@ class TokenInput(nnx.Module):
         *,
         types: Int[Array, "*#B T"] | None = None,
         embedding: Embedding | None = None,
+        others: tuple[Bool[Array, "*#B T"], Float[Array, "*#B T D"]] | None = None,
     ) -> Float[Array, "*B T D"]:
         """Vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on.
+
+        Args:
+          tokens, positions, key, types: as above.
+          embedding: of an input that has none of its own.
+          others: where there stand vectors of something else than tokens, those of patches for one, and these
+            vectors; positions and whatever else is added to an embedding are added to them.
 
         Raises:
           ValueError: as ``check`` does, where no positions are given.
@@ -148,6 +155,8 @@ class TokenInput(nnx.Module):
         x = (self.embedding or embedding)(tokens)
         if self.frozen_id is not None:
             x = jnp.where((tokens == self.frozen_id)[..., None], jax.lax.stop_gradient(x), x)
+        if others is not None:
+            x = jnp.where(others[0][..., None], others[1].astype(x.dtype), x)
         if positions is None:
             self.check(tokens.shape[-1])
             positions = jnp.arange(tokens.shape[-1])

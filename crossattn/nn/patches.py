@@ -31,6 +31,7 @@ class PatchEmbedding(nnx.Module):
       dim: D.
       class_token: a learnt vector stands before the patches.
       distillation_token: and another one behind it, which learns from a teacher (Touvron et al. 2021).
+      use_bias: a bias in the projection of patches.
       dtype: computation dtype.
 
     Raises:
@@ -47,6 +48,7 @@ class PatchEmbedding(nnx.Module):
         *,
         class_token: bool = True,
         distillation_token: bool = False,
+        use_bias: bool = True,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
@@ -59,6 +61,7 @@ class PatchEmbedding(nnx.Module):
             dim,
             in_axes=("channels", None, None),
             out_axes=("embed",),
+            use_bias=use_bias,
             dtype=dtype,
             rngs=rngs,
         )
@@ -69,18 +72,8 @@ class PatchEmbedding(nnx.Module):
         self.positions = LearnedPositions(count, dim, rngs=rngs)
 
     def grid(self, image_size: Size) -> Size:
-        """Rows and columns of the patches of a picture.
-
-        Raises:
-          ValueError: it has none.
-        """
-        (height, width), (tall, wide) = image_size, self.patch_size
-        if height < tall or width < wide:
-            raise ValueError(
-                f"a picture of {width} x {height} pixels has no patch of {wide} x {tall}; expected a "
-                "larger one, or smaller patches."
-            )
-        return height // tall, width // wide
+        """Rows and columns of the patches of a picture, see ``patch_grid``."""
+        return patch_grid(image_size, self.patch_size)
 
     @on_any_mesh
     def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
@@ -115,6 +108,22 @@ class PatchEmbedding(nnx.Module):
             return table
         own = resized(table[self.tokens :].reshape(*self.grid_size, -1), grid)
         return jnp.concatenate([table[: self.tokens], own.reshape(math.prod(grid), -1)])
+
+
+def patch_grid(image_size: Size, patch_size: int | Size) -> Size:
+    """Rows and columns of the patches of a picture.
+
+    Raises:
+      ValueError: it has none.
+    """
+    tall, wide = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    height, width = image_size
+    if height < tall or width < wide:
+        raise ValueError(
+            f"a picture of {width} x {height} pixels has no patch of {wide} x {tall}; expected a larger one, "
+            "or smaller patches."
+        )
+    return height // tall, width // wide
 
 
 def _token(dim: int, rngs: nnx.Rngs) -> nnx.Param:

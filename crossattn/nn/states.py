@@ -29,7 +29,7 @@ class CachedStates:
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
       padding: how many positions at the beginning of each row are not read, [B]; None is 0.
-      context: what else a model knows of each row, arrays [B ...]: where its images stand, for one.
+      context: what else a model knows of each row, arrays [B ...]: its images and where they stand, for one.
     """
 
     layers: Any

@@ -71,7 +71,9 @@ def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str
     """
     if own is not None:
         return _given(own)
-    settings = _given(config.get("decoder") or {}) | _given(config)  # of an encoder-decoder pair
+    # Of a pair, or of a language model that reads pictures.
+    nested = config.get("decoder") or config.get("text_config") or {}
+    settings = _given(nested) | _given(config)
     if config.get("force_bos_token_to_be_generated") and "bos_token_id" in settings:
         settings["forced_bos_token_id"] = settings["bos_token_id"]
     return settings

@@ -26,10 +26,14 @@ _FAMILIES = {
     "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
+    "clip": "clip",
+    "clip_vision_model": "clip",
     "crossvit": "crossvit",
     "deit": "vit",
     "encoder-decoder": "encoder_decoder",
     "gpt2": "gpt2",
+    "llama": "llama",
+    "llava": "llava",
     "marian": "marian",
     "mbart": "bart",
     "pegasus": "marian",
@@ -40,6 +44,8 @@ _FAMILIES = {
     "vit": "vit",
     "whisper": "whisper",
 }
+# Those whose texts begin with a token of their own, and no other model's.
+_ALONE = ("bert", "gpt2", "llama", "llava", "trocr")
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Pretrained:
           ValueError: a change is of no known setting.
         """
         config = json.loads(self.text)
-        decoder = config.get("decoder") or config
+        decoder = config.get("decoder") or config.get("text_config") or config
         vocab_size = decoder.get("decoder_vocab_size") or Settings(decoder)["vocab_size"]
         return arguments(self._stored, self._starts, vocab_size, max_new_tokens, changes)
 
@@ -141,7 +147,7 @@ class Pretrained:
     @property
     def _starts(self) -> tuple[str, ...]:
         """The settings that say what a text begins with."""
-        alone = self.settings["model_type"] in ("bert", "gpt2", "trocr")
+        alone = self.settings["model_type"] in _ALONE
         return ("bos_token_id",) if alone else ("decoder_start_token_id", "bos_token_id")
 
 

@@ -76,6 +76,7 @@ class Rules:
       constants: pattern -> what the tensor must hold; the model computes it itself.
       unused: patterns of tensors that nothing computes with; kept for saving.
       rows: parameters [X] whose tensors are [1, X].
+      flat: parameters [1, X] whose tensors are [X].
       pointwise: kernels whose tensors are convolutions of one pixel, [out, in, 1, 1].
       untransposed: patterns of kernels whose dense weights are [in, out]; others are [out, in], as PyTorch
         has them.
@@ -86,6 +87,7 @@ class Rules:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
     pointwise: tuple[str, ...] = ()
     untransposed: tuple[str, ...] = ()
 
@@ -97,18 +99,21 @@ class Rules:
             {**self.constants, **other.constants},
             self.unused + other.unused,
             self.rows + other.rows,
+            self.flat + other.flat,
             self.pointwise + other.pointwise,
             self.untransposed + other.untransposed,
         )
 
-    def inside(self, module: str) -> "Rules":
-        """The same rules one level down, in a module that they and we call the same."""
+    def inside(self, module: str, theirs: str | None = None) -> "Rules":
+        """The same rules one level down, in a module; ``theirs`` is what they call it, None the same."""
+        theirs = module if theirs is None else theirs
         return Rules(
-            under(module, module, self.names),
-            {f"{module}.{name}": f"{module}.{other}" for name, other in self.aliases.items()},
-            {rf"{module}\.{pattern}": make for pattern, make in self.constants.items()},
-            tuple(rf"{module}\.{pattern}" for pattern in self.unused),
+            under(module, theirs, self.names),
+            {f"{theirs}.{name}": f"{theirs}.{other}" for name, other in self.aliases.items()},
+            {rf"{theirs}\.{pattern}": make for pattern, make in self.constants.items()},
+            tuple(rf"{theirs}\.{pattern}" for pattern in self.unused),
             tuple(f"{module}.{path}" for path in self.rows),
+            tuple(f"{module}.{path}" for path in self.flat),
             tuple(f"{module}.{path}" for path in self.pointwise),
             tuple(rf"{module}\.{pattern}" for pattern in self.untransposed),
         )
@@ -138,7 +143,7 @@ class Rules:
             return matrix[..., None, None] if path in self.pointwise else matrix
         if path in self.rows:
             return param[None]
-        return param.reshape(-1) if leaf == "bias" else param
+        return param.reshape(-1) if leaf == "bias" or path in self.flat else param
 
     def to_param(self, path: str, tensor: np.ndarray, shape: Shape, axes: tuple) -> np.ndarray:
         """The inverse of ``to_tensor``."""
@@ -155,6 +160,8 @@ class Rules:
 
     def part(self, path: str, tensor: np.ndarray, part: Part) -> np.ndarray:
         """One part of a whole tensor, that of a parameter."""
+        if part.count == 1:
+            return tensor
         return np.split(tensor, part.count, axis=self.side_by_side(path))[part.index]
 
     def side_by_side(self, path: str) -> int:

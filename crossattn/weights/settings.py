@@ -18,6 +18,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_fast": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
 }
@@ -31,10 +32,13 @@ _GATED = {
 
 # Entries that say how large or how many.
 _SIZE = re.compile(
-    r"(.*_)?(d_model|d_ff|d_kv|d_latents|latents|channels|blocks|per_block|widening_factor|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
+    r"(.*_)?(d_model|d_ff|d_kv|d_latents|head_dim|projection_dim|latents|channels|blocks|per_block|widening_factor|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
     r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
 )
 _LARGEST = 2**31 - 1
+
+PARTS = ("encoder", "decoder", "text_config", "vision_config")
+"""Entries that are configs of a part of the model."""
 
 
 class Settings(dict[str, Any]):
@@ -50,9 +54,10 @@ class Settings(dict[str, Any]):
           CheckpointError: it is unknown.
         """
         name = self[key] if default is None else self.get(key, default)
-        if name not in _ACTIVATIONS:
+        known = [name for name, ours in _ACTIVATIONS.items() if ours in _GATED or not gated]
+        if name not in known:
             raise CheckpointError(
-                f"config.json has {key} {name!r}; expected one of {', '.join(_ACTIVATIONS)}."
+                f"config.json has {key} {name!r}; expected one of {', '.join(known)}."
             )
         ours = _ACTIVATIONS[name]
         return cast(Activation, _GATED[ours] if gated else ours)
@@ -94,7 +99,7 @@ def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
       CheckpointError: a size is no whole number, negative or too large.
     """
     for key, value in settings.items():
-        if key in ("encoder", "decoder") and isinstance(value, dict):
+        if key in PARTS and isinstance(value, dict):
             check_sizes(value, tensors)
         elif _SIZE.fullmatch(key) and not key.startswith("use_") and value is not None:
             most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST

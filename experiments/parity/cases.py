@@ -12,9 +12,20 @@ VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
 IMAGE, CLASSES = (7, 7, 3), 5
+# Prompts with pictures: their length, the token of an image, and how many of it one picture takes.
+PROMPT, IMAGE_ID, PATCHES = 14, VOCAB - 1, 4
 
 Kind = Literal[
-    "pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes"
+    "pair",
+    "speech",
+    "caption",
+    "encoder",
+    "decoder",
+    "picture",
+    "latents of picture",
+    "bytes",
+    "prompt",
+    "picture and text",
 ]
 
 
@@ -27,7 +38,8 @@ class Case:
       model: class of ``transformers``.
       config: arguments of its config.
       kind: what goes in: two texts, sound and text, a picture and text, one text, a picture, a picture or
-        a text whose bytes latents read.
+        a text whose bytes latents read, a text with pictures in it,
+        pictures and texts that are compared.
       reads: a decoder that reads vectors from elsewhere.
       search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
         at different lengths; 0: do not.
@@ -117,6 +129,55 @@ def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
     return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
 
 
+_LLAMA = dict(
+    vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=32, **_IDS,
+)  # fmt: skip
+
+
+def llama(name: str, search: int = 0, **changes: Any) -> Case:
+    """A Llama."""
+    return Case(f"Llama, {name}", "LlamaForCausalLM", _LLAMA | changes, "decoder", search=search)
+
+
+_CLIP_VISION = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, projection_dim=12,
+    image_size=IMAGE[0], patch_size=3,
+)  # fmt: skip
+
+
+def clip_vision(name: str, **changes: Any) -> Case:
+    """The half of a CLIP that reads pictures."""
+    return Case(f"CLIP, {name}", "CLIPVisionModel", _CLIP_VISION | changes, "picture")
+
+
+def clip(name: str, **text: Any) -> Case:
+    """A whole CLIP, with changes of the half that reads texts."""
+    own = dict(
+        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+        max_position_embeddings=LENGTH, **_IDS,
+    )  # fmt: skip
+    config = dict(text_config=own | text, vision_config=_CLIP_VISION, projection_dim=12)
+    return Case(f"CLIP, {name}", "CLIPModel", config, "picture and text")
+
+
+def llava(
+    name: str,
+    search: int = 0,
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Case:
+    """A CLIP whose patches a Llama reads, with changes of each one's config and of the whole."""
+    config = dict(
+        vision_config=_CLIP_VISION | dict(model_type="clip_vision_model") | (vision or {}),
+        text_config=_LLAMA | dict(model_type="llama") | (text or {}),
+        image_token_index=IMAGE_ID, image_seq_length=PATCHES,
+    )  # fmt: skip
+    model = "LlavaForConditionalGeneration"
+    return Case(f"LLaVA, {name}", model, config | changes, "prompt", search=search)
+
+
 _VIT = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
     image_size=list(IMAGE[:2]), patch_size=[3, 2],
@@ -204,6 +265,17 @@ CASES = (
     gpt2("unscaled, untied, gelu, n_inner", scale_attn_weights=False, tie_word_embeddings=False,
          activation_function="gelu", n_inner=20),
     gpt2("with cross-attention", search=4, add_cross_attention=True),
+    llama("grouped heads", search=3),
+    llama("tied, biases, gelu, longer heads", tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+          hidden_act="gelu", head_dim=6, num_key_value_heads=4, rope_parameters=dict(rope_theta=100.0)),
+    clip_vision("pictures"),
+    clip_vision("pictures, gelu", hidden_act="gelu", layer_norm_eps=1e-2),
+    clip("pictures and texts"),
+    clip("pictures and texts, an end of its own, relu", eos_token_id=9, hidden_act="relu"),
+    llava("last layer but one", search=3),
+    llava("last layer, class token, of another size", vision=dict(hidden_size=24), image_seq_length=5,
+          vision_feature_layer=-1, vision_feature_select_strategy="full", multimodal_projector_bias=False,
+          projector_hidden_act="relu"),
     vit("ViT, no head, relu", "ViTModel", hidden_act="relu"),
     vit("ViT, classes", "ViTForImageClassification", layer_norm_eps=1e-2),
     vit("DeiT, no head", "DeiTModel"),
@@ -235,9 +307,15 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     labels = random.randint(EOS + 1, target_vocab, (ROWS, TARGET))
     labels[0, -2:] = IGNORED
     arrays: dict[str, np.ndarray] = {"labels": labels}
+    if case.kind == "picture and text":
+        image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
+        source[:, 5] = VOCAB if case.config["text_config"]["eos_token_id"] == EOS else 9
+        return {"image": image, "source": np.minimum(source, VOCAB - 1)}
     if "picture" in case.kind:
         image = random.standard_normal((ROWS, *IMAGE)).astype(np.float32)
         return {"image": image, "labels": random.randint(0, CLASSES, ROWS)}
+    if case.kind == "prompt":
+        return _prompts(random, case.config["image_seq_length"])
     if case.kind == "caption":
         image = random.standard_normal((SEARCHED, *IMAGE)).astype(np.float32)
         return arrays | {"image": image}
@@ -262,6 +340,19 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         size = int(case.config.get("hidden_size") or case.config["n_embd"])
         arrays["memory"] = random.standard_normal((SEARCHED, LENGTH, size)).astype(np.float32)
     return arrays
+
+
+def _prompts(random: np.random.RandomState, size: int) -> dict[str, np.ndarray]:
+    """Texts with one picture or two, which are ``size`` tokens each, and how much of each is a prompt."""
+    tokens = random.randint(EOS + 1, IMAGE_ID, (SEARCHED, PROMPT))
+    starts = np.stack([random.randint(0, 3, SEARCHED), random.randint(7, 9, SEARCHED)], axis=1)
+    starts[random.rand(SEARCHED) < 0.5, 1] = -1
+    for row, own in enumerate(starts):
+        for start in own[own >= 0]:
+            tokens[row, start : start + size] = IMAGE_ID
+    lengths = random.randint(starts.max(1) + size, PROMPT + 1)
+    image = random.standard_normal((SEARCHED, 2, *IMAGE)).astype(np.float32)
+    return {"prompts": tokens, "starts": starts, "lengths": lengths, "image": image}
 
 
 def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -109,6 +109,33 @@ _VIT = {
     "num_attention_heads": _HEADS,
     "patch_size": (2, [2, 3], [7, 1]),
 }  # fmt: skip
+_LLAMA = {
+    "hidden_act": _ACTIVATIONS,
+    "attention_bias": (False, True),
+    "mlp_bias": (False, True),
+    "num_key_value_heads": (1, 2, 4),
+    "head_dim": (4, 6),
+    "rms_norm_eps": (1e-6, 1e-2),
+    "rope": (dict(), dict(rope_parameters={"rope_theta": 50.0})),
+    "num_hidden_layers": _DEPTHS,
+    **_TIED,
+}
+_CLIP_VISION = {
+    "hidden_act": ("quick_gelu", *_ACTIVATIONS),
+    "layer_norm_eps": (1e-5, 1e-2),
+    "num_hidden_layers": _DEPTHS,
+    "num_attention_heads": _HEADS,
+    "patch_size": (2, 3, 7),
+}
+_LLAVA = {
+    "projector_hidden_act": _ACTIVATIONS,
+    "multimodal_projector_bias": (True, False),
+    "features": (
+        dict(),
+        dict(vision_feature_layer=-1),
+        dict(vision_feature_layer=1, vision_feature_select_strategy="full", image_seq_length=5),
+    ),
+}
 _CAPTIONER = {
     "reader": ("vit", "deit"),
     "writer": ("gpt2", "bert", "trocr"),
@@ -136,6 +163,15 @@ def _pair(name: str, random: np.random.RandomState) -> Case:
     halves = {half: _pick(random, _BERT_STACK) for half in ("encoder", "decoder")}
     # Not PAD: the loss of transformers masks all padding that the decoder is given, its start too.
     return cases.bert_pair(name, **halves, **_pick(random, {"decoder_start_token_id": (BOS, EOS)}))
+
+
+def _llava(name: str, random: np.random.RandomState) -> Case:
+    # Of one depth, so that all of what gradients are compared of is read.
+    halves = {"vision": _CLIP_VISION, "text": _LLAMA}
+    fixed: dict[str, Any] = dict(num_hidden_layers=2)
+    own = {half: _pick(random, options) | fixed for half, options in halves.items()}
+    own["vision"]["patch_size"] = 3
+    return cases.llava(name, **own, **_pick(random, _LLAVA))
 
 
 def _captioner(name: str, random: np.random.RandomState) -> Case:
@@ -169,6 +205,9 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "BERT pair": _pair,
     "Whisper": _of(cases.whisper, _STACKS | _START),
     "GPT-2": _of(cases.gpt2, _GPT2),
+    "Llama": _of(cases.llama, _LLAMA),
+    "CLIP": _of(cases.clip_vision, _CLIP_VISION),
+    "LLaVA": _llava,
     "ViT": _of(cases.vit, _VIT),
     "Captioner": _captioner,
     "Perceiver": _of(cases.perceiver, _PERCEIVER),

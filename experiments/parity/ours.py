@@ -15,6 +15,7 @@ from crossattn.train.losses import cross_entropy
 from crossattn.weights.labels import IGNORED
 from experiments.parity.cases import (
     BEAMS,
+    IMAGE_ID,
     NEW_TOKENS,
     PAD,
     PENALTY,
@@ -66,8 +67,14 @@ def _forward(
         return _encode(functional.bind(model, params), model.config, data)
     if case.kind == "picture":
         return _classify(functional.bind(model, params), model.config, data)
+    if case.kind == "picture and text":
+        logits = xa.apply(model, params, data["image"], data["source"])
+        ways, pairs = (logits, logits.T), jnp.arange(len(logits))
+        return {"logits": logits, "loss": sum(_loss(way, pairs) for way in ways) / 2}
     if case.kind in ("latents of picture", "bytes"):
         return _perceive(model, params, data)
+    if case.kind == "prompt":
+        return _prompted(model, params, data)
     labels, measured = data["labels"], {}
     if case.kind == "decoder":
         tokens = jnp.maximum(labels, PAD)
@@ -93,6 +100,14 @@ def _perceive(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, 
     return weights | {"logits": logits, "loss": _loss(logits, data["labels"])}
 
 
+def _prompted(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    tokens = data["prompts"]
+    given: Any = dict(images=data["image"], image_positions=data["starts"])
+    logits = xa.apply(model, params, tokens, **given)
+    labels = jnp.where(tokens == IMAGE_ID, IGNORED, tokens)
+    return {"logits": logits, "loss": _loss(logits[:, :-1], labels[:, 1:])}
+
+
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """What the heads of a BERT say; of one without heads, its vectors and the mean of what it pools."""
     vectors = module.encode(data["source"], data["present"], types=data["types"]).vectors
@@ -111,7 +126,8 @@ def _classify(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str,
     """Logits of a ViT; of one without heads, its vectors and the mean of what it pools."""
     if config.num_classes is None:
         vectors = module.encode(data["image"]).vectors
-        pooled = module.pooled(vectors)
+        own = module.pooler is None  # CLIP's is the norm of the class token's vector
+        pooled = module.hidden(data["image"]) if own else module.pooled(vectors)
         return {"vectors": vectors, "pooled": pooled, "loss": pooled.mean()}
     logits = module(data["image"])
     taught = config.distillation_output
@@ -144,7 +160,11 @@ def _generate(
         options["prefix"] = data["prompts"]
         if case.reads:
             options["inputs"] = {"memory": data["memory"], "memory_segment_ids": data["present"]}
-    source = () if case.kind == "decoder" else _source(data)
+    if case.kind == "prompt":
+        rows = zip(np.asarray(data["prompts"]).tolist(), data["lengths"], strict=True)
+        options["prefix"] = [row[:length] for row, length in rows]
+        options["inputs"] = {"images": data["image"], "image_positions": data["starts"]}
+    source = () if case.kind in ("decoder", "prompt") else _source(data)
 
     def run(params: Any) -> Any:
         hypotheses = xa.decode.generate(functional.bind(model, params), *source, **options)

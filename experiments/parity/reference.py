@@ -11,6 +11,7 @@ from experiments.parity.cases import (
     BEAMS,
     EOS,
     IGNORED,
+    IMAGE_ID,
     LENGTH,
     NEW_TOKENS,
     PAD,
@@ -25,6 +26,7 @@ from experiments.parity.weights import lively
 
 _OUTPUTS = {
     "logits": "logits",
+    "logits_per_image": "logits",
     "prediction_logits": "logits",
     "seq_relationship_logits": "next sentence",
     "last_hidden_state": "vectors",
@@ -42,7 +44,7 @@ def build(case: Case, folder: Path) -> Any:
     cls = getattr(transformers, case.model)
     config = cls.config_class(**case.config)
     config._attn_implementation = "eager"
-    for half in ("encoder", "decoder"):
+    for half in ("encoder", "decoder", "text_config", "vision_config"):
         if isinstance(getattr(config, half, None), transformers.PretrainedConfig):
             getattr(config, half)._attn_implementation = "eager"
     with warnings.catch_warnings():
@@ -143,8 +145,19 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     call = {names[key]: tensor.long() for key, tensor in few.items() if key in names}
     if case.kind == "speech":
         return call | {"input_features": few["frames"].transpose(1, 2)}
-    if case.model in ("ViTModel", "DeiTModel") or case.model.endswith("WithTeacher"):
+    if case.model in ("ViTModel", "DeiTModel", "CLIPVisionModel") or case.model.endswith(
+        "WithTeacher"
+    ):
         del call["labels"]
+    if case.kind == "prompt":
+        prompts, pictures = few["prompts"], _pictures(few)
+        return {
+            "input_ids": prompts,
+            "pixel_values": pictures,
+            "labels": prompts.masked_fill(prompts == IMAGE_ID, IGNORED),
+        }
+    if case.kind == "picture and text":
+        call |= {"input_ids": few["source"], "return_loss": True}
     if "image" in few:
         return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
     if case.model == "PerceiverForMaskedLM":
@@ -153,6 +166,21 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
     if case.kind == "decoder":
         return call | _memory(few) | {"input_ids": call["labels"].clamp(min=PAD)}
     return call | {"input_ids": few["source"].long(), "attention_mask": few["present"]}
+
+
+def _pictures(data: dict[str, Any]) -> Any:
+    """Those that stand somewhere, of all rows one after the other."""
+    return data["image"][data["starts"] >= 0].permute(0, 3, 1, 2)
+
+
+def _left_padded(data: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    P = data["prompts"].shape[1]
+    rows = zip(data["prompts"].tolist(), data["lengths"].tolist(), strict=True)
+    prompts = [[PAD] * (P - length) + row[:length] for row, length in rows]
+    present = torch.arange(P) >= P - data["lengths"][:, None]
+    return {"input_ids": torch.tensor(prompts), "attention_mask": present.long()}
 
 
 def _memory(data: dict[str, Any]) -> dict[str, Any]:
@@ -174,6 +202,7 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
             "attention_mask": torch.ones_like(data["prompts"]),
             **_memory(data),
         },
+        "prompt": lambda: _left_padded(data) | {"pixel_values": _pictures(data)},
         "pair": lambda: {
             "input_ids": data["source"].long(),
             "attention_mask": data["present"],
@@ -181,7 +210,7 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
     }[case.kind]()
     if case.reads:
         given["use_cache"] = False  # its cache would have no place for what it reads
-    start = data["prompts"].shape[1] if case.kind == "decoder" else 1
+    start = data["prompts"].shape[1] if case.kind in ("decoder", "prompt") else 1
     # Whisper's own generate() is about long recordings; this is what it calls for each piece.
     tokens = GenerationMixin.generate(
         model, **given, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=PAD,

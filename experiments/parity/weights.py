@@ -7,7 +7,7 @@ import numpy as np
 
 EOS = 2
 _OUT = r"(encoder_attn\.out_proj|EncDecAttention\.o|crossattention\.(output\.dense|c_proj))"
-_DOWN = r"(fc2|DenseReluDense\.wo|mlp\.c_proj|layer\.\d+\.output\.dense)"
+_DOWN = r"(fc2|DenseReluDense\.wo|mlp\.(c|down)_proj|layer\.\d+\.output\.dense)"
 _FACTORS = {
     # Those of T5 are long as they are: its attention does not divide by the root of their size.
     r"(q_proj|q_attn|query)\.weight$": 3.0,

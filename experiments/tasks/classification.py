@@ -5,6 +5,7 @@ The one thing to know: a model's ``hidden`` gets what the config names, ``image`
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,8 @@ KEYS = {
     **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
     "data.label": Key(str, "The value of an example that is its class."),
     "data.image": Key(str, "The value that is a picture; none reads none.", none=True),
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
+    **{name: replace(key, needed=False) for name, key in keys.PICTURES.items()},
     "data.channels": Key(int, "3 for colour, 1 for grey.", "[1, 3]", needed=False),
-    "data.flip": Key(bool, "Half of the pictures are mirrored in training.", needed=False),
-    "data.shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)",
-                      needed=False),
     "data.text": Key(str, "The value that is a text; none reads none.", none=True),
     "data.text_len": Key(int, "The most tokens of a text, its end included.", "[2, inf)", needed=False),
     "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram"),

@@ -2,7 +2,8 @@
 
 The one thing to know: a row is ``<s> <image> caption </s> <image> caption </s> ...``, so that a caption is
 told with those before it as examples. A model whose ``hidden`` takes no ``images`` learns the text alone; one
-that takes them may begin with what it has learnt.
+that takes them may begin with what it has learnt. ``image_tokens`` of its config is how many places an image
+takes in the text, 1 where it has none such.
 """
 
 import functools
@@ -27,6 +28,7 @@ from crossattn.train.storage import Folder
 from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import Key
+from experiments.settings import model_config
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.ngrams import targets, trigrams
@@ -46,8 +48,7 @@ KEYS = {
     )},
     "data.examples": Key(int, "Pictures with captions in a row.", "[1, inf)"),
     "data.text_len": Key(int, "The most tokens of a caption, its end included.", "[2, inf)"),
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)"),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    **{name: keys.PICTURES[name] for name in ("data.height", "data.width")},
 }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ class InterleavedTask(base.Task):
           SettingsError: ``loss.chunks`` does not divide it.
         """
         super().check(config)
-        length = config.data.examples * (config.data.text_len + 1)
+        length = config.data.examples * (config.data.text_len + _image_tokens(config))
         if length % config.loss.chunks:
             raise SettingsError(
                 f"config.loss.chunks is {config.loss.chunks}; expected a divisor of the length of rows, "
@@ -92,14 +93,17 @@ class InterleavedTask(base.Task):
 
     @cached_property
     def _sees(self) -> bool:
-        module = models.find(self.config.model.name).module
-        return "images" in inspect.signature(module.hidden).parameters
+        return _sees(self.config)
+
+    @cached_property
+    def _image_tokens(self) -> int:
+        return _image_tokens(self.config)
 
     def sizes(self) -> dict[str, Any]:
         data = self.config.data
         sizes: dict[str, Any] = dict(
             vocab_size=self._corpus.tokenizer.vocab_size,
-            max_length=data.examples * (data.text_len + 1),
+            max_length=data.examples * (data.text_len + self._image_tokens),
         )
         return sizes | (dict(image_size=(data.height, data.width)) if self._sees else {})
 
@@ -173,7 +177,7 @@ class InterleavedTask(base.Task):
             process_count=shard_count,
             batch_multiple=data.examples,
         )
-        return InterleavedBatches(batches, data.examples)
+        return InterleavedBatches(batches, data.examples, self._image_tokens)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         examples, count = self._corpus.split(split), self.config.data.examples
@@ -182,7 +186,7 @@ class InterleavedTask(base.Task):
         order = np.random.default_rng(0).permutation(len(examples))
         for first in range(0, len(order), size):
             chosen = [examples[int(index)] for index in order[first : first + size]]
-            yield interleaved(self._batch(chosen, size), count)
+            yield interleaved(self._batch(chosen, size), count, self._image_tokens)
 
     def _batch(self, examples: list[Any], size: int) -> dict[str, np.ndarray]:
         """Examples, one a row, and rows of nothing up to that size."""
@@ -228,7 +232,7 @@ class InterleavedTask(base.Task):
         positions = batch["image_positions"][:, chosen]
         starts = positions[:, 0]
         prompts = [
-            [BOS, *row[start : end + 1].tolist()]
+            [BOS, *row[start : end + self._image_tokens].tolist()]
             for row, start, end in zip(batch["target_in"], starts, positions[:, -1], strict=True)
         ]
         inputs = dict(
@@ -248,12 +252,12 @@ class InterleavedTask(base.Task):
 class InterleavedBatches:
     """Batches of examples as rows of several; its state is theirs."""
 
-    def __init__(self, batches: Any, examples: int):
-        self._batches, self._examples = batches, examples
+    def __init__(self, batches: Any, examples: int, image_tokens: int):
+        self._batches, self._examples, self._image_tokens = batches, examples, image_tokens
         self.examples = batches.examples
 
     def __next__(self) -> dict[str, np.ndarray]:
-        return interleaved(next(self._batches), self._examples)
+        return interleaved(next(self._batches), self._examples, self._image_tokens)
 
     def get_state(self) -> Any:
         """Where the examples stand."""
@@ -268,17 +272,22 @@ class InterleavedBatches:
         self._batches.close()
 
 
-def interleaved(batch: Mapping[str, np.ndarray], examples: int) -> dict[str, np.ndarray]:
+def interleaved(
+    batch: Mapping[str, np.ndarray], examples: int, image_tokens: int = 1
+) -> dict[str, np.ndarray]:
     """Rows ``<s> <image> caption </s> <image> ...`` of so many examples each, of a batch with one a row.
+
+    ``<image>`` stands there ``image_tokens`` times.
 
     Returns:
       ``target_in``, ``target_out``, ``target_segment_ids`` and ``shots`` [rows T], the number of the example
       whose caption a token of ``target_out`` belongs to, -1 where it belongs to none; ``images`` [rows
-      examples H W C], and ``image_positions`` [rows examples], -1 where there is none.
+      examples H W C], and ``image_positions`` [rows examples], of the first of its tokens, -1 where there is
+      none.
     """
     captions, here = batch["caption"], batch["valid"] > 0
     rows, length = len(captions) // examples, captions.shape[1]
-    tokens = np.full((rows, examples * (length + 1) + 1), PAD, np.int32)
+    tokens = np.full((rows, examples * (length + image_tokens) + 1), PAD, np.int32)
     shots = np.full_like(tokens, -1)
     positions = np.full((rows, examples), -1, np.int32)
     real = (batch["caption_segment_ids"] > 0).sum(-1) * here
@@ -288,11 +297,11 @@ def interleaved(batch: Mapping[str, np.ndarray], examples: int) -> dict[str, np.
             index = row * examples + example
             if not here[index]:
                 continue
-            count = real[index]
-            tokens[row, end] = IMAGE
-            tokens[row, end + 1 : end + 1 + count] = captions[index, :count]
-            shots[row, end + 1 : end + 1 + count] = example
-            positions[row, example], end = end, end + 1 + count
+            count, first = real[index], end + image_tokens
+            tokens[row, end:first] = IMAGE
+            tokens[row, first : first + count] = captions[index, :count]
+            shots[row, first : first + count] = example
+            positions[row, example], end = end, first + count
     images = batch["image"]
     return {
         "target_in": tokens[:, :-1],
@@ -307,6 +316,28 @@ def interleaved(batch: Mapping[str, np.ndarray], examples: int) -> dict[str, np.
 def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The targets of a batch, and the number of the caption that each is of, from 1."""
     return {"target_out": batch["target_out"], "caption": batch["shots"] + 1}
+
+
+def _sees(config: Any) -> bool:
+    """Whether the model of a config reads pictures."""
+    hidden = getattr(models.find(config.model.name).module, "hidden", None)
+    return hidden is not None and "images" in inspect.signature(hidden).parameters
+
+
+def _image_tokens(config: Any) -> int:
+    """How many places an image takes in the rows of a config.
+
+    Raises:
+      SettingsError: pictures are too small for the model.
+    """
+    if not _sees(config):
+        return 1
+    size = (config.data.height, config.data.width)
+    own = model_config(config.model, vocab_size=1, max_length=1, image_size=size)
+    try:
+        return getattr(own, "image_tokens", 1)
+    except ValueError as error:
+        raise SettingsError(f"config.model: {error}") from None
 
 
 def _nll(model: Any, hidden: jax.Array, batch: Any) -> jax.Array:

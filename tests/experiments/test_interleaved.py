@@ -4,10 +4,13 @@ import json
 
 import jax
 import numpy as np
+import pytest
 
-from configs import emoji_flamingo
+from configs import emoji_flamingo, emoji_llava
 from crossattn.data.sources import open_source
 from crossattn.functional import flatten
+from experiments.errors import SettingsError
+from experiments.settings import check
 from experiments.tasks.interleaved import IMAGE, InterleavedTask, interleaved
 from tests.experiments.conftest import ROOT
 
@@ -47,6 +50,21 @@ def test_a_row_is_pictures_and_captions_in_turn():
     assert rows["target_segment_ids"].sum(-1).tolist() == [8, 6]
 
 
+def test_an_image_may_take_several_places():
+    batch = {
+        "caption": np.array([[5, 2], [7, 2]]),
+        "caption_segment_ids": np.ones((2, 2), np.int32),
+        "image": np.zeros((2, 1, 1, 1), np.float32),
+        "valid": np.array([1, 1]),
+    }
+    rows = interleaved(batch, 2, image_tokens=3)
+    three = [IMAGE] * 3
+    assert rows["target_in"].tolist() == [[1, *three, 5, 2, *three, 7]]
+    assert rows["target_out"].tolist() == [[*three, 5, 2, *three, 7, 2]]
+    assert rows["shots"].tolist() == [[-1, -1, -1, 0, 0, -1, -1, -1, 1, 1]]
+    assert rows["image_positions"].tolist() == [[1, 6]]
+
+
 def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is(
     launched, parameters, tmp_path
 ):
@@ -70,9 +88,17 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is
     assert last["nll"] != last["nll_shuffled"] and {"nll_0", "nll_2"} <= last.keys()
 
 
-def test_captions_are_told_without_an_example_and_with_some():
-    task = InterleavedTask(emoji_flamingo.get_config("tiny"))
+@pytest.mark.parametrize("config", [emoji_flamingo, emoji_llava])
+def test_captions_are_told_without_an_example_and_with_some(config):
+    task = InterleavedTask(config.get_config("tiny"))
     told = task.samples(jax.jit(task.init)(jax.random.key(0)), "validation")
     assert len(told) == 4 and all(line.count(" | ") == 2 for line in told)
     captions = {example["caption"] for example in open_source("shapes", "validation")}
     assert {line.rpartition(" | ")[2] for line in told} <= captions
+
+
+def test_pictures_that_are_smaller_than_a_patch_are_refused_before_anything_is_computed():
+    config = emoji_llava.get_config("tiny")
+    config.data.height = 2
+    with pytest.raises(SettingsError, match="config.model: a picture of 8 x 2 pixels has no patch"):
+        check(config)

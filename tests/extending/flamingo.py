@@ -59,7 +59,8 @@ class Flamingo(Autoregressive):
         return self.decoder.prefill(states, batch, num_beams, length, context=places)
 
     def decode_hidden(self, tokens, states, **options):
-        return self.decoder.decode(self.input, tokens, states, memory_masks=self.seen, **options)
+        embed = lambda tokens, positions, places: self.input(tokens, positions)  # noqa: E731
+        return self.decoder.decode(embed, tokens, states, memory_masks=self.seen, **options)
 
     def logits(self, hidden):
         return self.output.logits(self.output.transform(hidden), self.input.embedding)

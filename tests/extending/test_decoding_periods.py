@@ -187,7 +187,7 @@ def test_blocks_without_self_attention_alone_decode_without_a_cache(scan):
     made = xa.functional.bind(build, oracle.random_params(build))
     x, source = RNG.normal(size=(BATCH, 4, D)), jnp.asarray(IMAGES[:, 0])
     states = made.prefill(made.read(source=source), BATCH, 1, 4)
-    embed = lambda tokens, positions: jnp.asarray(x, jnp.float32)[:, None, positions]  # noqa: E731
+    embed = lambda _, positions, context: jnp.asarray(x, jnp.float32)[:, None, positions]  # noqa: E731
     tokens, found = jnp.zeros((BATCH, 1, 2), int), []
     for _ in range(2):
         vectors, states = made.decode(embed, tokens, states)

@@ -37,7 +37,7 @@ def test_a_module_of_ones_own_may_write_its_name_its_own_way(tmp_path, monkeypat
     [
         (
             "gpt",
-            "no model 'gpt'; expected one of bert, crossvit, decoder, encoder_decoder, flamingo",
+            "no model 'gpt'; expected one of bert, clip, crossvit, decoder, encoder_decoder, flamingo",
         ),
         ("../up", "no model '../up'; expected one of bert"),
         ("nowhere.gpt", "'nowhere.gpt' cannot be imported"),

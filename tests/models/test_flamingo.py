@@ -8,7 +8,7 @@ import pytest
 import crossattn as xa
 from crossattn.decode import generate
 from crossattn.models import Decoder, Flamingo, flamingo
-from crossattn.models.flamingo import image_positions
+from crossattn.nn import image_positions
 from tests import numpy_model as oracle
 from tests.closeness import close
 from tests.models import idefics

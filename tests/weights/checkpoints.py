@@ -21,6 +21,20 @@ BERT = dict(
 GPT2 = dict(
     model_type="gpt2", vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=10, eos_token_id=2
 )
+CLIP = dict(
+    model_type="clip_vision_model", hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=12, image_size=6, patch_size=3,
+)  # fmt: skip
+WHOLE_CLIP = dict(
+    model_type="clip", projection_dim=6, vision_config=CLIP,
+    text_config=dict(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                     intermediate_size=12, max_position_embeddings=10),
+)  # fmt: skip
+LLAMA = dict(
+    model_type="llama", vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=12, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+LLAVA = dict(model_type="llava", vision_config=CLIP, text_config=LLAMA, image_token_index=19)
 MARIAN = BART | dict(model_type="marian")
 PERCEIVER = dict(
     model_type="perceiver", architectures=["PerceiverForMaskedLM"], num_latents=3, d_latents=8, d_model=16,
@@ -50,7 +64,23 @@ WHISPER = BART | dict(
 )
 ALL = {
     c["model_type"]: c
-    for c in (BART, BERT, CAPTIONER, DEIT, GPT2, MARIAN, PERCEIVER, T5, TROCR, VIT, WHISPER)
+    for c in (
+        BART,
+        BERT,
+        CAPTIONER,
+        CLIP,
+        DEIT,
+        GPT2,
+        LLAMA,
+        LLAVA,
+        MARIAN,
+        PERCEIVER,
+        T5,
+        TROCR,
+        VIT,
+        WHISPER,
+        WHOLE_CLIP,
+    )
 }
 
 

@@ -90,7 +90,7 @@ def test_an_unknown_activation(folder):
 
 
 def test_an_unknown_kind_of_model(folder):
-    refuses(configured(folder, model_type="llama"), "model_type 'llama'", "bart", "whisper")
+    refuses(configured(folder, model_type="mamba"), "model_type 'mamba'", "bart", "whisper")
 
 
 def test_an_option_that_is_not_supported(tmp_path):

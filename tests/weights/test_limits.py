@@ -107,7 +107,7 @@ def test_an_index_that_cannot_be_read(tmp_path, text):
         ("d_model", 0, "describes no .* that can be built"),
         ("decoder_attention_heads", 3, "num_heads is 3; expected a divisor of dim, 8"),
         ("decoder_ffn_dim", [12], "expected a whole number"),
-        ("activation_function", ["gelu"], "describes no bart that can be built"),
+        ("activation_function", ["gelu"], r"has activation_function \[.gelu.\]; expected one of"),
         ("model_type", ["bart"], "expected one of"),
     ],
 )

@@ -1,0 +1,116 @@
+"""CLIP: a picture and a text become one vector each, and those that belong together are alike.
+
+    picture [H W C] ─► ViT ─► class token's vector ─► linear ─► unit length ─┐
+                                                                   products ─► logits [pictures texts]
+    text [T] ─► layers of masked self-attention ─► vector at </s> ─► linear ─► unit length ─┘
+
+    logits = e^s I T^t,  I = unit(W_i vision(picture)),  T = unit(W_t text(tokens))
+
+Nothing reads across: what a LLaVA takes of it is the half that reads pictures.
+
+Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision".
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.models import decoder, vit
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.models.vit import ViT, ViTConfig
+from crossattn.nn.blocks import split
+from crossattn.nn.examples import texts
+from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.types import Array, Float, Int, Key
+
+
+@dataclass(frozen=True)
+class CLIPConfig:
+    """The shape of a CLIP.
+
+    Attributes:
+      vision: what reads pictures.
+      text: what reads texts; its output layer is not asked.
+      dim: size of the vectors that are compared, E.
+      eos_id: the token whose vector stands for its text, where it comes first; None is the highest token of
+        each text, which ends it in CLIP's own vocabulary.
+    """
+
+    vision: ViTConfig
+    text: DecoderConfig
+    dim: int
+    eos_id: int | None = None
+
+
+def tiny(**changes: Any) -> CLIPConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    reader = vit.tiny(num_classes=None, patch_bias=False, input_norm=True, output_norm="class")
+    return replace(CLIPConfig(reader, decoder.tiny(), dim=16), **changes)
+
+
+def example(config: CLIPConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 5, config.text.vocab_size, padding)
+    image = vit.example(config.vision, rows)["image"]
+    return dict(image=image, tokens=tokens, segment_ids=segment_ids)
+
+
+class CLIP(nnx.Module):
+    """Pictures [I H W C] and texts [J T] in, logits [I J] that they belong together out."""
+
+    def __init__(self, config: CLIPConfig, *, rngs: nnx.Rngs):
+        self.vision = ViT(config.vision, rngs=rngs)
+        self.text = Decoder(config.text, rngs=rngs)
+        options: dict[str, Any] = dict(
+            in_axes=("embed",), out_axes=("mlp",), use_bias=False, rngs=rngs
+        )
+        self.vision_projection = linear(config.vision.block.dim, config.dim, **options)
+        self.text_projection = linear(config.text.block.dim, config.dim, **options)
+        self.logit_scale = nnx.Param(jnp.asarray(math.log(1 / 0.07)), axes=())
+        self.eos_id = config.eos_id
+
+    @on_any_mesh
+    def encode_image(
+        self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "*B E"]:
+        """Vectors of pictures, of unit length; a key turns dropout on."""
+        return _unit(self.vision_projection(self.vision.hidden(image, key=key)))
+
+    @on_any_mesh
+    def encode_text(
+        self,
+        tokens: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None = None,
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B E"]:
+        """Vectors of texts, of unit length; what follows an end is read by nothing that counts."""
+        vectors = self.text.hidden(tokens, segment_ids=segment_ids, key=key)
+        ends = tokens if self.eos_id is None else tokens == self.eos_id
+        last = jnp.argmax(ends, axis=-1)
+        own = jnp.take_along_axis(vectors, last[..., None, None], axis=-2)[..., 0, :]
+        return _unit(self.text_projection(own))
+
+    @on_any_mesh
+    def __call__(
+        self,
+        image: Float[Array, "I H W C"],
+        tokens: Int[Array, "J T"],
+        segment_ids: Int[Array, "J T"] | None = None,
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "I J"]:
+        """Logits of each picture with each text, float32."""
+        keys = split(key, 2)
+        images = self.encode_image(image, key=keys[0])
+        said = self.encode_text(tokens, segment_ids, key=keys[1])
+        return jnp.exp(self.logit_scale[...]) * (images @ said.T)
+
+
+def _unit(x: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
+    x = x.astype(jnp.float32)
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)

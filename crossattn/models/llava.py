@@ -1,0 +1,298 @@
+"""LLaVA: patches of pictures, projected, stand among the words that a language model reads.
+
+    picture [H W C] ──► patches ──► layers of self-attention ──► Z [P M] ──► projector ──► H [P D] ─┐
+    <s> look at  <image> <image> ... <image>  what is this ?  ──► embedding [T D]                    │
+             └──────── P places ────────┘  where an image stands, H takes the place of embeddings ◄──┘
+                                                        └──► masked self-attention, over both ──► logits
+
+    H = W2 gelu(W1 Z + b1) + b2, or H = W Z + b
+
+There is no cross-attention: words read patches as they read words, through one cache. The language model's
+parameters have the names of a ``Decoder``'s, so that a run of one is what this one may begin from.
+
+Source: Liu et al. 2023, "Visual Instruction Tuning", equation 1; a projector of two layers, Liu et al. 2024,
+"Improved Baselines with Visual Instruction Tuning", section 3.3.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from crossattn.keys import ConfigKey
+from crossattn.models.decoder import KEYS as DECODER_KEYS
+from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.models.vit import IMAGE_KEYS, ViT, ViTConfig, patch_reader
+from crossattn.nn.blocks import BlockConfig, split
+from crossattn.nn.examples import texts, vectors
+from crossattn.nn.feedforward import Activation, activate
+from crossattn.nn.images import image_positions, with_places
+from crossattn.nn.layers import linear
+from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.patches import patch_grid
+from crossattn.nn.states import CachedStates
+from crossattn.types import AnyArray, Array, Float, Int, Key
+
+KEYS = DECODER_KEYS | IMAGE_KEYS | {
+    "projector_layers": ConfigKey(int, "Layers between patches and words.", "[1, 2]", needed=False),
+}  # fmt: skip
+"""Keys of a config's section ``model`` that other models need not have."""
+
+
+@dataclass(frozen=True)
+class LlavaConfig(DecoderConfig):
+    """The shape of a LLaVA: a language model's, and what reads pictures.
+
+    Attributes:
+      image_dim: size of the vectors of patches, M.
+      image_size: height and width of pictures; others interpolate positions.
+      channels: of a pixel.
+      patch_size: side of a patch.
+      image_layers: depth of the encoder of patches.
+      image_heads: of its attention.
+      image_norm_epsilon: of its layer norms.
+      vision: another encoder than those values describe, a CLIP's for one.
+      keep_class_token: the vector of its class token stands before those of the patches.
+      projector_layers: 1, which is linear, or 2.
+      projector_activation: between two.
+      projector_bias: biases in them.
+      image_id: the token that stands where an image does, once for each of its vectors; None is any.
+    """
+
+    image_dim: int = 64
+    image_size: tuple[int, int] = (32, 32)
+    channels: int = 3
+    patch_size: int = 8
+    image_layers: int = 2
+    image_heads: int = 4
+    image_norm_epsilon: float = 1e-5
+    vision: ViTConfig | None = None
+    keep_class_token: bool = False
+    projector_layers: int = 2
+    projector_activation: Activation = "gelu_exact"
+    projector_bias: bool = True
+    image_id: int | None = None
+
+    @property
+    def tower(self) -> ViTConfig:
+        """What reads pictures."""
+        return self.vision or patch_reader(self)
+
+    @property
+    def image_tokens(self) -> int:
+        """How many tokens a picture of ``image_size`` takes in a text, P."""
+        tower = self.tower
+        return math.prod(patch_grid(tower.image_size, tower.patch_size)) + self.keep_class_token
+
+
+def tiny(**changes: Any) -> LlavaConfig:
+    """A configuration that compiles and runs in a blink, for tests."""
+    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
+    small = LlavaConfig(
+        vocab_size=64,
+        block=block,
+        layers=2,
+        max_length=64,
+        image_dim=16,
+        image_size=(8, 8),
+        patch_size=4,
+        image_layers=1,
+        image_heads=2,
+        image_id=3,
+    )
+    return replace(small, **changes)
+
+
+def example(config: LlavaConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 4 + config.image_tokens, config.vocab_size, padding)
+    if config.image_id is not None:
+        tokens[:, 1 : 1 + config.image_tokens] = config.image_id
+    return dict(
+        tokens=tokens,
+        images=vectors(rows, 1, *config.tower.image_size, config.channels),
+        image_positions=np.ones((rows, 1), np.int32),
+        segment_ids=segment_ids,
+    )
+
+
+class Llava(Decoder):
+    """Tokens and images in, logits of the next token out.
+
+    Raises:
+      ValueError: pictures are smaller than a patch, or the projector has another number of layers.
+    """
+
+    def __init__(self, config: LlavaConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.vision = ViT(config.tower, rngs=rngs)
+        # Vectors before those of patches that have no place in the text.
+        self.skipped = 0 if config.keep_class_token else self.vision.patches.tokens
+        self.projector = Projector(config, rngs=rngs)
+        self.image_tokens, self.image_id = config.image_tokens, config.image_id
+
+    @on_any_mesh
+    def encode(
+        self, images: Float[Array, "B I H W C"], key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B I P D"]:
+        """What stands for pictures in a text: vectors of the size of its tokens'."""
+        vectors = self.vision.encode(images, key=key).vectors
+        return self.projector(vectors[..., self.skipped :, :])
+
+    def image_positions(
+        self,
+        tokens: Int[AnyArray, "B T"] | Sequence[Sequence[int]],
+        images: Sequence[int] | None = None,
+    ) -> Int[np.ndarray, "B I"]:
+        """Where images begin in prompts that have ``image_tokens`` of ``image_id`` for each.
+
+        Args:
+          tokens: [B T], or rows of unlike lengths; known ones, without what pads them on the left.
+          images: how many each row has; None asks nothing.
+
+        Raises:
+          ValueError: a row has an image without its tokens, or tokens without an image; or this model has no
+            ``image_id``.
+        """
+        if self.image_id is None:
+            raise ValueError("this Llava has no image_id; set the token that stands for an image.")
+        return image_positions(tokens, self.image_id, images, self.image_tokens)
+
+    @on_any_mesh
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        images: Float[AnyArray, "B I H W C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """The last vectors, before the output layer.
+
+        Args:
+          tokens: [B T], from position 0 on; what they are where an image stands makes no difference.
+          images: pictures [B I H W C].
+          image_positions: where each begins in the text, see the method of that name; -1 is nowhere.
+          segment_ids: 0 where the text is padding.
+          key: turns dropout on.
+
+        Raises:
+          ValueError: images and their positions do not come together, or not in the same number; or, where
+            tokens are known, those of ``image_id`` are others than images take.
+        """
+        keys = split(key, 3)
+        context = self._images(images, image_positions, len(tokens), keys[2])
+        self._check(tokens, images, image_positions)
+        positions = jnp.arange(tokens.shape[-1])
+        x, _ = self.decoder(
+            self._embed(tokens[:, None], positions, context, keys[0])[:, 0],
+            self.decoder.read(),
+            keys[1],
+            segment_ids=segment_ids,
+        )
+        return self.output.transform(x)
+
+    @on_any_mesh
+    def prefill(
+        self,
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        *,
+        images: Float[AnyArray, "B I H W C"] | None = None,
+        image_positions: Int[AnyArray, "B I"] | None = None,
+        lookahead: int = 0,
+    ) -> CachedStates:
+        """Decoding states: images' vectors made once, and empty caches, for ``num_beams`` sequences a row.
+
+        Args:
+          batch: rows, B.
+          num_beams: sequences a row, J.
+          cache_length: the most tokens of each that are read, those of images among them.
+          images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
+          lookahead: further positions, for guesses beyond them that are not kept.
+
+        Raises:
+          ValueError: as ``hidden`` does, or there are other rows than ``batch``.
+        """
+        self.input.check(cache_length)
+        context = self._images(images, image_positions, batch, None)
+        layers, length = self.decoder.read(), cache_length + lookahead
+        return self.decoder.prefill(layers, batch, num_beams, length, context=context)
+
+    @on_any_mesh
+    def decode_hidden(
+        self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        x, *rest = self.decoder.decode(self._embed, tokens, states, return_weights=return_weights)
+        return self.output.transform(x), *rest
+
+    def _embed(
+        self,
+        tokens: Int[Array, "B J T"],
+        positions: Int[Array, "*B T"],
+        context: tuple[Array, Array] | None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B J T D"]:
+        """Vectors of tokens, and of images where they stand, which the sequences of a row share."""
+        if context is None:
+            return self.input(tokens, positions, key)
+        vectors, starts = context
+        B, count, P, D = vectors.shape
+        places = jnp.broadcast_to(positions, (B, 1, tokens.shape[-1]))[..., None]
+        starts = starts[:, None, None]
+        which = places - starts + P * jnp.arange(count)  # [B 1 T I], of all vectors of the row
+        inside = (starts >= 0) & (places >= starts) & (places < starts + P)
+        which = jnp.max(jnp.where(inside, which, -1), axis=-1, initial=-1)
+        found = jnp.take_along_axis(
+            vectors.reshape(B, 1, count * P, D), jnp.maximum(which, 0)[..., None], axis=2
+        )
+        return self.input(tokens, positions, key, others=(which >= 0, found))
+
+    def _images(
+        self, images: Any, image_positions: Any, batch: int, key: Any
+    ) -> tuple[Array, Array] | None:
+        """Vectors of the images and where they begin; None where there are none."""
+        given = with_places(images, image_positions, batch)
+        return None if given is None else (self.encode(given[0], key), given[1])
+
+    def _check(self, tokens: Any, images: Any, positions: Any) -> None:
+        """Where they are known, image tokens are those of as many images."""
+        known = not any(isinstance(x, jax.core.Tracer) for x in (tokens, positions))
+        own = images is None or images.shape[-3:-1] == self.vision.image_size
+        if self.image_id is None or not known or not own:
+            return
+        places = np.full((len(tokens), 1), -1) if positions is None else np.asarray(positions)
+        self.image_positions(tokens, (places >= 0).sum(-1).tolist())
+
+
+class Projector(nnx.Module):
+    """From vectors of patches to those of words: a linear layer, or two with a nonlinearity between them."""
+
+    def __init__(self, config: LlavaConfig, *, rngs: nnx.Rngs):
+        count, dim = config.projector_layers, config.block.dim
+        if count not in (1, 2):
+            raise ValueError(f"projector_layers is {count}; expected 1 or 2.")
+        options: dict[str, Any] = dict(
+            use_bias=config.projector_bias, dtype=config.block.dtype, rngs=rngs
+        )
+        image_dim = config.tower.block.dim
+        self.first = linear(image_dim, dim, in_axes=("embed",), out_axes=("mlp",), **options)
+        self.second = (
+            None
+            if count == 1
+            else linear(dim, dim, in_axes=("mlp",), out_axes=("embed",), **options)
+        )
+        self.activation: Activation = config.projector_activation
+
+    def __call__(self, vectors: Float[Array, "*B P M"]) -> Float[Array, "*B P D"]:
+        """[*B P M] -> [*B P D]."""
+        x = self.first(vectors)
+        return x if self.second is None else self.second(activate(self.activation, x))

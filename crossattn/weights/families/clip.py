@@ -1,0 +1,111 @@
+"""CLIP: names of its tensors, meaning of its config."""
+
+from typing import Any
+
+from crossattn.models.clip import CLIP, CLIPConfig
+from crossattn.models.decoder import DecoderConfig
+from crossattn.models.vit import ViT, ViTConfig
+from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.inputs import InputConfig
+from crossattn.weights.rules import Names, Rules, under
+from crossattn.weights.settings import Settings
+
+_LAYER = {
+    "attention_residual.norm": "layer_norm1",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.out_proj",
+    "feedforward_residual.norm": "layer_norm2",
+    "feedforward.up": "mlp.fc1",
+    "feedforward.down": "mlp.fc2",
+}
+_VISION = {
+    "patches.class_token": "embeddings.class_embedding",
+    "patches.projection": "embeddings.patch_embedding",
+    "patches.positions": "embeddings.position_embedding",
+    "input_norm": "pre_layrnorm",
+    "norm": "post_layernorm",
+    **under("encoder.layers.{}", "encoder.layers.{}", _LAYER),
+}
+_TEXT = {
+    "input.embedding": "embeddings.token_embedding",
+    "input.learned": "embeddings.position_embedding",
+    "decoder.norm": "final_layer_norm",
+    **under("decoder.stack.layers.{}", "encoder.layers.{}", _LAYER),
+}
+_COMPARED = {
+    "vision_projection": "visual_projection",
+    "text_projection": "text_projection",
+    "logit_scale": "logit_scale",
+}
+PREFIX = "vision_model."  # but where the tower is the whole model
+# Numbers of the positions, which early files hold.
+_UNUSED = (r"embeddings\.position_ids",)
+_OWN_END = 2
+
+
+def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of this checkpoint."""
+    if settings["model_type"] == "clip_vision_model":
+        config, rules = vision(settings, dtype)
+        own = {ours: f"{PREFIX}{theirs}" for ours, theirs in rules.names.items()}
+        unused = tuple(rf"vision_model\.{pattern}" for pattern in rules.unused)
+        return ViT, config, Rules(own, unused=unused, flat=rules.flat)
+    reads = Settings(settings.get("text_config") or {})
+    seen, seen_rules = vision(Settings(settings.get("vision_config") or {}), dtype)
+    end = reads.get("eos_token_id", 49407)
+    text = DecoderConfig(
+        vocab_size=reads.get("vocab_size", 49408),
+        block=_block(reads, dim=512, heads=8, dtype=dtype),
+        layers=reads.get("num_hidden_layers", 12),
+        max_length=reads.get("max_position_embeddings", 77),
+        input=InputConfig(scale=1.0),
+    )
+    # Configs of that time name another end than the texts have, which is their highest token.
+    config = CLIPConfig(
+        seen, text, settings.get("projection_dim", 512), None if end == _OWN_END else end
+    )
+    rules = Rules(_COMPARED) | seen_rules.inside("vision", "vision_model")
+    return CLIP, config, rules | Rules(_TEXT, unused=_UNUSED).inside("text", "text_model")
+
+
+def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[ViTConfig, Rules]:
+    """Config and rules of the tower that reads pictures.
+
+    Args:
+      settings: the tower's.
+      dtype: computation dtype.
+      layers: how many of its layers are read, without the norm behind the last one; None is all, with it.
+    """
+    depth = settings.get("num_hidden_layers", 12)
+    size, patch = settings.get("image_size", 224), settings.get("patch_size", 32)
+    config = ViTConfig(
+        _block(settings, dim=768, heads=12, dtype=dtype),
+        layers=depth if layers is None else layers,
+        patch_size=patch if isinstance(patch, int) else tuple(patch),
+        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        channels=settings.get("num_channels", 3),
+        patch_bias=False,
+        input_norm=True,
+        output_norm="class" if layers is None else "none",
+    )
+    unused = _UNUSED
+    if layers is not None:
+        left = "|".join(map(str, range(layers, depth)))
+        unused += (r"post_layernorm\..*", *([rf"encoder\.layers\.({left})\..*"] if left else []))
+    return config, Rules(_VISION, unused=unused, flat=("patches.class_token",))
+
+
+def _block(settings: Settings, *, dim: int, heads: int, dtype: Any) -> BlockConfig:
+    """A block of either tower; ``dim`` and ``heads`` are what a config that leaves them out has."""
+    dim = settings.get("hidden_size", dim)
+    return BlockConfig.of(
+        dim,
+        settings.get("num_attention_heads", heads),
+        settings.get("intermediate_size", 4 * dim),
+        activation=settings.activation("hidden_act", "quick_gelu"),
+        norm_epsilon=settings.get("layer_norm_eps", 1e-5),
+        attention_dropout_rate=settings.get("attention_dropout", 0.0),
+        dtype=dtype,
+    )

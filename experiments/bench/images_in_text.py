@@ -1,0 +1,114 @@
+"""Images as a prefix against gated reading: what a step of a LLaVA and of a Flamingo costs as images grow.
+
+    python -m experiments.bench.images_in_text [--side=PIXELS] [--rows=N]
+
+The models are those of ``configs/emoji_llava.py`` and ``configs/emoji_flamingo.py``, float32, on rows of 1,
+2, 4 and 8 images with captions of 16 tokens; and the Flamingo without its resampler, whose words read all
+patches. Of the loss with its gradient: seconds (the fastest of 9 calls), the temporaries that the compiled
+program holds, and what XLA counts of it, FLOPs and bytes read and written, where attention is plain products.
+"""
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs import emoji_flamingo, emoji_llava
+from crossattn import functional, models, use_backend
+from crossattn.models import Flamingo
+from crossattn.train.linear_loss import linear_cross_entropy
+from experiments.bench import contest
+from experiments.options import Options
+from experiments.settings import model_config
+from experiments.tasks.interleaved import interleaved
+
+IMAGES, CAPTION, VOCABULARY, CALLS = (1, 2, 4, 8), 16, 1000, 9
+
+
+class AllPatches(Flamingo):
+    """A Flamingo whose words read every patch of an image; its resampler is there, but nothing reads it."""
+
+    def encode(self, images: Any, key: Any = None) -> Any:
+        """Vectors [B (I P) M] of the patches of pictures."""
+        vectors = self.vision.encode(images, key=key).vectors
+        return vectors.reshape(len(vectors), -1, vectors.shape[-1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = Options(__doc__)
+    parser.add_argument("--side", default=32, type=int, metavar="PIXELS", help="of pictures")
+    parser.add_argument("--rows", default=4, type=int, metavar="N", help="of a batch")
+    options = parser.parse_args()
+    print(
+        f"{contest.machine()}; jax {jax.__version__}; {options.rows} rows of pictures of {options.side}\n"
+    )
+    print(
+        "| reads | images | tokens in a row | step | temporaries | GFLOP | bytes read and written |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for images in IMAGES:
+        for reads in ("prefix", "gated, resampled", "gated, all patches"):
+            print(row(reads, images, options.side, options.rows), flush=True)
+
+
+def row(reads: str, images: int, side: int, rows: int) -> str:
+    """One line of the table."""
+    build, image_tokens = model(reads, images, side)
+    random = np.random.default_rng(0)
+    batch = interleaved(
+        {
+            "caption": random.integers(3, VOCABULARY, (rows * images, CAPTION)),
+            "caption_segment_ids": np.ones((rows * images, CAPTION), np.int32),
+            "image": random.random((rows * images, side, side, 3), np.float32),
+            "valid": np.ones(rows * images, np.int32),
+        },
+        images,
+        image_tokens,
+    )
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        made = functional.bind(build, params)
+        given = {name: batch[name] for name in ("images", "image_positions")}
+        segments = batch["target_segment_ids"]
+        hidden = made.hidden(batch["target_in"], segment_ids=segments, **given)
+        told, targets = batch["shots"] >= 0, batch["target_out"]
+        return linear_cross_entropy(hidden, made.output_table(), targets, told)[0]
+
+    params = functional.init(build, jax.random.key(0))
+    step = jax.value_and_grad(loss)
+    with use_backend("reference"):  # whose products XLA sees
+        counted = (
+            jax.jit(lambda *given: step(*given)).lower(params, batch).compile().cost_analysis()
+        )
+    compiled = jax.jit(step).lower(params, batch).compile()
+    held = compiled.memory_analysis().temp_size_in_bytes
+    seconds = []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(params, batch))
+        seconds.append(time.perf_counter() - start)
+    cells = [
+        f"{1e3 * min(seconds):,.0f} ms",
+        f"{held / 2**20:,.0f} MiB",
+        f"{counted['flops'] / 1e9:.2f}",
+        f"{counted['bytes accessed'] / 2**20:,.0f} MiB",
+    ]
+    return f"| {reads} | {images} | {batch['target_in'].shape[1]} | {' | '.join(cells)} |"
+
+
+def model(reads: str, images: int, side: int) -> tuple[Any, int]:
+    """A way to build what reads so, and how many tokens an image takes in its text."""
+    prefix = reads == "prefix"
+    section = (emoji_llava if prefix else emoji_flamingo).get_config().model
+    sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, max_length=1, image_size=(side, side))
+    if reads == "gated, all patches":
+        section.image_latents = (side // section.patch_size) ** 2
+    config = model_config(section, **sizes)
+    module = AllPatches if reads == "gated, all patches" else models.find(section.name).module
+    return lambda rngs: module(config, rngs=rngs), getattr(config, "image_tokens", 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Llama, CLIP and LLaVA: names of older files, what is read of a tower, and what is refused by name."""
+
+import jax
+import numpy as np
+import pytest
+
+import crossattn as xa
+from tests.weights import checkpoints
+from tests.weights.test_round_trip import same_files
+
+
+def renamed(folder, prefixes):
+    """The checkpoint with other beginnings of names."""
+
+    def change(tensors):
+        for name in list(tensors):
+            old = next((old for old in prefixes if name.startswith(old)), "")
+            if old:
+                tensors[prefixes[old] + name.removeprefix(old)] = tensors.pop(name)
+
+    return checkpoints.rewrite(folder, change)
+
+
+@pytest.mark.parametrize(
+    "prefixes",
+    [
+        {"vision_tower": "vision_tower.vision_model"},
+        {
+            "vision_tower": "model.vision_tower",
+            "multi_modal_projector": "model.multi_modal_projector",
+            "language_model.model": "model.language_model",
+            "language_model.lm_head": "lm_head",
+        },
+    ],
+    ids=["a tower in a tower", "one model in another"],
+)
+def test_the_names_of_other_versions_are_known(prefixes, tmp_path):
+    folder = checkpoints.fresh(checkpoints.LLAVA, tmp_path / "llava")
+    _, expected, _ = xa.load(folder)
+    _, params = same_files(renamed(folder, prefixes), tmp_path)
+    for name, array in xa.functional.flatten(expected).items():
+        np.testing.assert_array_equal(array, xa.functional.flatten(params)[name])
+
+
+def test_layers_of_a_tower_that_are_not_read_are_kept_and_not_built(tmp_path):
+    whole = xa.weights.describe(checkpoints.CLIP)
+    tower = xa.functional.nest(
+        {
+            f"vision_tower.{name}": np.asarray(x)
+            for name, x in xa.weights.Tensors.of(whole, xa.init(whole, jax.random.key(1))).items()
+        }
+    )
+    folder = checkpoints.fresh(checkpoints.LLAVA, tmp_path / "llava")
+
+    def add(tensors):
+        tensors.update(xa.functional.flatten(tower))
+
+    model, params = same_files(checkpoints.rewrite(folder, add), tmp_path)
+    assert model.config.vision.layers == 1 and set(params["vision"]["encoder"]["layers"]) == {"0"}
+    assert "norm" not in params["vision"]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (checkpoints.LLAMA | dict(rope_scaling=dict(rope_type="llama3", factor=8.0)), "rope_type 'llama3'"),
+        (checkpoints.LLAMA | dict(rope_scaling=dict(type="linear", factor=2.0)), "rope_type 'linear'"),
+        (checkpoints.LLAMA | dict(rope_parameters=dict(rope_type="yarn")), "rope_type 'yarn'"),
+        (checkpoints.LLAMA | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
+         "partial_rotary_factor 0.5"),
+        (checkpoints.LLAMA | dict(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'; expected one of relu"),
+        (checkpoints.LLAVA | dict(vision_feature_layer=[-2, -5]), r"vision_feature_layer \[-2, -5\], which"),
+        (checkpoints.LLAVA | dict(vision_feature_layer=3), "vision_feature_layer 3 of a tower of 2 layers"),
+        (checkpoints.LLAVA | dict(vision_feature_select_strategy="cls"), "select_strategy 'cls', which"),
+        (checkpoints.LLAVA | dict(vision_config=dict(model_type="siglip_vision_model")),
+         "vision_config of model_type 'siglip_vision_model', which"),
+        (checkpoints.LLAVA | dict(text_config=dict(model_type="mistral")),
+         "text_config of model_type 'mistral', which"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_is_one_line(config, said):
+    with pytest.raises(xa.weights.CheckpointError, match=said):
+        xa.weights.describe(config)
