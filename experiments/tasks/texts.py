@@ -149,9 +149,14 @@ class TextTask(base.Task):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Nats a token of counted trigrams, which see what stands before it in the target and no more."""
-        batches = (self.eval_batches(name, None) for name in ("train", split))
-        train, other = (list(targets(each)) for each in batches)
+        train, other = (
+            list(targets(map(self._with_told, self.eval_batches(name, None)), "told"))
+            for name in ("train", split)
+        )
         return {"trigrams_nll": trigrams(train, other)}
+
+    def _with_told(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {**batch, "told": batch["target_segment_ids"] * np.asarray(self.told(batch))}
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
