@@ -5,6 +5,7 @@
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 # make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
+# make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
@@ -14,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity accelerators docs wheel fuzz clean
+.PHONY: demo test lint format bench conformance parity zoo accelerators docs wheel fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -43,6 +44,9 @@ conformance: $(VENV)/.conformance
 parity: $(VENV)/.bench
 	$(BIN)/python -m experiments.parity
 
+zoo: $(VENV)/.zoo
+	$(BIN)/python -m experiments.zoo --json=runs/zoo.json
+
 accelerators: $(VENV)-accelerators/.accelerators
 	JAX_PLATFORMS=cpu $(VENV)-accelerators/bin/python -m pytest tests/accelerators
 
@@ -62,6 +66,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz]'
+	touch $@
+
+$(VENV)/.zoo: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,speech,pages]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

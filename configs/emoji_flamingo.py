@@ -13,6 +13,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 _NEW = "gated|resampler|vision"
+ZOO = {"": 600}
 
 
 def get_config(arg: str = ""):

@@ -7,6 +7,8 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
+ZOO = {"both": 600, "image": 800}
+
 
 def get_config(arg: str = ""):
     """``both``, ``image`` or ``caption``; tiny."""

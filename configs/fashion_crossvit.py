@@ -2,6 +2,8 @@
 
 from configs import parts
 
+ZOO = {"": 1000}
+
 
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""

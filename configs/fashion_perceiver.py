@@ -4,6 +4,8 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
+ZOO = {"": 1200}
+
 
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""

@@ -10,6 +10,7 @@ _SHAPES = {
     "small": dict(dim=64, mlp_dim=128, layers=2, patch_size=4),
     "large": dict(dim=128, mlp_dim=256, layers=4, patch_size=7),
 }
+ZOO = {"equal": 2000}
 
 
 def get_config(arg: str = ""):

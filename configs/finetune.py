@@ -1,15 +1,27 @@
-"""A published checkpoint, trained on: --config.init.from=DIR. Arguments: translation language_model, tiny."""
+"""A published checkpoint, trained on: --config.init.from=DIR.
+
+Arguments: translation, language_model or captioning; tiny.
+"""
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-TASKS = ("translation", "language_model")
+TASKS = ("translation", "language_model", "captioning")
+_TINY = {
+    "translation": "tiny:t5",
+    "language_model": "tiny:gpt2",
+    "captioning": "tiny:vision-encoder-decoder",
+}
+ZOO = {"translation": 2000, "language_model": 800, "captioning": 400}
 
 
 def get_config(arg: str = "translation"):
-    """``translation`` for models that read one text and write another, ``language_model`` for the others."""
+    """``translation`` for models that read a text and write another, ``captioning`` for those of pictures.
+
+    ``language_model`` is for the others.
+    """
     words = parts.words(arg, TASKS)
     task = parts.choice(words, TASKS)
     config = ConfigDict(
@@ -30,19 +42,26 @@ def get_config(arg: str = "translation"):
     )
     if task == "translation":
         config.evaluate = parts.evaluate(decoding=parts.decoding(length_penalty=1.0))
+    if task == "captioning":
+        config.evaluate = dict(examples=200, decoding=dict(num_beams=1, batch_size=32))
     return _tiny(config) if "tiny" in words else config
 
 
 def _data(task: str):
     if task == "translation":
         return parts.pairs("libreoffice_help/en-fr")
+    if task == "captioning":
+        return parts.captioned("emoji/en", height=224, width=224)
     return parts.data("libreoffice_help/en-fr", side="source")
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
     """The same in seconds: a random checkpoint and the phrase grammar."""
-    config.init["from"] = "tiny:t5" if config.task == "translation" else "tiny:gpt2"
+    config.init["from"] = _TINY[config.task]
     config.data.update(name="phrases", batch_size=8, target_len=64)
+    if config.task == "captioning":
+        config.data.update(name="shapes", height=16, width=16, target_len=32)
+        config.evaluate.examples = 0
     if config.task == "translation":
         config.data.source_len = 64
         config.evaluate.examples = 8

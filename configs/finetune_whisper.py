@@ -5,6 +5,8 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
+ZOO = {"": 200}
+
 
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""

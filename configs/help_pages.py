@@ -6,6 +6,7 @@ from ml_collections.config_dict import placeholder
 from configs import parts
 
 READS = ("both", "text", "picture")
+ZOO = {"both": 60, "text": 60, "picture": 400}
 
 
 def get_config(arg: str = ""):

@@ -72,6 +72,18 @@ def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
+def captioned(name: str, languages: str | None = None, **changes: Any) -> dict[str, Any]:
+    """Pictures of one source with captions in these languages, or in one that the model is not told."""
+    usual = dict(
+        name=name,
+        languages=languages or placeholder(str),
+        data_dir=placeholder(str),
+        batch_size=32,
+        target_len=24,
+    )
+    return usual | changes
+
+
 def tokenizer(**changes: Any) -> dict[str, Any]:
     """Byte-pair encoding of both sides."""
     return dict(kind="bpe", vocab_size=6000, joint=True) | changes
@@ -127,6 +139,12 @@ def picture_model(name: str, **changes: Any) -> dict[str, Any]:
     """``model`` of pictures, which has no positions of tokens and no table of them."""
     usual = model(name, dim=64, num_heads=4, mlp_dim=128, activation="gelu")
     return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
+
+
+def composed(name: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """An architecture that is made of others, each a model of this file in a section of its own."""
+    own = {part: {k: x for k, x in of.items() if k != "name"} for part, of in sections.items()}
+    return dict(name=name, **own)
 
 
 def cross_entropy(**changes: Any) -> dict[str, Any]:
@@ -238,9 +256,9 @@ def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
 
 def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     """The same experiment on pictures in seconds, with made-up shapes; ``model`` is what becomes small."""
-    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
+    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16, shift=1)
     whole.model.update(**model)
-    whole.optim.warmup_steps = 4
+    whole.optim.update(learning_rate=3e-3, warmup_steps=4)
     whole.train.update(steps=24, log_every=6, eval_every=0)
     whole.checkpoint.every = 12
     return whole

@@ -59,5 +59,6 @@ def get_config(arg: str = ""):
 def _tiny(config: ConfigDict) -> ConfigDict:
     config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
     config.model.dtype = "float32"
+    config.optim.learning_rate = 1e-2  # which falls from step 4 on
     config.checkpoint.best_metric = placeholder(str)
     return config

@@ -9,7 +9,7 @@ import functools
 import sys
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -190,6 +190,16 @@ BATCHES: dict[str, Key] = {
 }
 """Of tasks whose examples are rows as they are."""
 
+PICTURES: dict[str, Key] = {
+    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    **under("data", {
+        "flip": Key(bool, "Half of the pictures are mirrored in training."),
+        "shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)"),
+    }, **_EXTRA),
+}  # fmt: skip
+"""Of tasks that read pictures."""
+
 SIDE: dict[str, Key] = {
     "data.side": Key(str, "Which side is learnt.", choices=("source", "target")),
 }
@@ -219,7 +229,7 @@ def every() -> dict[str, Key]:
     for own in (
         {k: key for k, key in PRETRAINED.items() if k.startswith("tokenizer.")},
         *(_own(tasks.find(name)) for name in tasks.known()),
-        *(under("model", models.find(name).keys) for name in models.known()),
+        *(_of_model(name) for name in models.known()),
     ):
         keys |= {k: key for k, key in own.items() if k not in keys or not key.needed}
     return _ordered(keys)
@@ -244,14 +254,36 @@ def _of_model(name: Any) -> dict[str, Key]:
         module = models.find(name)
     except ValueError as error:
         raise SettingsError(f"config.model.name: {error}") from None
-    has = {f"model.{field}" for field in model_fields(module.config)}
-    return {k: key for k, key in _MODEL.items() if k in has} | under("model", module.keys)
+    return under("model", _of_shape(module.config, module.keys))
+
+
+def _of_shape(config: type, own: Mapping[str, Key]) -> dict[str, Key]:
+    """The keys of an architecture's config, with those of each of its parts in a section of its own."""
+    has = {f"model.{field}" for field in model_fields(config)}
+    found = {k.removeprefix("model."): key for k, key in _MODEL.items() if k in has} | dict(own)
+    for name, part in model_parts(config).items():
+        keys_of_part = getattr(sys.modules[part.__module__], "KEYS", {})
+        found |= under(name, _of_shape(part, keys_of_part))
+    return found
 
 
 def model_fields(config: type) -> set[str]:
     """The fields of an architecture's config, and of its ``block`` if it has one."""
     has_block = typing.get_type_hints(config).get("block") is BlockConfig
     return {field.name for field in fields(config)} | (BLOCK_KEYS if has_block else set())
+
+
+def model_parts(config: type) -> dict[str, type]:
+    """The configs of other architectures that an architecture's config is made of, by their fields."""
+    hints = typing.get_type_hints(config)
+    needed = [
+        f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING
+    ]
+    return {
+        name: hints[name]
+        for name in needed
+        if is_dataclass(hints[name]) and hints[name] is not BlockConfig
+    }
 
 
 def _ordered(keys: Mapping[str, Key]) -> dict[str, Key]:

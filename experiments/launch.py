@@ -149,13 +149,13 @@ def required_config():
     return CONFIG.value
 
 
-def picture() -> Path | None:
-    """The file that --plot names, if it does; refused before any work when it cannot be drawn."""
-    if not PLOT.value:
+def picture(flag: Any = PLOT) -> Path | None:
+    """The file that a flag names, if it does; refused before any work when it cannot be drawn."""
+    if not flag.value:
         return None
-    path = Path(PLOT.value)
+    path = Path(flag.value)
     if path.suffix.lower() not in FORMATS:
-        raise Refused(f"--plot names {path}; expected one of {', '.join(FORMATS)}.")
+        raise Refused(f"--{flag.name} names {path}; expected one of {', '.join(FORMATS)}.")
     need("matplotlib", install="crossattn[viz]")
     writable(path)
     return path

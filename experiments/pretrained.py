@@ -231,7 +231,8 @@ def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
 
 def _refuse_more_tokens(source: str, model: Pretrained, backend: Any) -> None:
     settings = json.loads(model.text)
-    size = (settings.get("encoder") if "vocab_size" not in settings else settings)["vocab_size"]
+    halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
+    size = next(half["vocab_size"] for half in halves if "vocab_size" in half)
     if most_id(backend) >= size:
         raise SettingsError(
             f"the tokenizer of {source} has ids up to {most_id(backend)}, its model a vocabulary of {size};"

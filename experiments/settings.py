@@ -6,7 +6,7 @@ becomes one sentence that names it, before anything is computed.
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -83,7 +83,8 @@ def check(config: ConfigDict) -> None:
     missing = [name for name, key in own.items() if key.needed and name not in values]
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
-    _check_model(config.model)
+    for section in _shapes(config.model):
+        _check_model(*section)
     _check_init(config.to_dict().get("init", {}))
     kind.check(config)
 
@@ -108,23 +109,31 @@ def _check_init(init: Mapping[str, Any]) -> None:
         )
 
 
-def _check_model(model: Any) -> None:
+def _shapes(model: Any, name: str = "model") -> Iterator[tuple[Any, str]]:
+    """The section of a model and those of its parts, each with its name."""
+    yield model, name
+    for key, value in model.items():
+        if isinstance(value, ConfigDict):
+            yield from _shapes(value, f"{name}.{key}")
+
+
+def _check_model(model: Any, name: str) -> None:
     """What building a model does not look at, and its first step would fail on."""
     positions = model.get("positions")
     if positions == "rope" or model.get("rope_base") is not None:
         head = model.get("head_dim") or model.dim // model.num_heads
         if head % 2:
             raise SettingsError(
-                f"config.model has heads of size {head}; rotary positions expect an even number."
+                f"config.{name} has heads of size {head}; rotary positions expect an even number."
             )
     if positions == "sinusoidal" and model.dim % 2:
         raise SettingsError(
-            f"config.model.dim is {model.dim}; sinusoidal positions expect an even number."
+            f"config.{name}.dim is {model.dim}; sinusoidal positions expect an even number."
         )
     buckets, distance = model.get("relative_buckets", 32), model.get("relative_distance", 128)
     if positions == "relative" and distance <= buckets // 2:
         raise SettingsError(
-            f"config.model.relative_distance is {distance}; expected more than half of"
+            f"config.{name}.relative_distance is {distance}; expected more than half of"
             f" relative_buckets, {buckets}."
         )
 
@@ -133,36 +142,56 @@ def model_config(model: ConfigDict, **sizes: Any) -> Any:
     """The config of the architecture that ``model.name`` names, from the section ``model``.
 
     Args:
-      model: the section; fields of blocks go into the config's ``block`` where it has one.
-      sizes: what the data give; those that are None or False are left out where the config has no such
-        field.
+      model: the section; fields of blocks go into the config's ``block`` where it has one, and a config that
+        is made of others has a section for each.
+      sizes: what the data give, each to whatever part has such a field; those that are None or False are
+        left out where none has.
 
     Raises:
       SettingsError: a value or a size does not fit.
     """
     values = model.to_dict()
     kind = models.find(values.pop("name")).config
-    hints = typing.get_type_hints(kind)
-    sizes = {name: x for name, x in sizes.items() if name in hints or x not in (None, False)}
-    if unknown := [name for name in sizes if name not in hints]:
+    known = _field_names(kind)
+    sizes = {name: x for name, x in sizes.items() if name in known or x not in (None, False)}
+    if unknown := [name for name in sizes if name not in known]:
         raise SettingsError(
             f"config.model.name is {model.name!r}, whose {kind.__name__} has no {', '.join(unknown)},"
             " which the task gives it."
         )
+    return _shape(kind, "model", values, sizes)
+
+
+def _field_names(kind: Any) -> set[str]:
+    """Of a model's config and of its parts."""
+    parts = keys.model_parts(kind)
+    own = {field.name for field in dataclasses.fields(kind)} - parts.keys()
+    return own.union(*(_field_names(part) for part in parts.values()))
+
+
+def _shape(kind: Any, name: str, values: dict[str, Any], sizes: Mapping[str, Any]) -> Any:
+    """A config of that kind from its section, and of the sizes those that are its fields."""
+    hints, parts = typing.get_type_hints(kind), keys.model_parts(kind)
+    sections = {part: values.pop(part, {}) for part in parts}
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"])
     if hints.get("block") is BlockConfig:
-        flat = {name: values.pop(name) for name in list(values) if name in BLOCK_KEYS}
-        values["block"] = _block(flat)
-    return build(kind, "model", values, **sizes)
+        flat = {key: values.pop(key) for key in list(values) if key in BLOCK_KEYS}
+        values["block"] = _block(name, flat)
+    own = {key: x for key, x in sizes.items() if key in hints and key not in parts}
+    built = {
+        part: _shape(parts[part], f"{name}.{part}", section, sizes)
+        for part, section in sections.items()
+    }
+    return build(kind, name, values, **own, **built)
 
 
-def _block(values: Mapping[str, Any]) -> BlockConfig:
-    """The parts of a block, from the flat keys of the section ``model``."""
+def _block(name: str, values: Mapping[str, Any]) -> BlockConfig:
+    """The parts of a block, from the flat keys of a section of a model."""
     try:
         return BlockConfig.of(**values)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"config.model: {error}") from None
+        raise SettingsError(f"config.{name}: {error}") from None
 
 
 def saved_config(workdir: Folder) -> ConfigDict:

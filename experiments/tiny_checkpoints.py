@@ -51,6 +51,14 @@ _PAIR = dict(
     model_type="encoder-decoder", encoder=_BERT,
     decoder=_BERT | dict(is_decoder=True, add_cross_attention=True), decoder_start_token_id=_BOS, **_IDS,
 )  # fmt: skip
+_VIT = dict(
+    model_type="vit", hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+    image_size=16, patch_size=4, num_channels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+_CAPTIONS = dict(
+    model_type="vision-encoder-decoder", encoder=_VIT,
+    decoder=_GPT2 | dict(is_decoder=True, add_cross_attention=True), decoder_start_token_id=_EOS, **_IDS,
+)  # fmt: skip
 _WHISPER_IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 256)
 _FAMILIES: dict[str, tuple[dict[str, Any], str | None]] = {
     "annalog": (_bart("annalog"), "<s> $A </s>"),
@@ -62,6 +70,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], str | None]] = {
     "mbart": (_bart("mbart", start=_EOS), "$A </s> en_XX"),
     "pegasus": (_bart("pegasus"), _ENDS),
     "t5": (_T5, _ENDS),
+    "vision-encoder-decoder": (_CAPTIONS, None),
     "whisper": (
         _bart("whisper", start=257, vocab_size=256 + len(_WHISPER) + _WHISPER_TIMES, num_mel_bins=16,
               max_source_positions=32, max_target_positions=32, **_WHISPER_IDS),

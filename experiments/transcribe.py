@@ -29,14 +29,16 @@ from experiments import fetch_weights, launch
 _MODEL = flags.DEFINE_string(
     "model", "tiny.en", "tiny.en, base, the folder of a checkpoint, or its name on the hub."
 )
-_LANGUAGE = flags.DEFINE_string("language", None, "A code such as en; found out when not given.")
+LANGUAGE = flags.DEFINE_string(
+    "language", None, "A code such as en; not given, that of the sound, or a run's first."
+)
 _TASK = flags.DEFINE_enum(
     "task", "transcribe", ["transcribe", "translate"], "Write what is said, or its English."
 )
 _TIMESTAMPS = flags.DEFINE_bool("timestamps", False, "A line for each phrase, with its times.")
 _WORDS = flags.DEFINE_bool("words", False, "A line for each word, with its times.")
 INT8 = flags.DEFINE_bool("int8", False, "Hold the weights as int8 (needs qwix).")
-FLAGS = (_MODEL, _LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
+FLAGS = (_MODEL, LANGUAGE, _TASK, _TIMESTAMPS, _WORDS, launch.PLOT, INT8)
 _COLUMNS = 90  # of a picture
 
 
@@ -50,8 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     words = _WORDS.value or picture is not None
     transcriber = open_whisper(_MODEL.value, task=_TASK.value, words=words, int8=INT8.value)
     tokens = transcriber.tokens
-    if _LANGUAGE.value or not tokens.multilingual:
-        tokens.prefix(_LANGUAGE.value, _TASK.value, times=True)  # refuses what it does not know
+    if LANGUAGE.value or not tokens.multilingual:
+        tokens.prefix(LANGUAGE.value, _TASK.value, times=True)  # refuses what it does not know
     if len(arguments) == 1:
         transcribe(transcriber, arguments[0], picture)
         return 0
@@ -69,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 def transcribe(transcriber: Transcriber, path: str, picture: Path | None) -> None:
     """Print what is said in a file, and draw it where a picture is asked for."""
     frames = frames_of(read_audio(path), transcriber)
-    (transcript,) = transcriber([frames], _LANGUAGE.value)
+    (transcript,) = transcriber([frames], LANGUAGE.value)
     show(transcript)
     if picture:
         draw(transcriber, frames, transcript, picture)

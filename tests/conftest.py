@@ -13,7 +13,9 @@ import jaxtyping
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-jaxtyping.install_import_hook("crossattn", "beartype.beartype")
+from tests import annotations  # noqa: F401  the hook takes it from its package
+
+jaxtyping.install_import_hook("crossattn", "tests.annotations.checked")
 
 ROOT = Path(__file__).parents[1]
 # Of its two ways to compile fused loops, the older takes half as long; later versions lack it.

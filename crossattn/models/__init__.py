@@ -1,4 +1,4 @@
-"""Architectures, one file each: a frozen config, the module, and ``tiny()`` for tests.
+"""Architectures, one file each: a frozen config, the module, ``tiny()`` and ``example()`` for tests.
 
 The one thing to know: a name finds its file. "transformer" is ``transformer.py`` here, with ``Transformer``,
 ``TransformerConfig`` and ``tiny``; a name with a dot, "mine.reader", is a module of your own on the import
@@ -72,6 +72,9 @@ class Architecture:
       config: the class of its config, a frozen dataclass.
       module: the class of the model, called as ``module(config, rngs=rngs)``.
       tiny: a config that compiles and runs in a blink.
+      example: arguments that a model of a config can be called with, drawn at random by
+        ``example(config, rows, padding)``: arrays by their names, whose first axis is rows. What has a
+        length is so many places longer, which come last and are said to be padding. None if there is none.
       keys: those of a config's section ``model`` that other models need not have, its ``KEYS``.
     """
 
@@ -79,6 +82,7 @@ class Architecture:
     config: Any
     module: Any
     tiny: Callable[..., Any]
+    example: Callable[..., dict[str, Any]] | None
     keys: Mapping[str, ConfigKey]
 
 
@@ -106,7 +110,8 @@ def find(name: str) -> Architecture:
             f"{module.__name__} has no {' and no '.join(lacking)}; an architecture has {', '.join(wanted)}."
         )
     model, config, tiny = (getattr(module, part) for part in wanted)
-    return Architecture(name, config, model, tiny, getattr(module, "KEYS", {}))
+    example, keys = getattr(module, "example", None), getattr(module, "KEYS", {})
+    return Architecture(name, config, model, tiny, example, keys)
 
 
 def _imported(name: str) -> ModuleType:

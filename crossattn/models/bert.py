@@ -13,6 +13,7 @@ from flax import nnx
 
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -61,6 +62,12 @@ def tiny(**changes: Any) -> BertConfig:
         dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False
     )
     return replace(BertConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
+
+
+def example(config: BertConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
+    return dict(tokens=tokens, segment_ids=segment_ids)
 
 
 class Bert(nnx.Module):

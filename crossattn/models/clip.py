@@ -22,6 +22,7 @@ from crossattn.models import decoder, vit
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.nn.blocks import split
+from crossattn.nn.examples import texts
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Int, Key
@@ -49,6 +50,13 @@ def tiny(**changes: Any) -> CLIPConfig:
     """A configuration that compiles and runs in a blink, for tests."""
     reader = vit.tiny(num_classes=None, patch_bias=False, input_norm=True, output_norm="class")
     return replace(CLIPConfig(reader, decoder.tiny(), dim=16), **changes)
+
+
+def example(config: CLIPConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 5, config.text.vocab_size, padding)
+    image = vit.example(config.vision, rows)["image"]
+    return dict(image=image, tokens=tokens, segment_ids=segment_ids)
 
 
 class CLIP(nnx.Module):
@@ -99,8 +107,8 @@ class CLIP(nnx.Module):
         """Logits of each picture with each text, float32."""
         keys = split(key, 2)
         images = self.encode_image(image, key=keys[0])
-        texts = self.encode_text(tokens, segment_ids, key=keys[1])
-        return jnp.exp(self.logit_scale[...]) * (images @ texts.T)
+        said = self.encode_text(tokens, segment_ids, key=keys[1])
+        return jnp.exp(self.logit_scale[...]) * (images @ said.T)
 
 
 def _unit(x: Float[Array, "*B E"]) -> Float[Array, "*B E"]:

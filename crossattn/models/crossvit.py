@@ -22,8 +22,10 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
+from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -96,6 +98,11 @@ def tiny(**changes: Any) -> CrossViTConfig:
         small_layers=1, large_layers=1, stages=2, num_classes=5, image_size=(8, 12),
     )  # fmt: skip
     return replace(small, **changes)
+
+
+def example(config: CrossViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
 class CrossViT(nnx.Module):
@@ -281,4 +288,5 @@ class Projection(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T E"]:
         """[*B T D] -> [*B T E]."""
-        return self.linear(activate("gelu_exact", self.norm(x)))
+        # In its place: where XLA chooses one, split over a model's width, gradients come out wrong.
+        return placed(self.linear(activate("gelu_exact", self.norm(x))), "embed")

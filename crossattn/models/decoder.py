@@ -17,6 +17,7 @@ from crossattn.models.transformer import with_positions
 from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
@@ -63,6 +64,16 @@ def tiny(**changes: Any) -> DecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
+
+
+def example(config: DecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
+    given: dict[str, Any] = dict(tokens=tokens, segment_ids=segment_ids)
+    if config.memory_dim is not None:
+        given["memory"] = vectors(rows, 4, config.memory_dim, padding=padding)
+        given["memory_segment_ids"] = texts(rows, 4, config.vocab_size, padding)[1]
+    return given
 
 
 class Decoder(Autoregressive):

@@ -10,12 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.blocks import split
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -33,7 +35,7 @@ class EncoderDecoderConfig:
     Attributes:
       encoder: of the half that reads the source.
       decoder: of the half that writes the target. Its ``memory_dim`` is the size of the encoder's
-        vectors; where it differs, a linear layer stands between.
+        vectors, as None says too; where it differs, a linear layer stands between.
     """
 
     encoder: BertConfig
@@ -46,6 +48,18 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
     return replace(EncoderDecoderConfig(reader, writer), **changes)
 
 
+def example(config: EncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    source, source_segment_ids = texts(rows, 6, config.encoder.vocab_size, padding)
+    target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
+    return dict(
+        source=source,
+        target_in=target_in,
+        source_segment_ids=source_segment_ids,
+        target_segment_ids=target_segment_ids,
+    )
+
+
 class EncoderDecoder(Autoregressive):
     """Source tokens and target tokens in, logits of the next target token out, as in ``Transformer``.
 
@@ -53,17 +67,13 @@ class EncoderDecoder(Autoregressive):
       config: the shapes.
       build_encoder: makes the encoder of its config; another one than a ``Bert`` comes with an ``encode``
         of a subclass.
-
-    Raises:
-      ValueError: the decoder reads no memory.
     """
 
     def __init__(self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs):
         self.encoder = build_encoder(config.encoder, rngs=rngs)
-        self.decoder = Decoder(config.decoder, rngs=rngs)
-        size, wanted = config.encoder.block.dim, config.decoder.memory_dim
-        if wanted is None:
-            raise ValueError("decoder has no memory_dim; set it to the size of what it reads.")
+        size = config.encoder.block.dim
+        wanted = config.decoder.memory_dim or size
+        self.decoder = Decoder(replace(config.decoder, memory_dim=wanted), rngs=rngs)
         self.bridge = (
             None
             if size == wanted
@@ -95,7 +105,8 @@ class EncoderDecoder(Autoregressive):
         """The encoder's vectors in the size that the decoder reads."""
         if self.bridge is None:
             return encoded
-        return replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
+        vectors = self.bridge(jnp.asarray(encoded.vectors))
+        return replace(encoded, vectors=placed(vectors, "embed"))
 
     @on_any_mesh
     def hidden(

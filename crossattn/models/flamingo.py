@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from crossattn.axes import placed
@@ -31,6 +32,7 @@ from crossattn.models.transformer import with_positions
 from crossattn.models.vit import IMAGE_KEYS, ViT, image_block, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockConfig, Residual, Sublayer, split
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
@@ -93,6 +95,21 @@ def tiny(**changes: Any) -> FlamingoConfig:
         resampler_layers=1,
     )
     return replace(small, **changes)
+
+
+def example(config: FlamingoConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
+    shape = (4, config.image_dim)  # patches of an image
+    if config.image_size is not None:
+        shape = (*config.image_size, config.channels)
+    places = np.tile(np.array([0, 2], np.int32), (rows, 1))
+    return dict(
+        tokens=tokens,
+        images=vectors(rows, 2, *shape),
+        image_positions=places,
+        segment_ids=segment_ids,
+    )
 
 
 class Flamingo(Decoder):

@@ -29,6 +29,7 @@ from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.vit import IMAGE_KEYS, ViT, ViTConfig, patch_reader
 from crossattn.nn.blocks import BlockConfig, split
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.images import image_positions, with_places
 from crossattn.nn.layers import linear
@@ -105,6 +106,19 @@ def tiny(**changes: Any) -> LlavaConfig:
         image_id=3,
     )
     return replace(small, **changes)
+
+
+def example(config: LlavaConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    tokens, segment_ids = texts(rows, 4 + config.image_tokens, config.vocab_size, padding)
+    if config.image_id is not None:
+        tokens[:, 1 : 1 + config.image_tokens] = config.image_id
+    return dict(
+        tokens=tokens,
+        images=vectors(rows, 1, *config.tower.image_size, config.channels),
+        image_positions=np.ones((rows, 1), np.int32),
+        segment_ids=segment_ids,
+    )
 
 
 class Llava(Decoder):

@@ -27,6 +27,7 @@ from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -112,6 +113,16 @@ def tiny(**changes: Any) -> PerceiverIOConfig:
         block, layers=1, latents=6, repeats=2, bands=4, vocab_size=64, max_length=64
     )
     return replace(small, **changes)
+
+
+def example(config: PerceiverIOConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    given: dict[str, Any] = {}
+    if config.vocab_size is not None:
+        given["tokens"], given["segment_ids"] = texts(rows, 5, config.vocab_size, padding)
+    if config.image_size is not None:
+        given["image"] = vectors(rows, *config.image_size, config.channels)
+    return given
 
 
 class PerceiverIO(nnx.Module):

@@ -29,12 +29,14 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from crossattn.keys import ConfigKey
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, Sublayer, split
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -93,6 +95,20 @@ def tiny(**changes: Any) -> SelfDocConfig:
     block = BlockConfig.of(dim=16, num_heads=2, mlp_dim=32, activation="gelu")
     config = SelfDocConfig(64, 5, block, tokens=6, picture=(4, 8, 1), patch=4)
     return replace(config, **changes)
+
+
+def example(config: SelfDocConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    regions = 3
+    text, _ = texts(rows * regions, config.tokens // 2, config.vocab_size, padding)
+    text = np.pad(text.reshape(rows, regions, -1), [(0, 0), (0, padding), (0, 0)])
+    corners = np.sort(vectors(rows, regions, 2, 2, padding=padding), axis=2)
+    return dict(
+        text=text,
+        boxes=corners.reshape(rows, regions + padding, 4),
+        pictures=vectors(rows, regions, *config.picture, padding=padding),
+        segment_ids=texts(rows, regions, config.vocab_size, padding)[1],
+    )
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,7 @@ from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
@@ -78,6 +79,19 @@ def tiny(**changes: Any) -> TransformerConfig:
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
     small = TransformerConfig(vocab_size=64, block=block, encoder_layers=2, decoder_layers=2)
     return replace(small, **changes)
+
+
+def example(config: TransformerConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    size = config.source_vocab_size or config.vocab_size
+    source, source_segment_ids = texts(rows, 6, size, padding)
+    target_in, target_segment_ids = texts(rows, 5, config.vocab_size, padding)
+    return dict(
+        source=source,
+        target_in=target_in,
+        source_segment_ids=source_segment_ids,
+        target_segment_ids=target_segment_ids,
+    )
 
 
 class Transformer(Autoregressive):

@@ -22,6 +22,7 @@ from crossattn.models.decoder import DecoderConfig
 from crossattn.models.encoder_decoder import EncoderDecoder
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import texts
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.types import Array, Float, Key
 
@@ -41,8 +42,15 @@ class VisionEncoderDecoderConfig:
 
 def tiny(**changes: Any) -> VisionEncoderDecoderConfig:
     """A configuration that compiles and runs in a blink, for tests."""
-    reader, writer = vit.tiny(num_classes=None), decoder.tiny(memory_dim=32)
+    reader, writer = vit.tiny(num_classes=None), decoder.tiny(memory_dim=24)
     return replace(VisionEncoderDecoderConfig(reader, writer), **changes)
+
+
+def example(config: VisionEncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
+    source = vit.example(config.encoder, rows)["image"]
+    return dict(source=source, target_in=target_in, target_segment_ids=target_segment_ids)
 
 
 class VisionEncoderDecoder(EncoderDecoder):

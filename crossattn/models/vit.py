@@ -22,6 +22,7 @@ from flax import nnx
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
 from crossattn.nn.encoded import Encoded
+from crossattn.nn.examples import vectors
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput
@@ -89,6 +90,11 @@ def tiny(**changes: Any) -> ViTConfig:
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = ViTConfig(block, layers=2, patch_size=4, image_size=(12, 12), num_classes=5)
     return replace(small, **changes)
+
+
+def example(config: ViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
 def image_block(config: Any) -> BlockConfig:

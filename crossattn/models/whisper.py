@@ -17,6 +17,7 @@ from flax import nnx
 from crossattn.functional import Constant
 from crossattn.models.transformer import Transformer, TransformerConfig
 from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.positions import LearnedPositions
 from crossattn.ops.dropout import dropout
@@ -59,6 +60,13 @@ def tiny(**changes: Any) -> WhisperConfig:
         input=InputConfig(scale=1.0),
     )
     return replace(WhisperConfig(text, mels=8, max_frames=40), **changes)
+
+
+def example(config: WhisperConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
+    """Arguments of a call, drawn at random; see ``Architecture``."""
+    target_in, target_segment_ids = texts(rows, 5, config.transformer.vocab_size, padding)
+    frames = vectors(rows, min(12, config.max_frames), config.mels)
+    return dict(source=frames, target_in=target_in, target_segment_ids=target_segment_ids)
 
 
 class FrameInput(nnx.Module):

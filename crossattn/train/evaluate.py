@@ -1,6 +1,7 @@
 """Scores of translations and transcripts, and what summed losses mean. BLEU and chrF are sacreBLEU's own."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from crossattn.train.errors import MissingPackage
@@ -29,6 +30,31 @@ def translation_scores(
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
+
+
+def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Corpus BLEU and chrF, and CIDEr-D, of captions with one reference each.
+
+    CIDEr compares runs of one to four words, lower case and without punctuation, by how rare they are in all
+    references: a caption of four words or more that is its reference has 10, one of a single word 2.5.
+
+    Raises:
+      MissingPackage: sacrebleu or pycocoevalcap is not installed.
+    Source: Vedantam et al. 2015, "CIDEr: Consensus-based Image Description Evaluation", section 4.
+    """
+    try:
+        from pycocoevalcap.cider.cider import Cider
+    except ImportError:
+        raise MissingPackage(
+            "CIDEr needs pycocoevalcap: pip install 'crossattn[captions]'"
+        ) from None
+    scores = translation_scores(hypotheses, references)
+    said, right = (
+        {row: [" ".join(re.findall(r"\w+", text.lower()))] for row, text in enumerate(texts)}
+        for texts in (hypotheses, references)
+    )
+    cider, _ = Cider().compute_score(right, said)
+    return {"bleu": float(scores["bleu"]), "chrf": float(scores["chrf"]), "cider": float(cider)}
 
 
 def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:

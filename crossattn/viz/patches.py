@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE = 2.6  # inches of a panel
+_COLUMNS = 5
 _HEAT = "inferno"
 
 
@@ -21,7 +22,7 @@ def patches(
     weights: Mapping[str, Float[np.ndarray, "..."]],
     title: str = "",
 ) -> "Figure":
-    """A picture, and beside it once for each of the weights, with heat over its patches.
+    """A picture, and beside it once for each of the weights, with heat over its patches; five in a row.
 
     Args:
       image: [H W C], values from 0 to 1, of 1 or 3 channels.
@@ -34,24 +35,32 @@ def patches(
     """
     _check(image, weights)
     from crossattn.viz.figure import Picture
+    from crossattn.viz.fonts import headline
 
     height, width = image.shape[:2]
     figure, count = Picture(), 1 + len(weights)
-    figure.set_size_inches(_SIDE * count, _SIDE * height / width + (0.6 if title else 0.35))
+    columns = min(count, _COLUMNS)
+    rows = -(-count // columns)
+    tall = rows * (_SIDE * height / width + 0.35)
+    figure.set_size_inches(_SIDE * columns, tall + (0.25 if title else 0))
     figure.set_layout_engine("constrained")
-    axes = figure.subplots(1, count, squeeze=False)[0]
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes[count:]:
+        ax.remove()
     edges = (0, width, height, 0)
     shown = image[..., 0] if image.shape[-1] == 1 else image
-    for ax, (name, heat) in zip(axes, [("", None), *weights.items()], strict=True):
+    for ax, (name, heat) in zip(axes, [("", None), *weights.items()], strict=False):
         ax.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=edges, interpolation="nearest")
         ax.set_axis_off()
         if heat is not None:
             top = float(heat.max()) or 1.0
             colours = dict(cmap=_HEAT, vmin=0, vmax=top, alpha=0.65)
             ax.imshow(heat, **colours, extent=edges, interpolation="nearest")
-            ax.set_title(f"{name}, up to {heat.max():.2f}", fontsize=9)
+            above = headline(f"{name}, up to {heat.max():.2f}")
+            ax.set_title(above.text, fontsize=9, **above.style)
     if title:
-        figure.suptitle(title, fontsize=11)
+        above = headline(title)
+        figure.suptitle(above.text, fontsize=11, **above.style)
     return figure
 
 

@@ -10,7 +10,6 @@ and of the mean of the probabilities of the first two. Needs scikit-learn: pip i
 
 import importlib.util
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,23 +88,8 @@ def read_config(path: str) -> Any:
 
 def _arrays(task: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Features [n F] and classes [n] of a split: pixels, then how often each token comes."""
-    rows, classes = zip(*_rows(task, split), strict=True)
-    return np.concatenate(rows), np.concatenate(classes)
-
-
-def _rows(task: Any, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    data = task.config.data
-    for batch in task.eval_batches(split, None):
-        present, parts = batch["valid"] > 0, []
-        if data.image is not None:
-            parts.append(batch[data.image].reshape(len(present), -1))
-        if data.text is not None:
-            counts = np.zeros((len(present), task.sizes()["vocab_size"]), np.float32)
-            tokens = batch[data.text]
-            np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1)
-            counts[:, 0] = 0  # padding
-            parts.append(counts)
-        yield np.concatenate(parts, 1)[present], batch[data.label][present]
+    vectors, classes = task.vectors(split)
+    return np.concatenate(list(vectors.values()), 1), classes
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class Task:
 
     Attributes:
       metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
+      headline: the one by which models are compared, and whether "min" or "max" of it is best.
       reads: arguments that the loss gives to the model's ``hidden``; () asks nothing of the model.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
 
@@ -59,6 +60,7 @@ class Task:
     """
 
     metrics: tuple[str, ...] = ("loss",)
+    headline: tuple[str, str] = ("loss", "min")
     reads: tuple[str, ...] = ()
     takes_pretrained = False
 
@@ -154,6 +156,10 @@ class Task:
                 f"--{next(iter(options))} says nothing to a {self.config.task}; leave it out."
             )
         return self.split_loss(params, split)
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """What is reached on a split without a model, as NAME_METRIC; {} where nothing is known to be."""
+        return {}
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """A few things that the model makes, for people to read."""

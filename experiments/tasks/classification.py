@@ -5,6 +5,7 @@ The one thing to know: a model's ``hidden`` gets what the config names, ``image`
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,8 @@ KEYS = {
     **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
     "data.label": Key(str, "The value of an example that is its class."),
     "data.image": Key(str, "The value that is a picture; none reads none.", none=True),
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)", needed=False),
+    **{name: replace(key, needed=False) for name, key in keys.PICTURES.items()},
     "data.channels": Key(int, "3 for colour, 1 for grey.", "[1, 3]", needed=False),
-    "data.flip": Key(bool, "Half of the pictures are mirrored in training.", needed=False),
-    "data.shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)",
-                      needed=False),
     "data.text": Key(str, "The value that is a text; none reads none.", none=True),
     "data.text_len": Key(int, "The most tokens of a text, its end included.", "[2, inf)", needed=False),
     "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram"),
@@ -49,6 +46,7 @@ class ClassificationTask(base.Task):
     """Any model with ``hidden`` and ``logits`` of classes."""
 
     metrics = ("loss", "nll", "accuracy")
+    headline = ("accuracy", "max")
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
@@ -170,6 +168,40 @@ class ClassificationTask(base.Task):
             found[item.indices[rows]] = probabilities[rows]
             classes[item.indices[rows]] = item.batch[label][rows]
         return found, classes
+
+    def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Pixels [n F] ("picture") and counts of tokens [n V] ("text") of a split's examples; classes [n]."""
+        data, parts, classes = self.config.data, {}, []
+        for batch in self.eval_batches(split, None):
+            present = batch["valid"] > 0
+            if data.image is not None:
+                pixels = batch[data.image].reshape(len(present), -1)
+                parts.setdefault("picture", []).append(pixels[present])
+            if data.text is not None:
+                tokens = batch[data.text]
+                counts = np.zeros((len(present), self.sizes()["vocab_size"]), np.float32)
+                np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1)
+                counts[:, 0] = 0  # padding
+                parts.setdefault("text", []).append(counts[present])
+            classes.append(batch[data.label][present])
+        return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Accuracy of the most frequent class, and of the class of the nearest training picture or text."""
+        (train, labels), (other, expected) = (self.vectors(name) for name in ("train", split))
+        found = {"most_frequent_class": np.full(len(expected), np.bincount(labels).argmax())}
+        for name in other:
+            found[f"nearest_{name}"] = labels[_nearest(train[name], other[name])]
+        return {
+            f"{name}_accuracy": float((said == expected).mean()) for name, said in found.items()
+        }
+
+
+def _nearest(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """For each of the wanted vectors [n F], the number of the known one that is the least away."""
+    squares = (known**2).sum(-1)
+    parts = np.array_split(wanted, -(-len(wanted) // 256))
+    return np.concatenate([(squares - 2 * part @ known.T).argmin(-1) for part in parts])
 
 
 def _arguments(data: Any) -> tuple[str, ...]:

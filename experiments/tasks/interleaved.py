@@ -31,6 +31,7 @@ from experiments.keys import Key
 from experiments.settings import model_config
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus
+from experiments.tasks.ngrams import targets, trigrams
 
 IMAGE = UNK
 """The token that stands for an image: no text has it, for tokenizers fall back on bytes."""
@@ -47,8 +48,7 @@ KEYS = {
     )},
     "data.examples": Key(int, "Pictures with captions in a row.", "[1, inf)"),
     "data.text_len": Key(int, "The most tokens of a caption, its end included.", "[2, inf)"),
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)"),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    **{name: keys.PICTURES[name] for name in ("data.height", "data.width")},
 }  # fmt: skip
 
 
@@ -60,6 +60,7 @@ class InterleavedTask(base.Task):
     """
 
     metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
+    headline = ("nll", "min")
     reads = ("tokens", "segment_ids")
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -146,6 +147,14 @@ class InterleavedTask(base.Task):
         scores = {name: sums[name] / weight for name in ("loss", "nll", "nll_shuffled")}
         counts = [count for count in SHOTS if sums[f"weight_{count}"]]
         return scores | {f"nll_{k}": sums[f"nll_{k}"] / sums[f"weight_{k}"] for k in counts}
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Nats a token of trigrams counted in captions, which see no picture."""
+        train, other = (
+            list(targets(map(_captions_alone, self.eval_batches(name, None)), "caption"))
+            for name in ("train", split)
+        )
+        return {"trigrams_nll": trigrams(train, other)}
 
     @cached_property
     def _features(self) -> dict[str, Any]:
@@ -302,6 +311,11 @@ def interleaved(
         "images": images.reshape(rows, examples, *images.shape[1:]),
         "image_positions": positions,
     }
+
+
+def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The targets of a batch, and the number of the caption that each is of, from 1."""
+    return {"target_out": batch["target_out"], "caption": batch["shots"] + 1}
 
 
 def _sees(config: Any) -> bool:

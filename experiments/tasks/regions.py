@@ -43,6 +43,7 @@ class RegionsTask(base.Task):
     """Classification of regions by a ``SelfDoc``, or another model with the same ``hidden``."""
 
     metrics = ("loss", "accuracy", "macro_f1")
+    headline = ("accuracy", "max")
     reads = ("text", "boxes", "pictures", "segment_ids")
 
     def __init__(self, config: Any, assets: Folder | None = None):

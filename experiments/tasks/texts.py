@@ -24,6 +24,7 @@ from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import base
 from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
+from experiments.tasks.ngrams import targets, trigrams
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
@@ -32,18 +33,27 @@ _POSITIONS = ("source_positions", "target_positions")
 _DISTANCES = ("relative", "alibi")
 
 
+READERS = {
+    "text": "one that reads text",
+    "sound": "one that hears, a whisper",
+    "pictures": "one that reads pictures, a vision-encoder-decoder",
+}
+"""Models of published checkpoints, by what they read."""
+
+
 class TextTask(base.Task):
     """A task that learns tokens of a target, from a source or alone.
 
     Attributes:
       has_source: batches have a source.
-      hears: the source is sound.
+      read: what the source is, a key of ``READERS``.
       corpus: its texts and tokenizers.
     """
 
     metrics = ("loss", "nll", "perplexity", "accuracy")
+    headline = ("nll", "min")
     has_source = True
-    hears = False
+    read = "text"
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
@@ -59,17 +69,16 @@ class TextTask(base.Task):
         return Corpus(self.config, self.assets, **options)
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
-        """Beside what every task holds: it hears if the task does, and has positions for the lengths.
+        """Beside what every task holds: it reads what the task has, and has positions for the lengths.
 
         Raises:
           SettingsError: its model is none that this task can train, or is too small.
         """
         super().check_pretrained(checkpoint)
-        if hasattr(checkpoint.model.config, "max_frames") != self.hears:
-            expected = "one that hears, a whisper" if self.hears else "one that reads text"
+        if _read_by(checkpoint.model.config) != self.read:
             raise SettingsError(
                 f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}, which cannot be"
-                f" trained as a {self.config.task}; expected {expected}."
+                f" trained as a {self.config.task}; expected {READERS[self.read]}."
             )
         for side, longest in zip(("source", "target"), checkpoint.longest(), strict=True):
             length = self.config.data.get(f"{side}_len", 0)
@@ -138,6 +147,12 @@ class TextTask(base.Task):
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         return loss_scores(sums)
 
+    def baselines(self, split: str) -> dict[str, float]:
+        """Nats a token of counted trigrams, which see what stands before it in the target and no more."""
+        batches = (self.eval_batches(name, None) for name in ("train", split))
+        train, other = (list(targets(each)) for each in batches)
+        return {"trigrams_nll": trigrams(train, other)}
+
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
         options, table = self.config.loss, None
@@ -147,12 +162,16 @@ class TextTask(base.Task):
             hidden,
             model.output_table() if table is None else table,
             batch["target_out"],
-            batch["target_segment_ids"] > 0,
+            self.told(batch),
             label_smoothing=options.label_smoothing,
             z_loss=options.z_loss,
             chunks=options.chunks,
         )
         return loss, sums | {"tokens": sums["weight"]}
+
+    def told(self, batch: Any) -> Any:
+        """Which tokens of ``target_out`` the loss is of, Bool [B T]."""
+        return batch["target_segment_ids"] > 0
 
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
         """``hidden`` of an encoder-decoder: the last vectors, and the weights of cross-attention or None."""
@@ -213,3 +232,10 @@ class TextTask(base.Task):
             return decode.generate(self.bind(params), source, segment_ids, max_new_tokens=length)
 
         return base.Generation(translate, (shape, shape), length, read)
+
+
+def _read_by(config: Any) -> str:
+    """What a model of this config reads."""
+    if hasattr(config, "max_frames"):
+        return "sound"
+    return "pictures" if hasattr(getattr(config, "encoder", None), "image_size") else "text"

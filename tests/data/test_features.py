@@ -9,7 +9,16 @@ import pytest
 
 from crossattn.data import mel, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
-from crossattn.data.features import Boxes, Image, Label, Sound, SoundWindow, Text, Vectors
+from crossattn.data.features import (
+    Boxes,
+    Image,
+    Label,
+    Sound,
+    SoundWindow,
+    TaggedText,
+    Text,
+    Vectors,
+)
 from tests.peers import package
 
 pillow = package("PIL.Image", "images")
@@ -237,6 +246,32 @@ def test_labels_are_numbers_of_their_classes():
             label.prepare(value)
     with pytest.raises(DataError, match="expected a sequence of labels"):
         several.prepare("red")
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_a_tagged_text_is_the_text_behind_its_tag(tokenizer, predicted):
+    plain_text = Text(tokenizer, 7, predicted)
+    text = TaggedText(tokenizer, 8, predicted, ("en", "fr"))
+    size = tokenizer.vocab_size
+    assert text.vocab_size == size + 2
+    for value in ("the cat", "the cat and the old dog and the bird"):
+        expected = plain_text.prepare(value).tolist()
+        expected[predicted:predicted] = [size + 1]
+        found = text.prepare(("fr", value)).tolist()
+        assert (
+            found[: len(expected) - (not predicted)] == expected[: len(expected) - (not predicted)]
+        )
+        assert found[-1] == expected[-1]
+        assert text.lengths([("en", value)]) == plain_text.lengths([value]) + 1
+    for value, complaint in (
+        (("de", "x"), "the tag is 'de'; expected one of en, fr"),
+        ((None, "x"), "expected a tag and a text"),
+        ("x", "str came; expected a tag and a text"),
+    ):
+        with pytest.raises(DataError, match=complaint):
+            text.prepare(value)
+    with pytest.raises(DataError, match="the tags are a, a; expected distinct ones"):
+        TaggedText(tokenizer, tags=("a", "a"))
 
 
 def test_boxes_are_fractions_of_their_page():

@@ -159,6 +159,22 @@ def test_several_languages_caption_every_emoji_each(emoji_packages):
     assert both[len(one)]["image"] == one[0]["image"] and both[-1]["language"] == "ja"
 
 
+def test_shapes_are_captioned_in_each_language_they_are_asked_for_in():
+    one, both = (sources.open_source(name, "test") for name in ("shapes", "shapes/de,en"))
+    assert len(both) == 2 * len(one) and [both[i]["language"] for i in range(4)] == ["de", "en"] * 2
+    for i, example in enumerate(one):
+        german, english = both[2 * i], both[2 * i + 1]
+        assert english["caption"] == example["caption"]
+        np.testing.assert_array_equal(german["image"], example["image"])
+    said = {(both[i + 1]["caption"], both[i]["caption"]) for i in range(0, len(both), 2)}
+    known = {"a red circle": "ein roter Kreis", "a green square": "ein grünes Quadrat",
+             "a black cross": "ein schwarzes Kreuz", "something blue": "etwas blaues"}  # fmt: skip
+    assert all(known.get(english, german) == german for english, german in said)
+    assert len(known.keys() & {english for english, _ in said}) > 1
+    with pytest.raises(DataError, match="captions in en and de; 'fr' was given"):
+        sources.open_source("shapes/fr")
+
+
 @pytest.mark.parametrize(
     "family",
     [

@@ -18,7 +18,7 @@ READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("
 @pytest.mark.parametrize("read", READ)
 def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(read):
     config = emoji_group.get_config(f"{read},tiny")
-    config.data.batch_size = 24  # 64 examples are no multiple
+    config.data.batch_size = 24  # 256 examples are no multiple
     check(config)
     task = make_task(config)
     params = task.init(jax.random.key(0))
@@ -50,7 +50,7 @@ def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):
 def test_what_must_be_beaten_is_fitted_to_what_the_config_reads(capsys):
     classifiers.fit("configs/emoji_group.py:caption,tiny", "test")
     size, frequent, fitted = capsys.readouterr().out.splitlines()
-    assert size.startswith("960 examples, 64 of test")
+    assert size.startswith("960 examples, 256 of test")
     # Two captions of three name the shape; of the others no more than the frequent class is known.
     assert float(frequent.split()[3]) < 0.5 < float(fitted.split()[2]) < 0.95
 

@@ -18,7 +18,7 @@ def run(tmp_path_factory):
     from tests.experiments.test_configs import get_config
 
     workdir = tmp_path_factory.mktemp("run")
-    config = get_config("fashion_crossvit", "tiny")
+    config = get_config("fashion_vit", "tiny")
     config.train.steps = 2
     train.run(config, workdir)
     return f"--workdir={workdir}"

@@ -23,7 +23,11 @@ from tests.closeness import close
 from tests.experiments.conftest import ROOT
 from tests.peers import peer
 
-TASKS = {"gpt2": "language_model", "whisper": "transcription"}
+TASKS = {
+    "gpt2": "language_model",
+    "vision-encoder-decoder": "captioning",
+    "whisper": "transcription",
+}
 KINDS = [kind for kind in tiny_checkpoints.known() if kind != "bert"]
 ONE_STEP = (
     "--config.train.steps=1",
@@ -60,6 +64,8 @@ def fine_tuned(pairs, tmp_path_factory):
         task = TASKS.get(kind, "translation")
         if kind == "whisper":
             source = (f"--config={ROOT}/configs/finetune_whisper.py:tiny",)
+        elif task == "captioning":
+            source = (f"--config={ROOT}/configs/finetune.py:captioning,tiny",)
         else:
             name = f"--config={ROOT}/configs/finetune.py:{task},tiny"
             lengths = () if kind == "gpt2" else ("--config.data.source_len=16",)
@@ -71,6 +77,8 @@ def fine_tuned(pairs, tmp_path_factory):
             )
         steps = [x for x in ONE_STEP if kind != "gpt2" or "evaluate" not in x]
         workdir = f"--workdir={folder / 'run'}"
+        if task == "captioning":  # whose tables of tokens are in the decoder
+            steps.append("--config.optim.train=decoder[.]decoder")
         assert start("train", *source, *steps, f"--config.init.from={given}", workdir) == 0
         return given, folder / "run"
 
@@ -195,6 +203,11 @@ def config_of(kind, task="translation", **changes):
         (config_of("tiny:whisper"), "holds a whisper, which cannot be trained as a translation"),
         (config_of("tiny:t5", "transcription"), "holds a t5, which cannot be .* one that hears"),
         (
+            config_of("tiny:t5", "captioning"),
+            "holds a t5, which cannot be .* one that reads pictures",
+        ),
+        (config_of("tiny:vision-encoder-decoder"), "which cannot be trained as a translation"),
+        (
             config_of("tiny:bart", **{"data.source_len": 128}),
             "source_len is 128; the model in tiny:bart has positions for 64 tokens",
         ),
@@ -260,8 +273,8 @@ def test_a_whisper_writes_down_recordings_in_their_order():
     config = config_of("tiny:whisper", "transcription")
     task = make_task(config)
     params = task.init(jax.random.key(0))
-    examples = task._examples("test", 5)
+    examples = task.examples("test", 5)
     assert examples[0]["target"].startswith(" ")
-    together = task.transcripts(params, examples)
+    together = task.texts(params, examples)
     config.evaluate.decoding.batch_size = 1
-    assert together == [task.transcripts(params, [each])[0] for each in examples]
+    assert together == [task.texts(params, [each])[0] for each in examples]

@@ -23,12 +23,12 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "prepare", "evaluate", "export", "translate", "transcribe", "classify", "demo", "word_errors",
-    "fetch_weights", "plan", "read_page",
+    "train", "prepare", "evaluate", "export", "translate", "transcribe", "classify", "caption", "demo",
+    "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
-    "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.classifiers", "bench.conformance",
-    "bench.corpus", "bench.decode",
+    "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.captions", "bench.classifiers",
+    "bench.conformance", "bench.corpus", "bench.decode", "bench.images_in_text",
     "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
     "cluster.same_end", "parity.__main__", "fuzz.__main__",
 )  # fmt: skip

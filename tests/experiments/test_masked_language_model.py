@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import masked_bytes
-from experiments.bench.byte_models import surprises
 from experiments.settings import check
 from experiments.tasks import make_task
+from experiments.tasks.ngrams import surprises
 
 
 def task_and_batch():

@@ -43,6 +43,13 @@ def test_it_is_a_vit_that_a_decoder_reads(memory_dim):
     )
 
 
+def test_a_decoder_that_says_nothing_of_what_it_reads_reads_the_vectors_as_they_are():
+    (_, unsaid, params), (_, said, _) = built(None), built(32)
+    assert "bridge" not in params
+    found, expected = (xa.apply(build, params, IMAGES, TOKENS) for build in (unsaid, said))
+    np.testing.assert_array_equal(found, expected)
+
+
 class _Encode(xa.nn.Block):
     def __init__(self, own):
         self.vit = own

@@ -35,3 +35,32 @@ def test_a_panel_for_the_picture_and_one_for_each_weight(channels, tmp_path):
 def test_what_is_no_heat_over_a_picture_is_refused(image, heat, said):
     with pytest.raises(ValueError, match=said):
         viz.patches(np.zeros(image), {"read": heat})
+
+
+def test_many_words_stand_in_rows_of_five():
+    heat = {f"Wort {i} ü": np.ones((2, 2)) / 4 for i in range(7)}
+    axes = viz.patches(np.zeros((4, 4, 3)), heat, "eine Überschrift").axes
+    assert len(axes) == 8 and len({round(ax.get_position().y0, 2) for ax in axes}) >= 1
+    assert axes[7].get_title() == "Wort 6 ü, up to 0.25"
+
+
+def test_a_page_of_pictures_has_each_with_its_caption(tmp_path):
+    images = [RNG.random((6, 9, 1)), RNG.random((20, 8, 3)), RNG.random((4, 4, 3))]
+    texts = ["a boot", "a very long caption that goes on and on and on", "Füße"]
+    figure = viz.captions(images, texts, columns=2)
+    drawn = [ax.get_xlabel() for ax in figure.axes]
+    assert [text.replace("\n", " ") for text in drawn] == texts and "\n" in drawn[1]
+    assert viz.save(figure, tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "said"),
+    [
+        ([], [], r"0 picture\(s\) and 0 caption\(s\)"),
+        ([np.zeros((4, 4, 3))], ["a", "b"], r"1 picture\(s\) and 2 caption\(s\)"),
+        ([np.zeros((4, 4))], ["a"], "a picture has shape"),
+    ],
+)
+def test_what_is_no_page_of_captions_is_refused(images, texts, said):
+    with pytest.raises(ValueError, match=said):
+        viz.captions(images, texts)

@@ -20,6 +20,7 @@ from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
 from crossattn.data.features.sound import Sound, SoundWindow
+from crossattn.data.features.tagged import TaggedText
 from crossattn.data.features.text import Text
 from crossattn.data.features.texts import Texts
 from crossattn.data.features.vectors import Vectors
@@ -33,6 +34,7 @@ __all__ = [
     "Label",
     "Sound",
     "SoundWindow",
+    "TaggedText",
     "Text",
     "Texts",
     "Vectors",

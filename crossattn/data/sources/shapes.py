@@ -1,9 +1,10 @@
-"""Pictures of shapes, 16 by 16, with captions, made by code: "shapes", for what runs in seconds.
+"""Pictures of shapes, 16 by 16, with captions, made by code: "shapes", "shapes/en,de", for runs of seconds.
 
 The one thing to know: a picture shows the shape and a caption names it, but a third of the pictures are
 noise, and a third of the captions say nothing, never both: together they tell more than each alone.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,20 +13,51 @@ import numpy as np
 from crossattn.data.errors import DataError
 from crossattn.data.sources import SPLITS, Example, MappedSource
 
-FORM = "shapes"
+FORM = "shapes or shapes/LANGUAGE,..."
 CLASSES = {"shape": ("square", "circle", "cross", "frame")}
+_GERMAN = {
+    "red": "rot", "green": "grün", "blue": "blau", "black": "schwarz",
+    "square": "es Quadrat", "circle": "er Kreis", "cross": "es Kreuz", "frame": "er Rahmen",
+}  # fmt: skip
 _COLOURS = {
     "red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 80, 220), "black": (30, 30, 30),
 }  # fmt: skip
-_SIZE, _TRAIN, _HELD_OUT = 16, 960, 64
+_SIZE, _TRAIN, _HELD_OUT = 16, 960, 256
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, the name of a class."""
-    if rest:
-        raise DataError(f"shapes has no parts; {rest!r} was given")
+    """Examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, the name of a class.
+
+    Where languages are named, English or German, every picture comes once with each, and "language" is its.
+    """
+    languages = rest.split(",") if rest else []
+    if rest and (not set(languages) <= {"en", "de"} or len(set(languages)) < len(languages)):
+        raise DataError(f"shapes has captions in en and de; {rest!r} was given")
     first = SPLITS.index(split) * _TRAIN
-    return MappedSource(range(first, first + (_TRAIN if split == "train" else _HELD_OUT)), _example)
+    count = _TRAIN if split == "train" else _HELD_OUT
+    if not languages:
+        return MappedSource(range(first, first + count), _example)
+    numbers = range(first * len(languages), (first + count) * len(languages))
+    return MappedSource(numbers, functools.partial(_in_language, languages=languages))
+
+
+def _in_language(number: int, languages: Sequence[str]) -> Example:
+    """Each picture in all languages, then the next."""
+    index, own = divmod(number, len(languages))
+    example, language = _example(index), languages[own]
+    return example | {
+        "id": f"{example['id']}/{language}",
+        "caption": _german(example["caption"]) if language == "de" else example["caption"],
+        "language": language,
+    }
+
+
+def _german(caption: str) -> str:
+    _, colour, *shape = caption.split()
+    if not shape:
+        return f"etwas {_GERMAN[colour]}es"
+    ending, _, name = _GERMAN[shape[0]].partition(" ")
+    return f"ein {_GERMAN[colour]}{ending} {name}"
 
 
 def _example(index: int) -> Example:

@@ -1,0 +1,55 @@
+"""Captions of emoji, in English and in German, by one model that is told the language.
+
+Arguments: de (German beside English), fr (French beside English); tiny.
+
+    python -m experiments.train --config=configs/emoji_captions.py --workdir=runs/captions
+    python -m experiments.caption --workdir=runs/captions cat.png --language=de --plot=read.png
+"""
+
+from ml_collections import ConfigDict
+
+from configs import parts
+
+
+def get_config(arg: str = ""):
+    """``de`` or ``fr``; tiny."""
+    words = parts.words(arg, ("de", "fr"))
+    languages = f"en,{parts.choice(words, ('de', 'fr'))}"
+    reader = parts.picture_model(
+        "vit", dim=128, num_heads=4, mlp_dim=384, layers=4, patch_size=4, dropout_rate=0.1
+    )
+    writer = parts.model(
+        "decoder", dim=192, num_heads=4, mlp_dim=576, layers=2, activation="gelu", dropout_rate=0.2
+    )
+    config = ConfigDict(
+        dict(
+            task="captioning",
+            seed=0,
+            data=parts.captioned(
+                f"emoji/{languages}", languages, batch_size=64, height=32, width=32, shift=2
+            ),
+            tokenizer=dict(kind="bpe", vocab_size=2000),
+            model=parts.composed("vision_encoder_decoder", encoder=reader, decoder=writer),
+            loss=parts.cross_entropy(label_smoothing=0.1),
+            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
+            mesh=parts.mesh(),
+            train=parts.train(steps=1000, eval_every=250),
+            checkpoint=parts.checkpoint(every=250, best_metric="chrf"),
+            evaluate=dict(examples=200, decoding=dict(num_beams=1, batch_size=64)),
+        )
+    )
+    return _tiny(config) if "tiny" in words else config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    """The same in seconds, on made-up shapes, in English and German."""
+    config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
+    config.data.update(height=16, width=16, shift=1)
+    config.tokenizer.vocab_size = 400
+    config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1)
+    config.model.decoder.update(dim=48, num_heads=2, mlp_dim=96, layers=1)
+    config.optim.warmup_steps = 4
+    config.train.update(steps=24, log_every=6, eval_every=0)
+    config.checkpoint.update(every=12, best_metric="nll", best_mode="min")
+    config.evaluate.examples = 0
+    return config

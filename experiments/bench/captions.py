@@ -1,0 +1,115 @@
+"""What captions must beat: that of the nearest training picture, and the most frequent one; and retrieval.
+
+    python -m experiments.bench.captions runs/captions --split=test --step=best
+
+Of each language BLEU, chrF and CIDEr of what the run writes; of the caption of the training picture that is
+nearest in pixels (L2, prepared as the run's are); of the most frequent training caption (the first of those
+that are equally frequent). Then pictures found by their captions: for each caption all pictures of the split
+are ranked by the likelihood that the run gives it, ties against it; where chance would put it stands beside.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from crossattn.train.storage import folder
+from experiments.options import Options
+from experiments.runs import parameters
+from experiments.settings import check, saved_config
+from experiments.tasks import make_task
+from experiments.tasks.captioning import CaptioningTask
+
+_RECALLS = (1, 5, 10)
+_SCORES = ("bleu", "chrf", "cider")
+_BLOCK = 256  # training pictures in memory together
+
+
+def main() -> None:
+    """Score and print."""
+    parser = Options(__doc__)
+    parser.add_argument("run", help="work directory of a run of captioning")
+    parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
+    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
+    parser.add_argument("--num_beams", type=int, metavar="N", help="1 is greedy; the config's")
+    parser.add_argument("--limit", type=int, metavar="N", help="pictures of a language, at most")
+    options = parser.parse_args()
+    parser.needs("pycocoevalcap", install="crossattn[captions]")
+    workdir = folder(options.run)
+    config = saved_config(workdir)
+    check(config)
+    task = make_task(config, workdir / "assets")
+    if not isinstance(task, CaptioningTask):
+        parser.error(f"the run in {options.run} is a {config.task}, not a captioning.")
+    params = parameters(task, workdir, options.step)
+    for language, examples in by_language(task, options.split, options.limit).items():
+        compare(task, params, language, examples, options.num_beams)
+
+
+def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
+    """Renamed examples of a split, by their language; "" where the run is told none."""
+    found: dict[str, list[dict]] = {}
+    for example in task.examples(split):
+        language = example["target"][0] if task.languages else ""
+        own = found.setdefault(language, [])
+        if limit is None or len(own) < limit:
+            own.append(example)
+    return found
+
+
+def compare(
+    task: Any, params: Any, language: str, examples: Sequence[dict], num_beams: int | None
+) -> None:
+    """Print the table of one language."""
+    train = by_language(task, "train")[language]
+    begun = time.perf_counter()
+    rows = {
+        "the run": task.texts(params, examples, num_beams),
+        "nearest picture": nearest(task, train, examples),
+        "most frequent": [most_frequent(task, train)] * len(examples),
+    }
+    print(f"{language or 'captions'}: {len(examples)} pictures")
+    print("                     bleu   chrf  cider")
+    for name, texts in rows.items():
+        scores = task.text_scores(examples, texts)
+        print(f"  {name:<17}" + "".join(f" {scores[score]:6.2f}" for score in _SCORES))
+    ranks = ranks_of(task, params, examples)
+    found = "  ".join(f"{np.mean(ranks <= k):.3f} in {k}" for k in _RECALLS)
+    chance = "  ".join(f"{min(k / len(ranks), 1):.3f} in {k}" for k in _RECALLS)
+    print(f"  picture found by its caption: {found}, median rank {np.median(ranks):g}")
+    print(f"  by chance:                    {chance}, median rank {(len(ranks) + 1) / 2:g}")
+    print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[str]:
+    """The caption of the training picture nearest to each example's, by the squares of pixels."""
+    feature = task.features["source"]
+    asked = np.stack([feature.prepare(example["source"]).ravel() for example in examples])
+    best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
+    for first in range(0, len(train), _BLOCK):
+        block = [feature.prepare(e["source"]).ravel() for e in train[first : first + _BLOCK]]
+        known = np.stack(block)
+        far = (asked**2).sum(1)[:, None] - 2 * asked @ known.T + (known**2).sum(1)
+        nearer = far.min(1) < best
+        chosen[nearer] = first + far.argmin(1)[nearer]
+        best = np.minimum(best, far.min(1))
+    return [task.text_of(train[index]) for index in chosen.tolist()]
+
+
+def most_frequent(task: Any, train: Sequence[dict]) -> str:
+    """The caption that comes most often."""
+    return Counter(task.text_of(example) for example in train).most_common(1)[0][0]
+
+
+def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
+    """Where each example's picture stands among all, by the likelihood of its caption; 1 is first, [n]."""
+    likelihoods = task.log_likelihoods(
+        params, [e["source"] for e in examples], [e["target"] for e in examples]
+    )
+    return (likelihoods >= np.diagonal(likelihoods)[:, None]).sum(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Captions of pictures, by a trained run.
+
+    python -m experiments.caption --workdir=runs/captions cat.png rocket.png
+    python -m experiments.caption --workdir=runs/captions cat.png --language=de --num_beams=4
+    python -m experiments.caption --workdir=runs/captions cat.png --plot=read.png
+    python -m experiments.caption --workdir=runs/captions *.png --gallery=all.png
+
+A line a picture. Pictures of any size and mode that Pillow reads; they are prepared as those of the run were.
+``--language`` is one that the run was told, the first of them where it is left out. ``--plot`` draws over
+each picture which patches each word read, ``--gallery`` all pictures with their captions. Of several files
+one that cannot be read does not stop the others; the exit code is then 1.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from crossattn import viz
+from crossattn.data.errors import DataError
+from crossattn.data.features import Image
+from experiments import launch
+from experiments.runs import NUM_BEAMS, STEP, open_run
+from experiments.tasks.captioning import CaptioningTask
+from experiments.transcribe import LANGUAGE, pictures
+
+_GALLERY = flags.DEFINE_string(
+    "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
+)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
+_SHOWN = 256  # pixels of a picture's longer side that are drawn
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if not arguments:
+        raise launch.Refused(
+            "got no picture; name some: python -m experiments.caption --workdir=RUN a.png"
+        )
+    launch.need("PIL", install="crossattn[images]")
+    launch.keep_compiled()
+    drawing, page = launch.picture(), launch.picture(_GALLERY)
+    _, task, params = open_run(CaptioningTask)
+    prompt = task.prompt_in(_language(task, LANGUAGE.value))
+    caption = _captioner(task, params, prompt, NUM_BEAMS.value)
+    shown, failed = {}, False
+    for path, own in zip(arguments, pictures(drawing, arguments), strict=True):
+        try:
+            text, read = caption(path)
+        except DataError as error:
+            if len(arguments) == 1:
+                raise
+            launch.complain(error)
+            failed = True
+            continue
+        print(f"{path}: {text}", flush=True)
+        if own is not None or page is not None:
+            shown[path] = _seen(task, path), text
+        if own is not None:
+            viz.save(viz.patches(shown[path][0], read(), text), own)
+    if page is not None and shown:
+        images, texts = zip(*shown.values(), strict=True)
+        viz.save(viz.captions(images, texts), page)
+    return int(failed)
+
+
+def _language(task: Any, chosen: str | None) -> str | None:
+    """The one that is asked for, or the first that the run was told.
+
+    Raises:
+      Refused: the run was not told it.
+    """
+    if chosen is None:
+        return next(iter(task.languages), None)
+    if chosen not in task.languages:
+        told = ", ".join(task.languages) or "none, so leave it out"
+        raise launch.Refused(f"--language is {chosen!r}; the run was told {told}.")
+    return chosen
+
+
+def _captioner(
+    task: Any, params: Any, prompt: list[int], num_beams: int | None
+) -> Callable[[str], tuple[str, Callable[[], dict[str, np.ndarray]]]]:
+    """(path of a picture) -> its caption, and a function that says what each word read [h w]."""
+    writer, weights = task.writer(params, num_beams), task.read_weights(params)
+    feature, prefix = task.features["source"], np.array([prompt], np.int32)
+
+    def caption(path: str) -> tuple[str, Callable[[], dict[str, np.ndarray]]]:
+        x = feature.prepare(path)[None]
+        ids = writer(x, prefix)[0]
+
+        def read() -> dict[str, np.ndarray]:
+            tokens = np.concatenate([prefix, ids[None]], 1)
+            return words_read(task, ids.tolist(), weights(x, tokens)[0, len(prompt) - 1 :])
+
+        return task.decoded(ids.tolist()), read
+
+    return caption
+
+
+def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """What each word of a caption read, the mean of its tokens', [h w]; a word that comes again is numbered.
+
+    Args:
+      task: whose tokens they are.
+      ids: of the caption.
+      weights: of each, [T h w].
+    """
+    words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
+    for row in range(len(ids)):
+        # A blank alone is of the word after it: it counts when there is one more.
+        count = len(task.decoded(ids[: row + 1]).split())
+        if count > len(rows):
+            rows[count - 1] = [*range(begun, row + 1)]
+            begun = row + 1
+        elif rows and task.decoded([ids[row]]):
+            rows[count - 1].append(row)
+            begun = row + 1
+    found = {}
+    for word, own in rows.items():
+        name, again = words[word], words[:word].count(words[word])
+        found[f"{name} ({again + 1})" if again else name] = weights[own].mean(0)
+    return found
+
+
+def _seen(task: Any, path: str) -> np.ndarray:
+    """The part of a picture that the model gets, in more pixels than it does, values from 0 to 1."""
+    feature = task.features["source"]
+    scale = max(1, _SHOWN // max(feature.height, feature.width))
+    large = Image(
+        feature.height * scale,
+        feature.width * scale,
+        feature.channels,
+        feature.resize,
+        (0.0,),
+        (1.0,),
+    )
+    return np.clip(large.prepare(path), 0, 1)
+
+
+if __name__ == "__main__":
+    launch.run(main)

@@ -1,0 +1,247 @@
+"""Pictures in words: a model reads a picture and writes its caption, in the language that it is told.
+
+The one thing to know: where ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
+before the caption, and the loss is of what follows these two.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from crossattn.data.errors import DataError
+from crossattn.data.features import Image, TaggedText, Text
+from crossattn.train.evaluate import caption_scores
+from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
+from experiments import keys
+from experiments.errors import SettingsError
+from experiments.keys import Key
+from experiments.tasks import written
+from experiments.tasks.augmentation import augmented
+from experiments.tasks.base import Sums
+from experiments.tasks.corpus import Corpus
+from experiments.tasks.texts import TextTask
+from experiments.tasks.written import WritesText
+
+_TOKENIZER = ("tokenizer.kind", "tokenizer.vocab_size")
+_SCORES = ("bleu", "chrf", "cider")
+
+KEYS = written.KEYS | keys.PICTURES | {name: keys.TEXT[name] for name in _TOKENIZER} | {
+    "data.languages": Key(
+        str, "Of the captions, en,de: values of `language`; none tells no language.", none=True
+    ),
+}  # fmt: skip
+
+
+class CaptioningTask(WritesText):
+    """A ``VisionEncoderDecoder``, and examples {"id", "image", "caption"}, perhaps with a "language".
+
+    Scores are means over the languages; ``report`` has those of each.
+    """
+
+    metrics = (*TextTask.metrics, *_SCORES)
+    scored = _SCORES
+    measured = "captions"
+    takes_pretrained = True
+    read = "pictures"
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Beside that, raises SettingsError where languages are named twice, or a checkpoint is told them."""
+        super().check(config)
+        if (chosen := config.data.languages) is None:
+            return
+        languages = chosen.split(",")
+        if "" in languages or len(set(languages)) < len(languages):
+            raise SettingsError(
+                f"config.data.languages is {chosen!r}; expected distinct names, en,de, or none."
+            )
+        if config.model.name == keys.NAME_OF_PRETRAINED:
+            raise SettingsError(
+                f"config.data.languages is {chosen!r}, for which a pretrained model has no tokens; take none."
+            )
+
+    def _open(self) -> Corpus:
+        return self._corpus(side="caption", whole=True)
+
+    def refuse_unready(self) -> None:
+        """Raises what an example lacks, and MissingPackage where captions cannot be scored."""
+        if self.config.evaluate.examples:
+            caption_scores(["a"], ["a"])
+        source = self.corpus.split("validation")
+        wanted = ["image", "caption", *(["language"] if self.languages else [])]
+        if missing := [name for name in wanted if len(source) and name not in source[0]]:
+            raise DataError(
+                f"examples of {self.config.data.name} hold {', '.join(source[0])}; this task reads "
+                f"{missing[0]!r}"
+            )
+
+    @cached_property
+    def languages(self) -> tuple[str, ...]:
+        """Those that the model is told; () tells it none."""
+        chosen = self.config.data.languages
+        return () if chosen is None else tuple(chosen.split(","))
+
+    @cached_property
+    def features(self) -> dict[str, Any]:
+        """A picture, and its caption, which begins with the language."""
+        data, tokenizer = self.config.data, self.corpus.tokenizer
+        text: Text = Text(tokenizer, data.target_len, predicted=True)
+        if self.languages:
+            text = TaggedText(tokenizer, data.target_len + 1, True, self.languages)
+        return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
+
+    def _prepared(self) -> dict[str, Any]:
+        """How pictures are prepared for a checkpoint, if that is what the model is of."""
+        if self.checkpoint is None:
+            return {}
+        said = json.loads(self.checkpoint.files.get("preprocessor_config.json", b"{}"))
+        names = {"mean": "image_mean", "std": "image_std"}
+        return {"resize": "stretch"} | {k: tuple(said[n]) for k, n in names.items() if n in said}
+
+    def sizes(self) -> dict[str, Any]:
+        data, told = self.config.data, len(self.languages)
+        return dict(
+            vocab_size=self.corpus.tokenizer.vocab_size + told,
+            max_length=data.target_len + (told > 0),
+            image_size=(data.height, data.width),
+        )
+
+    def examples(self, split: str, count: int | None = None) -> Sequence[dict[str, Any]]:
+        """Those of a split, or the first of each language, so many in all, one language after the other."""
+        every = super().examples(split)
+        if count is None or not self.languages:
+            return super().examples(split, count)
+        found: dict[str, list] = {name: [] for name in self.languages}
+        share = -(-count // len(found))
+        for example in every:
+            own = found.get(example["target"][0])
+            if own is not None and len(own) < share:
+                own.append(example)
+            if all(len(own) == share for own in found.values()):
+                break
+        chosen = [example for own in found.values() for example in own]
+        return chosen[:count]
+
+    def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
+        """With the language before the caption, where there are some."""
+        caption = example["caption"]
+        target = (example.get("language"), caption) if self.languages else caption
+        return {"id": example["id"], "source": example["image"], "target": target}
+
+    def text_of(self, example: dict[str, Any]) -> str:
+        return example["target"][1] if self.languages else example["target"]
+
+    def prompts(
+        self, examples: Sequence[dict[str, Any]], indices: Sequence[int]
+    ) -> list[list[int]]:
+        if not self.languages:
+            return super().prompts(examples, indices)
+        return [self.prompt_in(examples[index]["target"][0]) for index in indices]
+
+    def prompt_in(self, language: str | None) -> list[int]:
+        """What the decoder reads first, to write in a language: the start, and the language's token."""
+        feature = self.features["target"]
+        frame = feature.frame(language) if self.languages else self.corpus.tokenizer.frame
+        return [frame.start, *frame.before]
+
+    def told(self, batch: Any) -> Any:
+        """The language is given, not predicted."""
+        told = super().told(batch)
+        return told & (batch["target_positions"] > 0) if self.languages else told
+
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens, languages left out."""
+        first = self.corpus.tokenizer.vocab_size
+        return super().decoded([id for id in ids if not self.languages or id < first])
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        data = self.config.data
+        if key is not None:
+            chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+            image = augmented(batch["source"], jax.random.fold_in(key, 1), **chosen)
+            batch = {**batch, "source": image}
+        return super().loss(params, batch, key)
+
+    def text_scores(
+        self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
+    ) -> dict[str, float]:
+        """chrF, BLEU and CIDEr: their means over languages, and behind them those of each."""
+        right = [self.text_of(example) for example in examples]
+        if not self.languages:
+            return caption_scores(texts, right)
+        said, own = [example["target"][0] for example in examples], {}
+        for language in [name for name in self.languages if name in said]:
+            rows = [row for row, name in enumerate(said) if name == language]
+            own[language] = caption_scores([texts[i] for i in rows], [right[i] for i in rows])
+        means = {name: float(np.mean([x[name] for x in own.values()])) for name in _SCORES}
+        return means | {f"{n}_{lang}": x for lang, each in own.items() for n, x in each.items()}
+
+    def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """(pictures [B H W C], tokens [B T]) -> what each token but the first read of patches [B T-1 h w].
+
+        The mean of all layers and heads of cross-attention; row t is of the step that predicts token t+1.
+        """
+
+        def weights(p: Any, source: Any, tokens: Any) -> Any:
+            model = self.bind(p)
+            _, weights = model.hidden(source, tokens[:, :-1], return_weights=True)
+            patches = model.encoder.patches
+            grid = patches.grid(source.shape[1:3])
+            read = jnp.mean(weights, (0, 2))[..., patches.tokens :]
+            return read.reshape(*read.shape[:2], *grid)
+
+        call = jax.jit(weights)
+        return lambda source, tokens: np.asarray(call(params, source, tokens))
+
+    def log_likelihoods(
+        self, params: Any, pictures: Sequence[Any], captions: Sequence[Any], rows: int = 16
+    ) -> np.ndarray:
+        """The logarithm of the probability of each caption of each picture, [captions pictures].
+
+        Pictures are read once each, ``rows`` at a time, and so many captions are told of them together, as
+        if they were beams: what is in memory grows with neither number.
+
+        Args:
+          params: of the model.
+          pictures, captions: values of "source" and "target" of renamed examples.
+          rows: pictures, and captions, of a batch.
+        """
+        mesh, feature = mesh_of(params), self.features["target"]
+        rows = rows_on(mesh, rows)
+        framed = [feature.prepare(caption) for caption in captions]
+        blocks = -(-len(framed) // rows)
+        tokens = np.zeros((blocks * rows, max(map(len, framed))), np.int32)
+        counted = np.zeros(tokens.shape, bool)
+        for row, ids in enumerate(framed):
+            tokens[row, : len(ids)] = ids
+            counted[row, 1 + (len(self.languages) > 0) : len(ids)] = True
+        tokens, counted = (x.reshape(blocks, rows, -1) for x in (tokens, counted))
+        score = jax.jit(self._scored, out_shardings=everywhere(mesh))
+        found = np.zeros((blocks * rows, len(pictures)), np.float32)
+        for first in range(0, len(pictures), rows):
+            own = [self.features["source"].prepare(x) for x in pictures[first : first + rows]]
+            own += [own[0]] * (rows - len(own))
+            source = spread_batch({"source": np.stack(own)}, mesh)["source"]
+            block = np.asarray(score(params, source, tokens, counted))
+            found[:, first : first + rows] = block[:, : len(pictures) - first]
+        return found[: len(captions)]
+
+    def _scored(self, params: Any, source: Any, tokens: Any, counted: Any) -> Any:
+        """Log-likelihoods [captions pictures] of blocks of captions [blocks J T] of pictures [B H W C]."""
+        model, (_, beams, length) = self.bind(params), tokens.shape
+        states = model.prefill(len(source), beams, length - 1, source=source)
+
+        def of_block(block: Any) -> Any:
+            ids, counts = block
+            given = jnp.broadcast_to(ids[:, :-1], (len(source), beams, length - 1))
+            logits, _ = model.decode_step(given, states)
+            told = jnp.take_along_axis(logits, ids[None, :, 1:, None], -1)[..., 0]
+            log_p = told - jax.nn.logsumexp(logits, axis=-1)
+            return jnp.where(counts[None, :, 1:], log_p, 0).sum(-1).T
+
+        return jax.lax.map(of_block, (tokens, counted)).reshape(-1, len(source))

@@ -1,0 +1,251 @@
+"""Train every architecture in small, and hold each to what is reached without a model: one table.
+
+    python -m experiments.zoo
+    python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --json=runs/zoo.json
+
+Each config's ``tiny`` variant is trained on its made-up data, for more steps than that says, and once for
+each seed: of the initial parameters (where no checkpoint is begun from) and of the order of the data. What a
+row shows and must beat, its task says (``headline``, ``baselines``), measured on the same split; where it
+knows nothing to beat, that is the model before training. Exit code 1 where a row could not be trained; one
+that does not beat its baseline says so in the table.
+
+A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
+"""
+
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from crossattn import functional, models
+from crossattn.train.errors import NonFiniteLoss
+from crossattn.train.program import Program, make_program
+from crossattn.train.sharding import data_shard, make_mesh, put_batch
+from crossattn.train.storage import folder
+from experiments import launch, report
+from experiments.initial import initial
+from experiments.settings import train_config
+from experiments.tasks import make_task
+
+_ONLY = flags.DEFINE_list("only", None, "Rows to train: names of configs, or CONFIG:VARIANT.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of a row.", lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    "steps", None, "Of each run; default: what the config says.", lower_bound=1
+)
+_JSON = flags.DEFINE_string("json", None, "Also write the table into this file.")
+FLAGS = (_ONLY, _SEEDS, _STEPS, _JSON)
+
+STEPS = 800
+"""Of a run, where the config file says nothing else."""
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
+_SPLIT = "test"
+_TITLES = ("architecture", "config", "task", "parameters", "baseline", "reached", "beaten by", "s")
+
+
+@dataclass
+class Row:
+    """A line of the table.
+
+    Attributes:
+      name: of the config and its variant, or of several that are the same.
+      steps: of each run.
+      task, architecture, parameters: what is trained, and how many there are.
+      metric, best: what is measured, and whether "min" or "max" of it is best.
+      baseline, must_beat: name and value of the best that is reached without a model.
+      reached: by the runs, one a seed.
+      seconds: of all of it, compilation too.
+      failed: why there is nothing of this, in a line.
+    """
+
+    name: str
+    steps: int
+    task: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    metric: str = ""
+    best: str = "min"
+    baseline: str = ""
+    must_beat: float = 0.0
+    reached: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    failed: str = ""
+
+    @property
+    def beating(self) -> int:
+        """How many runs are better than the baseline."""
+        sign = 1 if self.best == "max" else -1
+        return sum(sign * value > sign * self.must_beat for value in self.reached)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if arguments:
+        raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
+    chosen = _joined(_chosen(experiments(_STEPS.value), _ONLY.value))
+    path = None if _JSON.value is None else folder(_JSON.value)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        launch.writable(path)
+    launch.keep_compiled()
+    begun = time.perf_counter()
+    rows = []
+    for name, config in chosen.items():
+        rows.append(_row(name, config, _SEEDS.value))
+        print(f"{name}: {' | '.join(_cells(rows[-1])[4:])} s", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - begun
+    print(table(rows))
+    print(f"\n{len(rows)} rows of {_SEEDS.value} runs in {seconds / 60:.1f} minutes.")
+    without = sorted(set(models.known()) - {row.architecture for row in rows})
+    if without and _ONLY.value is None:
+        print(f"No config trains {', '.join(without)} by itself.")
+    if path is not None:
+        report.save({"seconds": seconds, "rows": [asdict(row) for row in rows]}, path)
+    return 1 if any(row.failed for row in rows) else 0
+
+
+def experiments(steps: int | None = None) -> dict[str, Any]:
+    """The configs of the rows by their names: of every file in configs/ that makes one.
+
+    Args:
+      steps: of every run; None is what the files say.
+    """
+    found = {}
+    for path in sorted(_CONFIGS.glob("*.py")):
+        module = importlib.import_module(f"configs.{path.stem}")
+        if not hasattr(module, "get_config"):
+            continue
+        for variant, usual in getattr(module, "ZOO", {"": STEPS}).items():
+            config = module.get_config(f"{variant},tiny".removeprefix(","))
+            config.train.steps = steps or usual
+            found[f"{path.stem}:{variant}" if variant else path.stem] = config
+    return found
+
+
+def _chosen(configs: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Those that are named, alone or with all variants of their file."""
+    known = sorted({*configs, *(name.partition(":")[0] for name in configs)})
+    if unknown := [name for name in names or () if name not in known]:
+        raise launch.Refused(f"--only names {unknown[0]}; expected some of {', '.join(known)}.")
+    return {
+        name: config
+        for name, config in configs.items()
+        if names is None or {name, name.partition(":")[0]} & {*names}
+    }
+
+
+def _joined(configs: dict[str, Any]) -> dict[str, Any]:
+    """Each config once, under the names of all that are the same."""
+    joined: dict[str, Any] = {}
+    for name, config in configs.items():
+        same = next((other for other, known in joined.items() if known == config), None)
+        joined[name if same is None else f"{same}, {name}"] = (
+            config if same is None else joined.pop(same)
+        )
+    return joined
+
+
+def _row(name: str, config: Any, seeds: int) -> Row:
+    """The row of a config; what goes wrong is a line of it."""
+    row, begun = Row(name, config.train.steps, config.task), time.perf_counter()
+    try:
+        _train(row, config, seeds)
+    except Exception as error:
+        row.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    row.seconds = time.perf_counter() - begun
+    return row
+
+
+def _train(row: Row, config: Any, seeds: int) -> None:
+    """Every seed with the same compiled programs: dropout is drawn from the first one's in all."""
+    values = train_config(config)
+    task = make_task(config)
+    task.refuse_unready()
+    row.metric, row.best = task.headline
+    row.architecture = _architecture(task)
+    program, begin = make_program(task, values, make_mesh(values.mesh)), initial(config, task)
+    fresh, begun = jax.jit(program.fresh), jax.jit(program.begun)
+    for seed in range(seeds):
+        config.seed = seed
+        state = fresh(jax.random.key(seed))
+        if begin is not None:
+            state = begun(begin(state.params))
+        if not seed:
+            row.parameters = functional.count(state.params)
+            row.baseline, row.must_beat = _baseline(task, row, state.params)
+        row.reached.append(_reached(task, program, state, row))
+
+
+def _reached(task: Any, program: Program, state: Any, row: Row) -> float:
+    """The metric of a run from a state on, which is used up.
+
+    Raises:
+      NonFiniteLoss: the loss or its gradient was not finite in a step.
+    """
+    data = task.train_iterator(*data_shard(program.mesh))
+    try:
+        for step in range(1, row.steps + 1):
+            state, metrics = program.step(state, put_batch(next(data), program.mesh))
+            if not bool(metrics["finite"]):
+                raise NonFiniteLoss(f"step {step}: the loss or its gradient is not finite")
+    finally:
+        getattr(data, "close", lambda: None)()
+    return task.split_loss(state.eval_params, _SPLIT)[row.metric]
+
+
+def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
+    """Name and value of the best that is reached without a model, or by the model before training."""
+    suffix = f"_{row.metric}"
+    found = {
+        name.removesuffix(suffix).replace("_", " "): value
+        for name, value in task.baselines(_SPLIT).items()
+        if name.endswith(suffix)
+    }
+    found = found or {"before training": task.split_loss(params, _SPLIT)[row.metric]}
+    best = (max if row.best == "max" else min)(found, key=found.__getitem__)
+    return best, found[best]
+
+
+def _architecture(task: Any) -> str:
+    """The file of the model, be it the config's or a checkpoint's."""
+    if task.checkpoint is None:
+        return task.config.model.name
+    return task.checkpoint.model.module.__module__.rpartition(".")[2]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown, columns aligned."""
+    cells = [_TITLES, *map(_cells, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(_TITLES))]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    what = (row.architecture, row.name, row.task, f"{row.parameters:,}")
+    if row.failed:
+        return (*what, "", row.failed, "failed", f"{row.seconds:.0f}")
+    middle, least, most = (f(row.reached) for f in (statistics.median, min, max))
+    of = len(row.reached)
+    return (
+        *what,
+        f"{row.baseline}: {row.metric} {row.must_beat:.3f}",
+        f"{middle:.3f} ({least:.3f} to {most:.3f})",
+        "all" if row.beating == of else f"{row.beating} of {of}" if row.beating else "**none**",
+        f"{row.seconds:.0f}",
+    )
+
+
+if __name__ == "__main__":
+    launch.run(main)

@@ -1,0 +1,368 @@
+"""Captions of pictures: what a batch holds, what the loss is of, how texts are scored, and the launcher."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs import emoji_captions, finetune
+from crossattn.data.errors import DataError
+from crossattn.data.sources import emoji
+from crossattn.functional import flatten
+from crossattn.train.evaluate import caption_scores
+from experiments import caption, train
+from experiments.bench import captions as bench
+from experiments.errors import SettingsError
+from experiments.settings import check, model_config
+from experiments.tasks import make_task
+from tests.experiments.conftest import ROOT
+from tests.peers import package
+
+CONFIG = f"--config={ROOT}/configs/emoji_captions.py:tiny"
+RNG = np.random.default_rng(0)
+COLOURS = RNG.integers(0, 256, (20, 30, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("run")
+    config = emoji_captions.get_config("tiny")
+    config.train.steps = 2
+    train.run(config, workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def task():
+    return make_task(emoji_captions.get_config("tiny"))
+
+
+@pytest.fixture(scope="module")
+def params(task):
+    params = jax.jit(task.init)(jax.random.key(0))
+    return jax.tree.map(lambda x: x + 0.05 * RNG.normal(size=x.shape).astype(x.dtype), params)
+
+
+def log_softmax(x):
+    x = np.asarray(x, np.float64)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, params):
+    tokenizer = task.corpus.tokenizer
+    (item, *_) = task._batches(task.examples("validation", 4), 4)
+    batch, examples = item.batch, task.examples("validation", 4)
+    filled = np.flatnonzero(item.indices >= 0)
+    for row, index in zip(filled, item.indices[filled], strict=True):
+        language, text = examples[index]["target"]
+        tag = tokenizer.vocab_size + ("en", "de").index(language)
+        ids = [1, tag, *tokenizer.encode(text), 2]
+        assert batch["target_in"][row, : len(ids) - 1].tolist() == ids[:-1]
+        assert task.prompts(examples, [int(index)]) == [ids[:2]] == [task.prompt_in(language)]
+        assert task.decoded(ids) == text
+    batch = jax.tree.map(jnp.asarray, dict(batch))
+    config, options = task.model_config, task.config.loss
+    loss, sums = task.loss(params, batch, None)
+    assert sums["weight"] == (batch["target_segment_ids"] > 0).sum() - len(filled)
+    model = task.bind(params)
+    p = log_softmax(model(batch["source"], batch["target_in"]))
+    told = np.take_along_axis(p, np.asarray(batch["target_out"])[..., None], -1)[..., 0]
+    counted = np.array(batch["target_segment_ids"] > 0)
+    counted[:, 0] = False
+    np.testing.assert_allclose(sums["nll"], -told[counted].sum(), rtol=1e-5)
+    even = (1 - options.label_smoothing) * -told - options.label_smoothing * p.mean(-1)
+    np.testing.assert_allclose(loss, even[counted].sum(), rtol=1e-5)
+    assert config.decoder.vocab_size == tokenizer.vocab_size + 2
+
+
+def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
+    examples = [task.examples("validation")[i] for i in (0, 1, 2, 5, 8)]
+    pictures = [example["source"] for example in examples[:4]]
+    told = [example["target"] for example in examples]
+    expected = np.zeros((5, 4))
+    model, features = task.bind(params), task.features
+    for i, target in enumerate(told):
+        ids = features["target"].prepare(target)
+        for j, picture in enumerate(pictures):
+            x = jnp.asarray(features["source"].prepare(picture)[None])
+            p = log_softmax(model(x, jnp.asarray(ids[None, :-1])))[0]
+            expected[i, j] = sum(p[t, ids[t + 1]] for t in range(1, len(ids) - 1))
+    for rows in (2, 3):
+        found = task.log_likelihoods(params, pictures, told, rows)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+    ranks = bench.ranks_of(task, params, examples[:4])
+    own = np.diagonal(expected[:4])
+    assert ranks.tolist() == [
+        (row >= x - 1e-6).sum() for row, x in zip(expected, own, strict=False)
+    ]
+
+
+def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
+    examples = [task.examples("validation")[i] for i in range(4)]
+    together = task.texts(params, examples)
+    assert together == [task.texts(params, [each])[0] for each in examples]
+    writer = task.writer(params)
+    source = task.features["source"].prepare(examples[0]["source"])[None]
+    ids = {k: writer(source, np.array([task.prompt_in(k)], np.int32))[0] for k in ("en", "de")}
+    for language, row in ids.items():
+        given = np.array([[*task.prompt_in(language), *row[:3]]], np.int32)
+        logits = np.asarray(task.bind(params)(jnp.asarray(source), jnp.asarray(given)))[0, 1:4]
+        assert logits.argmax(-1).tolist() == row[:3].tolist()
+
+
+def test_words_read_what_their_tokens_do_at_the_mean(task, params):
+    ids = task.corpus.tokenizer.encode("a redder a squarish")
+    pieces = task.corpus.tokenizer.tokens(ids)
+    weights = RNG.random((len(ids) + 1, 4, 4))
+    found = caption.words_read(task, [*ids, 2], weights)
+    assert list(found) == ["a", "redder", "a (2)", "squarish"]
+    assert len(ids) > 6
+    words, owner = -1, []
+    for piece in pieces:
+        words += piece.startswith("▁")
+        owner.append(words)
+    for word, heat in enumerate(found.values()):
+        rows = [row for row, own in enumerate(owner) if own == word]
+        np.testing.assert_allclose(heat, weights[rows].mean(0))
+    source = task.features["source"].prepare(task.examples("validation")[0]["source"])[None]
+    tokens = np.array([[*task.prompt_in("de"), *ids]], np.int32)
+    read = task.read_weights(params)(source, tokens)
+    assert read.shape == (1, tokens.shape[1] - 1, 4, 4)
+    assert (read >= 0).all() and (
+        read.sum((-1, -2)) <= 1 + 1e-5
+    ).all()  # the class token has the rest
+
+
+def test_captions_are_scored_in_each_language(task):
+    package("pycocoevalcap", "captions")
+    examples = [
+        dict(target=(k, t)) for k in ("en", "de") for t in ("a red big cat", "one blue dog")
+    ]
+    texts = ["a red big cat", "one blue dog", "nothing", "of it"]
+    scores = task.text_scores(examples, texts)
+    assert scores["chrf_en"] == pytest.approx(100) and scores["cider_de"] == pytest.approx(0)
+    for name in ("bleu", "chrf", "cider"):
+        assert scores[name] == (scores[f"{name}_en"] + scores[f"{name}_de"]) / 2
+
+
+def test_cider_is_that_of_the_paper():
+    """CIDEr-D of single references: of each length of n-grams the clipped cosine of their tf-idf."""
+    package("pycocoevalcap", "captions")
+    right = ["a black cat sits", "a white dog sits", "the old black car", "rocket"]
+    said = ["A black cat", "a dog, a dog", "the old car", "rocket"]
+
+    def grams(text, n):
+        words = text.lower().replace(",", "").split()
+        found = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        return {gram: found.count(gram) for gram in found}
+
+    def idf(gram, n):
+        return math.log(len(right)) - math.log(max(1, sum(gram in grams(x, n) for x in right)))
+
+    def score(text, reference):
+        total, lengths = 0, len(text.split()) - len(reference.split())
+        for n in range(1, 5):
+            x, y = ({g: c * idf(g, n) for g, c in grams(t, n).items()} for t in (text, reference))
+            dot = sum(min(x[g], y.get(g, 0)) * y.get(g, 0) for g in x)
+            norm = math.sqrt(sum(v * v for v in x.values()) * sum(v * v for v in y.values()))
+            total += dot / norm * math.exp(-(lengths**2) / 72) if norm else 0
+        return 10 * total / 4
+
+    expected = np.mean([score(*pair) for pair in zip(said, right, strict=True)])
+    assert caption_scores(said, right)["cider"] == pytest.approx(expected)
+    assert score("rocket", "rocket") == pytest.approx(2.5)
+
+
+def test_the_nearest_picture_and_the_most_frequent_caption():
+    task = make_task(emoji_captions.get_config("tiny"))
+    train = [task.examples("train")[i] for i in range(0, 40, 2)]
+    own = [train[i] | {"source": np.clip(train[i]["source"], 1, 254)} for i in (3, 0, 7)]
+    assert bench.nearest(task, train, own) == [task.text_of(train[i]) for i in (3, 0, 7)]
+    captions = [task.text_of(example) for example in train]
+    assert captions.count(bench.most_frequent(task, train)) == max(map(captions.count, captions))
+
+
+def test_a_model_of_two_halves_has_a_section_for_each(launched, refused, tmp_path):
+    config = emoji_captions.get_config("tiny")
+    shape = model_config(config.model, vocab_size=50, max_length=9, image_size=(16, 16))
+    assert (shape.encoder.block.dim, shape.decoder.block.dim) == (32, 48)
+    assert shape.encoder.image_size == (16, 16) and shape.decoder.max_length == 9
+    change = ("--config.model.decoder.dim=24", "--config.model.encoder.norm_epsilon=0.5")
+    short = ("--config.train.steps=1", "--config.checkpoint.every=1")
+    code, _, err = launched("train", CONFIG, *change, *short, f"--workdir={tmp_path}/run")
+    assert code == 0, err
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert saved["model.decoder.dim"] == 24 and saved["model.encoder.norm_epsilon"] == 0.5
+    said = refused("train", CONFIG, "--config.model.dim=24", f"--workdir={tmp_path}/other")
+    assert "model.dim" in said
+    said = refused("train", CONFIG, "--config.model.decoder.dim=25", f"--workdir={tmp_path}/other")
+    assert "config.model.decoder" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data.languages": "en,en"}, "'en,en'; expected distinct names"),
+        ({"checkpoint.best_metric": "cider"}, "evaluate.examples of 1 or more"),
+        ({"model.decoder.patch_size": 4}, "model.decoder.patch_size, which is no key"),
+        ({"model.name": "transformer"}, "no key of a captioning by a transformer"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(change, said):
+    config = emoji_captions.get_config("tiny")
+    with config.unlocked(), config.ignore_type():
+        for name, value in change.items():
+            *parents, last = name.split(".")
+            section = config
+            for parent in parents:
+                section = section[parent]
+            section[last] = value
+    with pytest.raises(SettingsError, match=said) as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_published_checkpoint_is_told_no_language():
+    config = finetune.get_config("captioning,tiny")
+    check(config)
+    config.data.languages = "en"
+    with pytest.raises(SettingsError, match="for which a pretrained model has no tokens"):
+        check(config)
+
+
+def table(folder, rows):
+    for i in range(len(rows)):
+        pixels = RNG.integers(0, 256, (9 + i % 3, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    lines = [json.dumps({"image": f"{i}.png", **row}) for i, row in enumerate(rows)]
+    (folder / "table.jsonl").write_text("\n".join(lines))
+    names = ["image", *rows[0]]
+    lines = ["\t".join([f"{i}.png", *row.values()]) for i, row in enumerate(rows)]
+    (folder / "table.tsv").write_text("\n".join(["\t".join(names), *lines]))
+
+
+@pytest.mark.parametrize("languages", ["en,fr", None])
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+def test_captions_of_the_users_own_pictures_are_learnt(tmp_path, kind, languages):
+    rows = [
+        {"caption": f"{'one' if i % 2 else 'un'} {i}", "language": "en" if i % 2 else "fr"}
+        for i in range(40)
+    ]
+    table(tmp_path, rows)
+    config = emoji_captions.get_config("tiny")
+    config.data.update(name=f"pictures:{tmp_path}/table.{kind}", languages=languages)
+    task = make_task(config)
+    task.refuse_unready()
+    batch = next(task.train_iterator(0, 1))
+    tags = {260 < id < 1 << 20 for id in batch["target_in"][:, 1]}
+    first = batch["target_in"][:, 1] >= task.corpus.tokenizer.vocab_size
+    assert first.all() if languages else not first.any()
+    assert batch["source"].shape == (16, 16, 16, 3) and tags
+    if languages:
+        config.data.languages = "en"
+        task = make_task(config)
+        with pytest.raises(
+            DataError, match="target: the tag is 'fr'; expected one of en"
+        ) as caught:
+            for _ in range(3):
+                next(task.train_iterator(0, 1))
+        assert "\n" not in str(caught.value)
+
+
+def test_data_without_captions_or_languages_are_refused(tmp_path, refused):
+    table(tmp_path, [{"label": "x"}] * 40)
+    said = refused("train", CONFIG, f"--config.data.name=pictures:{tmp_path}/table.tsv",
+                   f"--workdir={tmp_path}/run")  # fmt: skip
+    assert "hold image, label, id; this task reads 'caption'" in said
+    said = refused("train", CONFIG, "--config.data.name=shapes", f"--workdir={tmp_path}/run")
+    assert "this task reads 'language'" in said
+
+
+def test_a_line_a_picture_in_any_mode_and_a_broken_file_is_named(
+    workdir, launched, refused, tmp_path
+):
+    run, colour = f"--workdir={workdir}", Image.fromarray(COLOURS)
+    Image.fromarray(COLOURS[..., 0].astype(np.uint16) * 257).save(tmp_path / "sixteen.png")
+    colour.convert("CMYK").save(tmp_path / "cmyk.tiff")
+    colour.convert("P").save(
+        tmp_path / "palette.gif", save_all=True, append_images=[colour.convert("P")]
+    )
+    colour.convert("RGBA").save(tmp_path / "alpha.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    colour.save(tmp_path / "turned.jpg", exif=exif)
+    names = ["sixteen.png", "cmyk.tiff", "palette.gif", "alpha.png", "turned.jpg"]
+    paths = [str(tmp_path / name) for name in names]
+    code, out, err = launched("caption", run, *paths)
+    assert code == 0, err
+    assert [line.partition(": ")[0] for line in out.splitlines()] == paths
+    broken = tmp_path / "broken.png"
+    broken.write_bytes((tmp_path / "alpha.png").read_bytes()[:200])
+    code, out, err = launched(
+        "caption", run, str(broken), paths[0], "--language=de", "--num_beams=2"
+    )
+    assert code == 1 and out.startswith(f"{paths[0]}: ") and out.count("\n") == 1
+    assert err.count("\n") == 1 and str(broken) in err
+    assert str(broken) in refused("caption", run, str(broken))
+    assert "got no picture" in refused("caption", run)
+
+
+def test_what_each_word_read_and_a_page_are_drawn(workdir, launched, tmp_path):
+    for name in ("a", "b"):
+        Image.fromarray(COLOURS).save(tmp_path / f"{name}.png")
+    paths = [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+    plot, page = tmp_path / "read.png", tmp_path / "page.png"
+    code, _, err = launched(
+        "caption", f"--workdir={workdir}", *paths, f"--plot={plot}", f"--gallery={page}"
+    )
+    assert code == 0, err
+    for path in (tmp_path / "read-a.png", tmp_path / "read-b.png", page):
+        assert path.stat().st_size > 1000
+
+
+def test_a_language_that_the_run_does_not_know_and_a_run_of_another_task(
+    workdir, tiny_run, refused, tmp_path
+):
+    picture = tmp_path / "a.png"
+    Image.fromarray(COLOURS).save(picture)
+    said = refused("caption", f"--workdir={workdir}", str(picture), "--language=xx")
+    assert "--language is 'xx'; the run was told en, de." in said
+    said = refused("caption", f"--workdir={tiny_run}", str(picture))
+    assert "is a translation, not a captioning" in said
+    assert "--gallery names page.txt" in refused(
+        "caption", f"--workdir={workdir}", str(picture), "--gallery=page.txt"
+    )
+
+
+def test_the_benchmark_prints_a_table_a_language(workdir, capsys, monkeypatch):
+    package("pycocoevalcap", "captions")
+    monkeypatch.setattr("sys.argv", ["captions", str(workdir), "--limit=8"])
+    bench.main()
+    out = capsys.readouterr().out
+    for part in ("en: 8 pictures", "de: 8 pictures", "nearest picture", "by chance:"):
+        assert part in out
+
+
+def test_tones_and_genders_never_straddle_the_splits():
+    tones = [f"1F3F{x}" for x in "BCDEF"]
+    for base in (
+        "1F468-200D-1F680",
+        "1F44B",
+        "1F3C3-200D-2640-FE0F-200D-27A1-FE0F",
+        "1F9D1-200D-1F4BB",
+    ):
+        first, _, rest = base.partition("-")
+        same = [base, *("-".join(part for part in (first, tone, rest) if part) for tone in tones)]
+        same += [code.replace("1F468", "1F469").replace("2640", "2642") for code in same]
+        assert len({emoji.split_of(code) for code in same}) == 1
+
+
+def test_both_halves_are_trained(workdir, parameters):
+    names = flatten(parameters(workdir))
+    assert {name.partition(".")[0] for name in names} == {"encoder", "decoder", "bridge"} - {
+        "bridge"
+    }

@@ -1,0 +1,76 @@
+"""What every model of the library is tried with: its tiny config, its example, parameters at random.
+
+Models are found as ``crossattn.models.find`` finds them, and each says itself what it is called with.
+"""
+
+import dataclasses
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+
+import crossattn as xa
+from crossattn import models
+from crossattn.nn import BlockConfig
+from tests import numpy_model as oracle
+
+NAMES = models.known()
+
+
+@functools.cache
+def build_of(name, dtype=None):
+    """Makes the tiny model; the same function each time, whose abstract module is made once."""
+    found = models.find(name)
+    config = found.tiny()
+    config = config if dtype is None else computed_in(config, dtype)
+    return lambda rngs: found.module(config, rngs=rngs)
+
+
+@functools.cache
+def params_of(name):
+    return oracle.random_params(build_of(name))
+
+
+def example(name, rows=2, padding=0):
+    found = models.find(name)
+    return found.example(found.tiny(), rows, padding)
+
+
+def call(name, params, inputs, dtype=None):
+    return xa.apply(build_of(name, dtype), params, **inputs)
+
+
+def loss(name, params, inputs):
+    """A number that every output moves."""
+    return jnp.sin(call(name, params, inputs)).sum()
+
+
+@functools.cache
+def output(name):
+    """What the model gives for its example."""
+    return jax.device_get(jax.jit(functools.partial(call, name))(params_of(name), example(name)))
+
+
+def computed_in(config, dtype):
+    """The same shape, whose blocks compute in another dtype, wherever in it they are."""
+    if isinstance(config, BlockConfig):
+        return config.changed(dtype=dtype)
+    if not dataclasses.is_dataclass(config):
+        return config
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    changed = {key: computed_in(value, dtype) for key, value in values.items()}
+    return dataclasses.replace(config, **{k: x for k, x in changed.items() if x is not values[k]})
+
+
+def generates(name):
+    return hasattr(models.find(name).module, "prefill")
+
+
+def read_and_written(name, rows=2):
+    """Of a model that generates: what ``prefill`` reads of the example, and the argument that is written."""
+    given = example(name, rows)
+    takes = inspect.signature(models.find(name).module.prefill).parameters
+    reads = {key: x for key, x in given.items() if key in takes}
+    (written,) = (k for k in given if k not in takes and not k.endswith("segment_ids"))
+    return reads, written

@@ -1,0 +1,169 @@
+"""What every model promises, whatever it reads: a file put into ``crossattn/models/`` is held to it here.
+
+A model says itself what it is called with, in ``example``; see ``crossattn.models.Architecture``.
+"""
+
+import functools
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import crossattn as xa
+from crossattn import models
+from crossattn.decode import PromptLookup, generate
+from crossattn.train.checkpoint import Checkpoints, load_params
+from crossattn.train.state import TrainState
+from tests.closeness import close
+from tests.conftest import on_eight_devices
+from tests.models import every_model
+from tests.models.every_model import NAMES, build_of, call, example, output, params_of
+from tests.peers import package
+
+GENERATING = [name for name in NAMES if every_model.generates(name)]
+every = pytest.mark.parametrize("name", NAMES)
+
+
+@every
+def test_its_example_has_rows_and_padding(name):
+    """What the tests below take for granted."""
+    assert models.find(name).example is not None, "it lacks example(config, rows, padding)"
+    short, padded = example(name, 3), example(name, 3, padding=2)
+    assert {len(x) for x in short.values()} == {3} and short.keys() == padded.keys()
+    for key, x in short.items():
+        np.testing.assert_array_equal(x, cut(padded[key], x.shape), err_msg=key)
+
+
+@every
+def test_it_is_built_without_a_mesh_and_its_parameters_are_a_plain_dict(name):
+    init = functools.partial(xa.init, build_of(name))
+    params = xa.functional.flatten(jax.eval_shape(init, jax.random.key(0)))
+    axes = xa.functional.flatten(xa.functional.logical_axes(build_of(name)))
+    assert {path: x.shape for path, x in params.items()} == {
+        path: x.shape for path, x in xa.functional.flatten(params_of(name)).items()
+    }
+    assert all(len(axes[path]) == x.ndim for path, x in params.items())
+
+
+@every
+def test_compiled_it_gives_what_it_gives_step_by_step(name):
+    given = jax.tree.map(jnp.asarray, (params_of(name), example(name)))
+    close(output(name), call(name, *given), ulps=2000)
+
+
+@every
+def test_a_batch_equals_its_rows(name):
+    run = jax.jit(functools.partial(call, name))
+    given = example(name)
+    for row in range(2):
+        alone = run(params_of(name), {key: x[row : row + 1] for key, x in given.items()})[0]
+        together = output(name)[row]
+        if name == "clip":  # a row is a picture beside all texts
+            together = together[row : row + 1]
+        close(alone, together, ulps=2000)
+
+
+PADDED = [name for name in NAMES if any(np.shape(x) != np.shape(example(name)[key])
+                                        for key, x in example(name, padding=2).items())]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_changes_nothing(name):
+    padded = jax.jit(functools.partial(call, name))(params_of(name), example(name, padding=2))
+    assert np.all(np.isfinite(padded))
+    close(cut(padded, output(name).shape), output(name), ulps=2000)
+
+
+@every
+def test_in_bfloat16_it_is_near(name):
+    run = jax.jit(functools.partial(call, name, dtype=jnp.bfloat16))
+    found, exact = run(params_of(name), example(name)), output(name)
+    assert found.dtype == exact.dtype == jnp.float32  # logits and their softmax
+    assert 0 < np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
+
+
+@every
+def test_its_parameters_are_saved_and_loaded_bit_by_bit(name, tmp_path):
+    params, step = jax.tree.map(jnp.asarray, params_of(name)), jnp.int32(3)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, TrainState(step, params, {"step": step}))
+    checkpoints.close()
+    loaded, _ = load_params(tmp_path, xa.functional.shapes(build_of(name)))
+    xa.functional.check(build_of(name), loaded)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+@every
+def test_it_is_exported_to_tpus_and_gpus(name, in_production):
+    package("flatbuffers", "test")
+    run = jax.jit(functools.partial(call, name))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "attend runs 'reference'")  # in float32, on those
+        exported = export.export(run, platforms=("tpu", "cuda"))(params_of(name), example(name))
+    read = export.deserialize(exported.serialize())
+    assert read.platforms == ("tpu", "cuda")
+    assert read.out_avals[0].shape == output(name).shape
+
+
+SEARCHES = {
+    "greedy": ("", {}),
+    "beams": ("select", {"num_beams": 2, "length_penalty": 0.0}),
+    "contrastive": ("select", {"candidates": 2}),
+    "speculative": ("rewind", {"draft": PromptLookup(np.array([[5, 6, 7], [8, 9, 8]]), 2)}),
+}
+"""Each with what the states must be able to do for it."""
+
+
+@pytest.mark.parametrize("name", GENERATING)
+def test_every_search_that_its_states_allow_scores_a_text_as_it_is_scored_whole(name):
+    reads, written = every_model.read_and_written(name)
+    build, options = build_of(name), dict(batch=2, max_new_tokens=3, eos_id=())
+
+    @jax.jit
+    def searched(params, reads):
+        model = xa.functional.bind(build, params)
+        able = model.prefill(2, 1, 3, **reads)
+        return {
+            search: generate(model, inputs=reads, **options, **asked)
+            for search, (needed, asked) in SEARCHES.items()
+            if not needed or hasattr(able, needed)
+        }
+
+    @jax.jit
+    def whole(params, reads, tokens):
+        begun = jnp.concatenate([jnp.ones((2, 1), tokens.dtype), tokens[:, :-1]], axis=1)
+        return jax.nn.log_softmax(xa.apply(build, params, **reads, **{written: begun}))
+
+    found = searched(params_of(name), reads)
+    assert "greedy" in found
+    for search, best in found.items():
+        tokens, log_p = best.tokens[:, 0], whole(params_of(name), reads, best.tokens[:, 0])
+        scores = jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0].sum(-1)
+        close(best.scores[:, 0], scores, ulps=2000, size=np.abs(log_p).max(), err_msg=search)
+        if search in ("greedy", "speculative"):
+            np.testing.assert_array_equal(tokens, log_p.argmax(-1), err_msg=search)
+
+
+@pytest.fixture(scope="session")
+def gradients():
+    """What is wrong with each model's, of one device and of eight; all of them in one process."""
+    return json.loads(on_eight_devices("-m", "tests.models.eight_devices").splitlines()[-1])
+
+
+def test_every_parameter_that_is_trained_gets_a_finite_gradient(gradients):
+    assert {name: found["gradient"] for name, found in gradients.items()} == dict.fromkeys(
+        NAMES, ""
+    )
+
+
+def test_eight_devices_give_the_loss_and_the_gradient_that_one_gives(gradients):
+    assert {name: found["split"] for name, found in gradients.items()} == dict.fromkeys(NAMES, "")
+
+
+def cut(x, shape):
+    """The first part of an array that is of a shape."""
+    return x[tuple(map(slice, shape))]
