@@ -29,7 +29,7 @@ from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
-from crossattn.models.vit import IMAGE_KEYS, ViT, patch_reader
+from crossattn.models.vit import IMAGE_KEYS, ViT, image_block, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockConfig, Residual, Sublayer, split
 from crossattn.nn.examples import texts, vectors
@@ -245,7 +245,7 @@ class Resampler(nnx.Module):
     """
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
-        shape = patch_reader(config).block.changed(activation="relu", use_bias=False)
+        shape = image_block(config).changed(activation="relu", use_bias=False)
         shape = replace(
             shape, attention=replace(shape.attention, head_dim=config.resampler_head_dim)
         )

@@ -141,7 +141,7 @@ class Llava(Decoder):
         self, images: Float[Array, "B I H W C"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "B I P D"]:
         """What stands for pictures in a text: vectors of the size of its tokens'."""
-        vectors = self.vision.encode(images, key=key).vectors
+        vectors = jnp.asarray(self.vision.encode(images, key=key).vectors)
         return self.projector(vectors[..., self.skipped :, :])
 
     def image_positions(

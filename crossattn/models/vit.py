@@ -97,12 +97,9 @@ def example(config: ViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any
     return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
-def patch_reader(config: Any) -> ViTConfig:
-    """What reads pictures for a language model whose config says how large, under ``IMAGE_KEYS``.
-
-    It has no class token.
-    """
-    block = BlockConfig.of(
+def image_block(config: Any) -> BlockConfig:
+    """The shape of blocks on patches, of a language model whose config says how large, see ``IMAGE_KEYS``."""
+    return BlockConfig.of(
         config.image_dim,
         config.image_heads,
         4 * config.image_dim,
@@ -111,8 +108,12 @@ def patch_reader(config: Any) -> ViTConfig:
         dropout_rate=config.block.dropout_rate,
         dtype=config.block.dtype,
     )
+
+
+def patch_reader(config: Any) -> ViTConfig:
+    """What reads pictures for such a language model, without a class token."""
     return ViTConfig(
-        block,
+        image_block(config),
         layers=config.image_layers,
         patch_size=config.patch_size,
         image_size=config.image_size,

@@ -78,12 +78,13 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
 
     params = functional.init(build, jax.random.key(0))
     step = jax.value_and_grad(loss)
+    counted: Any
     with use_backend("reference"):  # whose products XLA sees
         counted = (
             jax.jit(lambda *given: step(*given)).lower(params, batch).compile().cost_analysis()
         )
     compiled = jax.jit(step).lower(params, batch).compile()
-    held = compiled.memory_analysis().temp_size_in_bytes
+    memory: Any = compiled.memory_analysis()
     seconds = []
     for _ in range(CALLS):
         start = time.perf_counter()
@@ -91,7 +92,7 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
         seconds.append(time.perf_counter() - start)
     cells = [
         f"{1e3 * min(seconds):,.0f} ms",
-        f"{held / 2**20:,.0f} MiB",
+        f"{memory.temp_size_in_bytes / 2**20:,.0f} MiB",
         f"{counted['flops'] / 1e9:.2f}",
         f"{counted['bytes accessed'] / 2**20:,.0f} MiB",
     ]
@@ -101,7 +102,7 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
 def model(reads: str, images: int, side: int) -> tuple[Any, int]:
     """A way to build what reads so, and how many tokens an image takes in its text."""
     prefix = reads == "prefix"
-    section = (emoji_llava if prefix else emoji_flamingo).get_config().model
+    section: Any = (emoji_llava if prefix else emoji_flamingo).get_config().model
     sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, max_length=1, image_size=(side, side))
     if reads == "gated, all patches":
         section.image_latents = (side // section.patch_size) ** 2

@@ -70,7 +70,7 @@ def _forward(
     if case.kind == "picture and text":
         logits = xa.apply(model, params, data["image"], data["source"])
         ways, pairs = (logits, logits.T), jnp.arange(len(logits))
-        return {"logits": logits, "loss": sum(_loss(way, pairs) for way in ways) / 2}
+        return {"logits": logits, "loss": (_loss(ways[0], pairs) + _loss(ways[1], pairs)) / 2}
     if case.kind in ("latents of picture", "bytes"):
         return _perceive(model, params, data)
     if case.kind == "prompt":

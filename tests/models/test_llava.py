@@ -86,8 +86,8 @@ def test_images_stand_in_the_text_as_words_do(positions):
         padded[row, : len(PROMPTS[row])] = PROMPTS[row]
         spelt[row, : len(words[row])] = words[row]
     given = dict(images=IMAGES, image_positions=places)
-    found = jax.jit(lambda p: xa.apply(build, p, padded, **given))(params)
-    expected = jax.jit(lambda p: xa.apply(text, p, spelt))(own)
+    found = jax.jit(lambda p: xa.apply(build, p, jnp.asarray(padded), **given))(params)
+    expected = jax.jit(lambda p: xa.apply(text, p, jnp.asarray(spelt)))(own)
     close(found, expected)
 
 
