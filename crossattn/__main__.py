@@ -28,6 +28,7 @@ EXTRAS = {
     "hub": "checkpoints by their names on the Hugging Face hub",
     "speech": "recordings, Whisper",
     "images": "sources of images",
+    "captions": "CIDEr of captions",
     "pages": "pages of the help, laid out",
     "wandb": "logs to Weights & Biases",
     "gcs": "runs in gs://",

@@ -78,7 +78,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.model.dtype=magic", "config.model.dtype"),
         (
             "--config.task=magic",
-            "config.task is 'magic'; expected one of classification, denoising, interleaved",
+            "config.task is 'magic'; expected one of captioning, classification, denoising",
         ),
         ("--config.loss.label_smoothing=1.5", "label_smoothing is 1.5"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),

@@ -193,14 +193,14 @@ def test_a_file_dropped_into_the_folder_of_tasks_is_one(tmp_path, monkeypatch):
     [
         (
             "--config.task=sort",
-            "'sort'; expected one of classification, denoising,",
+            "'sort'; expected one of captioning, classification,",
         ),
         ("--config.task=mine.nowhere", "which cannot be imported (No module named 'mine"),
         ("--config.task=json.decoder", "but json.decoder has no class DecoderTask."),
-        ("--config.task=corpus", "'corpus'; expected one of classification"),
+        ("--config.task=corpus", "'corpus'; expected one of captioning"),
         (
             "--config.model.name=gpt",
-            "there is no model 'gpt'; expected one of bert, crossvit, decoder,",
+            "there is no model 'gpt'; expected one of bert, clip, crossvit,",
         ),
         ("--config.model.name=mine.gpt", "the model 'mine.gpt' cannot be imported"),
         ("--config.model.name=json.decoder", "json.decoder has no Decoder"),
