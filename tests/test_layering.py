@@ -149,7 +149,7 @@ def test_an_import_that_goes_up_is_found(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("crossattn.models.decoder", "from crossattn.nn.blocks import BlockConfig"),
+        ("crossattn.models.decoder", "from crossattn.nn.sublayers import BlockConfig"),
         ("crossattn.train.step", "import optax\nfrom crossattn.functional import init"),
         ("crossattn.ops.attend", "from . import masks\nfrom .backends import reference"),
         ("experiments.train", "from crossattn import train, models\nfrom absl import app"),

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
@@ -19,6 +19,7 @@ from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
 from crossattn.types import AnyArray, Array, Float, Int, Key
 

@@ -21,10 +21,10 @@ from flax import nnx
 from crossattn.models import decoder, vit
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig
-from crossattn.nn.blocks import split
 from crossattn.nn.examples import texts
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.sublayers import split
 from crossattn.types import Array, Float, Int, Key
 
 

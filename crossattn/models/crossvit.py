@@ -24,7 +24,7 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.keys import ConfigKey
-from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
+from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
 from crossattn.nn.layers import linear
@@ -32,6 +32,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput
 from crossattn.nn.patches import PatchEmbedding, Size, resized
 from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import Array, Float, Key
 
 KEYS = {

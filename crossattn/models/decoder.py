@@ -14,7 +14,6 @@ from flax import nnx
 from crossattn.functional import Build
 from crossattn.keys import ConfigKey
 from crossattn.models.transformer import with_positions
-from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
@@ -23,6 +22,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates, check_rows
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import Array, Float, Int, Key
 
 KEYS = {"layers": ConfigKey(int, "Depth.", "[1, inf)")}

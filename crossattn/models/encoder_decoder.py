@@ -14,7 +14,6 @@ from crossattn.axes import placed
 from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.nn.blocks import split
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
@@ -22,6 +21,7 @@ from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.states import CachedStates, check_rows
+from crossattn.nn.sublayers import split
 from crossattn.types import Array, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B H W C"]

@@ -31,12 +31,13 @@ from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
 from crossattn.models.vit import IMAGE_KEYS, ViT, image_block, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import Block, BlockConfig, Residual, Sublayer, split
+from crossattn.nn.blocks import Block
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates
+from crossattn.nn.sublayers import BlockConfig, Residual, Sublayer, split
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
 
 KEYS = DECODER_KEYS | IMAGE_KEYS | {

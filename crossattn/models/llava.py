@@ -28,7 +28,6 @@ from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.vit import IMAGE_KEYS, ViT, ViTConfig, patch_reader
-from crossattn.nn.blocks import BlockConfig, split
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.images import image_positions, with_places
@@ -36,6 +35,7 @@ from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.patches import patch_grid
 from crossattn.nn.states import CachedStates
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
 KEYS = DECODER_KEYS | IMAGE_KEYS | {

@@ -25,7 +25,7 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.keys import ConfigKey
-from crossattn.nn.blocks import Block, BlockConfig, EncoderBlock, split
+from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
@@ -34,6 +34,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput
 from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.positions import fourier, fourier_dim
 from crossattn.types import Array, Float, Int, Key
 

@@ -34,7 +34,7 @@ from flax import nnx
 
 from crossattn.keys import ConfigKey
 from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import BlockConfig, EncoderBlock, Sublayer, split
+from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
@@ -43,6 +43,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput
 from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig, Sublayer, split
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Float, Int, Key

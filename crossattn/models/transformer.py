@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.keys import ConfigKey
-from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
@@ -19,6 +19,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, check_rows
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
 from crossattn.types import Array, Float, Int, Key
 

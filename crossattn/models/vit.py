@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.keys import ConfigKey
-from crossattn.nn.blocks import BlockConfig, EncoderBlock, split
+from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import vectors
 from crossattn.nn.layers import linear
@@ -28,6 +28,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput
 from crossattn.nn.patches import PatchEmbedding, Size
 from crossattn.nn.stack import Stack
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.dropout import dropout
 from crossattn.types import AnyArray, Array, Float, Key
 

@@ -16,10 +16,10 @@ from flax import nnx
 
 from crossattn.functional import Constant
 from crossattn.models.transformer import Transformer, TransformerConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.positions import LearnedPositions
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Int, Key
 

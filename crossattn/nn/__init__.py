@@ -1,18 +1,7 @@
 """Modules: attention, feed-forward, blocks, stacks. Flax NNX, used purely: nothing mutates in a call."""
 
 from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import (
-    BLOCK_KEYS,
-    AttentionConfig,
-    Block,
-    BlockConfig,
-    BlockState,
-    DecoderBlock,
-    EncoderBlock,
-    FeedForwardConfig,
-    Residual,
-    Sublayer,
-)
+from crossattn.nn.blocks import Block, BlockState, DecoderBlock, EncoderBlock
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
@@ -25,6 +14,14 @@ from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
 from crossattn.nn.states import CachedStates
+from crossattn.nn.sublayers import (
+    BLOCK_KEYS,
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    Residual,
+    Sublayer,
+)
 
 __all__ = [
     "AdditiveAttention",

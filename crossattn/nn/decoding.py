@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.functional import Build
-from crossattn.nn.blocks import BlockConfig, DecoderBlock
+from crossattn.nn.blocks import DecoderBlock
 from crossattn.nn.inputs import PositionScheme
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, by_row
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.ops import beams, masks
 from crossattn.types import Array, Float, Int, Key
 

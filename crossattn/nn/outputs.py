@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.layers import Embedding, linear, token_logits
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.types import Array, Float
 
 

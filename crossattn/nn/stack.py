@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.functional import Build, axes_of
-from crossattn.nn.blocks import split
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.sublayers import split
 from crossattn.types import Array, Float, Key, Params
 
 POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")

@@ -62,7 +62,9 @@ def page(
     _draw_classes(panels[0], scaled, classes, classes if expected is None else expected)
     heatmap.caption(panels[0], title)
     if read is not None:
-        panels[0].set_zorder(1)  # what is written beside its regions lies over the other panel's margin
+        panels[0].set_zorder(
+            1
+        )  # what is written beside its regions lies over the other panel's margin
         scale = heatmap.Scale.of(read)
         _draw_weights(panels[1], scaled, read / scale.high, region)
         heatmap.colour_bar(panels[2], scale, height=_INCHES)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.feedforward import Activation
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.formats.safetensors import CheckpointError
 
 # "gelu" of transformers has the error function; ours of that name is the approximation.

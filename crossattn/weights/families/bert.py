@@ -7,9 +7,9 @@ import numpy as np
 
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.outputs import OutputConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, Shape, under
 from crossattn.weights.settings import Settings
 

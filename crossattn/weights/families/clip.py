@@ -5,8 +5,8 @@ from typing import Any
 from crossattn.models.clip import CLIP, CLIPConfig
 from crossattn.models.decoder import DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 

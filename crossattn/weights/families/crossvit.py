@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
-from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Part, Rules, under
 from crossattn.weights.settings import Settings

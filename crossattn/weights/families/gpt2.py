@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Part, Rules, Shape, under
 from crossattn.weights.settings import Settings
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
-from crossattn.nn.blocks import AttentionConfig, BlockConfig
+from crossattn.nn.sublayers import AttentionConfig, BlockConfig
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings

@@ -3,9 +3,9 @@
 from typing import Any
 
 from crossattn.models.transformer import Transformer, TransformerConfig
-from crossattn.nn.blocks import BlockConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.outputs import OutputConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 

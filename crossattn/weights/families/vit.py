@@ -3,7 +3,7 @@
 from typing import Any
 
 from crossattn.models.vit import ViT, ViTConfig
-from crossattn.nn.blocks import BlockConfig
+from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 

@@ -1,0 +1,290 @@
+"""The sublayers that a block is made of, and the shapes that they are built from.
+
+A ``BlockConfig`` makes each kind of sublayer that a Transformer has; a ``Sublayer`` of another kind is made
+by hand, of any module.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from crossattn.axes import placed
+from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.feedforward import Activation, FeedForward
+from crossattn.nn.inputs import PositionBias, PositionScheme
+from crossattn.nn.layers import NormName, norm
+from crossattn.ops.dropout import dropout
+from crossattn.types import Array, Float, Key
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """The shape of an attention layer.
+
+    Attributes:
+      num_heads: N.
+      num_kv_heads: K; None is N.
+      head_dim: H; None is D / N.
+      value_dim: size of a value head, Hv; None is H.
+      use_bias: biases in linear layers.
+      key_bias: a bias in the projection of keys; None is ``use_bias``.
+      scale: what logits are multiplied by; None is ``H ** -0.5``.
+      qk_norm: norm on query and key heads.
+      rope_base: rotary self-attention; None is none.
+      dropout_rate: on attention weights.
+    """
+
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    use_bias: bool = True
+    key_bias: bool | None = None
+    scale: float | None = None
+    qk_norm: bool = False
+    rope_base: float | None = None
+    dropout_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class FeedForwardConfig:
+    """The shape of a feed-forward network.
+
+    Attributes:
+      hidden: its size, F.
+      activation: see ``FeedForward``.
+      use_bias: biases in linear layers.
+      dropout_rate: on hidden features.
+    """
+
+    hidden: int
+    activation: Activation = "relu"
+    use_bias: bool = True
+    dropout_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """The shape of a block. ``BlockConfig.of`` makes one of flat values, as config files hold them.
+
+    Attributes:
+      dim: model size, D.
+      attention: of self-attention, and of cross-attention unless ``cross`` is given.
+      mlp: of the feed-forward network.
+      cross: of cross-attention where it differs; None is ``attention``.
+      norm: "layer" or "rms".
+      norm_epsilon: added to the variance.
+      norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
+      relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
+      dropout_rate: on sublayer outputs.
+      dtype: computation dtype.
+    """
+
+    dim: int
+    attention: AttentionConfig
+    mlp: FeedForwardConfig
+    cross: AttentionConfig | None = None
+    norm: NormName = "layer"
+    norm_epsilon: float = 1e-6
+    norm_first: bool = True
+    relative_buckets: int = 32
+    relative_distance: int = 128
+    dropout_rate: float = 0.0
+    dtype: Any = None
+
+    @classmethod
+    def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
+        """A block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
+
+        Raises:
+          TypeError: there is no value of that name.
+        """
+        shape = cls(dim, AttentionConfig(num_heads), FeedForwardConfig(mlp_dim))
+        return shape.changed(**values)
+
+    def changed(self, **values: Any) -> "BlockConfig":
+        """This block but for these flat values, as in ``of``.
+
+        Self- and cross-attention change alike, but for values that are called ``cross_``.
+
+        Raises:
+          TypeError: there is no value of that name.
+        """
+        if unknown := [name for name in values if name not in BLOCK_KEYS]:
+            raise TypeError(
+                f"a block has no {', '.join(unknown)}; expected of {', '.join(sorted(BLOCK_KEYS))}."
+            )
+        attention = {
+            _ATTENTION_KEYS[name]: x for name, x in values.items() if name in _ATTENTION_KEYS
+        }
+        cross = None if self.cross is None else replace(self.cross, **attention)
+        if own := {_CROSS_KEYS[name]: x for name, x in values.items() if name in _CROSS_KEYS}:
+            cross = replace(cross or replace(self.attention, **attention), **own)
+        mlp = {_MLP_KEYS[name]: x for name, x in values.items() if name in _MLP_KEYS}
+        return replace(
+            self,
+            attention=replace(self.attention, **attention),
+            cross=cross,
+            mlp=replace(self.mlp, **mlp),
+            **{name: x for name, x in values.items() if name in _OWN_KEYS},
+        )
+
+    def _attention(self, config: AttentionConfig, rngs: nnx.Rngs, **options: Any):
+        return MultiHeadAttention(
+            self.dim,
+            config.num_heads,
+            head_dim=config.head_dim,
+            value_dim=config.value_dim,
+            num_kv_heads=config.num_kv_heads,
+            use_bias=config.use_bias,
+            key_bias=config.key_bias,
+            scale=config.scale,
+            qk_norm=config.qk_norm,
+            dropout_rate=config.dropout_rate,
+            dtype=self.dtype,
+            rngs=rngs,
+            **options,
+        )
+
+    def position_bias(
+        self, positions: PositionScheme, rngs: nnx.Rngs, *, bidirectional: bool
+    ) -> PositionBias:
+        """The bias that the self-attention layers of a stack of these blocks share."""
+        return PositionBias(
+            positions,
+            self.attention.num_heads,
+            buckets=self.relative_buckets,
+            max_distance=self.relative_distance,
+            bidirectional=bidirectional,
+            rngs=rngs,
+        )
+
+    def normalise(self, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
+        """A norm of this kind."""
+        return norm(self.norm, self.dim, epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
+
+    def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
+        """A sublayer in which ``x`` reads itself; ``causal``, no later positions."""
+        attention = self._attention(self.attention, rngs, rope_base=self.attention.rope_base)
+        return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
+
+    def cross_attention(
+        self,
+        rngs: nnx.Rngs,
+        *,
+        memory_dim: int,
+        reads: str = "source",
+        gated: bool = False,
+        norm_memory: bool = False,
+        skip: bool = True,
+    ) -> "Sublayer":
+        """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``.
+
+        With ``norm_memory`` those are normalised, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
+        """
+        options: dict[str, Any] = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
+        attention = self._attention(
+            self.cross or self.attention,
+            rngs,
+            memory_dim=memory_dim,
+            memory_norm=norm(self.norm, memory_dim, **options) if norm_memory else None,
+        )
+        return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
+
+    def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
+        """A sublayer with a feed-forward network."""
+        network = FeedForward(
+            self.dim,
+            self.mlp.hidden,
+            self.mlp.activation,
+            use_bias=self.mlp.use_bias,
+            dropout_rate=self.mlp.dropout_rate,
+            dtype=self.dtype,
+            rngs=rngs,
+        )
+        return Sublayer(network, Residual(self, rngs, gated=gated))
+
+
+# Flat names, and those in the parts; "use_bias" is of both.
+_SAME = ("num_heads", "num_kv_heads", "head_dim", "use_bias", "key_bias", "qk_norm", "rope_base")
+_ATTENTION_KEYS = {name: name for name in _SAME} | {
+    "attention_scale": "scale",
+    "attention_dropout_rate": "dropout_rate",
+}
+_CROSS_KEYS = {"cross_heads": "num_heads", "cross_head_dim": "head_dim"}
+_MLP_KEYS = {
+    "mlp_dim": "hidden",
+    "activation": "activation",
+    "use_bias": "use_bias",
+    "mlp_dropout_rate": "dropout_rate",
+}
+_OWN_KEYS = {f.name for f in fields(BlockConfig)} - {"attention", "cross", "mlp"}
+BLOCK_KEYS = frozenset({*_ATTENTION_KEYS, *_CROSS_KEYS, *_MLP_KEYS, *_OWN_KEYS})
+"""The flat names of a block's values, which are keys of config files."""
+
+
+class Residual(nnx.Module):
+    """``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
+
+    Args:
+      config: the kind of norm, where it stands, and the rate of dropout.
+      gated: f's result is multiplied by ``tanh(gate)``, a learnt number that is 0 at first: a sublayer
+        that is added to a trained model changes nothing before it has learnt.
+      skip: ``x`` is added; otherwise f's result takes its place.
+
+    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022.
+    """
+
+    def __init__(
+        self, config: BlockConfig, rngs: nnx.Rngs, *, gated: bool = False, skip: bool = True
+    ):
+        self.norm = config.normalise(rngs)
+        self.gate = nnx.Param(jnp.zeros(()), axes=()) if gated else None
+        self.skip = skip
+        self.norm_first = config.norm_first
+        self.dropout_rate = config.dropout_rate
+
+    def pre_norm(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """What the sublayer gets."""
+        return self.norm(x) if self.norm_first else x
+
+    def add_residual(
+        self, x: Float[Array, "*#B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
+    ) -> Float[Array, "*B T D"]:
+        """What the next sublayer gets."""
+        if self.gate is not None:
+            update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
+        update = dropout(update, self.dropout_rate, key)
+        x = placed(x + update if self.skip else update, "embed")
+        return x if self.norm_first else self.norm(x)
+
+
+def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:
+    """That many keys, or that many Nones: no key means no dropout."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+ITSELF = "itself"
+"""What self-attention reads."""
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """One sublayer of a ``Block``.
+
+    Attributes:
+      inner: a feed-forward network, called as ``inner(x, dropout_key)``; or attention, called as
+        ``MultiHeadAttention`` is. Self-attention also has its ``extend`` and ``before``, and attention
+        that reads a memory its ``memory``, which projects what is read once.
+      residual: the norm, and how the result is added to ``x``.
+      reads: the name of the memory that attention reads, or ``ITSELF``; None is a sublayer that reads none.
+      causal: self-attention reads no later positions, unless a call names another mask.
+    """
+
+    inner: nnx.Module
+    residual: Residual
+    reads: str | None = None
+    causal: bool = False
