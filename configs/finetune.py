@@ -1,6 +1,6 @@
 """A published checkpoint, trained on: --config.init.from=DIR.
 
-Arguments: translation, language_model or captioning; tiny.
+Arguments: translation, language_model, masked_language_model or captioning; tiny.
 """
 
 from ml_collections import ConfigDict
@@ -8,19 +8,20 @@ from ml_collections.config_dict import placeholder
 
 from configs import parts
 
-TASKS = ("translation", "language_model", "captioning")
+TASKS = ("translation", "language_model", "masked_language_model", "captioning")
 _TINY = {
     "translation": "tiny:t5",
     "language_model": "tiny:gpt2",
+    "masked_language_model": "tiny:bert",
     "captioning": "tiny:vision-encoder-decoder",
 }
-ZOO = {"translation": 2000, "language_model": 800, "captioning": 400}
+ZOO = {"translation": 2000, "language_model": 800, "masked_language_model": 800, "captioning": 400}
 
 
 def get_config(arg: str = "translation"):
     """``translation`` for models that read a text and write another, ``captioning`` for those of pictures.
 
-    ``language_model`` is for the others.
+    ``masked_language_model`` is for those that fill in masks, ``language_model`` for the others.
     """
     words = parts.words(arg, TASKS)
     task = parts.choice(words, TASKS)
@@ -52,7 +53,8 @@ def _data(task: str):
         return parts.pairs("libreoffice_help/en-fr")
     if task == "captioning":
         return parts.captioned("emoji/en", height=224, width=224)
-    return parts.data("libreoffice_help/en-fr", side="source")
+    masks = dict(density=0.15) if task == "masked_language_model" else {}
+    return parts.data("libreoffice_help/en-fr", side="source", **masks)
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:

@@ -220,7 +220,7 @@ def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
         raise SettingsError("the checkpoint says nowhere with which token a text ends.")
     if model.module is Decoder:
         start = before[0] if before else model.ids["bos_id"]
-    elif hasattr(model.module, "hidden"):
+    elif hasattr(model.module, "prefill"):
         start = int(model.target_in(np.array([[*before, *after]]))[0, 0])
     else:
         start = before[0] if before else after[0]

@@ -47,6 +47,10 @@ _BERT = dict(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0, **_IDS,
 )  # fmt: skip
+_LLAMA = dict(
+    model_type="llama", vocab_size=256 + len(_SPECIALS), hidden_size=32, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1, intermediate_size=64, max_position_embeddings=64, **_IDS,
+)  # fmt: skip
 _PAIR = dict(
     model_type="encoder-decoder", encoder=_BERT,
     decoder=_BERT | dict(is_decoder=True, add_cross_attention=True), decoder_start_token_id=_BOS, **_IDS,
@@ -63,9 +67,10 @@ _WHISPER_IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 2
 _FAMILIES: dict[str, tuple[dict[str, Any], str | None]] = {
     "annalog": (_bart("annalog"), "<s> $A </s>"),
     "bart": (_bart("bart", start=_EOS), "<s> $A </s>"),
-    "bert": (_BERT, "<s> $A </s>"),
+    "bert": (_BERT | dict(vocab_size=257 + len(_SPECIALS)), "<s> $A </s>"),
     "encoder-decoder": (_PAIR, "<s> $A </s>"),
     "gpt2": (_GPT2, None),
+    "llama": (_LLAMA, "<s> $A"),
     "marian": (_bart("marian"), _ENDS),
     "mbart": (_bart("mbart", start=_EOS), "$A </s> en_XX"),
     "pegasus": (_bart("pegasus"), _ENDS),
@@ -96,7 +101,8 @@ def write(kind: str, folder: Path) -> Path:
         (folder / "config.json").write_text(model.text, encoding="utf-8")
         model = weights.describe_folder(folder, dict.fromkeys(names, "F32"))
     weights.save(folder, model, functional.init(model, jax.random.key(0)))
-    backend = _bytes(_whisper_specials() if kind == "whisper" else _SPECIALS, template)
+    specials = _whisper_specials() if kind == "whisper" else _SPECIALS
+    backend = _bytes((*specials, "[MASK]") if kind == "bert" else specials, template)
     (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
     if kind == "whisper":
         hints = _WHISPER_IDS | {"decoder_start_token_id": 257, "is_multilingual": False}

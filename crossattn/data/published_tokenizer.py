@@ -12,7 +12,10 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer as _Backend
 
+from crossattn.data.errors import DataError
 from crossattn.data.tokenizers import Frame, Tokenizer
+
+_MASKS = ("[MASK]", "<mask>")
 
 
 class PublishedTokenizer(Tokenizer):
@@ -23,6 +26,20 @@ class PublishedTokenizer(Tokenizer):
         self._backend.no_padding()
         self._backend.no_truncation()
         self.frame = frame
+
+    @property
+    def mask_id(self) -> int:
+        """The id of its mask, [MASK] or <mask>.
+
+        Raises:
+            DataError: it has none.
+        """
+        for token in _MASKS:
+            if (id := self._backend.token_to_id(token)) is not None:
+                return id
+        raise DataError(
+            f"this tokenizer has no {' or '.join(_MASKS)}; expected that of a model of masked tokens"
+        )
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Int[np.ndarray, "tokens 2"]]:
         """Ids and the span of each in characters of `text`, white space trimmed."""

@@ -87,6 +87,11 @@ class Tokenizer:
         """Number of ids, specials included."""
         return self._backend.get_vocab_size()
 
+    @property
+    def mask_id(self) -> int:
+        """What stands for a token that was taken out: an id that no text is encoded to."""
+        return UNK
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without beginning or end."""
         return self._backend.encode(text, add_special_tokens=False).ids

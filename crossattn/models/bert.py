@@ -76,7 +76,7 @@ class Bert(nnx.Module):
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         block = config.block
-        self.pad_id = config.pad_id
+        self.pad_id, self.max_length = config.pad_id, config.max_length
         self.input = TokenInput(
             config.vocab_size,
             block.dim,
@@ -108,6 +108,11 @@ class Bert(nnx.Module):
             linear(block.dim, 2, out_axes=("classes",), **options) if config.next_sentence else None
         )
 
+    @property
+    def longest(self) -> tuple[None, int]:
+        """No tokens of a memory; the most of a text that have positions."""
+        return None, self.max_length
+
     @on_any_mesh
     def encode(
         self,
@@ -127,6 +132,17 @@ class Bert(nnx.Module):
             mask=None if segment_ids is None else masks.segments(segment_ids),
         )
         return Encoded(x, None if segment_ids is None else segment_ids > 0, positions)
+
+    @on_any_mesh
+    def hidden(
+        self,
+        tokens: Int[Array, "*B S"],
+        segment_ids: Int[Array, "*B S"] | None = None,
+        positions: Int[Array, "*#B S"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "*B S D"]:
+        """What the output layer gets: the vectors of ``encode``, whose arguments these are."""
+        return self.encode(tokens, segment_ids, positions, key).vectors
 
     @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:

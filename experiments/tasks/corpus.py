@@ -27,7 +27,7 @@ from crossattn.data.prepare import (
 )
 from crossattn.data.sources import identity, open_source
 from crossattn.data.stream import Stream, stream_batches
-from crossattn.data.tokenizers import Tokenizer, train_tokenizer
+from crossattn.data.tokenizers import UNK, Tokenizer, train_tokenizer
 from crossattn.train import processes
 from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
@@ -286,6 +286,7 @@ class UnreadCorpus:
 @dataclass(frozen=True)
 class _Vocabulary:
     vocab_size: int
+    mask_id = UNK
 
 
 def _stream_of(config: Any) -> Stream | None:

@@ -1,7 +1,7 @@
 """Tokens that were taken out of a text, from all that is left: a model that reads both ways.
 
 The one thing to know: rows are packed with texts that follow one another, and a model reads a row as one
-text. With a tokenizer of 261 ids, every token is a byte, and bits a token are bits a byte.
+text; a published BERT reads each alone, as it was trained to. With a tokenizer of 261 ids, every token is a byte, and bits a token are bits a byte.
 
 Source: Devlin et al. 2019, section 3.1; on bytes, Jaegle et al. 2021, "Perceiver IO", section 4.1.
 """
@@ -13,15 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.data.tokenizers import UNK
 from crossattn.train.losses import cross_entropy
 from experiments import keys
+from experiments.errors import SettingsError
 from experiments.keys import Key
+from experiments.pretrained import Checkpoint
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
-
-MASK = UNK
-"""What stands for a token that was taken out; no tokenizer gives it for any text."""
 
 KEYS = (
     keys.TEXT
@@ -32,11 +30,25 @@ KEYS = (
 
 
 class MaskedLanguageModelTask(TextTask):
-    """The tokens behind the masks, by a ``PerceiverIO`` or another model whose ``hidden`` reads both ways."""
+    """The tokens behind the masks, by a ``PerceiverIO``, a ``Bert`` or another whose ``hidden`` reads both ways."""
 
     metrics = (*TextTask.metrics, "bits_per_token")
     reads = ("tokens", "segment_ids")
     has_source = False
+    takes_pretrained = True
+
+    def check_pretrained(self, checkpoint: Checkpoint) -> None:
+        """Beside what every task on text holds: its model is of masked tokens.
+
+        Raises:
+          SettingsError: it is not.
+        """
+        super().check_pretrained(checkpoint)
+        if not getattr(checkpoint.model.config, "masked_lm", False):
+            raise SettingsError(
+                f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']} without a head for"
+                " masked tokens; expected a BertForMaskedLM or a BertForPreTraining."
+            )
 
     def sizes(self) -> dict[str, Any]:
         return dict(
@@ -52,9 +64,13 @@ class MaskedLanguageModelTask(TextTask):
         own = jax.random.fold_in(own, tokens.astype(jnp.uint32).sum())
         taken = jax.random.bernoulli(own, self.config.data.density, tokens.shape)
         taken &= segment_ids > 0
-        hidden = model.hidden(
-            jnp.where(taken, MASK, tokens), segment_ids=(segment_ids > 0).astype(jnp.int32), key=key
-        )
+        read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
+        tokenizer = self.corpus.tokenizer
+        if self.checkpoint is not None:
+            frame = jnp.asarray((*tokenizer.frame.before, *tokenizer.frame.after))
+            taken &= ~jnp.isin(tokens, frame)
+            read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
+        hidden = model.hidden(jnp.where(taken, tokenizer.mask_id, tokens), **read, key=key)
         options = self.config.loss
         loss, sums = cross_entropy(
             model.logits(hidden), tokens, taken, options.label_smoothing, options.z_loss

@@ -24,11 +24,14 @@ from tests.experiments.conftest import ROOT
 from tests.peers import peer
 
 TASKS = {
+    "bert": "masked_language_model",
     "gpt2": "language_model",
+    "llama": "language_model",
     "vision-encoder-decoder": "captioning",
     "whisper": "transcription",
 }
-KINDS = [kind for kind in tiny_checkpoints.known() if kind != "bert"]
+ALONE = ("bert", "gpt2", "llama")
+"""Kinds that read no source."""
 ONE_STEP = (
     "--config.train.steps=1",
     "--config.optim.train=decoder",
@@ -37,7 +40,9 @@ ONE_STEP = (
 )
 CLASSES = {
     "bart": "BartForConditionalGeneration",
+    "bert": "BertForMaskedLM",
     "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
     "marian": "MarianMTModel",
     "t5": "T5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
@@ -68,31 +73,34 @@ def fine_tuned(pairs, tmp_path_factory):
             source = (f"--config={ROOT}/configs/finetune.py:captioning,tiny",)
         else:
             name = f"--config={ROOT}/configs/finetune.py:{task},tiny"
-            lengths = () if kind == "gpt2" else ("--config.data.source_len=16",)
+            lengths = () if kind in ALONE else ("--config.data.source_len=16",)
             source = (
                 name,
                 f"--config.data.name=files:{pairs}",
                 "--config.data.target_len=16",
                 *lengths,
             )
-        steps = [x for x in ONE_STEP if kind != "gpt2" or "evaluate" not in x]
+        steps = [x for x in ONE_STEP if kind not in ALONE or "evaluate" not in x]
         workdir = f"--workdir={folder / 'run'}"
         if task == "captioning":  # whose tables of tokens are in the decoder
             steps.append("--config.optim.train=decoder[.]decoder")
+        if kind == "bert":
+            steps.append("--config.optim.train=encoder")
         assert start("train", *source, *steps, f"--config.init.from={given}", workdir) == 0
         return given, folder / "run"
 
     return run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny_checkpoints.known())
 def test_a_step_trains_what_is_asked_for_and_the_run_is_a_checkpoint_again(
     kind, fine_tuned, launched, parameters, tmp_path
 ):
     given, run = fine_tuned(kind)
     before, after = flatten(xa.load(given)[1]), flatten(parameters(run))
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
-    assert changed and all("decoder" in name for name in changed)
+    part = "encoder" if kind == "bert" else "decoder"
+    assert changed and all(part in name for name in changed)
     assert any("embedding" in name for name in before.keys() - changed), (
         "tables of tokens are taken"
     )
@@ -118,7 +126,7 @@ def test_transformers_reads_it_with_equal_logits(kind, fine_tuned, parameters, l
     if kind == "whisper":
         frames = np.random.default_rng(1).normal(size=(2, 64, 16)).astype(np.float32)
         given, ours = {"input_features": torch.tensor(frames.swapaxes(1, 2))}, (frames,)
-    if kind != "gpt2":
+    if kind not in ALONE:
         given, ours = (
             {**given, "decoder_input_ids": torch.tensor(tokens[:, :5])},
             (*ours, tokens[:, :5]),
@@ -200,6 +208,10 @@ def config_of(kind, task="translation", **changes):
         ),
         (config_of("tiny:gpt2"), r"holds a gpt2, whose Decoder has no hidden\(source"),
         (config_of("tiny:bert"), r"holds a bert, whose Bert has no hidden\(source"),
+        (
+            config_of("tiny:gpt2", "masked_language_model"),
+            "holds a gpt2 without a head for masked tokens; expected a BertForMaskedLM",
+        ),
         (config_of("tiny:whisper"), "holds a whisper, which cannot be trained as a translation"),
         (config_of("tiny:t5", "transcription"), "holds a t5, which cannot be .* one that hears"),
         (
@@ -212,7 +224,7 @@ def config_of(kind, task="translation", **changes):
             "source_len is 128; the model in tiny:bart has positions for 64 tokens",
         ),
         (config_of(None), "'pretrained', and nothing says which"),
-        (config_of("tiny:llama"), "'tiny:llama'; expected tiny: and one of annalog, bart"),
+        (config_of("tiny:gemma"), "'tiny:gemma'; expected tiny: and one of annalog, bart"),
         (
             config_of("tiny:t5", **{"tokenizer.target_language": "fr_XX"}),
             "tiny:t5: this tokenizer marks no language",

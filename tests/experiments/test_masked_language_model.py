@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import masked_bytes
+from configs import finetune, masked_bytes
 from experiments.settings import check
 from experiments.tasks import make_task
 from experiments.tasks.ngrams import surprises
@@ -19,23 +19,28 @@ def task_and_batch():
     return task, task.init(jax.random.key(0)), next(iter(task.eval_batches("test", None)))
 
 
-def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
-    task, params, batch = task_and_batch()
-    seen = {}
-    bind = task.bind
+def spied(task, monkeypatch):
+    """What the loss of a task gives to its model, filled in when it is called."""
+    seen, bind = {}, task.bind
 
     class Spy:
         def __init__(self, model):
             self.model = model
 
         def hidden(self, tokens, **options):
-            seen["tokens"] = tokens
+            seen.update(tokens=tokens, **options)
             return self.model.hidden(tokens, **options)
 
         def logits(self, hidden):
             return self.model.logits(hidden)
 
     monkeypatch.setattr(task, "bind", lambda params: Spy(bind(params)))
+    return seen
+
+
+def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
+    task, params, batch = task_and_batch()
+    seen = spied(task, monkeypatch)
 
     @jax.jit
     def counted(batch):
@@ -49,6 +54,23 @@ def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
     np.testing.assert_array_equal(sums["seen"], again["seen"])
     shown = ~masked
     np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
+
+
+def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_frame(monkeypatch):
+    config = finetune.get_config("masked_language_model,tiny")
+    check(config)
+    task = make_task(config)
+    params = task.init(jax.random.key(0))
+    batch = next(task.train_iterator(0, 1))
+    seen = spied(task, monkeypatch)
+    sums = task.loss(params, jax.tree.map(jnp.asarray, batch), None)[1]
+    begin, end, mask = 257, 258, 262
+    masked = np.asarray(seen["tokens"]) == mask
+    assert {begin, end} <= {*batch["target_out"].flat} and batch["target_segment_ids"].max() > 1
+    assert sums["weight"] == masked.sum() > 0 and mask not in batch["target_out"]
+    assert not {begin, end} & {*batch["target_out"][masked]}
+    np.testing.assert_array_equal(seen["segment_ids"], batch["target_segment_ids"])
+    np.testing.assert_array_equal(seen["positions"], batch["target_positions"])
 
 
 def test_bits_are_those_of_the_likelihood():
