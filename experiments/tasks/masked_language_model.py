@@ -1,7 +1,8 @@
 """Tokens that were taken out of a text, from all that is left: a model that reads both ways.
 
 The one thing to know: rows are packed with texts that follow one another, and a model reads a row as one
-text; a published BERT reads each alone, as it was trained to. With a tokenizer of 261 ids, every token is a byte, and bits a token are bits a byte.
+text; a published BERT reads each alone, as it was trained to. With a tokenizer of 261 ids, every token is a
+byte, and bits a token are bits a byte.
 
 Source: Devlin et al. 2019, section 3.1; on bytes, Jaegle et al. 2021, "Perceiver IO", section 4.1.
 """
@@ -30,7 +31,7 @@ KEYS = (
 
 
 class MaskedLanguageModelTask(TextTask):
-    """The tokens behind the masks, by a ``PerceiverIO``, a ``Bert`` or another whose ``hidden`` reads both ways."""
+    """The tokens behind the masks, by a ``PerceiverIO`` or a ``Bert``, whose ``hidden`` reads both ways."""
 
     metrics = (*TextTask.metrics, "bits_per_token")
     reads = ("tokens", "segment_ids")
