@@ -140,7 +140,7 @@ class Bert(nnx.Module):
         segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "*B S D"]:
+    ) -> Float[AnyArray, "*B S D"]:
         """What the output layer gets: the vectors of ``encode``, whose arguments these are."""
         return self.encode(tokens, segment_ids, positions, key).vectors
 
