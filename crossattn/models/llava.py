@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
@@ -295,4 +296,6 @@ class Projector(nnx.Module):
     def __call__(self, vectors: Float[Array, "*B P M"]) -> Float[Array, "*B P D"]:
         """[*B P M] -> [*B P D]."""
         x = self.first(vectors)
-        return x if self.second is None else self.second(activate(self.activation, x))
+        if self.second is not None:
+            x = self.second(activate(self.activation, placed(x, "mlp")))
+        return placed(x, "embed")
