@@ -34,7 +34,7 @@ def get_config(arg: str = ""):
             resampler_layers=2,
         )
     if kind == "gated":
-        init = {"from": placeholder(str), "new": _NEW}
+        init = {"from": placeholder(str), "step": "best", "new": _NEW}
         sections = dict(init=init, optim=parts.adamw(train=_NEW))
     config = parts.captions(model, steps=600 if text else 1500, **sections)
     if "tiny" in words:
