@@ -285,8 +285,8 @@ def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDic
         loss=cross_entropy(),
         optim=adamw(),
         mesh=mesh(),
-        train=train(steps=steps, eval_every=100),
-        checkpoint=checkpoint(every=100, best_metric="nll", best_mode="min"),
+        train=train(steps=steps, eval_every=50),
+        checkpoint=checkpoint(every=50, best_metric="nll", best_mode="min"),
     )
     return ConfigDict(usual | sections)
 

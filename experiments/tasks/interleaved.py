@@ -20,6 +20,7 @@ from crossattn import decode, models
 from crossattn.data.errors import DataError
 from crossattn.data.features import Image, Text
 from crossattn.data.pipeline import feature_batches
+from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
 from crossattn.decode.config import right_aligned
 from crossattn.train.evaluate import translation_scores
@@ -64,6 +65,7 @@ class InterleavedTask(base.Task):
     metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
     headline = ("nll", "min")
     reads = ("tokens", "segment_ids")
+    languages: tuple[str, ...] = ()
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
@@ -191,14 +193,21 @@ class InterleavedTask(base.Task):
         return InterleavedBatches(batches, data.examples, self._image_tokens)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        examples, count = self._corpus.split(split), self.config.data.examples
+        examples, count = self._shuffled(split), self.config.data.examples
         size = rows_on(mesh, self.config.data.batch_size) * count
-        # Not by length, as other tasks have them: examples would say how long the caption is.
-        order = np.random.default_rng(0).permutation(len(examples))
-        for first in range(0, len(order), size):
-            chosen = [examples[int(index)] for index in order[first : first + size]]
+        for first in range(0, len(examples), size):
+            chosen = [examples[i] for i in range(len(examples))[first : first + size]]
             chosen += [None] * (size - len(chosen))
             yield interleaved(self._batch(chosen), count, self._image_tokens)
+
+    def _shuffled(self, split: str) -> Sequence[Any]:
+        """The examples of a split, always in the same order.
+
+        Not by length, as other tasks have them: examples would say how long the caption is.
+        """
+        examples = self._corpus.split(split)
+        order = np.random.default_rng(0).permutation(len(examples)).tolist()
+        return MappedSource(order, lambda index: examples[index])
 
     def _batch(self, examples: Sequence[Any]) -> dict[str, np.ndarray]:
         """Examples, one a row; None is a row of nothing."""
@@ -235,7 +244,7 @@ class InterleavedTask(base.Task):
                 sums = jax.device_get(own(params, spread_batch(batch, mesh_of(params)), count))
                 total = {name: total.get(name, 0.0) + float(x) for name, x in sums.items()}
             weight = total.pop("weight")
-            results |= {f"{n.format(count)}": x / weight for n, x in total.items()}
+            results |= {name.format(count): x / weight for name, x in total.items()}
             said, right = self.texts(params, split, count, limit)
             scores = translation_scores(said, right)
             results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
@@ -249,18 +258,17 @@ class InterleavedTask(base.Task):
         Beside what ``interleaved`` gives, ``others``: the images where the last is another caption's.
         All rows have room for as many as those of training, so that one program serves every count.
         """
-        examples, width = self._corpus.split(split), self.config.data.examples
-        order = np.random.default_rng(0).permutation(len(examples))
-        total = len(order) if limit is None else min(limit, len(order))
+        examples, width = self._shuffled(split), self.config.data.examples
         size = rows_on(mesh, self.config.data.batch_size)
 
         def row(last: int, shown: int) -> list[Any]:
             chosen = [*range(last - count, last), shown]
-            found: list[Any] = [examples[int(order[i % len(order)])] for i in chosen]
+            found: list[Any] = [examples[i % len(examples)] for i in chosen]
             return found + [None] * (width - len(found))
 
-        for first in range(0, total, size):
-            rows = range(first, min(first + size, total))
+        every = range(len(examples))[:limit]
+        for first in every[::size]:
+            rows = every[first : first + size]
             empty = [None] * (width * (size - len(rows)))
             own, others = (
                 self._batch([x for i in rows for x in row(i, i + step)] + empty) for step in (0, 1)
@@ -283,24 +291,18 @@ class InterleavedTask(base.Task):
         """What is written of pictures of a split after so many examples, and what is right, in one order."""
         data, tokenizer, mesh = self.config.data, self._corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
-        write, said, right = self._writer(params, 1), [], []
+        write, said = self._writer(params, 1), []
         for batch in self._shots(split, count, mesh, limit):
             ends = batch["image_positions"][:, count] + self._image_tokens
-            prompts = [
-                row[: max(1, end)].tolist()
-                for row, end in zip(batch["target_in"], ends, strict=True)
-            ]
-            read = dict(
-                zip(("prefix", "prefix_lengths"), right_aligned(prompts, width), strict=True)
-            )
-            read |= {name: batch[name] for name in ("images", "image_positions")}
-            tokens = write(**spread_batch(read, mesh))
-            for row in np.flatnonzero(batch["image_positions"][:, count] >= 0):
-                said.append(tokenizer.decode(tokens[row].tolist()))
-                right.append(
-                    tokenizer.decode(batch["target_out"][row][batch["shots"][row] == count])
-                )
-        return said, right
+            rows = zip(batch["target_in"], ends, strict=True)
+            prompts = [row[: max(1, end)].tolist() for row, end in rows]
+            given = {name: batch[name] for name in ("images", "image_positions")}
+            given["prefix"], given["prefix_lengths"] = right_aligned(prompts, width)
+            tokens = write(**spread_batch(given, mesh)).tolist()
+            real = batch["image_positions"][:, count] >= 0
+            said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(real)]
+        examples = self._shuffled(split)
+        return said, [examples[i]["caption"] for i in range(len(examples))[:limit]]
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Captions of pictures, after no example and after as many as rows have; then the right ones."""
@@ -311,8 +313,6 @@ class InterleavedTask(base.Task):
         return [" | ".join(each) for each in zip(alone, told, right, strict=True)]
 
     # What ``experiments.caption`` asks of a task.
-
-    languages: tuple[str, ...] = ()
 
     def prompt_in(self, language: str | None) -> list[int]:
         """What the model reads first, to caption a picture without examples: the start, and the image."""

@@ -118,7 +118,7 @@ def test_captions_are_told_without_an_example_and_with_some(config):
 def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, params):
     report = task.report(params, "validation", limit=5)
     examples = open_source("shapes", "validation")
-    order = np.random.default_rng(0).permutation(len(examples))
+    order = np.random.default_rng(0).permutation(len(examples)).tolist()
     prepared = [task.features["source"].prepare(x["image"]) for x in examples]
     ids = [task.features["target"].prepare(x["caption"]).tolist() for x in examples]
     width = 1 + 3 * task.config.data.text_len + 3
@@ -158,7 +158,7 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
 def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
     said, right = task.texts(params, "validation", 2, 3)
     examples = open_source("shapes", "validation")
-    order = np.random.default_rng(0).permutation(len(examples))
+    order = np.random.default_rng(0).permutation(len(examples)).tolist()
     assert right == [examples[order[i]]["caption"] for i in range(3)]
     source = task.features["source"].prepare(examples[0]["image"])[None]
     prompt = np.array([task.prompt_in(None)], np.int32)
