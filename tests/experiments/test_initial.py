@@ -87,7 +87,7 @@ def test_a_run_may_begin_from_an_earlier_checkpoint(tiny_run, launched, refused,
     jax.tree.map(np.testing.assert_array_equal, found, early)
     assert any(not np.array_equal(x, late[name]) for name, x in found.items())
     workdir = f"--workdir={tmp_path}/other"
-    assert "step 1" in refused("train", *arguments, "--config.init.step=1", workdir)
+    assert "no checkpoint 1 in" in refused("train", *arguments, "--config.init.step=1", workdir)
     tiny = "--config.init.from=tiny:t5"
     said = refused("train", *arguments, tiny, "--config.init.step=best", workdir)
     assert "config.init.step is 'best', but tiny:t5 is no run" in said

@@ -161,7 +161,7 @@ def test_what_words_read_of_patches_goes_by_way_of_latents():
 
 def test_latents_read_patches_also_by_way_of_latents():
     build, params = model(resampler_layers=2)
-    patches = RNG.normal(size=(2, 5, 16)).astype(np.float32)
+    patches = jnp.asarray(RNG.normal(size=(2, 5, 16)), jnp.float32)
     own = xa.functional.bind(build, params).resampler
     order = RNG.permutation(5)
     close(own.patch_weights(patches[:, order]), own.patch_weights(patches)[..., order])
