@@ -250,7 +250,9 @@ class Flamingo(Decoder):
         asked = asked.reshape(*asked.shape[:2], images.shape[1], self.resampler.num_latents)
         seen = self.resampler.patch_weights(self.vision.encode(images).vectors)
         found = jnp.einsum("BTIL,BILP->BTIP", asked, seen)
-        return found.reshape(*found.shape[:3], *self.vision.patches.grid(images.shape[2:4]))
+        return found.reshape(
+            *found.shape[:3], *self.vision.patches.grid((images.shape[2], images.shape[3]))
+        )
 
     def _images(
         self, images: Any, image_positions: Any, batch: int, key: Any
@@ -301,7 +303,8 @@ class Resampler(nnx.Module):
         _, states = self._layers(patches, None, return_weights=True)
         count = patches.shape[-2]
         seen = jnp.zeros((*patches.shape[:-2], self.num_latents, count))
-        for read in jnp.mean(layer_weights(states), axis=-3):
+        weights: Any = layer_weights(states)
+        for read in jnp.mean(weights, axis=-3):
             seen = read[..., :count] + read[..., count:] @ seen
         return seen
 

@@ -264,7 +264,7 @@ class Llava(Decoder):
             _, read = block.attention(normed, None, masks.causal(), **options, return_weights=True)
             total += jnp.mean(read, axis=1)
             x, _ = block(x, **options)
-        grid = self.vision.patches.grid(images.shape[2:4])
+        grid = self.vision.patches.grid((images.shape[2], images.shape[3]))
         starts = jnp.asarray(image_positions)[:, None, :, None]
         places = starts + self.image_tokens - math.prod(grid) + jnp.arange(math.prod(grid))
         found = jnp.take_along_axis(total[:, :, None], jnp.maximum(places, 0), axis=-1)
