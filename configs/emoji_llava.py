@@ -14,7 +14,7 @@ def get_config(arg: str = ""):
     model = parts.language_model_of_captions(
         "llava", image_dim=128, image_layers=2, image_heads=4, patch_size=8
     )
-    config = parts.captions(model, steps=1500)
+    config = parts.captions(model, steps=500)
     if "tiny" in words:
         parts.tiny_captions(config, image_dim=16, image_layers=1, image_heads=2, patch_size=4)
     return config

@@ -274,6 +274,7 @@ def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDic
         text_len=16,
         height=32,
         width=32,
+        shift=2,
     )
     usual = dict(
         task="interleaved",
@@ -284,8 +285,8 @@ def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDic
         loss=cross_entropy(),
         optim=adamw(),
         mesh=mesh(),
-        train=train(steps=steps, eval_every=100),
-        checkpoint=checkpoint(every=100, best_metric="nll", best_mode="min"),
+        train=train(steps=steps, eval_every=50),
+        checkpoint=checkpoint(every=50, best_metric="nll", best_mode="min"),
     )
     return ConfigDict(usual | sections)
 
@@ -297,7 +298,7 @@ def language_model_of_captions(name: str, **changes: Any) -> dict[str, Any]:
 
 def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
     """The same experiment in seconds, with made-up shapes; ``model`` is what else becomes small."""
-    whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8)
+    whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8, shift=0)
     whole.tokenizer.vocab_size = 300
     whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
     whole.optim.warmup_steps = 4

@@ -6,6 +6,7 @@
     python -m experiments.caption --workdir=runs/captions *.png --gallery=all.png
 
 A line a picture. Pictures of any size and mode that Pillow reads; they are prepared as those of the run were.
+A run of ``captioning``, or one of ``interleaved`` whose model reads pictures, a Flamingo or a LLaVA.
 ``--language`` is one that the run was told, the first of them where it is left out. ``--plot`` draws over
 each picture which patches each word read, ``--gallery`` all pictures with their captions. Of several files
 one that cannot be read does not stop the others; the exit code is then 1.
@@ -23,6 +24,7 @@ from crossattn.data.features import Image
 from experiments import launch
 from experiments.runs import NUM_BEAMS, STEP, open_run
 from experiments.tasks.captioning import CaptioningTask
+from experiments.tasks.interleaved import InterleavedTask
 from experiments.transcribe import LANGUAGE, pictures
 
 _GALLERY = flags.DEFINE_string(
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     launch.need("PIL", install="crossattn[images]")
     launch.keep_compiled()
     drawing, page = launch.picture(), launch.picture(_GALLERY)
-    _, task, params = open_run(CaptioningTask)
+    _, task, params = open_run(CaptioningTask, InterleavedTask)
     prompt = task.prompt_in(_language(task, LANGUAGE.value))
     caption = _captioner(task, params, prompt, NUM_BEAMS.value)
     shown, failed = {}, False

@@ -47,7 +47,7 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     section = config.get("init", {})
     if not section.get("from"):
         return None
-    given = _renamed(_read(section["from"], config), section.get("rename"))
+    given = _renamed(_read(section, config), section.get("rename"))
     shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
     begun = _begun(shapes, _taken(given, section.get("take")), section.get("new"), section["from"])
     if run_begun_with(config) is None and task.checkpoint is None:
@@ -62,12 +62,17 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     return begin
 
 
-def _read(source: str, config: Any) -> Mapping[str, Any]:
-    """The parameters of a run's last checkpoint, or of a folder or hub name of published weights."""
+def _read(section: Any, config: Any) -> Mapping[str, Any]:
+    """The parameters of a run's checkpoint, or of a folder or hub name of published weights."""
+    source, step = section["from"], section.get("step")
     run = run_begun_with(config)
     if run is not None:
         task = make_task(saved_config(run), run / "assets")
-        return flatten(parameters(task, run))
+        return flatten(parameters(task, run, step or "last"))
+    if step is not None:
+        raise SettingsError(
+            f"config.init.step is {step!r}, but {source} is no run with checkpoints; leave it none."
+        )
     _, params, _ = weights.load(checkpoint_folder(source))
     return flatten(params)
 

@@ -66,6 +66,7 @@ COMMON: dict[str, Key] = {
     **under("init", {
         "from": Key(str, "Begin with a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.",
                     none=True),
+        "step": Key(str, "Which checkpoint of a run: a step, last or best; none is last.", none=True),
         "take": Key(str, "Regular expression: which of its parameters are taken; none is all.", none=True),
         "rename": Key(str, "PATTERN=TEXT,...: how its parameters are called here.", none=True),
         "new": Key(str, "Regular expression: which parameters of the model begin afresh.", none=True),

@@ -21,20 +21,20 @@ NUM_BEAMS = flags.DEFINE_integer(
 )
 
 
-def open_run(kind: type | None = None) -> tuple[Folder, Any, Any]:
+def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
     """(work directory, task, parameters) of the run that the command line names.
 
     ``--config`` is only needed to evaluate a checkpoint under another config than its own.
 
     Raises:
-      Refused: the task is not of the kind that a launcher needs.
+      Refused: the task is of none of the kinds that a launcher needs; without any, all will do.
     """
     workdir = launch.required_workdir()
     config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
     check(config)
-    if kind is not None and not issubclass(find(config.task), kind):
-        name = kind.__module__.rpartition(".")[2]
-        raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {name}.")
+    if kinds and not issubclass(find(config.task), kinds):
+        names = " or ".join(kind.__module__.rpartition(".")[2] for kind in kinds)
+        raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {names}.")
     task = make_task(config, workdir / "assets")
     return workdir, task, parameters(task, workdir, STEP.value)
 

@@ -101,7 +101,7 @@ def _clipped(value: Any) -> str:
 
 def _check_init(init: Mapping[str, Any]) -> None:
     """Rules on what is taken want something to take it from."""
-    rules = [name for name in ("take", "rename", "new") if init.get(name)]
+    rules = [name for name in ("take", "rename", "new", "step") if init.get(name)]
     if rules and not init.get("from"):
         raise SettingsError(
             f"config.init.{rules[0]} is {init[rules[0]]!r}, but init.from is none; name the run or the"

@@ -227,6 +227,33 @@ class Flamingo(Decoder):
         )
         return self.output.transform(x), *rest
 
+    @on_any_mesh
+    def patch_weights(
+        self,
+        tokens: Int[Array, "B T"],
+        images: Float[AnyArray, "B I H W C"],
+        image_positions: Int[AnyArray, "B I"],
+    ) -> Float[Array, "B T I h w"]:
+        """How much each token reads of each patch: of latents, weighted by what these read of patches.
+
+        The weights are means over heads, and those of tokens over the gated layers, whatever their gates. A
+        token that reads no image has 0.
+
+        Raises:
+          ValueError: this model reads vectors of patches, of which it does not know how they lie.
+        """
+        if self.vision is None:
+            raise ValueError("this Flamingo reads no pictures; build it with an image_size.")
+        given: dict[str, Any] = dict(images=images, image_positions=image_positions)
+        _, read = self.hidden(tokens, **given, return_weights=True)
+        asked = jnp.mean(read, axis=(0, 2))
+        asked = asked.reshape(*asked.shape[:2], images.shape[1], self.resampler.num_latents)
+        seen = self.resampler.patch_weights(self.vision.encode(images).vectors)
+        found = jnp.einsum("BTIL,BILP->BTIP", asked, seen)
+        return found.reshape(
+            *found.shape[:3], *self.vision.patches.grid((images.shape[2], images.shape[3]))
+        )
+
     def _images(
         self, images: Any, image_positions: Any, batch: int, key: Any
     ) -> tuple[Array, Array]:
@@ -265,9 +292,26 @@ class Resampler(nnx.Module):
         self, patches: Float[Array, "*B P M"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B L M"]:
         """[*B P M] -> [*B L M]."""
-        latents = jnp.broadcast_to(self.latents[...], (*patches.shape[:-2], *self.latents.shape))
-        latents, _ = self.layers(placed(latents, "embed"), key=key, memories={"patches": patches})
+        latents, _ = self._layers(patches, key)
         return self.norm(latents)
+
+    def patch_weights(self, patches: Float[Array, "*B P M"]) -> Float[Array, "*B L P"]:
+        """How much each latent reads of each patch in the last layer, by way of other latents too.
+
+        Means over heads. What a latent keeps of itself is left out, so that rows have sums of at most 1.
+        """
+        _, states = self._layers(patches, None, return_weights=True)
+        count = patches.shape[-2]
+        seen = jnp.zeros((*patches.shape[:-2], self.num_latents, count))
+        weights: Any = layer_weights(states)
+        for read in jnp.mean(weights, axis=-3):
+            seen = read[..., :count] + read[..., count:] @ seen
+        return seen
+
+    def _layers(self, patches: Array, key: Array | None, **options: Any) -> tuple[Array, Any]:
+        latents = jnp.broadcast_to(self.latents[...], (*patches.shape[:-2], *self.latents.shape))
+        memories = {"patches": patches}
+        return self.layers(placed(latents, "embed"), key=key, memories=memories, **options)
 
 
 class LatentAttention(nnx.Module):

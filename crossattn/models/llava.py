@@ -37,6 +37,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.patches import patch_grid
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import BlockConfig, split
+from crossattn.ops import masks
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
 KEYS = DECODER_KEYS | IMAGE_KEYS | {
@@ -234,6 +235,42 @@ class Llava(Decoder):
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
         x, *rest = self.decoder.decode(self._embed, tokens, states, return_weights=return_weights)
         return self.output.transform(x), *rest
+
+    @on_any_mesh
+    def patch_weights(
+        self,
+        tokens: Int[Array, "B T"],
+        images: Float[AnyArray, "B I H W C"],
+        image_positions: Int[AnyArray, "B I"],
+    ) -> Float[Array, "B T I h w"]:
+        """How much each token reads of each patch, through self-attention: means over layers and heads.
+
+        The rest of what a token reads are the tokens before it and its own. A token before an image has 0 of
+        it, and one that is a patch reads patches too.
+
+        Raises:
+          ValueError: the layers are scanned, of which none can be run alone.
+        """
+        if self.decoder.stack.scan:
+            raise ValueError("the layers of this Llava are scanned; build it with scan=False.")
+        positions = jnp.arange(tokens.shape[-1])
+        context = self._images(images, image_positions, len(tokens), None)
+        x = self._embed(tokens[:, None], positions, context)[:, 0]
+        options: dict[str, Any] = dict(
+            positions=positions, bias=self.decoder.bias(positions, positions)
+        )
+        total: Any = 0
+        for block in self.decoder.stack.layers:
+            normed = block.attention_residual.pre_norm(x)
+            _, read = block.attention(normed, None, masks.causal(), **options, return_weights=True)
+            total += jnp.mean(read, axis=1)
+            x, _ = block(x, **options)
+        grid = self.vision.patches.grid((images.shape[2], images.shape[3]))
+        starts = jnp.asarray(image_positions)[:, None, :, None]
+        places = starts + self.image_tokens - math.prod(grid) + jnp.arange(math.prod(grid))
+        found = jnp.take_along_axis(total[:, :, None], jnp.maximum(places, 0), axis=-1)
+        found = jnp.where(starts >= 0, found, 0) / len(self.decoder.stack.layers)
+        return found.reshape(*found.shape[:3], *grid)
 
     def _embed(
         self,

@@ -6,9 +6,8 @@ that takes them may begin with what it has learnt. ``image_tokens`` of its confi
 takes in the text, 1 where it has none such.
 """
 
-import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,19 @@ from crossattn import decode, models
 from crossattn.data.errors import DataError
 from crossattn.data.features import Image, Text
 from crossattn.data.pipeline import feature_batches
+from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
+from crossattn.decode.config import right_aligned
+from crossattn.train.evaluate import translation_scores
 from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.sharding import everywhere, mesh_of, rows_on
+from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.train.storage import Folder
 from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import Key
 from experiments.settings import model_config
 from experiments.tasks import base
+from experiments.tasks.augmentation import augmented
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.ngrams import targets, trigrams
 
@@ -48,7 +51,7 @@ KEYS = {
     )},
     "data.examples": Key(int, "Pictures with captions in a row.", "[1, inf)"),
     "data.text_len": Key(int, "The most tokens of a caption, its end included.", "[2, inf)"),
-    **{name: keys.PICTURES[name] for name in ("data.height", "data.width")},
+    **keys.PICTURES,
 }  # fmt: skip
 
 
@@ -62,6 +65,7 @@ class InterleavedTask(base.Task):
     metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
     headline = ("nll", "min")
     reads = ("tokens", "segment_ids")
+    languages: tuple[str, ...] = ()
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
@@ -109,6 +113,8 @@ class InterleavedTask(base.Task):
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         model, options, told = self.bind(params), self.config.loss, batch["shots"] >= 0
+        if key is not None and self._sees:
+            batch = batch | {"images": self._augmented(batch["images"], jax.random.fold_in(key, 1))}
         hidden = self._hidden(model, batch, key)
         loss, sums = linear_cross_entropy(
             hidden,
@@ -121,6 +127,12 @@ class InterleavedTask(base.Task):
         )
         sums |= {"tokens": sums["weight"]}
         return loss, sums if key is not None else sums | self._compared(model, hidden, batch)
+
+    def _augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
+        """Pictures [B I H W C], each changed by itself."""
+        data, pictures = self.config.data, images.reshape(-1, *images.shape[2:])
+        chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+        return augmented(pictures, key, **chosen).reshape(images.shape)
 
     def _hidden(self, model: Any, batch: Any, key: Any = None) -> jax.Array:
         given = {name: batch[name] for name in ("images", "image_positions") if self._sees}
@@ -157,18 +169,19 @@ class InterleavedTask(base.Task):
         return {"trigrams_nll": trigrams(train, other)}
 
     @cached_property
-    def _features(self) -> dict[str, Any]:
+    def features(self) -> dict[str, Any]:
+        """What becomes of a picture, "source", and of its caption, "target"."""
         data = self.config.data
         return {
-            "image": Image(data.height, data.width),
-            "caption": Text(self._corpus.tokenizer, data.text_len),
+            "source": Image(data.height, data.width),
+            "target": Text(self._corpus.tokenizer, data.text_len),
         }
 
     def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
         data = self.config.data
         batches = feature_batches(
             self._corpus.split("train"),
-            self._features,
+            {"image": self.features["source"], "caption": self.features["target"]},
             mode="pad",
             batch_size=data.batch_size * data.examples,
             truncation="cut",
@@ -180,70 +193,177 @@ class InterleavedTask(base.Task):
         return InterleavedBatches(batches, data.examples, self._image_tokens)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        examples, count = self._corpus.split(split), self.config.data.examples
+        examples, count = self._shuffled(split), self.config.data.examples
         size = rows_on(mesh, self.config.data.batch_size) * count
-        # Not by length, as other tasks have them: examples would say how long the caption is.
-        order = np.random.default_rng(0).permutation(len(examples))
-        for first in range(0, len(order), size):
-            chosen = [examples[int(index)] for index in order[first : first + size]]
-            yield interleaved(self._batch(chosen, size), count, self._image_tokens)
+        for first in range(0, len(examples), size):
+            chosen = [examples[i] for i in range(len(examples))[first : first + size]]
+            chosen += [None] * (size - len(chosen))
+            yield interleaved(self._batch(chosen), count, self._image_tokens)
 
-    def _batch(self, examples: list[Any], size: int) -> dict[str, np.ndarray]:
-        """Examples, one a row, and rows of nothing up to that size."""
-        data = self.config.data
+    def _shuffled(self, split: str) -> Sequence[Any]:
+        """The examples of a split, always in the same order.
+
+        Not by length, as other tasks have them: examples would say how long the caption is.
+        """
+        examples = self._corpus.split(split)
+        order = np.random.default_rng(0).permutation(len(examples)).tolist()
+        return MappedSource(order, lambda index: examples[index])
+
+    def _batch(self, examples: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Examples, one a row; None is a row of nothing."""
+        data, size = self.config.data, len(examples)
         captions = np.zeros((size, data.text_len), np.int32)
         images = np.zeros((size, data.height, data.width, 3), np.float32)
         for row, example in enumerate(examples):
-            ids = self._features["caption"].prepare(example["caption"])
+            if example is None:
+                continue
+            ids = self.features["target"].prepare(example["caption"])
             captions[row, : len(ids)] = ids
-            images[row] = self._features["image"].prepare(example["image"])
+            images[row] = self.features["source"].prepare(example["image"])
         return {
             "caption": captions,
             "caption_segment_ids": (captions != PAD).astype(np.int32),
             "image": images,
-            "valid": (np.arange(size) < len(examples)).astype(np.int32),
+            "valid": np.array([example is not None for example in examples], np.int32),
         }
+
+    # Every caption of a split once, after as many examples as is asked for.
+
+    def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
+        """The losses of a split; and, of the same captions after 0, 2 and 4 examples, more.
+
+        Every caption of the split is the last of a row once, after K others with their pictures:
+        ``nll_K_shot`` is its loss, ``nll_K_shot_shuffled`` that with another's picture in place of its
+        own, and ``chrf_K_shot`` and ``bleu_K_shot`` are of what is written greedily.
+        """
+        results: dict[str, Any] = self.split_loss(params, split)
+        own = jax.jit(self._last_nll)
+        for count in [count for count in SHOTS if count < self.config.data.examples]:
+            total: dict[str, float] = {}
+            for batch in self._shots(split, count, mesh_of(params), limit):
+                sums = jax.device_get(own(params, spread_batch(batch, mesh_of(params)), count))
+                total = {name: total.get(name, 0.0) + float(x) for name, x in sums.items()}
+            weight = total.pop("weight")
+            results |= {name.format(count): x / weight for name, x in total.items()}
+            said, right = self.texts(params, split, count, limit)
+            scores = translation_scores(said, right)
+            results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
+        return results
+
+    def _shots(
+        self, split: str, count: int, mesh: Any, limit: int | None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Rows whose last caption is each of the split, or of its first, after ``count`` others.
+
+        Beside what ``interleaved`` gives, ``others``: the images where the last is another caption's.
+        All rows have room for as many as those of training, so that one program serves every count.
+        """
+        examples, width = self._shuffled(split), self.config.data.examples
+        size = rows_on(mesh, self.config.data.batch_size)
+
+        def row(last: int, shown: int) -> list[Any]:
+            chosen = [*range(last - count, last), shown]
+            found: list[Any] = [examples[i % len(examples)] for i in chosen]
+            return found + [None] * (width - len(found))
+
+        every = range(len(examples))[:limit]
+        for first in every[::size]:
+            rows = every[first : first + size]
+            empty = [None] * (width * (size - len(rows)))
+            own, others = (
+                self._batch([x for i in rows for x in row(i, i + step)] + empty) for step in (0, 1)
+            )
+            batch = interleaved(own, width, self._image_tokens)
+            yield batch | {"others": others["image"].reshape(batch["images"].shape)}
+
+    def _last_nll(self, params: Any, batch: Any, count: Any) -> base.Sums:
+        """Sums of the losses of the captions with ``count`` before them, with their picture and another's."""
+        model, last = self.bind(params), batch["shots"] == count
+        sums = {"weight": last.sum()}
+        for name, images in (("nll_{}_shot", "images"), ("nll_{}_shot_shuffled", "others")):
+            nll = _nll(model, self._hidden(model, batch | {"images": batch[images]}), batch)
+            sums[name] = jnp.where(last, nll, 0).sum()
+        return sums
+
+    def texts(
+        self, params: Any, split: str, count: int, limit: int | None = None
+    ) -> tuple[list[str], list[str]]:
+        """What is written of pictures of a split after so many examples, and what is right, in one order."""
+        data, tokenizer, mesh = self.config.data, self._corpus.tokenizer, mesh_of(params)
+        width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
+        write, said = self._writer(params, 1), []
+        for batch in self._shots(split, count, mesh, limit):
+            ends = batch["image_positions"][:, count] + self._image_tokens
+            rows = zip(batch["target_in"], ends, strict=True)
+            prompts = [row[: max(1, end)].tolist() for row, end in rows]
+            given = {name: batch[name] for name in ("images", "image_positions")}
+            given["prefix"], given["prefix_lengths"] = right_aligned(prompts, width)
+            tokens = write(**spread_batch(given, mesh)).tolist()
+            real = batch["image_positions"][:, count] >= 0
+            said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(real)]
+        examples = self._shuffled(split)
+        return said, [examples[i]["caption"] for i in range(len(examples))[:limit]]
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Captions of pictures, after no example and after as many as rows have; then the right ones."""
         if not self._sees:
             return ()
-        mesh, text_of = mesh_of(params), self._corpus.tokenizer.decode
-        batch, last = next(iter(self.eval_batches(split, mesh))), self.config.data.examples - 1
-        whole = (batch["image_positions"] >= 0).all(-1)
-        batch = {name: x[whole][:_SAMPLED] for name, x in batch.items()}
-        told = []
-        for count in (0, last):
-            search = jax.jit(
-                functools.partial(self._captions, batch=batch, count=count),
-                out_shardings=everywhere(mesh),
-            )
-            told.append([text_of(row) for row in np.asarray(search(params)).tolist()])
-        right = [
-            text_of(row[shots == last])
-            for row, shots in zip(batch["target_out"], batch["shots"], strict=True)
-        ]
-        return [" | ".join(texts) for texts in zip(*told, right, strict=True)]
+        alone, right = self.texts(params, split, 0, _SAMPLED)
+        told, _ = self.texts(params, split, self.config.data.examples - 1, _SAMPLED)
+        return [" | ".join(each) for each in zip(alone, told, right, strict=True)]
 
-    def _captions(self, params: Any, batch: Any, count: int) -> Any:
-        """Tokens of the caption of each row's last picture, with ``count`` examples before it."""
-        last = self.config.data.examples
-        chosen = slice(last - 1 - count, last)
-        positions = batch["image_positions"][:, chosen]
-        starts = positions[:, 0]
-        prompts = [
-            [BOS, *row[start : end + self._image_tokens].tolist()]
-            for row, start, end in zip(batch["target_in"], starts, positions[:, -1], strict=True)
-        ]
-        inputs = dict(
-            images=batch["images"][:, chosen], image_positions=positions - starts[:, None] + 1
+    # What ``experiments.caption`` asks of a task.
+
+    def prompt_in(self, language: str | None) -> list[int]:
+        """What the model reads first, to caption a picture without examples: the start, and the image."""
+        return [BOS] + [IMAGE] * self._image_tokens
+
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens."""
+        return self._corpus.tokenizer.decode(ids)
+
+    def writer(self, params: Any, num_beams: int | None = None) -> Callable[[Any, Any], np.ndarray]:
+        """(pictures [B H W C], prompts [B P]) -> tokens of the caption of each [B T].
+
+        Raises:
+          SettingsError: the model sees no pictures.
+        """
+        if not self._sees:
+            raise SettingsError(
+                f"config.model.name is {self.config.model.name!r}, which reads no pictures; name a run of a "
+                "model that does."
+            )
+        write = self._writer(params, num_beams or 1)
+        return lambda source, prefix: write(
+            **_alone(source), prefix=prefix, prefix_lengths=np.full(len(prefix), prefix.shape[1])
         )
-        return decode.generate(
-            self.bind(params),
-            prefix=prompts,
-            inputs=inputs,
-            max_new_tokens=self.config.data.text_len,
-        ).tokens[:, 0]
+
+    def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
+        """(pictures [B H W C], tokens [B T]) -> what each token but the first read of patches [B T-1 h w].
+
+        Row t is of the step that predicts token t+1; how it is told from a model is its ``patch_weights``.
+        """
+        call = jax.jit(
+            lambda p, tokens, given: self.bind(p).patch_weights(tokens, **given)[:, :, 0]
+        )
+        return lambda source, tokens: np.asarray(call(params, tokens[:, :-1], _alone(source)))
+
+    def _writer(self, params: Any, num_beams: int) -> Callable[..., np.ndarray]:
+        """(images, image_positions, prefix, prefix_lengths) -> tokens of the best text of each row [B T]."""
+
+        def search(p: Any, images: Any, image_positions: Any, **prompt: Any) -> Any:
+            given = dict(images=images, image_positions=image_positions) if self._sees else {}
+            return decode.generate(
+                self.bind(p),
+                inputs=given,
+                batch=len(images),
+                num_beams=num_beams,
+                max_new_tokens=self.config.data.text_len,
+                **prompt,
+            ).tokens[:, 0]
+
+        call = jax.jit(search, out_shardings=everywhere(mesh_of(params)))
+        return lambda **given: np.asarray(call(params, **given))
 
     def save_assets(self, directory: Path) -> None:
         self._corpus.save(directory)
@@ -311,6 +431,11 @@ def interleaved(
         "images": images.reshape(rows, examples, *images.shape[1:]),
         "image_positions": positions,
     }
+
+
+def _alone(source: Any) -> dict[str, Any]:
+    """What a model reads of pictures [B H W C] that stand behind the start, one a row."""
+    return dict(images=source[:, None], image_positions=np.ones((len(source), 1), np.int32))
 
 
 def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -332,7 +332,7 @@ def test_a_language_that_the_run_does_not_know_and_a_run_of_another_task(
     said = refused("caption", f"--workdir={workdir}", str(picture), "--language=xx")
     assert "--language is 'xx'; the run was told en, de." in said
     said = refused("caption", f"--workdir={tiny_run}", str(picture))
-    assert "is a translation, not a captioning" in said
+    assert "is a translation, not a captioning or interleaved" in said
     assert "--gallery names page.txt" in refused(
         "caption", f"--workdir={workdir}", str(picture), "--gallery=page.txt"
     )

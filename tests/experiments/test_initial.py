@@ -6,6 +6,9 @@ import pytest
 
 import crossattn as xa
 from crossattn.functional import flatten
+from experiments.runs import parameters as read
+from experiments.settings import saved_config
+from experiments.tasks import make_task
 from tests.experiments.conftest import TINY
 from tests.weights import checkpoints
 
@@ -68,6 +71,26 @@ def test_what_is_new_begins_afresh_and_the_rest_as_it_was(tiny_run, launched, pa
     before, after = flatten(parameters(tiny_run)), flatten(parameters(tmp_path / "run"))
     assert {name for name in after if name not in before} == {n for n in after if ".layers.1." in n}
     jax.tree.map(np.testing.assert_array_equal, before, {name: after[name] for name in before})
+
+
+def test_a_run_may_begin_from_an_earlier_checkpoint(tiny_run, launched, refused, tmp_path):
+    still = ("--config.optim.learning_rate=0", "--config.optim.weight_decay=0")
+    arguments = (TINY, *SHORT, *still, f"--config.init.from={tiny_run}")
+    run = tmp_path / "run"
+    code, _, err = launched("train", *arguments, "--config.init.step=28", f"--workdir={run}")
+    assert code == 0, err
+    task = make_task(saved_config(run), run / "assets")
+    found, early, late = (
+        flatten(jax.device_get(read(task, folder, step)))
+        for folder, step in ((run, "last"), (tiny_run, "28"), (tiny_run, "last"))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, early)
+    assert any(not np.array_equal(x, late[name]) for name, x in found.items())
+    workdir = f"--workdir={tmp_path}/other"
+    assert "no checkpoint 1 in" in refused("train", *arguments, "--config.init.step=1", workdir)
+    tiny = "--config.init.from=tiny:t5"
+    said = refused("train", *arguments, tiny, "--config.init.step=best", workdir)
+    assert "config.init.step is 'best', but tiny:t5 is no run" in said
 
 
 def test_published_weights_bring_all_but_the_tables_of_their_tokens(

@@ -142,3 +142,32 @@ def test_images_and_their_tokens_come_together_or_are_refused_in_a_sentence(in_p
             made.hidden(TOKENS, **options)
     with pytest.raises(ValueError, match=r"^layers is 2; expected a multiple of the period, 3"):
         model(interval=3)
+
+
+def test_what_words_read_of_patches_goes_by_way_of_latents():
+    build, params = model(resampler_layers=2, interval=2)
+    made = xa.functional.bind(build, params)
+    read = jax.jit(made.patch_weights)
+    found = np.asarray(read(TOKENS, IMAGES, POSITIONS))
+    assert found.shape == (3, 8, 2, 2, 2) and (found >= 0).all()
+    reads = (POSITIONS[:, None] <= np.arange(8)[:, None]) & (POSITIONS[:, None] >= 0)
+    reads[:2, 3:, 0] = False  # the second image stands before these
+    total = found.sum((-1, -2))
+    assert (total[~reads] == 0).all() and (total[reads] > 0).all() and (total < 1).all()
+    # Two images in the other order are read as before, each at its place.
+    turned = read(TOKENS, IMAGES[:, ::-1], POSITIONS[:, ::-1])
+    close(np.asarray(turned)[:, :, ::-1], found)
+
+
+def test_latents_read_patches_also_by_way_of_latents():
+    build, params = model(resampler_layers=2)
+    patches = jnp.asarray(RNG.normal(size=(2, 5, 16)), jnp.float32)
+    own = xa.functional.bind(build, params).resampler
+    order = RNG.permutation(5)
+    close(own.patch_weights(patches[:, order]), own.patch_weights(patches)[..., order])
+    even = jax.tree_util.tree_map_with_path(
+        lambda path, x: 0 * x if "query" in jax.tree_util.keystr(path) else x, params
+    )
+    found = xa.functional.bind(build, even).resampler.patch_weights(patches)
+    # 5 patches and 3 latents are read evenly; what latents read in the first layer counts once more.
+    close(found, np.full((2, 3, 5), 1 / 8 + 3 / 8 * 1 / 8))

@@ -147,3 +147,22 @@ def test_an_image_without_its_tokens_and_tokens_without_an_image_are_refused(in_
         image_positions([[IMAGE, 5, *ONE[:3]]], IMAGE, size=4)
     with pytest.raises(ValueError, match="has no image_id; set the token"):
         xa.functional.bind(*model(image_id=None)).image_positions(tokens)
+
+
+def test_what_is_read_of_patches_is_a_share_of_what_stands_before():
+    build, params = model()
+    made = xa.functional.bind(build, params)
+    tokens = jnp.asarray([[*ONE, 12, *ONE, 9], [1, 5, *ONE, 7, 8, 9, 10]])
+    places = np.array([[0, 5], [2, -1]], np.int32)
+    found = np.asarray(jax.jit(made.patch_weights)(tokens, IMAGES[:2], places))
+    assert found.shape == (2, 10, 2, 2, 2) and (found >= 0).all()
+    flat = found.reshape(2, 10, 2, 4)
+    # Of the first image, which begins the text, there is nothing else to read.
+    np.testing.assert_allclose(flat[0, :4, 0].sum(-1), 1, rtol=1e-5)
+    for token in range(4):
+        assert (flat[0, token, 0] > 0).tolist() == [patch <= token for patch in range(4)]
+        assert (flat[0, 5 + token, 1] > 0).tolist() == [patch <= token for patch in range(4)]
+    assert (flat[0, :5, 1] == 0).all() and (flat[1, :2] == 0).all() and (flat[1, :, 1] == 0).all()
+    assert (flat[0, 9].sum(-1) > 0).all() and flat[0, 9].sum() < 1
+    with pytest.raises(ValueError, match="^the layers of this Llava are scanned"):
+        Llava(llava.tiny(scan=True), rngs=nnx.Rngs(0)).patch_weights(tokens, IMAGES[:2], places)
