@@ -1,7 +1,8 @@
 """Pictures in words: a model reads a picture and writes its caption, in the language that it is told.
 
 The one thing to know: where ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
-before the caption, and the loss is of what follows these two.
+before the caption, and the loss is of what follows these two. Where ``config.data.row_len`` says how long,
+training has all captions of a picture in one row, each a segment, and reads the picture once for all.
 """
 
 import json
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.data.errors import DataError
-from crossattn.data.features import Image, TaggedText, Text
+from crossattn.data.features import Image, TaggedText, TaggedTexts, Text
+from crossattn.data.sources import MappedSource
 from crossattn.train.evaluate import caption_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
@@ -33,6 +35,10 @@ _SCORES = ("bleu", "chrf", "cider")
 KEYS = written.KEYS | keys.PICTURES | {name: keys.TEXT[name] for name in _TOKENIZER} | {
     "data.languages": Key(
         str, "Of the captions, en,de: values of `language`; none tells no language.", none=True
+    ),
+    "data.row_len": Key(
+        int, "Tokens of all captions of a picture, which is read once for them in training; none gives each "
+        "a row and a picture of its own.", "[1, inf)", none=True, needed=False,
     ),
 }  # fmt: skip
 
@@ -54,6 +60,11 @@ class CaptioningTask(WritesText):
         """Beside that, raises SettingsError where languages are named twice, or a checkpoint is told them."""
         super().check(config)
         if (chosen := config.data.languages) is None:
+            if config.data.get("row_len") is not None:
+                raise SettingsError(
+                    f"config.data.row_len is {config.data.row_len}, but no languages tell the captions of a"
+                    " picture apart; name them in data.languages, or take none."
+                )
             return
         languages = chosen.split(",")
         if "" in languages or len(set(languages)) < len(languages):
@@ -94,6 +105,40 @@ class CaptioningTask(WritesText):
         if self.languages:
             text = TaggedText(tokenizer, data.target_len + 1, True, self.languages)
         return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        data = self.config.data
+        if data.get("row_len") is None:
+            return super().train_iterator(shard_index, shard_count)
+        texts = TaggedTexts(
+            self.corpus.tokenizer, data.row_len, True, self.languages, data.target_len + 1
+        )
+        return self.train_batches(
+            self._by_picture(),
+            self.features | {"target": texts},
+            (shard_index, shard_count),
+            mode="pad",
+        )
+
+    def _by_picture(self) -> Sequence[dict[str, Any]]:
+        """Renamed examples of the training split, a picture's in all languages in one.
+
+        Equal pictures with two captions of one language are two.
+        """
+        every = self.examples("train")
+        rows: dict[Any, dict[str, int]] = {}
+        for index in range(len(every)):
+            picture, (language, _) = (every[index][name] for name in ("source", "target"))
+            known, again = picture.tobytes() if isinstance(picture, np.ndarray) else picture, 0
+            while language in rows.setdefault((known, again), {}):
+                again += 1
+            rows[known, again][language] = index
+
+        def together(own: list[int]) -> dict[str, Any]:
+            first, *others = (every[index] for index in own)
+            return first | {"target": [first["target"], *(each["target"] for each in others)]}
+
+        return MappedSource([list(own.values()) for own in rows.values()], together)
 
     def _prepared(self) -> dict[str, Any]:
         """How pictures are prepared for a checkpoint, if that is what the model is of."""

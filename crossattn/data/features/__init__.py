@@ -20,7 +20,7 @@ from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
 from crossattn.data.features.sound import Sound, SoundWindow
-from crossattn.data.features.tagged import TaggedText
+from crossattn.data.features.tagged import TaggedText, TaggedTexts
 from crossattn.data.features.text import Text
 from crossattn.data.features.texts import Texts
 from crossattn.data.features.vectors import Vectors
@@ -35,6 +35,7 @@ __all__ = [
     "Sound",
     "SoundWindow",
     "TaggedText",
+    "TaggedTexts",
     "Text",
     "Texts",
     "Vectors",
