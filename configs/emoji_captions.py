@@ -40,11 +40,11 @@ def get_config(arg: str = ""):
             tokenizer=dict(kind="bpe", vocab_size=2000),
             model=parts.composed("vision_encoder_decoder", encoder=reader, decoder=writer),
             loss=parts.cross_entropy(label_smoothing=0.1),
-            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
+            optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.05),
             mesh=parts.mesh(),
-            train=parts.train(steps=1000, eval_every=250),
-            checkpoint=parts.checkpoint(every=250, best_metric="chrf"),
-            evaluate=dict(examples=200, decoding=dict(num_beams=1, batch_size=64)),
+            train=parts.train(steps=2000, eval_every=500),
+            checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
+            evaluate=dict(examples=1000, decoding=dict(num_beams=1, batch_size=64)),
         )
     )
     return _tiny(config) if "tiny" in words else config
