@@ -2,9 +2,10 @@
 
 The one thing to know: where ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
 before the caption, and the loss is of what follows these two. Where ``config.data.row_len`` says how long,
-training has all captions of a picture in one row, each a segment, and reads the picture once for all.
+training has the captions of a picture in one row, each a segment, and reads the picture once for all.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.data.errors import DataError
-from crossattn.data.features import Image, TaggedText, TaggedTexts, Text
-from crossattn.data.sources import MappedSource
+from crossattn.data.features import Image, PackedTexts, TaggedText, Text
+from crossattn.data.sources import MappedSource, items_of
 from crossattn.train.evaluate import caption_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
@@ -37,8 +38,8 @@ KEYS = written.KEYS | keys.PICTURES | {name: keys.TEXT[name] for name in _TOKENI
         str, "Of the captions, en,de: values of `language`; none tells no language.", none=True
     ),
     "data.row_len": Key(
-        int, "Tokens of all captions of a picture, which is read once for them in training; none gives each "
-        "a row and a picture of its own.", "[1, inf)", none=True, needed=False,
+        int, "Tokens of a picture's captions in all languages together, for which training reads it once; "
+        "none gives each caption a row and a picture of its own.", "[1, inf)", none=True, needed=False,
     ),
 }  # fmt: skip
 
@@ -60,11 +61,6 @@ class CaptioningTask(WritesText):
         """Beside that, raises SettingsError where languages are named twice, or a checkpoint is told them."""
         super().check(config)
         if (chosen := config.data.languages) is None:
-            if config.data.get("row_len") is not None:
-                raise SettingsError(
-                    f"config.data.row_len is {config.data.row_len}, but no languages tell the captions of a"
-                    " picture apart; name them in data.languages, or take none."
-                )
             return
         languages = chosen.split(",")
         if "" in languages or len(set(languages)) < len(languages):
@@ -110,33 +106,32 @@ class CaptioningTask(WritesText):
         data = self.config.data
         if data.get("row_len") is None:
             return super().train_iterator(shard_index, shard_count)
-        texts = TaggedTexts(
-            self.corpus.tokenizer, data.row_len, True, self.languages, data.target_len + 1
-        )
-        return self.train_batches(
-            self._by_picture(),
-            self.features | {"target": texts},
-            (shard_index, shard_count),
-            mode="pad",
-        )
+        features = self.features | {"target": PackedTexts(self.features["target"], data.row_len)}
+        shard = shard_index, shard_count
+        return self.train_batches(self._by_picture(), features, shard, mode="pad")
 
     def _by_picture(self) -> Sequence[dict[str, Any]]:
-        """Renamed examples of the training split, a picture's in all languages in one.
+        """Renamed examples of the training split, a picture with its captions in all languages as one.
 
-        Equal pictures with two captions of one language are two.
+        A picture with two captions of a language is two examples.
         """
         every = self.examples("train")
-        rows: dict[Any, dict[str, int]] = {}
+        rows: dict[Any, dict[str | None, int]] = {}
         for index in range(len(every)):
-            picture, (language, _) = (every[index][name] for name in ("source", "target"))
-            known, again = picture.tobytes() if isinstance(picture, np.ndarray) else picture, 0
-            while language in rows.setdefault((known, again), {}):
+            example, again = every[index], 0
+            picture = example["source"]
+            if isinstance(picture, np.ndarray):
+                picture = picture.tobytes()
+            if isinstance(picture, bytes):
+                picture = hashlib.sha256(picture).digest()
+            language = example["target"][0] if self.languages else None
+            while language in rows.setdefault((picture, again), {}):
                 again += 1
-            rows[known, again][language] = index
+            rows[picture, again][language] = index
 
         def together(own: list[int]) -> dict[str, Any]:
-            first, *others = (every[index] for index in own)
-            return first | {"target": [first["target"], *(each["target"] for each in others)]}
+            read = items_of(every, own)
+            return read[0] | {"target": [example["target"] for example in read]}
 
         return MappedSource([list(own.values()) for own in rows.values()], together)
 

@@ -13,10 +13,10 @@ from crossattn.data.features import (
     Boxes,
     Image,
     Label,
+    PackedTexts,
     Sound,
     SoundWindow,
     TaggedText,
-    TaggedTexts,
     Text,
     Vectors,
 )
@@ -278,7 +278,7 @@ def test_a_tagged_text_is_the_text_behind_its_tag(tokenizer, predicted):
 
 def test_texts_of_one_row_are_what_each_is_in_a_row_of_its_own(tokenizer):
     one = TaggedText(tokenizer, 9, True, ("en", "fr"))
-    several = TaggedTexts(tokenizer, 30, True, ("en", "fr"), each=9)
+    several = PackedTexts(one, 30)
     pairs = [("fr", "the cat"), ("en", "the cat and the old dog and the bird"), ("en", "a bird")]
     values = [pairs[:2], pairs[2:], pairs]
     layout = Layout(2, {"text": 30}, np.arange(3), np.array([0, 0, 1]),
@@ -299,6 +299,8 @@ def test_texts_of_one_row_are_what_each_is_in_a_row_of_its_own(tokenizer):
     for value in ("x", ("en", "x"), []):
         with pytest.raises(DataError, match="came; expected"):
             several.prepare(value)
+    with pytest.raises(DataError, match="the texts are not predicted"):
+        PackedTexts(Text(tokenizer))
 
 
 def test_boxes_are_fractions_of_their_page():

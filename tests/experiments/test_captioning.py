@@ -237,7 +237,6 @@ def test_a_model_of_two_halves_has_a_section_for_each(launched, refused, tmp_pat
     ("change", "said"),
     [
         ({"data.languages": "en,en"}, "'en,en'; expected distinct names"),
-        ({"data.languages": None, "data.row_len": 9}, "row_len is 9, but no languages tell"),
         ({"checkpoint.best_metric": "cider"}, "evaluate.examples of 1 or more"),
         ({"model.decoder.patch_size": 4}, "model.decoder.patch_size, which is no key"),
         ({"model.name": "transformer"}, "no key of a captioning by a transformer"),
@@ -285,7 +284,7 @@ def test_captions_of_the_users_own_pictures_are_learnt(tmp_path, kind, languages
     ]
     table(tmp_path, rows)
     config = emoji_captions.get_config("tiny")
-    config.data.update(row_len=None, name=f"pictures:{tmp_path}/table.{kind}", languages=languages)
+    config.data.update(name=f"pictures:{tmp_path}/table.{kind}", languages=languages)
     task = make_task(config)
     task.refuse_unready()
     batch = next(task.train_iterator(0, 1))

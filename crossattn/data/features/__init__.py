@@ -19,8 +19,9 @@ from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
+from crossattn.data.features.packed import PackedTexts
 from crossattn.data.features.sound import Sound, SoundWindow
-from crossattn.data.features.tagged import TaggedText, TaggedTexts
+from crossattn.data.features.tagged import TaggedText
 from crossattn.data.features.text import Text
 from crossattn.data.features.texts import Texts
 from crossattn.data.features.vectors import Vectors
@@ -32,10 +33,10 @@ __all__ = [
     "Feature",
     "Image",
     "Label",
+    "PackedTexts",
     "Sound",
     "SoundWindow",
     "TaggedText",
-    "TaggedTexts",
     "Text",
     "Texts",
     "Vectors",
