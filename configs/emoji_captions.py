@@ -44,7 +44,7 @@ def get_config(arg: str = ""):
             mesh=parts.mesh(),
             train=parts.train(steps=2000, eval_every=500),
             checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
-            evaluate=dict(examples=1000, decoding=dict(num_beams=1, batch_size=64)),
+            evaluate=dict(examples=1000, decoding=dict(num_beams=2, batch_size=64)),
         )
     )
     return _tiny(config) if "tiny" in words else config
