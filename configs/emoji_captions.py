@@ -10,13 +10,15 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
+ZOO = {"": 400}
+
 
 def get_config(arg: str = ""):
     """``de`` or ``fr``; tiny."""
     words = parts.words(arg, ("de", "fr"))
     languages = f"en,{parts.choice(words, ('de', 'fr'))}"
     reader = parts.picture_model(
-        "vit", dim=128, num_heads=4, mlp_dim=384, layers=4, patch_size=4, dropout_rate=0.1
+        "vit", dim=128, num_heads=4, mlp_dim=384, layers=4, patch_size=8, dropout_rate=0.1
     )
     writer = parts.model(
         "decoder", dim=192, num_heads=4, mlp_dim=576, layers=2, activation="gelu", dropout_rate=0.2
@@ -26,16 +28,23 @@ def get_config(arg: str = ""):
             task="captioning",
             seed=0,
             data=parts.captioned(
-                f"emoji/{languages}", languages, batch_size=64, height=32, width=32, shift=2
+                f"emoji/{languages}",
+                languages,
+                batch_size=32,
+                target_len=20,
+                row_len=32,
+                height=64,
+                width=64,
+                shift=4,
             ),
             tokenizer=dict(kind="bpe", vocab_size=2000),
             model=parts.composed("vision_encoder_decoder", encoder=reader, decoder=writer),
             loss=parts.cross_entropy(label_smoothing=0.1),
-            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
+            optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.05),
             mesh=parts.mesh(),
-            train=parts.train(steps=1000, eval_every=250),
-            checkpoint=parts.checkpoint(every=250, best_metric="chrf"),
-            evaluate=dict(examples=200, decoding=dict(num_beams=1, batch_size=64)),
+            train=parts.train(steps=2000, eval_every=500),
+            checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
+            evaluate=dict(examples=1000, decoding=dict(num_beams=2, batch_size=64)),
         )
     )
     return _tiny(config) if "tiny" in words else config
@@ -44,9 +53,9 @@ def get_config(arg: str = ""):
 def _tiny(config: ConfigDict) -> ConfigDict:
     """The same in seconds, on made-up shapes, in English and German."""
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
-    config.data.update(height=16, width=16, shift=1)
+    config.data.update(row_len=24, height=16, width=16, shift=1)
     config.tokenizer.vocab_size = 400
-    config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1)
+    config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1, patch_size=4)
     config.model.decoder.update(dim=48, num_heads=2, mlp_dim=96, layers=1)
     config.optim.warmup_steps = 4
     config.train.update(steps=24, log_every=6, eval_every=0)

@@ -1,9 +1,11 @@
 """Pictures in words: a model reads a picture and writes its caption, in the language that it is told.
 
 The one thing to know: where ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
-before the caption, and the loss is of what follows these two.
+before the caption, and the loss is of what follows these two. Where ``config.data.row_len`` says how long,
+training has the captions of a picture in one row, each a segment, and reads the picture once for all.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.data.errors import DataError
-from crossattn.data.features import Image, TaggedText, Text
+from crossattn.data.features import Image, PackedTexts, TaggedText, Text
+from crossattn.data.sources import MappedSource, items_of
 from crossattn.train.evaluate import caption_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
@@ -33,6 +36,10 @@ _SCORES = ("bleu", "chrf", "cider")
 KEYS = written.KEYS | keys.PICTURES | {name: keys.TEXT[name] for name in _TOKENIZER} | {
     "data.languages": Key(
         str, "Of the captions, en,de: values of `language`; none tells no language.", none=True
+    ),
+    "data.row_len": Key(
+        int, "Tokens of a picture's captions in all languages together, for which training reads it once; "
+        "none gives each caption a row and a picture of its own.", "[1, inf)", none=True, needed=False,
     ),
 }  # fmt: skip
 
@@ -94,6 +101,39 @@ class CaptioningTask(WritesText):
         if self.languages:
             text = TaggedText(tokenizer, data.target_len + 1, True, self.languages)
         return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
+
+    def train_iterator(self, shard_index: int, shard_count: int):
+        data = self.config.data
+        if data.get("row_len") is None:
+            return super().train_iterator(shard_index, shard_count)
+        features = self.features | {"target": PackedTexts(self.features["target"], data.row_len)}
+        shard = shard_index, shard_count
+        return self.train_batches(self._by_picture(), features, shard, mode="pad")
+
+    def _by_picture(self) -> Sequence[dict[str, Any]]:
+        """Renamed examples of the training split, a picture with its captions in all languages as one.
+
+        A picture with two captions of a language is two examples.
+        """
+        every = self.examples("train")
+        rows: dict[Any, dict[str | None, int]] = {}
+        for index in range(len(every)):
+            example, again = every[index], 0
+            picture = example["source"]
+            if isinstance(picture, np.ndarray):
+                picture = picture.tobytes()
+            if isinstance(picture, bytes):
+                picture = hashlib.sha256(picture).digest()
+            language = example["target"][0] if self.languages else None
+            while language in rows.setdefault((picture, again), {}):
+                again += 1
+            rows[picture, again][language] = index
+
+        def together(own: list[int]) -> dict[str, Any]:
+            read = items_of(every, own)
+            return read[0] | {"target": [example["target"] for example in read]}
+
+        return MappedSource([list(own.values()) for own in rows.values()], together)
 
     def _prepared(self) -> dict[str, Any]:
         """How pictures are prepared for a checkpoint, if that is what the model is of."""

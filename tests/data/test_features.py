@@ -13,12 +13,14 @@ from crossattn.data.features import (
     Boxes,
     Image,
     Label,
+    PackedTexts,
     Sound,
     SoundWindow,
     TaggedText,
     Text,
     Vectors,
 )
+from crossattn.data.packing import Layout
 from tests.peers import package
 
 pillow = package("PIL.Image", "images")
@@ -272,6 +274,33 @@ def test_a_tagged_text_is_the_text_behind_its_tag(tokenizer, predicted):
             text.prepare(value)
     with pytest.raises(DataError, match="the tags are a, a; expected distinct ones"):
         TaggedText(tokenizer, tags=("a", "a"))
+
+
+def test_texts_of_one_row_are_what_each_is_in_a_row_of_its_own(tokenizer):
+    one = TaggedText(tokenizer, 9, True, ("en", "fr"))
+    several = PackedTexts(one, 30)
+    pairs = [("fr", "the cat"), ("en", "the cat and the old dog and the bird"), ("en", "a bird")]
+    values = [pairs[:2], pairs[2:], pairs]
+    layout = Layout(2, {"text": 30}, np.arange(3), np.array([0, 0, 1]),
+                    {"text": np.array([0, several.lengths(values)[0], 0])}, np.array([1, 2, 1]))  # fmt: skip
+    batch = several.collate("text", layout, [several.prepare(value) for value in values])
+    for row, own in enumerate((pairs, pairs)):
+        segments, begun = batch["text_segment_ids"][row], 0
+        assert len(set(segments[segments > 0])) == 3
+        for pair in own:
+            ids = one.prepare(pair)
+            here = slice(begun, begun := begun + len(ids) - 1)
+            assert batch["text_in"][row, here].tolist() == ids[:-1].tolist()
+            assert batch["text_out"][row, here].tolist() == ids[1:].tolist()
+            assert batch["text_positions"][row, here].tolist() == [*range(len(ids) - 1)]
+            assert len(set(segments[here])) == 1 and segments[here.start] > 0
+        assert not segments[begun:].any() and not batch["text_in"][row, begun:].any()
+        assert several.lengths([own]) == begun
+    for value in ("x", ("en", "x"), []):
+        with pytest.raises(DataError, match="came; expected"):
+            several.prepare(value)
+    with pytest.raises(DataError, match="the texts are not predicted"):
+        PackedTexts(Text(tokenizer))
 
 
 def test_boxes_are_fractions_of_their_page():

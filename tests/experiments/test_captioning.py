@@ -79,6 +79,36 @@ def test_a_caption_stands_behind_its_language_which_is_not_predicted(task, param
     assert config.decoder.vocab_size == tokenizer.vocab_size + 2
 
 
+def test_a_picture_is_read_once_for_all_its_captions_with_the_loss_of_each_alone(task, params):
+    config = emoji_captions.get_config("tiny")
+    packed = make_task(config)
+    rows, config.data.row_len = next(packed.train_iterator(0, 1)), None
+    assert len(rows["source"]) == config.data.batch_size
+    assert (rows["target_segment_ids"].max(1) == 2).all() and rows["valid"].all()
+    tags = (
+        rows["target_in"][:, 1],
+        rows["target_in"][np.arange(16), (rows["target_segment_ids"] == 1).sum(1) + 1],
+    )
+    assert (np.stack(tags, 1) == task.corpus.tokenizer.vocab_size + np.arange(2)).all()
+    loss, sums = packed.loss(params, jax.tree.map(jnp.asarray, dict(rows)), None)
+    alone = {name: [] for name in rows}
+    for row in range(len(rows["source"])):
+        for number in (1, 2):
+            here = rows["target_segment_ids"][row] == number
+            for name, x in rows.items():
+                text = name.startswith("target")
+                own = np.pad(x[row][here], (0, 24 - int(here.sum()))) if text else x[row]
+                alone[name].append(own)
+    each = {name: jnp.asarray(np.stack(x)) for name, x in alone.items()}
+    each["target_segment_ids"] = (each["target_segment_ids"] > 0).astype(jnp.int32)
+    other, other_sums = task.loss(params, each, None)
+    np.testing.assert_allclose(loss, other, rtol=1e-5)
+    assert sums["weight"] == other_sums["weight"]
+    said = {task.decoded(row.tolist()) for row in np.asarray(each["target_in"])}
+    every = task.examples("train")
+    assert said <= {task.text_of(every[i]) for i in range(len(every))}
+
+
 def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     examples = [task.examples("validation")[i] for i in (0, 1, 2, 5, 8)]
     pictures = [example["source"] for example in examples[:4]]
@@ -105,7 +135,7 @@ def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
     examples = [task.examples("validation")[i] for i in range(4)]
     together = task.texts(params, examples)
     assert together == [task.texts(params, [each])[0] for each in examples]
-    writer = task.writer(params)
+    writer = task.writer(params, num_beams=1)
     source = task.features["source"].prepare(examples[0]["source"])[None]
     ids = {k: writer(source, np.array([task.prompt_in(k)], np.int32))[0] for k in ("en", "de")}
     for language, row in ids.items():

@@ -19,6 +19,7 @@ from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
+from crossattn.data.features.packed import PackedTexts
 from crossattn.data.features.sound import Sound, SoundWindow
 from crossattn.data.features.tagged import TaggedText
 from crossattn.data.features.text import Text
@@ -32,6 +33,7 @@ __all__ = [
     "Feature",
     "Image",
     "Label",
+    "PackedTexts",
     "Sound",
     "SoundWindow",
     "TaggedText",
