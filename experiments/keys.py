@@ -303,9 +303,10 @@ def is_key(name: str) -> bool:
 def suggestion(name: str, known: Iterable[str] | None = None) -> str:
     """``; did you mean ...?`` with the known name that comes nearest, or a semicolon."""
     known = list(every() if known is None else known)
-    last = name.rpartition(".")[2]
+    last, own = name.rpartition(".")[2], {key: key.rpartition(".")[2] for key in known}
     # A key under its own name but in another section comes before one that only looks alike.
-    near = [key for key in known if key.rpartition(".")[2] == last]
+    near = [key for key in known if own[key] == last]
     near += get_close_matches(name, known, n=1, cutoff=0.75)
-    near += [key for key in known if get_close_matches(last, [key.rpartition(".")[2]], cutoff=0.75)]
+    nearest = get_close_matches(last, own.values(), n=1, cutoff=0.75)
+    near += [key for key in known if own[key] in nearest]
     return f"; did you mean {near[0]}?" if near else ";"

@@ -64,7 +64,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("--config.stepz=1", "the config has no key stepz; did you mean train.steps?"),
+        ("--config.stepss=1", "the config has no key stepss; did you mean train.steps?"),
         ("--config.train.stepz=1", "no key train.stepz; did you mean train.steps? --help=config"),
         ("--config.train.steps=many", "--config.train.steps=many"),
         ("--config.train.steps=1.5", "--config.train.steps=1.5"),
