@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
-ZOO = {"": 1200}
+ZOO = {"": 4000}
 
 
 def get_config(arg: str = ""):
