@@ -174,6 +174,10 @@ def _llava(name: str, random: np.random.RandomState) -> Case:
     return cases.llava(name, **own, **_pick(random, _LLAVA))
 
 
+def _vit(name: str, random: np.random.RandomState) -> Case:
+    return cases.vit(f"ViT, {name}", **_pick(random, _VIT))
+
+
 def _captioner(name: str, random: np.random.RandomState) -> Case:
     # Options that are dicts go together, but this one is an argument.
     index = random.randint(len(_CAPTIONER["encoder"]))
@@ -181,7 +185,7 @@ def _captioner(name: str, random: np.random.RandomState) -> Case:
         half: _CAPTIONER[half][random.randint(len(_CAPTIONER[half]))]
         for half in ("reader", "writer")
     }
-    return cases.captioner(name, **halves, encoder=_CAPTIONER["encoder"][index])
+    return cases.captioner(f"Captioner, {name}", **halves, encoder=_CAPTIONER["encoder"][index])
 
 
 def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:
@@ -208,7 +212,7 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "Llama": _of(cases.llama, _LLAMA),
     "CLIP": _of(cases.clip_vision, _CLIP_VISION),
     "LLaVA": _llava,
-    "ViT": _of(cases.vit, _VIT),
+    "ViT": _vit,
     "Captioner": _captioner,
     "Perceiver": _of(cases.perceiver, _PERCEIVER),
 }
