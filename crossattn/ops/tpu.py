@@ -7,9 +7,11 @@ of one block; what does not fit is an error of the compiler, so it is counted he
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from crossattn.ops.masks.lowering import Prepared
+from crossattn.ops.masks.tiles import Ids
 from crossattn.types import Array, Float
 
 LANES = 128
@@ -69,13 +71,13 @@ def _of_queries(t: int, s: int, H: int, Hv: int, size: int, exact: bool, pairs: 
 
 def _of_keys(t: int, s: int, H: int, Hv: int, size: int, exact: bool, pairs: int) -> int:
     given, sums = (t + s) * (H + Hv), 4 * s * (H + Hv)
-    moved = size * (given + s * (H + Hv)) + _rows(s, t) + t * s * pairs
+    moved = size * (given + s * (H + Hv)) + _rows(t, s) + t * s * pairs
     return 2 * moved + sums + _work(t, s, given, s * (H + Hv), 4, exact)
 
 
-def _rows(wide: int, narrow: int) -> int:
-    """Segment numbers, first and last keys, and sums: some along lanes, some along sublanes."""
-    return 4 * (3 * LANES * wide + 8 * narrow)
+def _rows(t: int, s: int) -> int:
+    """Segment numbers, first and last keys, peaks and sums, each along all lanes."""
+    return 4 * 3 * LANES * (t + s)
 
 
 def _work(t: int, s: int, given: int, made: int, matrices: int, exact: bool) -> int:
@@ -90,6 +92,14 @@ def _lanes(size: int) -> int:
 padded = _lanes
 
 
+def precision(exact: bool) -> Any:
+    """Of a kernel's products: all digits of float32, or of bfloat16 in one pass.
+
+    The caller's own setting may be one that Mosaic cannot compile for bfloat16.
+    """
+    return jax.default_matmul_precision("highest" if exact else "default")
+
+
 def scaled(q: Array, scale: Any) -> Array:
     """Kernels have no scale. Times a power of two is exact; anything else is kept in float32."""
     if isinstance(scale, (int, float)) and scale and abs(math.frexp(scale)[0]) == 0.5:
@@ -101,6 +111,25 @@ def heads_first(x: Float[Array, "*B X N H"], batch: tuple[int, ...]) -> Array:
     """[B N X' H], padded with zeros."""
     x = jnp.moveaxis(x.reshape(math.prod(batch), *x.shape[-3:]), -2, -3)
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[-2] % LANES), (0, 0)))
+
+
+def segment_ids(
+    ids: Ids, T: int, S: int, batch: tuple[int, ...], always: bool = True
+) -> tuple[Array, Array] | None:
+    """Numbers for each example, [B T'] and [B S'], 0 in the padding; None where they would hide nothing.
+
+    With ``always`` even if only the padding needs them.
+    """
+    if ids.q is None or ids.k is None:
+        if padded(S) == S or not always:
+            return None
+        return segment_ids(Ids(jnp.ones((T,), jnp.int32), jnp.ones((S,), jnp.int32)), T, S, batch)
+
+    def of_each(x: Array) -> Array:
+        x = jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(math.prod(batch), -1)
+        return jnp.pad(x, ((0, 0), (0, -x.shape[-1] % LANES)))
+
+    return of_each(ids.q), of_each(ids.k)
 
 
 def with_lse(out: Array, v: Array, d_out: Array, d_lse: Array) -> tuple[Array, Array, Array]:

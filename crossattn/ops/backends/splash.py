@@ -5,7 +5,7 @@ segment numbers. What is known only when the program runs (a prefix, an offset, 
 the last key of each query, or else a matrix, a byte for each query and key. Biases and dropout are refused.
 The backward pass makes the weights from a float32 log-sum-exp: under logits of 10,000, to three digits.
 
-Run here: the kernel in Pallas's interpret mode, by ``interpreted``. Not run: on a TPU.
+Run here: the kernels in Pallas's interpret mode. Not run: on a TPU.
 
 Source: ``jax.experimental.pallas.ops.tpu.splash_attention``.
 """
@@ -20,8 +20,8 @@ import numpy as np
 
 from crossattn.ops import platforms, tpu
 from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import Mask, as_mask, lowering, tiles
-from crossattn.ops.masks.tiles import Ids, Seen, Static
+from crossattn.ops.masks import Mask, lowering, tiles
+from crossattn.ops.masks.tiles import Seen, Static
 from crossattn.types import Array, Float, Key
 
 REUSES = True
@@ -58,23 +58,7 @@ def attend(
         )
     _refuse(q, bias, softcap, dropout_key, return_weights)
     returned = Returned(return_lse, return_rows)
-    return _attend(q, k, v, mask, scale, softcap, returned, known, interpret=False)
-
-
-def interpreted(
-    q, k, v, mask=None, *, bias=None, scale=None, softcap=None, return_lse=False, **others
-) -> Any:
-    """The same on any platform, slowly, in Pallas's interpret mode; arguments as ``attend``'s.
-
-    It is how the kernel's arguments are tested without a TPU; for nothing else.
-    """
-    others = {name: x for name, x in others.items() if x}
-    _refuse(q, bias, softcap, others or None, False)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    mask = None if mask is None else as_mask(mask, q.ndim)
-    returned = Returned(return_lse, False)
-    output = _attend(q, k, v, mask, scale, softcap, returned, None, interpret=True)
-    return (output.out, output.lse) if return_lse else output.out
+    return _attend(q, k, v, mask, scale, softcap, returned, known)
 
 
 class Returned(NamedTuple):
@@ -84,9 +68,7 @@ class Returned(NamedTuple):
     rows: bool
 
 
-def _attend(
-    q, k, v, mask, scale, softcap, returned: Returned, known, interpret: bool
-) -> AttentionOutput:
+def _attend(q, k, v, mask, scale, softcap, returned: Returned, known: Any) -> AttentionOutput:
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
@@ -97,22 +79,19 @@ def _attend(
     k, v = prepared.k.astype(q.dtype), prepared.v.astype(q.dtype)
     batch = q.shape[:-3]
     tiled = tiles.tiled(mask, T, S)
-    ids = tiled.ids
-    if ids.k is None and tpu.padded(S) != S:
-        ids = Ids(jnp.ones((T,), jnp.int32), jnp.ones((S,), jnp.int32))
-    numbers: Any = [None if x is None else _segments(x, batch) for x in ids]
-    segment_ids = None if ids.k is None else _library().splash_attention.SegmentIds(*numbers)
-    kernel = _kernel(tiled, q, k, v, softcap, interpret, exact)
+    ids = tpu.segment_ids(tiled.ids, T, S, batch)
+    segment_ids = None if ids is None else _library().splash_attention.SegmentIds(*ids)
+    kernel = _kernel(tiled, q, k, v, softcap, exact)
     if known is not None:
         known = _known(known, q, batch)
     q, k, v = (tpu.heads_first(x, batch) for x in (q, k, v))
     out, lse = _fused(kernel, any(returned), (q, k, v, segment_ids), known)
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
-    if lse is not None:
-        lse = lse[..., :T].reshape(*batch, N, T)
-    if returned.rows:
-        output = output._replace(rows=(lse, jnp.ones_like(lse)))
+    if lse is None:
+        return output
+    lse = lse[..., :T].reshape(*batch, N, T)
+    output = output._replace(rows=(lse, jnp.ones_like(lse))) if returned.rows else output
     return output._replace(lse=tpu.repaired_lse(lse, prepared)) if returned.lse else output
 
 
@@ -143,8 +122,7 @@ class Kernel(NamedTuple):
     def map(self, function: Any, infos: Any, *operands: Any) -> Any:
         """``function(infos, *operands)`` of every example."""
         mapped = (self.each, *(None if x is None else 0 for x in operands))
-        # Of the caller's own setting Mosaic would take "highest" for bfloat16, which it cannot compile.
-        with jax.default_matmul_precision("highest" if self.exact else "default"):
+        with tpu.precision(self.exact):
             return jax.vmap(function, mapped)(infos, *operands)
 
     def forward(self, infos: Any, q, k, v, segment_ids, rows: bool) -> tuple[Array, Array | None]:
@@ -155,9 +133,9 @@ class Kernel(NamedTuple):
             return _library().kernel.SplashAttentionKernel(*infos, **options)(*operands)
 
         results = self.map(one, infos, q, k, v, segment_ids)
-        out, lse = (results[0], results[1][0]) if rows else (results, None)
-        clean = [None if x is None else jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse)]
-        return clean[0], clean[1]
+        out, lse = (results[0], results[1][0]) if rows else (results, jnp.zeros(()))
+        out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
+        return out, lse if rows else None
 
     def backward(self, infos: Any, q, k, v, segment_ids, out, lse, d_out) -> Any:
         """Gradients of q, k and v. The library has no public name for this pass alone."""
@@ -197,7 +175,7 @@ def _fused(kernel: Kernel, with_lse: bool, operands: tuple, known: Any) -> tuple
     return attention(*operands, kernel.infos, known)
 
 
-def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, interpret: bool, exact: bool) -> Kernel:
+def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, exact: bool) -> Kernel:
     N, lengths = q.shape[-2], (q.shape[-3], k.shape[-3])
     T, S = padded = tpu.padded(lengths[0]), tpu.padded(lengths[1])
     if tiled.rest.terms or not tiled.band.leaves_a_key(T, S):
@@ -221,7 +199,7 @@ def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, interpret: bool, exact: b
         attn_logits_soft_cap=softcap,
         residual_checkpoint_name=None,
         mask_function=function,
-        interpret=interpret,
+        interpret=False,
     )
     infos, each = zip(*made, strict=True)
     return Kernel(infos, each, options, exact)
@@ -300,12 +278,6 @@ def _library() -> _Library:
     if not hasattr(library.kernel, "_splash_attention_bwd"):
         raise NotImplementedError("this JAX's splash attention has no backward pass of its own")
     return library
-
-
-def _segments(x: Any, batch: tuple[int, ...]) -> Array:
-    """Numbers for each example, [B X']; 0 in the padding."""
-    x = jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(math.prod(batch), -1)
-    return jnp.pad(x, ((0, 0), (0, tpu.padded(x.shape[-1]) - x.shape[-1])))
 
 
 def _refuse(q, bias, softcap, dropout_key, weights: bool) -> None:

@@ -36,8 +36,8 @@ def test_the_band_the_numbers_and_the_rest_are_the_mask(name):
     allowed = whole(rest)
     allowed = allowed & (True if left is None else KEY - QUERY >= -left)
     allowed &= True if right is None else KEY - QUERY <= right
-    if ids.k is not None:
-        q, k = (np.broadcast_to(x, (2, x.shape[-1])) for x in ids)
+    if ids.q is not None and ids.k is not None:
+        q, k = (np.broadcast_to(x, (2, x.shape[-1])) for x in (ids.q, ids.k))
         allowed &= (q[:, :, None] == k[:, None, :])[:, None]
     np.testing.assert_array_equal(allowed, whole(ALL[name]))
 
