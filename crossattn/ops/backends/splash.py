@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import platforms
-from crossattn.ops.backends import AttentionOutput
+from crossattn.ops.backends import AttentionOutput, few_queries
 from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask, lowering
 from crossattn.types import Array, Float, Int, Key
 
@@ -43,6 +43,13 @@ REUSES = True
 def rank(platform: str) -> int | None:
     """First on TPU; nowhere else."""
     return 10 if platform == "tpu" else None
+
+
+def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
+    """Why another backend is the better choice for these shapes."""
+    if few_queries(q, k):
+        return "for few queries, as in decoding, plain products read keys and values where they lie"
+    return None
 
 
 def attend(
