@@ -2,6 +2,7 @@
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockState, DecoderBlock, EncoderBlock
+from crossattn.nn.casting import in_compute_dtype
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
@@ -57,6 +58,7 @@ __all__ = [
     "TokenOutput",
     "VectorOutput",
     "image_positions",
+    "in_compute_dtype",
     "layer_weights",
     "linear",
     "norm",
