@@ -67,9 +67,9 @@ def generates(name):
     return hasattr(models.find(name).module, "prefill")
 
 
-def read_and_written(name, rows=2):
+def read_and_written(name, rows=2, padding=0):
     """Of a model that generates: what ``prefill`` reads of the example, and the argument that is written."""
-    given = example(name, rows)
+    given = example(name, rows, padding)
     takes = inspect.signature(models.find(name).module.prefill).parameters
     reads = {key: x for key, x in given.items() if key in takes}
     (written,) = (k for k in given if k not in takes and not k.endswith("segment_ids"))

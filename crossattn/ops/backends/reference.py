@@ -51,6 +51,10 @@ def attend(
     return AttentionOutput(out, weights if return_weights else None, lse if return_lse else None)
 
 
+def _cleaned(q, k, v, allowed, bias, scale, softcap):
+    return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=True)
+
+
 def _with_gradients(read):
     """In the gradient a NaN could stay hidden, so differentiation takes clean operands from the start."""
     read = jax.custom_jvp(read)
@@ -58,16 +62,13 @@ def _with_gradients(read):
     @read.defjvp
     @as_written
     def jvp(primals, tangents):
-        def cleaned(*arguments):
-            return _attend(*arguments, 0.0, None, clean=True)
-
-        return jax.jvp(cleaned, primals, tangents)
+        return jax.jvp(_cleaned, primals, tangents)
 
     return read
 
 
 @_with_gradients
-def _one_query(*arguments):
+def _one_query(q, k, v, allowed, bias, scale, softcap):
     """One query a row, as in cached decoding, is bound by reading the memory once.
 
     Cleaning would write all of it anew, so it is done only when a NaN shows in the result.

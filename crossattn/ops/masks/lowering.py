@@ -122,6 +122,12 @@ def repair(out: Float[Array, "*B T N Hv"], prepared: Prepared) -> Float[Array, "
     return jnp.where(by_query(prepared.reads_poison), jnp.nan, out)
 
 
+def repair_lse(lse: Float[Array, "*B N T"], prepared: Prepared) -> Float[Array, "*B N T"]:
+    """-inf where nothing may be read, NaN where a NaN or an Inf is read."""
+    lse = jnp.where(prepared.reads_nothing, -jnp.inf, lse)
+    return jnp.where(prepared.reads_poison, jnp.nan, lse)
+
+
 def by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
     """A value for each row of logits, laid out beside the output."""
     return jnp.moveaxis(rows, -1, -2)[..., None]

@@ -1,0 +1,8 @@
+"""What runs on accelerators, asked of the programs that are lowered for them."""
+
+from tests.conftest import ROOT
+from tests.ops import lowered
+
+
+def test_every_kind_of_call_lowers_and_the_documentation_says_which_are_fused():
+    assert lowered.table() in (ROOT / "docs/attend.md").read_text(encoding="utf-8")
