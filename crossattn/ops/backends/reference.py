@@ -41,13 +41,12 @@ def attend(
 ) -> AttentionOutput:
     """See ``crossattn.attend``."""
     allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
-    arguments = (q, k, v, allowed, bias, scale, softcap)
+    options = (allowed, bias, scale, softcap)
     if dropout_key is None and backends.few_queries(q, k):
         read = _one_query if platforms.platform() == "cpu" else _few_queries
-        out, weights, lse = read(*arguments)
+        out, weights, lse = read(q, k, v, *options)
     else:
-        options = (*arguments, dropout_rate, dropout_key)
-        out, weights, lse = _attend(*options, clean=True)
+        out, weights, lse = _attend(q, k, v, *options, dropout_rate, dropout_key, clean=True)
     return AttentionOutput(out, weights if return_weights else None, lse if return_lse else None)
 
 
@@ -73,9 +72,10 @@ def _one_query(q, k, v, allowed, bias, scale, softcap):
 
     Cleaning would write all of it anew, so it is done only when a NaN shows in the result.
     """
-    plain = _attend(*arguments, 0.0, None, clean=False)
+    arguments = (q, k, v, allowed, bias, scale, softcap)
+    plain = _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=False)
     spoilt = jnp.isnan(plain[0]).any()
-    return jax.lax.cond(spoilt, lambda: _attend(*arguments, 0.0, None, clean=True), lambda: plain)
+    return jax.lax.cond(spoilt, lambda: _cleaned(*arguments), lambda: plain)
 
 
 @_with_gradients
