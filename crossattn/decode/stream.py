@@ -11,7 +11,7 @@ import numpy as np
 from crossattn import functional
 from crossattn.decode.config import GenerationConfig
 from crossattn.decode.search.greedy import OneByOne, Run
-from crossattn.nn.casting import in_compute_dtype
+from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.types import Array, Float, Int, Key, Params
 
 Tokens = Int[np.ndarray, "B n"]
@@ -36,7 +36,7 @@ class Stream:
         processors, capture = tuple(options.pop("processors", ())), options.pop("capture", None)
 
         def loop(params, inputs, limits, key, max_new_tokens: int) -> tuple[Any, OneByOne]:
-            model = functional.bind(build, params)
+            model = for_decoding(functional.bind(build, params))
             config = GenerationConfig(
                 len(limits), max_new_tokens, limits, **options, **inputs.config()
             )

@@ -127,6 +127,12 @@ class Stack(nnx.Module):
             for i in range(self.num_layers)
         )
 
+    def unstack(self) -> None:
+        """Give scanned layers arrays of their own, in place: from then on it is looped."""
+        if self.scan and not self.share:
+            self.layers, self.period = nnx.List(self.blocks()), None
+        self.scan = False
+
     def blocks(self) -> list[Any]:
         """All layers, one by one; where they are shared, the same ones again."""
         if not self.scan or self.share:
