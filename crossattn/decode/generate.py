@@ -17,6 +17,7 @@ from crossattn.decode.search.greedy import greedy, sample
 from crossattn.decode.search.penalties import Penalty
 from crossattn.decode.search.speculative import speculative
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.readied import for_decoding
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
 Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"] | Float[AnyArray, "B H W C"]
@@ -62,6 +63,7 @@ def generate(
     if "source" in reads:
         check_source(reads["source"], reads.get("source_segment_ids"))
     batch = _rows(reads, options.get("prefix")) if batch is None else batch
+    model = for_decoding(model)
     num_beams, search = _search(model, **options)
     config = dict(batch=batch, max_new_tokens=max_new_tokens)
     cache_length = _cache_length(config, options)

@@ -11,6 +11,7 @@ import numpy as np
 from crossattn import functional
 from crossattn.decode.config import GenerationConfig
 from crossattn.decode.search.greedy import OneByOne, Run
+from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.types import Array, Float, Int, Key, Params
 
 Tokens = Int[np.ndarray, "B n"]
@@ -35,7 +36,7 @@ class Stream:
         processors, capture = tuple(options.pop("processors", ())), options.pop("capture", None)
 
         def loop(params, inputs, limits, key, max_new_tokens: int) -> tuple[Any, OneByOne]:
-            model = functional.bind(build, params)
+            model = for_decoding(functional.bind(build, params))
             config = GenerationConfig(
                 len(limits), max_new_tokens, limits, **options, **inputs.config()
             )
@@ -54,7 +55,9 @@ class Stream:
             )
             return run, parts.unfinished(run)
 
-        self._begin, self._go_on = begin, go_on
+        # Once a stream: each piece is a program of its own, which would read and round all weights again.
+        cast = jax.jit(lambda p: functional.params_of(in_compute_dtype(functional.bind(build, p))))
+        self._cast, self._begin, self._go_on = cast, begin, go_on
 
     def __call__(
         self,
@@ -79,6 +82,7 @@ class Stream:
             )
         if every < 1:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
+        params = self._cast(params)
         run = self._begin(params, inputs, limits, key, max_new_tokens=max_new_tokens)
         start, unfinished = int(run.length), bool(np.any(limits > 0))
         before = start

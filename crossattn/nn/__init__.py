@@ -11,6 +11,7 @@ from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
 from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.positions import LearnedPositions, RelativeBias
+from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
 from crossattn.nn.states import CachedStates
@@ -56,7 +57,9 @@ __all__ = [
     "TokenInput",
     "TokenOutput",
     "VectorOutput",
+    "for_decoding",
     "image_positions",
+    "in_compute_dtype",
     "layer_weights",
     "linear",
     "norm",

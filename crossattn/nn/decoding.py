@@ -96,12 +96,8 @@ class DecoderStack(nnx.Module):
           context: what ``embed`` and ``memory_masks`` of ``decode`` need of each row, arrays [B ...].
         """
         size = cache_length * num_beams
-        caches = self.stack.map(lambda block: block.cache((batch,), size))
-        if isinstance(states, tuple | list):
-            pairs = zip(states, caches, strict=True)
-            layers: Any = type(states)(replace(s, cache=c) for s, c in pairs)
-        else:
-            layers = replace(states, cache=caches)
+        pairs = zip(self.stack.looped(states), self.stack.blocks(), strict=True)
+        layers = tuple(replace(s, cache=block.cache((batch,), size)) for s, block in pairs)
         return CachedStates.empty(layers, batch, num_beams, cache_length, context)
 
     @on_any_mesh

@@ -61,6 +61,7 @@ class TokenOutput(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",)) if config.bias else None
         self.activation: Activation = block.mlp.activation
         self.scale = config.scale
+        self.dtype = dtype
 
     def transform(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """What the table is multiplied with."""

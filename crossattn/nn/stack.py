@@ -79,9 +79,9 @@ class Stack(nnx.Module):
 
         Args:
           x: [*B T D]; looped, also [T D] where blocks read memories of several examples.
-          states: what each layer carries: a sequence of L entries (looped) or one pytree with a
-            leading axis of periods (scanned), a list of them where a period has several blocks; None when
-            layers carry nothing. See ``map``.
+          states: what each layer carries: a tuple of L entries, with which also a scanned stack is
+            looped; or one pytree with a leading axis of periods (scanned), a list of them where a period
+            has several blocks; None when layers carry nothing. See ``map`` and ``looped``.
           key: a dropout key, split over the layers.
           **shared: further arguments, the same for every layer.
 
@@ -89,11 +89,11 @@ class Stack(nnx.Module):
           The output and the layers' new states, in the same form.
         """
         keys: Any = split(key, self.num_layers)
-        if self.scan:
+        if self.scan and not isinstance(states, tuple):
             return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
         states = [None] * self.num_layers if states is None else states
         new_states = []
-        for block, state, layer_key in zip(self._blocks(), states, keys, strict=True):
+        for block, state, layer_key in zip(self.blocks(), states, keys, strict=True):
             graph, params = nnx.split(block)
             x, state = self._run(graph)(params, x, state, layer_key, shared)
             new_states.append(state)
@@ -102,7 +102,7 @@ class Stack(nnx.Module):
     def map(self, call: Callable[[Any], Any]) -> Any:
         """``call(block)`` for each layer, in the form that ``states`` has."""
         if not self.scan:
-            return tuple(call(block) for block in self._blocks())
+            return tuple(call(block) for block in self.blocks())
         periods = self.num_layers // (self.period or 1)
         if self.share:
             spread = lambda x: jnp.broadcast_to(x, (periods, *jnp.shape(x)))  # noqa: E731
@@ -114,9 +114,35 @@ class Stack(nnx.Module):
             ]
         return mapped[0] if self.period is None else mapped
 
-    def _blocks(self) -> list[Any]:
-        """All layers of a looped stack; where they are shared, the same ones again."""
-        return [self.layers[i % len(self.layers)] for i in range(self.num_layers)]
+    def looped(self, states: Any) -> tuple[Any, ...]:
+        """States of ``map`` as a tuple, one a layer.
+
+        Decoding wants these: a scan would copy all caches for each token, read and written.
+        """
+        if isinstance(states, tuple):
+            return states
+        period = [states] if self.period is None else states
+        return tuple(
+            jax.tree.map(lambda x, i=i: x[i // len(period)], period[i % len(period)])
+            for i in range(self.num_layers)
+        )
+
+    def unstack(self) -> None:
+        """Give scanned layers arrays of their own, in place: from then on it is looped."""
+        if self.scan and not self.share:
+            self.layers, self.period = nnx.List(self.blocks()), None
+        self.scan = False
+
+    def blocks(self) -> list[Any]:
+        """All layers, one by one; where they are shared, the same ones again."""
+        if not self.scan or self.share:
+            return [self.layers[i % len(self.layers)] for i in range(self.num_layers)]
+        period = [nnx.split(block) for block in self._period()]
+        return [
+            nnx.merge(graph, jax.tree.map(lambda x, i=i: x[i // len(period)], params))
+            for i in range(self.num_layers)
+            for graph, params in [period[i % len(period)]]
+        ]
 
     def _period(self) -> list[Any]:
         """The blocks of a scanned period, each with its parameters of all periods."""

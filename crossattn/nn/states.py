@@ -24,15 +24,15 @@ class CachedStates:
     """Keys and values of what J sequences a row have read; what ``prefill`` gives and ``decode_step`` takes.
 
     Attributes:
-      layers: a tuple of ``BlockState``, one a layer; or, scanned, one with a leading axis L, a list of them
-        where a period has several blocks. Caches have no length of their own: ``positions`` is that of all.
+      layers: one state a layer, of scanned layers too. Caches have no length of their own: ``positions`` is
+        that of all.
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
       padding: how many positions at the beginning of each row are not read, [B]; None is 0.
       context: what else a model knows of each row, arrays [B ...]: its images and where they stand, for one.
     """
 
-    layers: Any
+    layers: tuple[BlockState, ...]
     positions: Int[AnyArray, "#B"] | Int[AnyArray, ""]
     ancestors: Int[AnyArray, "B J X"] | None = None
     padding: Int[AnyArray, " B"] | None = None
@@ -40,14 +40,19 @@ class CachedStates:
 
     @classmethod
     def empty(
-        cls, layers: Any, batch: int, num_beams: int, cache_length: int, context: Any = None
+        cls,
+        layers: tuple[BlockState, ...],
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        context: Any = None,
     ) -> "CachedStates":
         """Nothing read yet; ``layers`` have caches of ``cache_length * num_beams`` slots, or none."""
         table = None
         if num_beams > 1:
             own = jnp.arange(num_beams, dtype=jnp.int32)[:, None]
             table = jnp.broadcast_to(own, (batch, num_beams, cache_length))
-        layers = _map_layers(_without_length, layers)
+        layers = tuple(map(_without_length, layers))
         return cls(layers, jnp.zeros((), jnp.int32), table, context=context)
 
     def select(self, parents: Int[Array, "B J"]) -> "CachedStates":
@@ -69,22 +74,15 @@ class CachedStates:
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
         """Which places may be read of what the first sublayer with a memory reads; None where none is."""
-        read = next((m for state in self._period for m in state.memories.values()), None)
-        if read is None or isinstance(self.layers, tuple):
-            return None if read is None else read.readable
-        return jax.tree.map(lambda x: x[0], read).readable
+        read = next((m for state in self.layers for m in state.memories.values()), None)
+        return None if read is None else read.readable
 
     @property
     def cache_length(self) -> int:
         """Positions that the caches have slots for, X; 0 where no layer has a cache."""
         if self.ancestors is not None:
             return self.ancestors.shape[-1]
-        return next((s.cache.size for s in self._period if s.cache is not None), 0)
-
-    @property
-    def _period(self) -> Any:
-        """The states of layers, at least of one of each kind."""
-        return self.layers if isinstance(self.layers, tuple | list) else [self.layers]
+        return next((s.cache.size for s in self.layers if s.cache is not None), 0)
 
     def token_positions(self, count: int) -> Int[Array, "*B T"]:
         """Where the next ``count`` tokens stand, each in its own row's text, [T] or [B 1 T]."""
@@ -93,23 +91,23 @@ class CachedStates:
             return positions
         return jnp.maximum(positions - self.padding[:, None, None], 0)
 
-    def growing(self) -> Any:
+    def growing(self) -> tuple[BlockState, ...]:
         """The layers with caches that know how many of their slots are filled."""
         J = 1 if self.ancestors is None else self.ancestors.shape[-2]
 
         def grow(state: BlockState) -> BlockState:
             if state.cache is None:
                 return state
-            length = jnp.broadcast_to(self.positions * J, state.cache.keys.shape[:-4])
-            return replace(state, cache=replace(state.cache, length=length))
+            return replace(
+                state, cache=replace(state.cache, length=jnp.asarray(self.positions) * J)
+            )
 
-        return _map_layers(grow, self.layers)
+        return tuple(map(grow, self.layers))
 
-    def grown(self, layers: Any, count: int) -> "CachedStates":
+    def grown(self, layers: tuple[BlockState, ...], count: int) -> "CachedStates":
         """After ``count`` positions more, which ``layers`` have written."""
-        return replace(
-            self, layers=_map_layers(_without_length, layers), positions=self.positions + count
-        )
+        layers = tuple(map(_without_length, layers))
+        return replace(self, layers=layers, positions=self.positions + count)
 
 
 def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: CachedStates) -> Any:
@@ -117,17 +115,14 @@ def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: Ca
 
     It is mapped over rows, so products with the weights stay whole.
     """
-    axis = 0 if isinstance(states.layers, tuple) else 1
-    axes = {"layers": axis, "positions": 0, "ancestors": 0, "padding": 0, "context": 0}
 
     def one(tokens: Array, fields: dict[str, Any]) -> tuple:
-        own = CachedStates(**_rows(jnp.expand_dims, fields, axis))
+        own = CachedStates(**_rows(jnp.expand_dims, fields))
         x, own, weights = decode(tokens[None], own)
         weights = None if weights is None else weights[:, 0]
-        return x[0], _rows(jnp.squeeze, vars(own), axis), weights
+        return x[0], _rows(jnp.squeeze, vars(own)), weights
 
-    run = jax.vmap(one, in_axes=(0, axes), out_axes=(0, axes, 1))
-    x, fields, weights = run(tokens, vars(states))
+    x, fields, weights = jax.vmap(one, out_axes=(0, 0, 1))(tokens, vars(states))
     return x, CachedStates(**fields), weights
 
 
@@ -141,14 +136,10 @@ def check_rows(name: str, x: AnyArray, batch: int) -> None:
         raise ValueError(f"{name} has {x.shape[0]} rows; expected as many as the batch, {batch}.")
 
 
-def _rows(change: Callable, fields: dict[str, Any], axis: int) -> dict[str, Any]:
+def _rows(change: Callable, fields: dict[str, Any]) -> dict[str, Any]:
     """The batch axis added to or taken from all fields but the positions."""
-    axes = {"layers": axis, "ancestors": 0, "padding": 0, "context": 0}
-    changed = {
-        name: jax.tree.map(lambda x, at=at: change(x, at), fields[name])
-        for name, at in axes.items()
-    }
-    return fields | changed
+    others = {name: x for name, x in fields.items() if name != "positions"}
+    return fields | jax.tree.map(lambda x: change(x, 0), others)
 
 
 def _own_from(
@@ -163,13 +154,6 @@ def _own_from(
 def _without_length(state: BlockState) -> BlockState:
     cache = None if state.cache is None else replace(state.cache, length=None)
     return replace(state, cache=cache, weights=None)
-
-
-def _map_layers(change: Callable[[BlockState], BlockState], layers: Any) -> Any:
-    """``change`` of each layer's state; of the stacked ones of scanned layers."""
-    if isinstance(layers, tuple | list):
-        return type(layers)(map(change, layers))
-    return change(layers)
 
 
 __all__ = ["CachedStates", "by_row", "check_rows"]

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.masks.lowering import Prepared
 from crossattn.ops.masks.tiles import Ids
 from crossattn.types import Array, Float
 
@@ -142,9 +141,3 @@ def with_lse(out: Array, v: Array, d_out: Array, d_lse: Array) -> tuple[Array, A
     values = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, 1)])
     ones = jnp.ones_like(d_out[..., :1])
     return jnp.concatenate(column, -1), values, jnp.concatenate([d_out, ones], -1)
-
-
-def repaired_lse(lse: Float[Array, "*B N T"], prepared: Prepared) -> Float[Array, "*B N T"]:
-    """-inf where nothing may be read, NaN where a NaN or an Inf is read."""
-    lse = jnp.where(prepared.reads_nothing, -jnp.inf, lse)
-    return jnp.where(prepared.reads_poison, jnp.nan, lse)

@@ -16,7 +16,7 @@ from crossattn.train.sharding import batch_sharding, everywhere, make_mesh, row_
 from experiments.plan.collectives import collectives
 from experiments.plan.compiling import MeshError, compiled_for, unread_task
 from experiments.plan.cost import cost
-from experiments.plan.hlo import Module
+from experiments.plan.hlo import Instruction, Module, body_of
 from experiments.plan.network import seconds
 from experiments.plan.report import Memory
 from experiments.plan.topologies import Topology
@@ -103,7 +103,7 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     compiled, reasons = compiled_for(topology, jitted, params, *arguments)
     module, said = Module(compiled.as_text()), compiled.memory_analysis()
     axes = {"data": 1} if mesh is None else dict(mesh.shape)
-    body = _loop(module, topology)
+    body = _loop(module, topology, generated.length)
     spent = cost(module, topology.chip, body)
     sent = collectives(module, axes, body)
     devices = topology.devices[:1] if mesh is None else list(mesh.devices.flat)
@@ -132,12 +132,19 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     )
 
 
-def _loop(module: Module, topology: Topology) -> str:
-    """The body of the loop that makes tokens: of the outermost, the one that costs most a turn."""
-    entry = module.computations[module.entry].instructions.values()
-    loops = [i for i in entry if i.opcode == "while"]
-    bodies = [(i.attribute(r"\bbody=%?([\w.$-]+)") or "").lstrip("%") for i in loops]
-    return max(bodies, key=lambda body: cost(module, topology.chip, body).bytes)
+def _loop(module: Module, topology: Topology, length: int) -> str:
+    """The body of the loop that makes tokens: of the outermost, the one that costs most in all its turns.
+
+    A turn of the scan of an encoder's layers may cost more, but there are few of them.
+    """
+    entry = module.computations[module.entry]
+
+    def moved(loop: Instruction) -> float:
+        turns = module.said_trips(loop, entry) or length
+        return turns * cost(module, topology.chip, body_of(loop)).bytes
+
+    loops = [i for i in entry.instructions.values() if i.opcode == "while"]
+    return body_of(max(loops, key=moved))
 
 
 def _caches(config: Any, rows: int, generated: Any) -> int:

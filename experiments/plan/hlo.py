@@ -178,19 +178,21 @@ class Module:
 
     def trips(self, loop: Instruction, around: Computation) -> int:
         """How often a loop's body runs; 1 where nothing says, which ``unknown_loops`` counts."""
-        known = _TRIPS.search(loop.attributes)
-        if known:
-            return int(known.group(1))
-        counted = self._counted(loop, around)
-        if counted is None:
+        said = self.said_trips(loop, around)
+        if said is None:
             self.unknown_loops += 1
             return 1
-        return counted
+        return said
+
+    def said_trips(self, loop: Instruction, around: Computation) -> int | None:
+        """How often a loop's body runs at most; None where nothing says."""
+        known = _TRIPS.search(loop.attributes)
+        return int(known.group(1)) if known else self._counted(loop, around)
 
     def _counted(self, loop: Instruction, around: Computation) -> int | None:
         """From ``for (i = start; i < end; i += step)``, as compilers write it."""
         condition = self.computations[_of(loop, "condition")]
-        body = self.computations[_of(loop, "body")]
+        body = self.computations[body_of(loop)]
         compared = self._compare(condition)
         if compared is None:
             return None
@@ -254,6 +256,11 @@ def _sent_by(runs: list[Run]) -> int:
         for run in runs
         if run.instruction.opcode.startswith(("all-", "reduce-scatter", "collective-"))
     )
+
+
+def body_of(loop: Instruction) -> str:
+    """The computation that a loop repeats."""
+    return _of(loop, "body")
 
 
 def _of(loop: Instruction, what: str) -> str:

@@ -143,13 +143,11 @@ def test_beams_share_one_copy_of_the_source(scan):
 
     def keys(p):
         layers = xa.functional.bind(build, p).prefill(3, BEAMS, LENGTH, **read).layers
-        layer = layers if scan else layers[0]
-        return layer.memories["cross"].keys, layer.cache.keys
+        return layers[0].memories["cross"].keys, layers[0].cache.keys
 
     source, cache = jax.eval_shape(keys, shapes)
-    lead = (2,) if scan else ()
-    assert source.shape == (*lead, 3, 6, 2, 16)  # [B S K H]: no beam axis
-    assert cache.shape == (*lead, 3, BEAMS * LENGTH, 2, 16)
+    assert source.shape == (3, 6, 2, 16)  # [B S K H]: no beam axis
+    assert cache.shape == (3, BEAMS * LENGTH, 2, 16)
 
     def loop(p):
         model = xa.functional.bind(build, p)

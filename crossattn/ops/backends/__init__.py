@@ -27,6 +27,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from crossattn.ops import platforms
+
+_FEW = 64
+"""With more queries, products in float32 take longer than reading for them."""
 # Part of the key of jit's caches, so that what was compiled outside is not run inside.
 _chosen = jax.make_user_context(None)
 
@@ -93,6 +97,19 @@ def use_backend(name: str | None) -> Iterator[None]:
 def chosen() -> str | None:
     """The backend of the innermost ``use_backend``; None outside of any."""
     return _chosen.value
+
+
+def few_queries(q: Any, k: Any) -> bool:
+    """Whether queries are so few, as in decoding, that reading keys and values is what takes the time.
+
+    Plain products read them once, where they lie. Fused kernels of accelerators lay them out anew, and
+    pad the queries: on v5e six times the bytes of keys and values are moved for any number of queries up
+    to 128, and spared are float32 logits, which up to this limit weigh less than keys and values do.
+    """
+    T, N, K, H = *q.shape[-3:-1], *k.shape[-2:]
+    if not isinstance(T, int) or platforms.platform() == "cpu":
+        return T == 1
+    return T <= _FEW and T * N <= K * H
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import derivative, dropout, platforms
-from crossattn.ops.backends import AttentionOutput
+from crossattn.ops.backends import AttentionOutput, few_queries
 from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.blocks import Plan
 from crossattn.ops.blockwise.scores import EXACT, Operands, Rows, Setting
@@ -38,8 +38,8 @@ def rank(platform: str) -> int | None:
 
 def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
     """Why another backend is the better choice for these shapes."""
-    if q.shape[-3] == 1:
-        return "for one query, as in decoding, the reference reads keys and values where they lie"
+    if few_queries(q, k):
+        return "for few queries, as in decoding, the reference reads keys and values where they lie"
     logits = math.prod(q.shape[:-1]) * k.shape[-3]
     if blocks.is_symbolic(logits):
         return None  # The length may turn out to be any.

@@ -94,7 +94,7 @@ def _attend(q, k, v, mask, bias, scale, returned: Returned, known: Any) -> Atten
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     peak, total, lse = (x[..., :T].reshape(*batch, N, T) for x in (*rows, lse))
     output = output._replace(rows=(peak, total)) if returned.rows else output
-    return output._replace(lse=tpu.repaired_lse(lse, prepared)) if returned.lse else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
 
 
 def _heads(x: Array, N: int, batch: tuple[int, ...], width: int) -> Array:

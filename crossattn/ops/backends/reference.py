@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import dropout
+from crossattn.ops import backends, dropout, platforms
 from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask
 from crossattn.ops.promotion import as_written
@@ -41,48 +41,94 @@ def attend(
 ) -> AttentionOutput:
     """See ``crossattn.attend``."""
     allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
-    if q.shape[-3] == 1 and dropout_key is None:
-        out, weights, lse = _one_query(q, k, v, allowed, bias, scale, softcap)
+    options = (allowed, bias, scale, softcap)
+    if dropout_key is None and backends.few_queries(q, k):
+        read = _one_query if platforms.platform() == "cpu" else _few_queries
+        out, weights, lse = read(q, k, v, *options)
     else:
-        options = (allowed, bias, scale, softcap, dropout_rate, dropout_key)
-        out, weights, lse = _attend(q, k, v, *options, careful=True)
+        out, weights, lse = _attend(q, k, v, *options, dropout_rate, dropout_key, clean=True)
     return AttentionOutput(out, weights if return_weights else None, lse if return_lse else None)
 
 
-@jax.custom_jvp
+def _cleaned(q, k, v, allowed, bias, scale, softcap):
+    return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=True)
+
+
+def _with_gradients(read):
+    """In the gradient a NaN could stay hidden, so differentiation takes clean operands from the start."""
+    read = jax.custom_jvp(read)
+
+    @read.defjvp
+    @as_written
+    def jvp(primals, tangents):
+        return jax.jvp(_cleaned, primals, tangents)
+
+    return read
+
+
+@_with_gradients
 def _one_query(q, k, v, allowed, bias, scale, softcap):
     """One query a row, as in cached decoding, is bound by reading the memory once.
 
-    Cleaning would write all of it anew, so it is done only when a NaN shows in the result. In the
-    gradient it could stay hidden, so differentiation goes the careful way from the start.
+    Cleaning would write all of it anew, so it is done only when a NaN shows in the result.
     """
-    arguments = (q, k, v, allowed, bias, scale, softcap, 0.0, None)
-    plain = _attend(*arguments, careful=False)
+    arguments = (q, k, v, allowed, bias, scale, softcap)
+    plain = _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=False)
     spoilt = jnp.isnan(plain[0]).any()
-    return jax.lax.cond(spoilt, lambda: _attend(*arguments, careful=True), lambda: plain)
+    return jax.lax.cond(spoilt, lambda: _cleaned(*arguments), lambda: plain)
 
 
-@_one_query.defjvp
-@as_written
-def _one_query_jvp(primals, tangents):
-    def careful(q, k, v, allowed, bias, scale, softcap):
-        return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, careful=True)
+@_with_gradients
+def _few_queries(q, k, v, allowed, bias, scale, softcap):
+    """The same on accelerators, whose products take a value out on the way in, and write nothing anew.
 
-    return jax.jvp(careful, primals, tangents)
+    A NaN in a key is in its own logit alone, where the mask hides it. Values that no query reads are
+    left out; where one of the queries that share them may and another may not, they are cleaned.
+    """
+    allowed, bias = _readable(allowed, bias)
+    shared = _shared(allowed, k.shape[-2], q.shape[-2])
+    poison: Any = 0
+    if shared is not None:
+        v = jnp.where(shared, v, 0)
+    elif allowed is not None:
+        poison = _by_head(_poison(v), q.shape[-2])[..., None, :]
+        v = jnp.where(jnp.isfinite(v), v, 0)
+    return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=False, poison=poison)
 
 
-def _attend(q, k, v, allowed, bias, scale, softcap, dropout_rate, dropout_key, *, careful: bool):
+def _shared(
+    allowed: Bool[Array, "..."] | None, K: int, N: int
+) -> Bool[Array, "*#B #S #K 1"] | None:
+    """Which values are read, by every query that shares their head; None where these differ."""
+    if allowed is None:
+        return None
+    allowed = allowed.reshape((1,) * (3 - allowed.ndim) + allowed.shape)
+    if allowed.shape[-2] != 1 or (allowed.shape[-3] != 1 and K != N):
+        return None
+    return jnp.swapaxes(allowed[..., 0, :], -1, -2)[..., None]
+
+
+def _readable(allowed: Any, bias: Any) -> tuple[Any, Any]:
+    """-inf in the bias is a mask too; kept out of the sum, it leaves no NaN in gradients."""
+    if bias is None:
+        return allowed, None
+    readable = bias != -jnp.inf
+    return readable if allowed is None else allowed & readable, jnp.where(readable, bias, 0)
+
+
+def _attend(
+    q, k, v, allowed, bias, scale, softcap, rate, dropout_key, *, clean: bool, poison: Any = 0
+):
     """Output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
-    products. ``careful`` takes them out of the operands and brings them back as NaN logits, which
-    the mask can hide.
+    products. ``clean`` takes them out of the operands and brings them back as NaN logits, which
+    the mask can hide: ``poison``.
     """
     *batch, T, N, _ = q.shape
     S, K = k.shape[-3:-1]
     compute = jnp.promote_types(q.dtype, jnp.float32)
-    poison: Any = 0
-    if careful:
+    if clean:
         k_poison = _by_head(_poison(k) + _poison(v), N)
         poison = _by_head(_poison(q), N)[..., :, None] + k_poison[..., None, :]
         q, k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v))
@@ -91,16 +137,14 @@ def _attend(q, k, v, allowed, bias, scale, softcap, dropout_rate, dropout_key, *
     logits = _logits(grouped, k.astype(compute)).reshape(*batch, N, T, S)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
+    allowed, bias = _readable(allowed, bias)
     if bias is not None:
-        # -inf in the bias is a mask too; kept out of the sum, it leaves no NaN in gradients.
-        readable = bias != -jnp.inf
-        logits = logits + jnp.where(readable, bias, 0).astype(compute)
-        allowed = readable if allowed is None else allowed & readable
+        logits = logits + bias.astype(compute)
     weights, lse = _softmax(logits + poison, allowed)
 
     kept = weights
     if dropout_key is not None:
-        kept = dropout.dropout(weights, dropout_rate, dropout_key)
+        kept = dropout.dropout(weights, rate, dropout_key)
     out = _mix(kept.reshape(*batch, K, N // K, T, S), v.astype(compute))
     out = out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
     return out, weights, lse.astype(jnp.float32)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.ops import platforms, tpu
-from crossattn.ops.backends import AttentionOutput
+from crossattn.ops.backends import AttentionOutput, few_queries
 from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.ops.masks.tiles import Seen, Static
 from crossattn.types import Array, Float, Key
@@ -31,6 +31,13 @@ _TABLE = 2**19  # bytes for numbers of blocks: half of a core's scalar memory
 def rank(platform: str) -> int | None:
     """First on TPU; nowhere else."""
     return 10 if platform == "tpu" else None
+
+
+def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
+    """Why another backend is the better choice for these shapes."""
+    if few_queries(q, k):
+        return "for few queries, as in decoding, plain products read keys and values where they lie"
+    return None
 
 
 def attend(
@@ -92,7 +99,7 @@ def _attend(q, k, v, mask, scale, softcap, returned: Returned, known: Any) -> At
         return output
     lse = lse[..., :T].reshape(*batch, N, T)
     output = output._replace(rows=(lse, jnp.ones_like(lse))) if returned.rows else output
-    return output._replace(lse=tpu.repaired_lse(lse, prepared)) if returned.lse else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
 
 
 def _known(known: Any, q: Array, batch: tuple[int, ...]) -> tuple[Array, Array]:

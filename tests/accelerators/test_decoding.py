@@ -1,0 +1,53 @@
+"""What a token reads and what decoding holds on one accelerator, held to its weights and caches.
+
+The accelerators' own compilers compile it, on any CPU machine (``make accelerators``); each program takes
+about half a minute.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.accelerators.test_sixteen import needs_compiler
+from tests.conftest import ROOT, as_users_have_it
+
+LAYERS = 2
+COMPILERS = {"v5e:1x1": "v5e:4x4", "h100:1x1": "h100:2x8"}
+OPTIONS = (
+    "--config.model.encoder_layers=1",
+    f"--config.model.decoder_layers={LAYERS}",
+    "--config.model.num_heads=4",  # of 128, which fill the lanes of a TPU
+    "--config.evaluate.decoding.batch_size=256",
+)
+
+
+@functools.cache
+def planned(topology, scan):
+    needs_compiler(COMPILERS[topology])
+    command = [sys.executable, "-m", "experiments.plan", "--decode", "--json"]
+    command += [f"--topology={topology}", "--config=configs/wmt14_de_en.py", *OPTIONS]
+    command += [f"--config.model.scan={scan}"]
+    run = subprocess.run(command, cwd=ROOT, env=as_users_have_it(), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
+@pytest.mark.parametrize("topology", COMPILERS)
+def test_a_token_reads_weights_in_their_compute_type_and_caches_once(topology, scan):
+    plan = planned(topology, scan)
+    weights = plan["memory"]["parameters"] / 2  # bfloat16
+    assert plan["caches"] > 5 * weights
+    assert plan["read"] <= 1.3 * (weights + plan["caches"])
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
+@pytest.mark.parametrize("topology", COMPILERS)
+def test_temporaries_beside_weights_and_caches_are_less_than_one_cache(topology, scan):
+    plan = planned(topology, scan)
+    weights = plan["memory"]["parameters"] / 2
+    one = plan["caches"] / (2 * LAYERS)  # of the source, or of self-attention, of one layer
+    assert plan["memory"]["temporaries"] <= weights + plan["caches"] + one
