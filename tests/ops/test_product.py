@@ -24,6 +24,13 @@ CALLS = {
     "plain": ((32, 256), (256, 256), dims((1,), (0,))),
     "odd_sizes": ((17, 301), (301, 77), dims((1,), (0,))),
     "many_columns": ((12, 70), (70, 1031), dims((1,), (0,))),
+    "one_row": ((1, 256), (256, 256), dims((1,), (0,))),
+    "one_row_of_odd_sizes": ((1, 301), (301, 79), dims((1,), (0,))),
+    "one_row_of_many_columns": ((1, 70), (70, 1031), dims((1,), (0,))),
+    "one_row_for_several_threads": ((1, 1024), (1024, 1536), dims((1,), (0,))),
+    "one_row_transposed": ((1, 256), (4099, 256), dims((1,), (1,))),
+    "one_row_transposed_odd_sizes": ((1, 131), (205, 131), dims((1,), (1,))),
+    "one_row_of_many_axes": ((1, 1, 8, 16), (8, 16, 192), dims((2, 3), (0, 1))),
     "transposed": ((32, 256), (800, 256), dims((1,), (1,))),
     "transposed_odd_sizes": ((13, 131), (205, 131), dims((1,), (1,))),
     "several_axes": ((4, 5, 8, 16), (8, 16, 192), dims((2, 3), (0, 1))),
@@ -49,7 +56,9 @@ def test_it_is_the_product(name):
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", ["odd_sizes", "transposed_odd_sizes", "several_axes"])
+@pytest.mark.parametrize(
+    "name", ["odd_sizes", "transposed_odd_sizes", "several_axes", "one_row", "one_row_transposed"]
+)
 def test_its_derivatives_are_those_of_lax(name):
     left, right, dimensions = CALLS[name]
     primals, tangents = (array(*left), array(*right)), (array(*left), array(*right))
@@ -83,7 +92,7 @@ def test_nan_stays_in_its_row():
 @pytest.mark.parametrize(
     "x, w, dimensions, options",
     [
-        (array(1, 256), array(256, 256), dims((1,), (0,)), {}),
+        (array(2, 256), array(256, 256), dims((1,), (0,)), {}),
         (array(500, 256), array(256, 256), dims((1,), (0,)), {}),
         (array(32, 8), array(8, 8), dims((1,), (0,)), {}),
         (array(256, 32), array(256, 256), dims((0,), (0,)), {}),
@@ -92,7 +101,7 @@ def test_nan_stays_in_its_row():
          dims((1,), (0,)), {"preferred_element_type": jnp.float32}),
         (array(32, 256), array(256, 256), dims((1,), (0,)), {"precision": jax.lax.Precision.HIGH}),
     ],
-    ids=["one_row", "many_rows", "small", "other_axes", "batch", "bfloat16", "precision"],
+    ids=["two_rows", "many_rows", "small", "other_axes", "batch", "bfloat16", "precision"],
 )  # fmt: skip
 def test_elsewhere_it_is_lax(x, w, dimensions, options):
     assert not uses_kernel(x, w, dimensions, **options)

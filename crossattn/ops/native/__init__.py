@@ -15,7 +15,13 @@ import jax
 from crossattn.ops import platforms
 from crossattn.ops.native import build
 
-_TARGETS = ("CrossattnForward", "CrossattnBackward", "CrossattnPack", "CrossattnProduct")
+_TARGETS = (
+    "CrossattnForward",
+    "CrossattnBackward",
+    "CrossattnPack",
+    "CrossattnProduct",
+    "CrossattnRow",
+)
 _LOADING = threading.Lock()
 
 

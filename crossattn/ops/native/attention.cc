@@ -95,7 +95,7 @@ ffi::Error Forward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Integers 
   const int64_t chunk = few ? p.T : kQueryChunk, parts = (p.T + chunk - 1) / chunk;
   // Few queries are little work each: a task takes all heads of a batch entry, if there are several.
   const int64_t heads = (few || may_be_sparse) && p.B > 1 ? p.N : 1;
-  Parallel(pool, p.B * p.N / heads * parts, [&](int64_t task) {
+  Parallel(pool, p.B * p.N / heads * parts, p.Pairs() * (p.H + p.Hv), [&](int64_t task) {
     const int64_t part = task % parts, first = task / parts * heads;
     const int64_t t0 = part * chunk, t1 = std::min(p.T, t0 + chunk);
     for (int64_t i = first; i < first + heads; ++i) {
@@ -133,7 +133,7 @@ ffi::Error Backward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Integers
     float* own = others.get() + (part - 1) * (size_k + size_v);
     return part == 0 ? d : Gradients{d.q, own, own + size_k};
   };
-  Parallel(pool, p.B * p.K * parts, [&](int64_t task) {
+  Parallel(pool, p.B * p.K * parts, p.Pairs() * (3 * p.H + 2 * p.Hv), [&](int64_t task) {
     const int64_t part = task % parts, head = task / parts;
     const int64_t t0 = blocks * part / parts * p.QueryBlock();
     const int64_t t1 = std::min(p.T, blocks * (part + 1) / parts * p.QueryBlock());
@@ -143,7 +143,7 @@ ffi::Error Backward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Integers
   if (parts == 1) return ffi::Error::Success();
   constexpr int64_t kSlice = 1 << 16;
   auto add = [&](float* to, int64_t size, int64_t offset) {
-    Parallel(pool, (size + kSlice - 1) / kSlice, [&](int64_t slice) {
+    Parallel(pool, (size + kSlice - 1) / kSlice, parts * size, [&](int64_t slice) {
       const int64_t from = slice * kSlice, end = std::min(size, from + kSlice);
       for (int64_t part = 1; part < parts; ++part) {
         const float* own = others.get() + (part - 1) * (size_k + size_v) + offset;

@@ -15,9 +15,18 @@ namespace ffi = xla::ffi;
 
 namespace crossattn {
 
-// Runs task(0) .. task(count - 1) on the caller's thread and XLA's pool.
+// Multiply-adds that take about as long as it takes to wake a thread.
+constexpr int64_t kWorthAThread = 1 << 19;
+
+// Runs task(0) .. task(count - 1), of so much work in all, on the caller's thread and on as many of
+// XLA's pool as have enough to do.
 template <typename F>
-void Parallel(ffi::ThreadPool& pool, int64_t count, F task) {
+void Parallel(ffi::ThreadPool& pool, int64_t count, int64_t work, F task) {
+  const int64_t helpers = std::min({pool.num_threads() - 1, count - 1, work / kWorthAThread});
+  if (helpers < 1) {
+    for (int64_t i = 0; i < count; ++i) task(i);
+    return;
+  }
   struct Shared {
     std::atomic<int64_t> next{0}, done{0};
     std::mutex mutex;
@@ -25,7 +34,7 @@ void Parallel(ffi::ThreadPool& pool, int64_t count, F task) {
   };
   auto shared = std::make_shared<Shared>();
   // A helper that starts after the last task was taken touches nothing but `shared`.
-  auto work = [shared, count, &task] {
+  auto run = [shared, count, &task] {
     for (int64_t i; (i = shared->next.fetch_add(1)) < count;) {
       task(i);
       if (shared->done.fetch_add(1) + 1 == count) {
@@ -34,9 +43,8 @@ void Parallel(ffi::ThreadPool& pool, int64_t count, F task) {
       }
     }
   };
-  const int64_t helpers = std::min<int64_t>(pool.num_threads() - 1, count - 1);
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::decay_t<decltype(work)>(work));
-  work();
+  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::decay_t<decltype(run)>(run));
+  run();
   for (int spin = 0; spin < 2000 && shared->done.load() < count; ++spin) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();

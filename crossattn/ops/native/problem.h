@@ -64,6 +64,7 @@ struct Problem {
   std::vector<int64_t> interval_of, numbers_of, limits_of, bytes_of;
   int64_t bytes_of_head = 0;
 
+  int64_t Pairs() const { return B * N * T * S; }
   Rows Queries(const float* x, int64_t b, int64_t n, int64_t size) const {
     return {x + (b * T * N + n) * size, N * size};
   }
