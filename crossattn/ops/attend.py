@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
-from crossattn.ops.choice import DispatchResult, first_that_fits, warn_where_slow
+from crossattn.ops.choice import DispatchResult, first_that_fits, warn_where_slow, widened
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
@@ -166,11 +166,13 @@ def run(
     dropout_rate,
     dropout_key,
     late: bool = True,
+    wide: bool = False,
     **returned,
 ) -> DispatchResult:
     """Check the arguments of ``attend`` and run the first backend that fits; see there.
 
-    With ``late`` that may be left open until the program is lowered, and the result names none.
+    With ``late`` that may be left open until the program is lowered, and the result names none; with ``wide``
+    the output is float32 at least, of a part that is yet to be merged with others.
     """
     arguments.check_operands(q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
@@ -191,7 +193,7 @@ def run(
     if backend is not None:
         backends.get(backend)
     if 0 in full:
-        out = jnp.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        out = jnp.zeros((*q.shape[:-1], v.shape[-1]), widened(q.dtype) if wide else q.dtype)
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
         return DispatchResult(backends.AttentionOutput(out, weights, lse), None)
@@ -206,10 +208,10 @@ def run(
     late = late and backend is None and primitive.suits(q, k, options)
     explicit = placement.mesh_of((q, k, v, mask, bias)) is not None
     if late and not explicit:
-        return DispatchResult(primitive.attend(q, k, v, mask, options), None)
+        return DispatchResult(primitive.attend(q, k, v, mask, options, wide), None)
     if not explicit and placement.attended_on((q, k, v, mask, bias)) is None:
-        return first_that_fits(backend, q, k, v, mask, options)
-    attended, tried = spread.attend(_part_by(backend, late), q, k, v, mask, options)
+        return first_that_fits(backend, q, k, v, mask, options, wide)
+    attended, tried = spread.attend(_part_by(backend, late), q, k, v, mask, options, wide)
     return DispatchResult(attended, tried.backend, tried.skipped)
 
 
@@ -217,10 +219,12 @@ def run(
 def _part_by(backend: str | None, late: bool) -> Any:
     """One function for each backend, so that what was compiled for it is found again."""
 
-    def run_part(q, k, v, mask, options: dict) -> tuple[backends.AttentionOutput, spread.Tried]:
+    def run_part(
+        q, k, v, mask, options: dict, wide: bool
+    ) -> tuple[backends.AttentionOutput, spread.Tried]:
         if late:
-            return primitive.attend(q, k, v, mask, options), spread.Tried(None, ())
-        ran = first_that_fits(backend, q, k, v, mask, options)
+            return primitive.attend(q, k, v, mask, options, wide), spread.Tried(None, ())
+        ran = first_that_fits(backend, q, k, v, mask, options, wide)
         return ran.attended, spread.Tried(ran.backend, ran.skipped)
 
     return run_part

@@ -2,7 +2,9 @@
 
 import functools
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from crossattn.ops import backends, platforms
 from crossattn.ops.masks import Mask
@@ -42,9 +44,11 @@ _REUSED = ("return_rows", "known")
 
 
 def first_that_fits(
-    backend: str | None, q, k, v, mask: Mask | None, options: dict
+    backend: str | None, q, k, v, mask: Mask | None, options: dict, wide: bool = False
 ) -> DispatchResult:
     """What the first backend gives, or the one that is named.
+
+    With ``wide`` the output is float32 at least, of a part that is yet to be merged with others.
 
     Raises:
       Refused: none takes the call.
@@ -59,10 +63,31 @@ def first_that_fits(
             continue
         try:
             own = options if getattr(module, "REUSES", False) else plain
-            return DispatchResult(module.attend(q, k, v, mask, **own), name, tuple(skipped))
+            attended = call(module, q, k, v, mask, own, wide)
+            return DispatchResult(attended, name, tuple(skipped))
         except NotImplementedError as refusal:
             skipped.append(Skipped(name, str(refusal), True))
     raise Refused(tuple(skipped), named=backend is not None)
+
+
+def call(module: Any, q, k, v, mask, options: dict, wide: bool) -> backends.AttentionOutput:
+    """A backend, whose output is float32 at least where that is asked for: see ``first_that_fits``.
+
+    An accelerator's own kernels round what they give to the type of what they read; others do not.
+    """
+    if not wide:
+        return module.attend(q, k, v, mask, **options)
+    name = module.__name__.rpartition(".")[2]
+    dtype = widened(q.dtype)
+    if platforms.platform() == "cpu" or name in PLAIN:
+        return module.attend(q.astype(dtype), k, v, mask, **options)
+    attended = module.attend(q, k, v, mask, **options)
+    return attended._replace(out=attended.out.astype(dtype))
+
+
+def widened(dtype: Any) -> Any:
+    """The type of sums: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def warn_where_slow(ran: DispatchResult) -> None:

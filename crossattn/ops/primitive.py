@@ -42,6 +42,7 @@ class Problem:
       lse: whether the log-sum-exp is returned.
       rows: whether what the backward pass needs is returned too.
       rules: the table of ``crossattn.axes`` in force.
+      wide: whether the output is float32 at least, of a part that is yet to be merged.
     """
 
     form: Any
@@ -50,6 +51,7 @@ class Problem:
     lse: bool
     rows: bool
     rules: Any
+    wide: bool = False
 
     def unpack(self, arrays: Sequence[Any]) -> tuple[Any, Any, Any, Mask | None, dict[str, Any]]:
         """The arguments of a backend."""
@@ -90,15 +92,17 @@ def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
     return not blocks.is_symbolic(*q.shape, *k.shape)
 
 
-def attend(q, k, v, mask: Mask | None, options: dict[str, Any]) -> AttentionOutput:
-    """Output, and the log-sum-exp where it is asked for."""
+def attend(
+    q, k, v, mask: Mask | None, options: dict[str, Any], wide: bool = False
+) -> AttentionOutput:
+    """Output, and the log-sum-exp where it is asked for; for ``wide``, ``choice.first_that_fits``."""
     terms, form = slices.taken_apart(mask)
     given = dict(q=q, k=k, v=v, mask=terms)
     given |= {name: options[name] for name in _TRACED if hasattr(options[name], "dtype")}
     plain = tuple((name, options[name]) for name in _TRACED if name not in given)
     arrays, structure = jax.tree.flatten(given)
     rules = tuple(sorted(axes.rules().items()))
-    problem = Problem(structure, form, plain, options["return_lse"], False, rules)
+    problem = Problem(structure, form, plain, options["return_lse"], False, rules, wide)
     results = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
     return AttentionOutput(results[0], None, results[1] if problem.lse else None)
 
@@ -109,17 +113,17 @@ def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> Atte
     options |= dict(return_rows=problem.rows, known=known)
     with axes.use_rules(dict(problem.rules)):
         if placement.attended_on((q, k, v, mask, options)) is None:
-            ran = choice.first_that_fits(None, q, k, v, mask, options)
+            ran = choice.first_that_fits(None, q, k, v, mask, options, problem.wide)
         else:
-            attended, tried = spread.attend(_part, q, k, v, mask, options)
+            attended, tried = spread.attend(_part, q, k, v, mask, options, problem.wide)
             ran = choice.DispatchResult(attended, tried.backend, tried.skipped)
     choice.warn_where_slow(ran)
     return ran.attended
 
 
-def _part(q, *call: Any) -> tuple[AttentionOutput, spread.Tried]:
-    ran = choice.first_that_fits(None, q, *call)
-    attended, options = ran.attended, call[-1]
+def _part(q, k, v, mask, options: dict, wide: bool) -> tuple[AttentionOutput, spread.Tried]:
+    ran = choice.first_that_fits(None, q, k, v, mask, options, wide)
+    attended = ran.attended
     if options["return_rows"] and attended.rows is None:
         # Of a backend that does not reuse them; every device has some.
         nothing = jnp.zeros((*q.shape[:-3], q.shape[-2], q.shape[-3]), _wide(q))
@@ -128,7 +132,7 @@ def _part(q, *call: Any) -> tuple[AttentionOutput, spread.Tried]:
 
 
 def _wide(x: Any) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return choice.widened(x.dtype)
 
 
 @as_written
@@ -158,7 +162,7 @@ def _shapes(*avals: Any, problem: Problem) -> list[Any]:
         return q.update(shape=tuple(shape), dtype=dtype, sharding=sharding, weak_type=False)
 
     rows = *q.shape[:-3], q.shape[-2], q.shape[-3]
-    results = [shaped((*q.shape[:-1], v.shape[-1]), q.dtype)]
+    results = [shaped((*q.shape[:-1], v.shape[-1]), _wide(q) if problem.wide else q.dtype)]
     results += [shaped(rows, jnp.dtype("float32"))] * problem.lse
     return results + [shaped(rows, _wide(q))] * (2 * problem.rows)
 
@@ -206,7 +210,7 @@ def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], module: Any) 
 
     def call(*points: Any) -> list[Any]:
         q, k, v, mask, options = problem.unpack(_with(arrays, moving, points))
-        output = module.attend(q, k, v, mask, **options)
+        output = choice.call(module, q, k, v, mask, options, problem.wide)
         return [output.out, *([output.lse] if problem.lse else [])]
 
     return call

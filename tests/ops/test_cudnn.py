@@ -7,6 +7,7 @@ import pytest
 
 import crossattn as xa
 from crossattn import testing
+from crossattn.ops import backends
 from tests.ops.pretended_gpu import pretended_gpu
 
 # The kernels make the weights from a float32 log-sum-exp, as here: of such logits it has three digits, and a
@@ -31,7 +32,8 @@ def name_of(item):
 
 
 @pytest.fixture(autouse=True)
-def _here_is_a_gpu():
+def _here_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(backends, "_FEW", 0)  # the cases are of few queries
     with pretended_gpu(float32=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "attend runs 'reference'")
         yield

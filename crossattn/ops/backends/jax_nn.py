@@ -68,7 +68,7 @@ def attend(
         options: dict[str, Any] = dict(scale=scale, implementation="xla") | keywords
         out = jax.nn.dot_product_attention(*operands, **options)
         return AttentionOutput(_repaired(out, q, v, prepared).astype(dtype))
-    known = None if known is None else _folded(known)
+    known = None if known is None else _folded(known, compute)
     wanted = dict(known=known, return_lse=return_lse, return_rows=return_rows)
     out, lse = cudnn.attention(operands, keywords, scale=scale, **wanted)
     output = AttentionOutput(_repaired(out, q, v, prepared).astype(dtype))
@@ -84,11 +84,11 @@ def _repaired(out: Array, q: Array, v: Array, prepared: lowering.Prepared) -> Ar
     return lowering.repair(out.reshape(*q.shape[:-1], v.shape[-1]), prepared)
 
 
-def _folded(known: Any) -> tuple[Array, Array]:
+def _folded(known: Any, dtype: Any) -> tuple[Array, Array]:
     """Output [B T N Hv] and log-sum-exp [B N T] as the kernel gave them; what was repaired is 0."""
     out, lse = known[0], known[1] + jnp.log(known[2])
     out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
-    return out.reshape(-1, *out.shape[-3:]), lse.reshape(-1, *lse.shape[-2:])
+    return out.reshape(-1, *out.shape[-3:]).astype(dtype), lse.reshape(-1, *lse.shape[-2:])
 
 
 def _refuse(q: Array, softcap, dropout_key, weights: bool) -> None:

@@ -1,43 +1,31 @@
 """JAX's splash attention, the fused kernel for TPUs: blocks that a mask hides are never computed.
 
 A causal mask or a window, by index, is computed in the kernel; segments, padding and lengths become
-segment numbers. Other masks and biases are refused, and so is the log-sum-exp, which has no gradient.
+segment numbers. What is known only when the program runs (a prefix, an offset, positions) is the first and
+the last key of each query, or else a matrix, a byte for each query and key. Biases and dropout are refused.
 The backward pass makes the weights from a float32 log-sum-exp: under logits of 10,000, to three digits.
 
-Run here: the kernel in Pallas's interpret mode, by ``interpreted``. Not run: on a TPU.
+Run here: the kernels in Pallas's interpret mode. Not run: on a TPU.
 
 Source: ``jax.experimental.pallas.ops.tpu.splash_attention``.
 """
 
 import importlib
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from crossattn.ops import platforms
+from crossattn.ops import platforms, tpu
 from crossattn.ops.backends import AttentionOutput, few_queries
-from crossattn.ops.masks import Band, KeyPadding, Lengths, Mask, Segments, Term, as_mask, lowering
-from crossattn.types import Array, Float, Int, Key
-
-_BLOCK = 128  # queries and keys are padded to multiples of it
-_WIDEST = 512  # block of the grid, where it divides the length
-# What a kernel and its backward pass are told.
-_STATIC = (
-    "save_residuals",
-    "mask_value",
-    "is_mqa",
-    "block_sizes",
-    "mask_function",
-    "attn_logits_soft_cap",
-    "interpret",
-)
-
+from crossattn.ops.masks import Mask, lowering, tiles
+from crossattn.ops.masks.tiles import Seen, Static
+from crossattn.types import Array, Float, Key
 
 REUSES = True
+_TABLE = 2**19  # bytes for numbers of blocks: half of a core's scalar memory
 
 
 def rank(platform: str) -> int | None:
@@ -75,241 +63,233 @@ def attend(
         raise NotImplementedError(
             "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
         )
-    _refuse(q, bias, softcap, dropout_key, return_weights, return_lse)
-    return _attend(q, k, v, mask, scale, softcap, return_rows, known, interpret=False)
+    _refuse(q, bias, softcap, dropout_key, return_weights)
+    returned = Returned(return_lse, return_rows)
+    return _attend(q, k, v, mask, scale, softcap, returned, known)
 
 
-def interpreted(q, k, v, mask=None, *, bias=None, scale=None, softcap=None, **others) -> Array:
-    """The same on any platform, slowly, in Pallas's interpret mode; arguments as ``attend``'s.
+class Returned(NamedTuple):
+    """What is asked for beside the output."""
 
-    It is how the kernel's arguments are tested without a TPU; for nothing else.
-    """
-    others = {name: x for name, x in others.items() if x}
-    _refuse(q, bias, softcap, others or None, False, False)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    mask = None if mask is None else as_mask(mask)
-    return _attend(q, k, v, mask, scale, softcap, False, None, interpret=True).out
+    lse: bool
+    rows: bool
 
 
-class Static(NamedTuple):
-    """The band that the kernel computes by index, -left <= key - query <= right; None: no limit."""
-
-    left: int | None
-    right: int | None
-
-
-class Ids(NamedTuple):
-    """Segment numbers [*#B T] and [*#B S]: a query reads the keys of its own; None: one segment."""
-
-    q: Int[Array, "*#B T"] | None
-    k: Int[Array, "*#B S"] | None
-
-
-def lower(mask: Mask | None, T: int, S: int) -> tuple[Static, Ids]:
-    """The mask as what the kernel takes.
-
-    Raises:
-      NotImplementedError: it cannot say the mask.
-    """
-    terms = () if mask is None else mask.terms
-    bands = [t for t in terms if isinstance(t, Band)]
-    segments = [t for t in terms if isinstance(t, Segments)]
-    for term in terms:
-        if not isinstance(term, (Band, Segments, KeyPadding, Lengths)):
-            raise NotImplementedError(f"splash attention cannot say the mask {type(term).__name__}")
-    if len(segments) > 1:
-        raise NotImplementedError("splash attention takes one kind of segments")
-    static = _band(bands, T, S)
-    q = jnp.ones((T,), jnp.int32)
-    k = jnp.ones((S,), jnp.int32)
-    for term in segments:
-        # Segment 0 reads nothing: its queries get a number that no key has.
-        q = jnp.where(jnp.asarray(term.q_segment_ids) > 0, term.q_segment_ids, -1).astype(jnp.int32)
-        k = jnp.asarray(term.k_segment_ids).astype(jnp.int32)
-    others = [t for t in terms if isinstance(t, (KeyPadding, Lengths))]
-    for term in others:
-        k = jnp.where(_valid_keys(term, S), k, 0)
-        if isinstance(term, Lengths) and term.q_lengths is not None:
-            inside = jnp.arange(T) < jnp.asarray(term.q_lengths)[..., None]
-            q = jnp.where(inside, q, -1)
-    return static, Ids(q, k) if segments or others else Ids(None, None)
-
-
-def _valid_keys(term: Term, S: int) -> Any:
-    if isinstance(term, KeyPadding):
-        return jnp.asarray(term.valid)
-    assert isinstance(term, Lengths)
-    return jnp.arange(S) < jnp.asarray(term.k_lengths)[..., None]
-
-
-def _band(bands: list[Band], T: int, S: int) -> Static:
-    left = right = None
-    for band in bands:
-        if band.q_positions is not None or band.k_positions is not None:
-            raise NotImplementedError("splash attention goes by index, not by given positions")
-        if not isinstance(band.offset, (int, type(None))):
-            raise NotImplementedError("splash attention takes an offset that is a plain number")
-        offset = band.offset or 0
-        if band.left is not None:
-            left = band.left - offset if left is None else min(left, band.left - offset)
-        if band.right is not None:
-            right = band.right + offset if right is None else min(right, band.right + offset)
-    # A block of queries without a key is never run, and what it leaves is NaN, gradients too.
-    above = right is not None and right < 0
-    beyond = left is not None and _padded(T) - 1 - left > _padded(S) - 1
-    between = left is not None and right is not None and left + right < 0
-    if above or beyond or between:
-        raise NotImplementedError("splash attention needs a key by index for every query")
-    return Static(left, right)
-
-
-def _attend(q, k, v, mask, scale, softcap, rows: bool, known, interpret: bool) -> AttentionOutput:
+def _attend(q, k, v, mask, scale, softcap, returned: Returned, known: Any) -> AttentionOutput:
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
-    static, ids = lower(mask, T, S)
+    exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
     prepared = lowering.prepare(q, k, v, None, mask, unlowered)
-    q, k, v = prepared.q, prepared.k, prepared.v
-    if ids.k is None and _padded(S) != S:
-        ids = Ids(jnp.ones((T,), jnp.int32), jnp.ones((S,), jnp.int32))
-    q = _scaled(q, scale)
-    k, v = k.astype(q.dtype), v.astype(q.dtype)
+    # Mosaic has no float16.
+    compute = jnp.float32 if dtype == jnp.float16 else dtype
+    q = tpu.scaled(prepared.q.astype(compute), scale)
+    k, v = prepared.k.astype(q.dtype), prepared.v.astype(q.dtype)
     batch = q.shape[:-3]
-    q, k, v = _heads_first(q, batch), _heads_first(k, batch), _heads_first(v, batch)
-    numbers: Any = [None if x is None else _segments(x, batch) for x in ids]
-    segment_ids = None if ids.k is None else _library().SegmentIds(*numbers)
-    kernel = partial(_kernel, static, N, _padded(T), _padded(S), softcap, interpret)
-    lse: Any = None
+    tiled = tiles.tiled(mask, T, S)
+    ids = tpu.segment_ids(tiled.ids, T, S, batch)
+    segment_ids = None if ids is None else _library().splash_attention.SegmentIds(*ids)
+    kernel = _kernel(tiled, q, k, v, softcap, exact)
     if known is not None:
-        out, lse = known[0], known[1] + jnp.log(known[2])
-        # What was repaired takes no part in a gradient; nor do the rows of the padding.
-        out = _heads_first(jnp.where(jnp.isfinite(out), out, 0).astype(q.dtype), batch)
-        lse = jnp.where(jnp.isfinite(lse), lse, 0).reshape(math.prod(batch), N, T)
-        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, -T % _BLOCK)))
-        out = _again(kernel, q, k, v, segment_ids, (out, lse.astype(jnp.float32)))
-    elif rows:
-        out, (lse,) = _over_batch(kernel(save_residuals=True), q, k, v, segment_ids)
-        lse = lse[..., :T].reshape(*batch, N, T)
-    else:
-        out = _over_batch(kernel(), q, k, v, segment_ids)
+        known = _known(known, q, batch)
+    q, k, v = (tpu.heads_first(x, batch) for x in (q, k, v))
+    out, lse = _fused(kernel, any(returned), (q, k, v, segment_ids), known)
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
-    return output._replace(rows=(lse, jnp.ones_like(lse))) if rows else output
+    if lse is None:
+        return output
+    lse = lse[..., :T].reshape(*batch, N, T)
+    output = output._replace(rows=(lse, jnp.ones_like(lse))) if returned.rows else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
 
 
-def _over_batch(kernel: Any, q, k, v, segment_ids: Any) -> Any:
-    """The kernel, which is one example's."""
-    return jax.vmap(kernel, (0, 0, 0, None if segment_ids is None else 0))(q, k, v, segment_ids)
+def _known(known: Any, q: Array, batch: tuple[int, ...]) -> tuple[Array, Array]:
+    """Output and log-sum-exp as the kernel gave them; what was repaired takes no part in a gradient."""
+    out, lse = known[0], known[1] + jnp.log(known[2])
+    out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
+    lse = lse.reshape(math.prod(batch), *lse.shape[-2:]).astype(jnp.float32)
+    lse = jnp.pad(lse, ((0, 0), (0, 0), (0, tpu.padded(lse.shape[-1]) - lse.shape[-1])))
+    return tpu.heads_first(out.astype(q.dtype), batch), lse
 
 
-def _again(kernel: Callable[..., Any], q, k, v, segment_ids: Any, known: tuple) -> Array:
-    """The output, which is known already, with the gradient that the library's kernels give for it.
+class Kernel(NamedTuple):
+    """The kernels of forward and backward pass.
 
-    It has no public name; where it is not found, the output is computed again.
+    Attributes:
+      infos: which blocks are computed, and what of them is hidden: for the output, for dq, for dk and dv.
+      each: beside each of their arrays, 0 where every example has its own, None where all have the same.
+      options: of the library.
+      exact: whether products keep the digits of float32.
     """
-    module = importlib.import_module(f"{_library().__name__}.splash_attention_kernel")
-    back = getattr(module, "_splash_attention_bwd", None)
-    if back is None:
-        return _over_batch(kernel(), q, k, v, segment_ids)
-    made = kernel()
-    options = {name: x for name, x in made.kwargs.items() if name in _STATIC}
+
+    infos: tuple[Any, ...]
+    each: tuple[Any, ...]
+    options: dict[str, Any]
+    exact: bool
+
+    def map(self, function: Any, infos: Any, *operands: Any) -> Any:
+        """``function(infos, *operands)`` of every example."""
+        mapped = (self.each, *(None if x is None else 0 for x in operands))
+        with tpu.precision(self.exact):
+            return jax.vmap(function, mapped)(infos, *operands)
+
+    def forward(self, infos: Any, q, k, v, segment_ids, rows: bool) -> tuple[Array, Array | None]:
+        """Output and, with ``rows``, the log-sum-exp; 0 where no block was computed."""
+
+        def one(infos: Any, *operands: Any) -> Any:
+            options = self.options | dict(save_residuals=rows)
+            return _library().kernel.SplashAttentionKernel(*infos, **options)(*operands)
+
+        results = self.map(one, infos, q, k, v, segment_ids)
+        out, lse = (results[0], results[1][0]) if rows else (results, jnp.zeros(()))
+        out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
+        return out, lse if rows else None
+
+    def backward(self, infos: Any, q, k, v, segment_ids, out, lse, d_out) -> Any:
+        """Gradients of q, k and v. The library has no public name for this pass alone."""
+
+        def one(infos: Any, q, k, v, segment_ids, out, lse, d_out):
+            residuals = (q, k, v, segment_ids, None, out, lse, *infos[1:])
+            back = _library().kernel._splash_attention_bwd
+            return back(res=residuals, do=d_out, **self.options)[3:6]
+
+        return self.map(one, infos, q, k, v, segment_ids, out, lse, d_out)
+
+
+def _fused(kernel: Kernel, with_lse: bool, operands: tuple, known: Any) -> tuple[Array, Any]:
+    """Output and log-sum-exp, both differentiable; what is known already is not computed again."""
 
     @jax.custom_vjp
-    def again(q, k, v, out, lse, segment_ids):
-        return out
+    def attention(q, k, v, segment_ids, infos, known):
+        if known is None:
+            known = kernel.forward(infos, q, k, v, segment_ids, with_lse)
+        return known[0], known[1] if with_lse else None
 
-    def forward(*given):
-        return given[3], given
+    def forward(q, k, v, segment_ids, infos, known):
+        if known is None:
+            known = kernel.forward(infos, q, k, v, segment_ids, True)
+        out, lse = known
+        return (out, lse if with_lse else None), (q, k, v, segment_ids, infos, out, lse)
 
-    def backward(given, d_out):
-        def one(q, k, v, out, lse, segment_ids, d_out):
-            infos = made.dq_mask_info, made.dkv_mask_info
-            residuals = (q, k, v, segment_ids, None, out, lse, *infos)
-            return back(res=residuals, do=d_out, residual_checkpoint_name=None, **options)[3:6]
+    def backward(given, cotangents):
+        q, k, v, segment_ids, infos, out, lse = given
+        d_out, d_lse = cotangents
+        if d_lse is not None:
+            out, v, d_out = tpu.with_lse(out, v, d_out, d_lse)
+        dq, dk, dv = kernel.backward(infos, q, k, v, segment_ids, out, lse, d_out)
+        return dq, dk, dv[..., : given[2].shape[-1]], None, None, None
 
-        mapped = (*[0] * 5, None if segment_ids is None else 0, 0)
-        each: Any = jax.vmap(one, mapped)
-        return *each(*given, d_out), None, None, None
-
-    again.defvjp(forward, backward)
-    out, lse = known
-    return again(q, k, v, out, lse, segment_ids)
-
-
-def _scaled(q: Array, scale: Any) -> Array:
-    """The kernel has no scale. Times a power of two is exact; anything else is kept in float32."""
-    if isinstance(scale, (int, float)) and scale and abs(math.frexp(scale)[0]) == 0.5:
-        return q * jnp.asarray(scale, q.dtype)
-    return q.astype(jnp.float32) * scale
+    attention.defvjp(forward, backward)
+    return attention(*operands, kernel.infos, known)
 
 
-def _kernel(
-    static: Static,
-    N: int,
-    T: int,
-    S: int,
-    softcap: float | None,
-    interpret: bool,
-    save_residuals: bool = False,
-) -> Any:
-    splash = _library()
-    shape, window = (T, S), (static.left, static.right)
-    if window == (None, None):
-        one = splash.FullMask(shape)
-    elif window == (None, 0):
-        one = splash.CausalMask(shape)
+def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, exact: bool) -> Kernel:
+    N, lengths = q.shape[-2], (q.shape[-3], k.shape[-3])
+    T, S = padded = tpu.padded(lengths[0]), tpu.padded(lengths[1])
+    if tiled.rest.terms or not tiled.band.leaves_a_key(T, S):
+        mask = tiled.band.mask & tiled.rest
+        seen = tiles.seen(mask, *lengths, padded, q.shape[:-3])
+        pairs = 0 if seen.allowed is None else 1
+        sizes = tpu.blocks(T, S, q.shape[-1], v.shape[-1], q.dtype, exact, pairs)
+        function = None if seen.allowed is not None else seen.reads
+        made = [_info(seen, N, S, *size, by_key=i == 2) for i, size in enumerate(sizes)]
     else:
-        one = splash.LocalMask(shape, window, 0)
-    queries, keys = _block(T), _block(S)
-    sizes = splash.BlockSizes(
-        **{f"block_q{which}": queries for which in ("", "_dkv", "_dq")},
-        **{f"block_kv{which}": keys for which in ("", "_compute", "_dkv", "_dkv_compute", "_dq")},
+        sizes = tpu.blocks(T, S, q.shape[-1], v.shape[-1], q.dtype, exact)
+        made, function = _static(tiled.band, N, padded, sizes)
+    names = "", "_dq", "_dkv"
+    blocks = {f"block_q{name}": size[0] for name, size in zip(names, sizes, strict=True)}
+    blocks |= {f"block_kv{name}": size[1] for name, size in zip(names, sizes, strict=True)}
+    options = dict(
+        block_sizes=_library().splash_attention.BlockSizes(**blocks),
+        is_mqa=False,
+        save_residuals=False,
+        mask_value=_library().kernel.DEFAULT_MASK_VALUE,
+        attn_logits_soft_cap=softcap,
+        residual_checkpoint_name=None,
+        mask_function=function,
+        interpret=False,
     )
-    # Its numpy arrays of the mask must not become tracers of whatever calls this.
-    with jax.ensure_compile_time_eval():
-        return splash.make_splash_mha(
-            splash.MultiHeadMask([one] * N),
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=1,
-            attn_logits_soft_cap=softcap,
-            interpret=interpret,
-            save_residuals=save_residuals,
+    infos, each = zip(*made, strict=True)
+    return Kernel(infos, each, options, exact)
+
+
+def _static(band: Static, N: int, lengths: tuple[int, int], sizes: tpu.Blocks) -> tuple[list, Any]:
+    """Of a band by index: all is known, as numpy arrays, and no block is looked at in vain."""
+    library = _library()
+    splash = library.splash_attention
+    if band == (None, None):
+        one = splash.FullMask(lengths)
+    elif band == (None, 0):
+        one = splash.CausalMask(lengths)
+    else:
+        one = splash.LocalMask(lengths, tuple(band), 0)
+    heads = splash.MultiHeadMask([one] * N)
+    process = (library.info.process_mask,) * 2 + (library.info.process_mask_dkv,)
+    made = [
+        of_kernel(heads, size, head_shards=1, q_seq_shards=1)
+        for of_kernel, size in zip(process, sizes, strict=True)
+    ]
+    return [(info, None) for info, _ in made], made[0][1]
+
+
+def _info(seen: Seen, N: int, S: int, rows: int, columns: int, by_key: bool) -> tuple[Any, Any]:
+    """Of what the program knows only when it runs; ``by_key`` for dk and dv, which go over the queries."""
+    MaskInfo = _library().info.MaskInfo
+    runs = tiles.visited(seen, rows, columns, S)
+    axis = 0 if by_key else 1
+    index = jnp.arange(runs.shape[axis])
+    index = index[:, None] if by_key else index[None, :]
+    # A block that is not computed is not fetched either: its place holds that of a neighbour.
+    first = jnp.argmax(runs, axis, keepdims=True)
+    last = runs.shape[axis] - 1 - jnp.argmax(jnp.flip(runs, axis), axis, keepdims=True)
+    nearest = jnp.clip(index, first, last).astype(jnp.int16)
+    if seen.allowed is None:
+        tables = [x[None] for x in (nearest, runs.astype(jnp.int8))]
+        numbers, each = _of_each(seen.numbers)
+        return MaskInfo(tables[0], None, tables[1], None, numbers), MaskInfo(*[None] * 4, each)
+    b, n, T = seen.allowed.shape[:3]
+    shape = n, T // rows, S // columns
+    count = math.prod(shape)
+    if 7 * count > _TABLE:
+        raise NotImplementedError(
+            f"the tables for {count} blocks of a matrix do not fit a TPU core's scalar memory"
         )
+    tables = [jnp.broadcast_to(x, shape) for x in (nearest, runs.astype(jnp.int8))]
+    blocks = seen.allowed.reshape(b, *shape[:2], rows, shape[2], columns)
+    blocks = blocks.transpose(0, 1, 2, 4, *((5, 3) if by_key else (3, 5)))
+    blocks, each = _of_each(blocks.reshape(b, count, *blocks.shape[-2:]))
+    places = jnp.where(runs, np.arange(count, dtype=np.int32).reshape(shape), 0)
+    info = MaskInfo(tables[0], places, tables[1], blocks, None)
+    return info, MaskInfo(None, None, None, each, None)
 
 
-def _library() -> Any:
+def _of_each(x: Array) -> tuple[Array, int | None]:
+    """An array with an example a row and the axis of examples, or the only row."""
+    return (x, 0) if x.shape[0] > 1 else (x[0], None)
+
+
+class _Library(NamedTuple):
+    """Modules of the library."""
+
+    splash_attention: Any
+    kernel: Any
+    info: Any
+
+
+def _library() -> _Library:
+    name = "jax.experimental.pallas.ops.tpu.splash_attention"
     try:
-        from jax.experimental.pallas.ops.tpu import splash_attention
+        parts = [name, f"{name}.splash_attention_kernel", f"{name}.splash_attention_mask_info"]
+        library = _Library(*map(importlib.import_module, parts))
     except ImportError as error:
         raise NotImplementedError(f"this JAX has no splash attention: {error}") from error
-    return splash_attention
+    if not hasattr(library.kernel, "_splash_attention_bwd"):
+        raise NotImplementedError("this JAX's splash attention has no backward pass of its own")
+    return library
 
 
-def _padded(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK
-
-
-def _block(length: int) -> int:
-    return math.gcd(length, _WIDEST)
-
-
-def _heads_first(x: Float[Array, "*B X N H"], batch: tuple[int, ...]) -> Array:
-    """[B N X' H], padded with zeros."""
-    x = jnp.moveaxis(x.reshape(math.prod(batch), *x.shape[-3:]), -2, -3)
-    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[-2] % _BLOCK), (0, 0)))
-
-
-def _segments(x: Int[Array, "*#B X"], batch: tuple[int, ...]) -> Array:
-    """Numbers for each example, [B X']; 0 in the padding."""
-    x = jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(math.prod(batch), -1)
-    return jnp.pad(x, ((0, 0), (0, -x.shape[-1] % _BLOCK)))
-
-
-def _refuse(q, bias, softcap, dropout_key, weights: bool, lse: bool) -> None:
+def _refuse(q, bias, softcap, dropout_key, weights: bool) -> None:
     if weights:
         raise NotImplementedError("splash attention never has the weights")
-    if lse:
-        raise NotImplementedError("the log-sum-exp of splash attention has no gradient")
     if bias is not None:
         raise NotImplementedError("splash attention has no bias")
     if dropout_key is not None:

@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import derivative
-from crossattn.ops.attend import attend
+from crossattn.ops.attend import run
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel.merge import base_of, by_query, merge, weight_of
+
+_NO_DROPOUT: dict[str, Any] = dict(dropout_rate=0.0, dropout_key=None)
 
 # q [*B T N H], k [*B S K H], v [*B S K Hv], bias [*#B #N #T #S'] of all keys S' or None, traced numbers.
 Operands = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -39,9 +41,10 @@ class Setting:
 
     def attend(self, q, k, v, mask: Mask, **options) -> Any:
         """Output and log-sum-exp of one part, both in float32 at least: rounding is for the whole."""
-        options |= dict(self.numbers)
-        q = q.astype(jnp.promote_types(q.dtype, jnp.float32))
-        return attend(q, k, v, mask, backend=self.backend, return_lse=True, **options)
+        options = dict(scale=None, softcap=None) | options | dict(self.numbers)
+        returned = dict(return_weights=False, return_lse=True, wide=True)
+        ran = run(q, k, v, mask, self.backend, **options, **returned, **_NO_DROPOUT)
+        return ran.attended.out, ran.attended.lse
 
     def source(self, step) -> Any:
         """The device whose block is here after so many steps."""

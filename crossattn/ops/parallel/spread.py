@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,20 +45,31 @@ class Tried:
     skipped: tuple = field(metadata={"static": True})
 
 
-def attend(run: Callable, q, k, v, mask: Any, options: dict) -> tuple[AttentionOutput, Tried]:
-    """``run(q, k, v, mask, options)`` of each device's parts; it returns what this does."""
+def attend(
+    run: Callable, q, k, v, mask: Any, options: dict, wide: bool = False
+) -> tuple[AttentionOutput, Tried]:
+    """``run(q, k, v, mask, options, wide)`` of each device's parts; it returns what this does."""
     static = {name: x for name, x in options.items() if not _has_arrays(x)}
     arrays = {name: x for name, x in options.items() if name not in static}
     mesh = placement.attended_on((q, k, v, mask, arrays))
     terms, form = slices.taken_apart(mask)
-    return _attend(run, tuple(static.items()), mesh, form, q, k, v, terms, arrays)
+    setting = _Setting(run, tuple(static.items()), wide)
+    return _attend(setting, mesh, form, q, k, v, terms, arrays)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _attend(run: Callable, static: tuple, mesh: Any, form: Form, q, k, v, terms, arrays: dict):
+class _Setting(NamedTuple):
+    """Of ``attend``: what runs, options that are no arrays, and ``wide``."""
+
+    run: Callable
+    static: tuple[tuple[str, Any], ...]
+    wide: bool
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _attend(setting: _Setting, mesh: Any, form: Form, q, k, v, terms, arrays: dict):
     names, split = _names(q, k, v), split_of(mesh, q, k, v)
     operands = (q, k, v, (form, terms), arrays)
-    call = partial(_call, run, dict(static), split, operands, names)
+    call = partial(_call, setting, split, operands, names)
     # Which weights are dropped goes by their place in the whole.
     if split.nested or "dropout_key" in arrays:
         return call(whole=True)
@@ -68,7 +79,7 @@ def _attend(run: Callable, static: tuple, mesh: Any, form: Form, q, k, v, terms,
         if "S" not in split.axes:
             raise
     # Without a log-sum-exp, or for weights, all keys must be in one place.
-    return partial(_call, run, dict(static), split.without("S"), operands, names)()
+    return _call(setting, split.without("S"), operands, names)
 
 
 def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
@@ -130,7 +141,8 @@ def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
     return split, k, v
 
 
-def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole: bool = False):
+def _call(setting: _Setting, split: Split, operands: tuple, names: tuple, whole: bool = False):
+    run, static, wide = setting.run, dict(setting.static), setting.wide
     q, k, v, (form, terms), arrays = operands
     split, k, v = heads_of(split, q, k, v)
     rows = *names[0][:-3], "N", "T"
@@ -144,7 +156,7 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     if whole:
 
         def everything(given: Any) -> AttentionOutput:
-            output, said = run(*given[:3], form.mask(given[3]), static | given[4])
+            output, said = run(*given[:3], form.mask(given[3]), static | given[4], wide)
             tried.append(said)
             return output
 
@@ -162,19 +174,19 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
     def part(q, k, v, terms: list, given: dict) -> AttentionOutput:
         mask, T, S = form.mask(terms), q.shape[-3], k.shape[-3]
         if not merged:
-            at = partial(_at, run, (q, k, v, mask, static | given))
+            at = partial(_at, run, (q, k, v, mask, static | given, wide))
             output, said = _by_place(at, split, T) if mask and "T" in split.axes else at(0)
             tried.append(said)
             return output
         if mask is not None:
             mask = slices.shift(mask, split.first("T", T), split.first("S", S))
         # Rounding is for the whole, as is what is known.
-        wide = q.astype(jnp.promote_types(q.dtype, jnp.float32))
         own = dict(return_lse=True, return_rows=False, known=None)
-        output, said = run(wide, k, v, mask, static | given | own)
+        output, said = run(q, k, v, mask, static | given | own, True)
         tried.append(said)
         whole, lse = merge_over(output.out, output.lse, merged)
-        return AttentionOutput(whole.astype(q.dtype), None, lse if static["return_lse"] else None)
+        whole = whole if wide else whole.astype(q.dtype)
+        return AttentionOutput(whole, None, lse if static["return_lse"] else None)
 
     output = split.run(part, (q, k, v, terms, arrays), (*names, places, others), out)
     return output, tried[-1]
@@ -182,8 +194,8 @@ def _call(run, static: dict, split: Split, operands: tuple, names: tuple, whole:
 
 def _at(run: Callable, operands: tuple, first: Any) -> tuple[AttentionOutput, Tried]:
     """Queries that stand so far into the whole."""
-    q, k, v, mask, options = operands
-    return run(q, k, v, mask if mask is None else slices.shift(mask, first), options)
+    q, k, v, mask, *others = operands
+    return run(q, k, v, mask if mask is None else slices.shift(mask, first), *others)
 
 
 def _by_place(at: Callable, split: Split, T: int) -> tuple[AttentionOutput, Tried]:

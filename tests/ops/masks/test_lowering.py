@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn import testing
-from crossattn.ops.backends import splash
 from crossattn.ops.masks import lowering
 
 T, S = 6, 9
@@ -89,47 +87,6 @@ def test_jax_nn_gets_words_and_no_matrix(monkeypatch, name, words):
     assert {**words, "scale": 0.5, "implementation": "xla"} == {
         key: x.tolist() if isinstance(x, jax.Array) else x for key, x in seen.items()
     }
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_splash_attention_says_the_mask_or_refuses(name):
-    mask = MASKS[name]
-    if name == "either":
-        with pytest.raises(NotImplementedError, match="cannot say the mask AnyOf"):
-            splash.lower(mask, T, S)
-        return
-    (left, right), ids = splash.lower(mask, T, S)
-    distance = np.arange(S)[None, :] - np.arange(T)[:, None]
-    allowed = np.ones((2, T, S), bool)
-    allowed &= True if left is None else distance >= -left
-    allowed &= True if right is None else distance <= right
-    if ids.k is not None:
-        q, k = (np.broadcast_to(x, (2, x.shape[-1])) for x in ids)
-        allowed &= q[:, :, None] == k[:, None, :]
-    whole = np.broadcast_to(mask.materialize(T, S), (2, 1, T, S))
-    np.testing.assert_array_equal(allowed[:, None], whole)
-
-
-@pytest.mark.parametrize(
-    ("mask", "reason"),
-    [
-        (m.causal(offset=-1), "needs a key by index"),
-        (m.causal(offset=SHORT), "an offset that is a plain number"),
-        (m.causal(q_positions=np.arange(T)), "goes by index"),
-        (m.explicit(np.ones((1, 1, T, S), bool)), "cannot say the mask Explicit"),
-        (MASKS["segments"] & MASKS["segments"], "one kind of segments"),
-    ],
-)
-def test_splash_attention_says_why_it_refuses(mask, reason):
-    with pytest.raises(NotImplementedError, match=reason):
-        splash.lower(mask, T, S)
-
-
-@pytest.mark.parametrize(
-    "name", ["causal_and_padding", "key_and_query_lengths", "nan_in_future_v", "segments", "window"]
-)
-def test_splash_attention_interpreted_keeps_the_promises(name):
-    testing.check(splash.interpreted, testing.cases()[name])
 
 
 @pytest.mark.parametrize("backend", ["splash", "tokamax"])

@@ -1,0 +1,268 @@
+"""JAX's flash attention for TPUs, which adds a bias, and makes its gradient, in the kernel.
+
+A causal mask goes by index; segments, padding and lengths are segment numbers, as in ``splash``; the rest of
+a mask is added to the logits with the bias. That sum is a float32 [T, S] for every head, in the backward pass
+its gradient too: they are made for some examples at a time, ``_HELD`` bytes or one example. A bias that
+examples, heads, queries or keys share gets the sum of their gradients.
+
+Run here: the kernels in Pallas's interpret mode. Not run: on a TPU.
+
+Source: ``jax.experimental.pallas.ops.tpu.flash_attention``.
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from crossattn.ops import platforms, tpu
+from crossattn.ops.backends import AttentionOutput
+from crossattn.ops.masks import Mask, lowering, tiles
+from crossattn.types import Array, Float, Key
+
+REUSES = True
+_HELD = 2**26
+_HIDDEN = -1e30  # the kernel adds as much itself, and twice float32's least would be -inf
+
+
+def rank(platform: str) -> int | None:
+    """After splash on TPU, which skips more and holds less; nowhere else."""
+    return 20 if platform == "tpu" else None
+
+
+def attend(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B S K H"],
+    v: Float[Array, "*B S K Hv"],
+    mask: Mask | None,
+    *,
+    bias: Float[Array, "*#B #N #T #S"] | None,
+    scale: Any,
+    softcap: float | Float[Array, ""] | None,
+    dropout_rate: float,
+    dropout_key: Key[Array, ""] | None,
+    return_weights: bool,
+    return_lse: bool,
+    return_rows: bool = False,
+    known: Any = None,
+) -> AttentionOutput:
+    """See ``crossattn.attend``; for ``known``, ``backends``."""
+    if platforms.platform() != "tpu":
+        raise NotImplementedError(f"it runs on TPU, not on {platforms.platform()}")
+    if not platforms.one_device():
+        raise NotImplementedError(
+            "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
+        )
+    _refuse(q, softcap, dropout_key, return_weights)
+    returned = Returned(return_lse, return_rows)
+    return _attend(q, k, v, mask, bias, scale, returned, known)
+
+
+class Returned(NamedTuple):
+    """What is asked for beside the output."""
+
+    lse: bool
+    rows: bool
+
+
+def _attend(q, k, v, mask, bias, scale, returned: Returned, known: Any) -> AttentionOutput:
+    T, S, N, Hv, dtype = q.shape[-3], k.shape[-3], q.shape[-2], v.shape[-1], q.dtype
+    exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
+    batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
+    causal = tiled.band == (None, 0)
+    rest = tiled.rest if causal else tiled.band.mask & tiled.rest
+    lowered = lowering.Lowered(False, None, None, None, rest)
+    prepared = lowering.prepare(q, k, v, bias, mask, lowered)
+    # Mosaic has no float16.
+    q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), scale)
+    # A column of the values is left free for the log-sum-exp.
+    width = tpu.padded(max(q.shape[-1], Hv + returned.lse))
+    operands = [_heads(x.astype(q.dtype), N, batch, width) for x in (q, prepared.k, prepared.v)]
+    bias = None if bias is None else prepared.bias.astype(jnp.float32)
+    added = [lowering.one_batch(x, 3, batch) for x in (bias, prepared.allowed)]
+    matrix = any(x is not None for x in added)
+    kernel = Kernel(T, S, causal, Hv if returned.lse else None, matrix, exact)
+    ids = tpu.segment_ids(tiled.ids, T, S, batch, always=not matrix)
+    if known is not None:
+        known = _known(known, T, operands[0], batch)
+    ids = None if ids is None else _library().SegmentIds(*ids)
+    out, rows, lse = _fused(kernel, (*operands, *added, ids), known)
+    out = jnp.moveaxis(out[..., :T, :Hv].reshape(*batch, N, T, Hv), -3, -2)
+    output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
+    peak, total, lse = (x[..., :T].reshape(*batch, N, T) for x in (*rows, lse))
+    output = output._replace(rows=(peak, total)) if returned.rows else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
+
+
+def _heads(x: Array, N: int, batch: tuple[int, ...], width: int) -> Array:
+    """[B N X' H'], heads that share keys beside each other."""
+    x = jnp.repeat(x, N // x.shape[-2], -2)
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+    return tpu.heads_first(x, batch)
+
+
+def _known(known: Any, T: int, q: Array, batch: tuple[int, ...]) -> tuple[Array, ...]:
+    """Output, peaks and sums as the kernel gave them, without what was repaired."""
+    out, *rows = known
+    out = jnp.where(jnp.isfinite(out), out, 0).astype(q.dtype)
+    rows = [x.reshape(*q.shape[:2], T).astype(jnp.float32) for x in rows]
+    more = [(0, 0), (0, 0), (0, q.shape[-2] - T)]
+    rows = [jnp.pad(x, more, constant_values=n) for n, x in enumerate(rows)]
+    return _heads(out, out.shape[-2], batch, q.shape[-1]), *rows
+
+
+class Kernel(NamedTuple):
+    """The kernels of forward and backward pass.
+
+    Attributes:
+      queries, keys: how many there are, without those that pad them.
+      causal: by index.
+      column: of the values, that is free for the log-sum-exp; None where it has no gradient.
+      matrix: whether anything is added to the logits.
+      exact: whether products keep the digits of float32.
+    """
+
+    queries: int
+    keys: int
+    causal: bool
+    column: int | None
+    matrix: bool
+    exact: bool
+
+    def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
+        """Output, and the peak and the sum of every row of logits."""
+        static = True, self.causal, 1.0, self._blocks(q, k), False
+        with tpu.precision(self.exact):
+            matrix = self._added(q, k, bias, allowed)
+            out, total, peak = _library()._flash_attention(q, k, v, matrix, ids, *static)
+        return out, peak, total
+
+    def backward(self, q, k, v, bias, allowed, ids, known, d_out, d_lse) -> tuple:
+        """Gradients of q, k, v, and of the bias."""
+        out, peak, total = known
+        if self.column is not None:
+            # P (dP - sum(out d_out) + d_lse) is the gradient of the logits: a column more changes that
+            # sum, and of the values, where it is 0, nothing.
+            out = out.astype(jnp.float32).at[..., self.column].set(-d_lse)
+            d_out = d_out.at[..., self.column].set(1)
+        static = False, self.causal, 1.0, self._blocks(q, k), False
+        with tpu.precision(self.exact):
+            residuals = q, k, v, self._added(q, k, bias, allowed), ids, out, total, peak
+            dq, dk, dv, ds, _ = _library()._flash_attention_bwd(*static, residuals, d_out)
+        if bias is None:
+            return dq, dk, dv, None
+        # Of all that one number of the bias is for, examples apart.
+        shared = tuple(i for i, n in enumerate(bias.shape) if i and n == 1)
+        return dq, dk, dv, ds[..., : self.queries, : self.keys].sum(shared, keepdims=True)
+
+    def _added(self, q: Array, k: Array, bias: Any, allowed: Any) -> Array | None:
+        """[B N T' S'], hidden where keys pad the others."""
+        if bias is None and allowed is None:
+            return None
+        added = jnp.zeros((), jnp.float32) if bias is None else bias
+        added = added if allowed is None else jnp.where(allowed, added, _HIDDEN)
+        added = jnp.broadcast_to(added, (*q.shape[:2], self.queries, self.keys))
+        rows, columns = q.shape[-2] - self.queries, k.shape[-2] - self.keys
+        added = jnp.pad(added, ((0, 0),) * 3 + ((0, columns),), constant_values=_HIDDEN)
+        return jnp.pad(added, ((0, 0),) * 2 + ((0, rows), (0, 0)))
+
+    def _blocks(self, q: Array, k: Array) -> Any:
+        lengths, width = (q.shape[-2], k.shape[-2]), q.shape[-1]
+        pairs = 4 if self.matrix else 0
+        found = tpu.blocks(*lengths, width, width, q.dtype, self.exact, pairs)
+        (rows, columns), (rows_dq, columns_dq), (rows_dkv, columns_dkv) = found
+        return _library().BlockSizes(
+            block_b=1,
+            block_q=rows,
+            block_k_major=columns,
+            block_k=columns,
+            block_q_dq=rows_dq,
+            block_k_major_dq=columns_dq,
+            block_k_dq=columns_dq,
+            block_q_major_dkv=rows_dkv,
+            block_q_dkv=rows_dkv,
+            block_k_major_dkv=columns_dkv,
+            block_k_dkv=columns_dkv,
+        )
+
+
+def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, Array]:
+    """Output, rows and log-sum-exp; what is known already is not computed again."""
+
+    @jax.custom_vjp
+    def attention(operands, known):
+        return forward(operands, known)[0]
+
+    def forward(operands, known):
+        if known is None:
+            known, _ = _in_parts(lambda *part: (kernel.forward(*part), None), operands, None)
+        out, peak, total = known
+        return (out, (peak, total), peak + jnp.log(total)), (operands, known)
+
+    def backward(given, cotangents):
+        operands, known = given
+        d_out, _, d_lse = cotangents
+        bias = operands[3]
+        shared = bias is not None and bias.shape[0] != operands[0].shape[0]
+
+        def part(*arguments):
+            *gradients, d_bias = kernel.backward(*arguments)
+            if shared:
+                return (*gradients, None), d_bias.sum(0, keepdims=True)
+            return (*gradients, d_bias), None
+
+        own, d_bias = _in_parts(part, (*operands, known, d_out, d_lse), bias if shared else None)
+        return (*own[:3], d_bias if shared else own[3], None, None), None
+
+    attention.defvjp(forward, backward)
+    return attention(operands, known)
+
+
+def _in_parts(function: Callable[..., Any], operands: tuple, like: Array | None) -> Any:
+    """``function`` of a few examples at a time: (what each has, sums over them in the shape of ``like``)."""
+    q, k, bias, allowed = operands[0], operands[1], *operands[3:5]
+    examples, held = q.shape[0], 4 * math.prod(q.shape[1:3]) * k.shape[2]
+    if bias is None and allowed is None:
+        held = 0
+    fits = [n for n in range(1, examples + 1) if examples % n == 0 and n * held <= _HELD]
+    size = max(fits, default=1)
+    if size == examples:
+        return function(*operands)
+    leaves, form = jax.tree.flatten(operands)
+    own = [x.shape[0] == examples for x in leaves]
+    parts = [x.reshape(-1, size, *x.shape[1:]) for x, o in zip(leaves, own, strict=True) if o]
+
+    def step(sums, part):
+        part = iter(part)
+        given = [next(part) if o else x for x, o in zip(leaves, own, strict=True)]
+        results, more = function(*form.unflatten(given))
+        return None if sums is None else sums + more, results
+
+    sums, results = jax.lax.scan(step, None if like is None else jnp.zeros_like(like), parts)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results), sums
+
+
+def _library() -> Any:
+    try:
+        library = importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
+    except ImportError as error:
+        raise NotImplementedError(f"this JAX has no flash attention for TPUs: {error}") from error
+    if not all(hasattr(library, name) for name in ("_flash_attention", "_flash_attention_bwd")):
+        raise NotImplementedError(
+            "this JAX's flash attention does not say what its backward pass needs"
+        )
+    return library
+
+
+def _refuse(q, softcap, dropout_key, weights: bool) -> None:
+    if weights:
+        raise NotImplementedError("flash attention never has the weights")
+    if dropout_key is not None:
+        raise NotImplementedError("flash attention for TPUs has no dropout")
+    if softcap is not None:
+        raise NotImplementedError("flash attention for TPUs has no softcap")
+    if q.dtype == jnp.float64:
+        raise NotImplementedError("flash attention computes in float32")

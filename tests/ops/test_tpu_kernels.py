@@ -1,0 +1,179 @@
+"""JAX's kernels for TPUs keep attend's promises, in Pallas's interpret mode, and fit a TPU core's memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas
+
+import crossattn as xa
+from crossattn import testing
+from crossattn.ops import backends, platforms, tpu
+from crossattn.ops.backends import flash_tpu, splash
+from crossattn.testing.case import array
+
+m = xa.masks
+CASES = testing.cases()
+
+
+@pytest.fixture(autouse=True)
+def _without_a_tpu(monkeypatch):
+    """Kernels are interpreted, wherever they are made, and made as for one TPU."""
+    real = pallas.pallas_call
+
+    def interpreted(*arguments, **options):
+        return real(*arguments, **{**options, "interpret": True})
+
+    monkeypatch.setattr(pallas, "pallas_call", interpreted)
+    with platforms.lowered_for(platforms.Target("tpu", True)):
+        yield
+
+
+def reusing(name):
+    """``attend`` by a backend whose backward pass gets what a call before it found."""
+    module = backends.get(name)
+
+    def attend(q, k, v, mask=None, *, bias=None, scale=None):
+        options = dict(bias=bias, scale=q.shape[-1] ** -0.5 if scale is None else scale)
+        options |= dict(softcap=None, dropout_rate=0.0, dropout_key=None)
+        options |= dict(return_weights=False, return_lse=False)
+        mask = None if mask is None else m.as_mask(mask, q.ndim)
+        found = jax.lax.stop_gradient(module.attend(q, k, v, mask, return_rows=True, **options))
+        return module.attend(q, k, v, mask, known=(found.out, *found.rows), **options).out
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "causal_and_padding",
+        "nan_in_future_v",
+        "segments",
+        "window",
+        "causal_or_prefix",
+        "causal_before_every_key",
+        "causal_by_positions",
+        "mask_2x4x5x7",
+        "float16_logits_beyond_its_range",
+    ],
+)
+def test_splash_attention_keeps_the_promises(name):
+    testing.check(functools.partial(xa.attend, backend="splash"), CASES[name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bias_and_mask", "bias_1x4x1x1", "bias_2x1x1x7", "segments_and_either", "nan_in_future_v"],
+)
+def test_flash_attention_keeps_the_promises(name):
+    testing.check(functools.partial(xa.attend, backend="flash_tpu"), CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("splash", "causal_and_padding"),
+        ("splash", "causal_or_prefix"),
+        ("flash_tpu", "bias_2x4x5x7"),
+    ],
+)
+def test_the_log_sum_exp_and_its_gradient_are_the_oracles(backend, name):
+    testing.check_lse(functools.partial(xa.attend, backend=backend), CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [("splash", "some_rows_read_nothing"), ("flash_tpu", "bias_and_mask")]
+)
+def test_a_backward_pass_that_is_told_what_was_found_gives_the_same(backend, name):
+    testing.check(reusing(backend), CASES[name])
+
+
+def test_the_gradient_of_a_shared_bias_is_summed_over_examples_in_parts(monkeypatch):
+    monkeypatch.setattr(flash_tpu, "_HELD", 1)
+    testing.check(functools.partial(xa.attend, backend="flash_tpu"), CASES["bias_1x1x5x1"])
+
+
+@pytest.mark.parametrize("mask", ["window", "prefix", "matrix"])
+def test_blocks_that_are_left_out_or_partly_hidden_change_nothing(mask, monkeypatch):
+    """Lengths of several blocks, two of them where nothing is read."""
+    T, S = 300, 520
+    q, k, v = (jnp.asarray(array(name, 2, n, 1, 8)) for name, n in (("q", T), ("k", S), ("v", S)))
+    chosen = {
+        "window": m.window(40, offset=-200),
+        "prefix": m.window(30, 9, offset=jnp.array([-150, 170])),
+        "matrix": m.explicit((np.arange(S) // 130 == np.arange(T)[:, None] // 150)[None, None]),
+    }[mask]
+    monkeypatch.setattr(tpu, "_WIDEST", 128)
+
+    def loss(backend, arrays):
+        out = xa.attend(*arrays, chosen, backend=backend)
+        return jnp.sum(out * array("cotangent", *out.shape)), out
+
+    both = [
+        jax.jit(jax.grad(functools.partial(loss, backend), has_aux=True))((q, k, v))
+        for backend in ("splash", "reference")
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), *both)
+
+
+def test_a_kernel_keeps_the_digits_of_float32_and_asks_no_more_of_bfloat16():
+    """Whatever the caller's setting: Mosaic cannot compile "highest" for bfloat16."""
+
+    def precisions(dtype, backend):
+        q = jnp.zeros((1, 128, 1, 128), dtype)
+        with jax.default_matmul_precision("highest"):
+            out = jax.make_jaxpr(
+                jax.grad(
+                    lambda q: xa.attend(q, q, q, backend=backend, scale=1.0).sum().astype(float)
+                )
+            )(q)
+        return {
+            line.split("precision=")[1].split("\n")[0]
+            for line in str(out).split("preferred")
+            if "precision=" in line
+        }
+
+    for backend in ("splash", "flash_tpu"):
+        assert all("HIGHEST" in found for found in precisions(jnp.float32, backend))
+        assert not any("HIGHEST" in found for found in precisions(jnp.bfloat16, backend))
+
+
+@pytest.mark.parametrize("size", [64, 128, 256, 512, 1024])
+def test_blocks_shrink_as_heads_grow(size):
+    found = tpu.blocks(50176, 50176, size, size, jnp.bfloat16, exact=False)
+    assert all(50176 % n == 0 and n % 128 == 0 for block in found for n in block)
+    widest = [rows * columns for rows, columns in found]
+    assert widest == [512 * 512] * 3 if size <= 512 else max(widest) < 512 * 512
+
+
+def test_heads_that_fit_nowhere_are_refused_with_the_reason():
+    q = jax.ShapeDtypeStruct((1, 128, 1, 8192), jnp.float32)
+    for backend in ("splash", "flash_tpu"):
+        with pytest.raises(NotImplementedError, match="size 8192 in float32 do not fit"):
+            jax.eval_shape(functools.partial(xa.attend, backend=backend), q, q, q)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "reason"),
+    [
+        ("splash", {"bias": jnp.zeros((1, 1, 4, 4))}, "no bias"),
+        ("splash", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "no dropout"),
+        ("splash", {"softcap": jnp.float32(3)}, "a plain number"),
+        ("splash", {"return_weights": True}, "never has the weights"),
+        ("flash_tpu", {"softcap": 3.0}, "no softcap"),
+        ("flash_tpu", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "no dropout"),
+        ("flash_tpu", {"return_weights": True}, "never has the weights"),
+    ],
+)
+def test_what_a_kernel_does_not_take_it_refuses_with_the_reason(backend, options, reason):
+    q = jnp.zeros((1, 4, 1, 8))
+    with pytest.raises(NotImplementedError, match=reason):
+        xa.attend(q, q, q, backend=backend, **options)
+
+
+def test_splash_attention_is_first_on_tpu_and_flash_attention_next():
+    assert backends.ordered("tpu")[:2] == ("splash", "flash_tpu")
+    assert splash.rank("cpu") is flash_tpu.rank("gpu") is None
