@@ -77,7 +77,7 @@ def test_up_to_so_many_queries_that_logits_weigh_as_much_as_keys_and_values():
             assert (on_tpu(backend.unsuited, q, k) is not None) >= found
         return found
 
-    assert few(1, 16, 16, 64) and few(16, 16, 4, 64)
-    assert few(8, 16, 1, 128) and not few(9, 16, 1, 128)
-    assert not few(17, 16, 16, 128)  # a product's own time counts too
+    assert few(1, 16, 16, 64) and few(64, 16, 16, 64) and not few(65, 16, 16, 64)
+    assert few(32, 16, 4, 128) and not few(33, 16, 4, 128)
+    assert few(64, 1, 1, 1024) and not few(512, 1, 1, 1024)  # a product's own time counts too
     assert not backends.few_queries(shape(2, 16, 64), shape(8, 16, 64))  # on this CPU

@@ -29,8 +29,8 @@ import jax
 
 from crossattn.ops import platforms
 
-_FEW = 16
-"""Beams, guesses and short prompts. With many more, products in float32 take longer than what is read."""
+_FEW = 64
+"""With more queries, products in float32 take longer than reading for them."""
 # Part of the key of jit's caches, so that what was compiled outside is not run inside.
 _chosen = jax.make_user_context(None)
 
