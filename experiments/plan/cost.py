@@ -19,6 +19,8 @@ _FREE = {
 }  # fmt: skip
 _SEEN_THROUGH = ("bitcast", "copy", "reshape", "convert")
 _SLICES = ("dynamic-slice", "slice", "gather")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""What writes a part of its first operand in place, and which operand that part is."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ def _moved(run: Run, module: Module) -> float:
         _read(number, arrays, called, instruction, module)
         for number, arrays in enumerate(_operands(run))
     )
-    if instruction.opcode == "dynamic-update-slice":
-        return 2.0 * sum(a.bytes for a in _operands(run)[1])
+    if instruction.opcode in _UPDATES:
+        return 2.0 * sum(a.bytes for a in _operands(run)[_UPDATES[instruction.opcode]])
     return _written(results, called, module) + read
 
 
@@ -205,9 +207,9 @@ def _update(root: Instruction | None, where: Computation, module: Module) -> int
     if root.opcode == "fusion" and root.calls:
         inner = module.computations[root.calls[0]]
         return _update(inner.root, inner, module)
-    if root.opcode != "dynamic-update-slice":
+    if root.opcode not in _UPDATES:
         return None
-    update = where.instructions.get(root.operands[1])
+    update = where.instructions.get(root.operands[_UPDATES[root.opcode]])
     return None if update is None else sum(a.bytes for a in update.arrays)
 
 
@@ -248,7 +250,7 @@ def _looked_at(name: str, where: Computation, module: Module, whole: float) -> f
             total += _used(user.operands.index(name), inner, module, whole)
         elif user.operands[0] == name and user.opcode in _SLICES:
             total += sum(a.bytes for a in user.arrays)
-        elif user.operands[0] == name and user.opcode == "dynamic-update-slice":
+        elif user.operands[0] == name and user.opcode in _UPDATES:
             continue  # written in place: what was there is not read
         else:
             return whole

@@ -14,7 +14,17 @@ import pytest
 
 from crossattn.train.program import make_program
 from experiments.bench import plans
-from experiments.plan import chips, collectives, cost, hlo, kernels, network, search, topologies
+from experiments.plan import (
+    chips,
+    collectives,
+    cost,
+    decoding,
+    hlo,
+    kernels,
+    network,
+    search,
+    topologies,
+)
 from experiments.plan.collectives import Collective, axes_of, replica_groups
 from experiments.plan.compiling import batch_shapes, unread_task
 from experiments.plan.flops import model_flops, products
@@ -250,6 +260,101 @@ ENTRY %main (a: f32[6,128,128], i: s32[], b: f32[6,128,128]) -> f32[6,128,128] {
 def test_a_kernel_moves_the_parts_that_it_reads_and_writes():
     spent = cost.cost(hlo.Module(FUSED), chips.CHIPS["v5e"])
     assert spent.bytes == 2 * 128 * 128 * 4 + 4  # a layer read, a layer written, and which
+
+
+GIVEN_ON = """HloModule step
+
+%same (x: bf16[512,128]) -> bf16[128,512] {
+  %x = bf16[512,128]{1,0} parameter(0)
+  ROOT %turned = bf16[128,512]{0,1} bitcast(%x)
+}
+
+%product (table: bf16[512,128], row: bf16[8,128]) -> f32[8,512] {
+  %table = bf16[512,128]{1,0} parameter(0)
+  %row = bf16[8,128]{1,0} parameter(1)
+  %laid = bf16[128,512]{0,1} fusion(%table), kind=kLoop, calls=%same
+  ROOT %dot = f32[8,512]{1,0} dot(%row, %laid), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%rounded (w: f32[512,128]) -> bf16[512,128] {
+  %w = f32[512,128]{1,0} parameter(0)
+  ROOT %narrow = bf16[512,128]{1,0} convert(%w)
+}
+
+ENTRY %main (table: f32[512,128], row: bf16[8,128]) -> f32[8,512] {
+  %table = f32[512,128]{1,0} parameter(0)
+  %row = bf16[8,128]{1,0} parameter(1)
+  %half = bf16[512,128]{1,0} fusion(%table), kind=kLoop, calls=%rounded
+  ROOT %out = f32[8,512]{1,0} fusion(%half, %row), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_what_a_kernel_rounds_or_gives_on_to_another_is_read():
+    rounding = 512 * 128 * (4 + 2)
+    product = 512 * 128 * 2 + 8 * 128 * 2 + 8 * 512 * 4
+    assert cost.cost(hlo.Module(GIVEN_ON), chips.CHIPS["v5e"]).bytes == rounding + product
+
+
+SCATTERED = """HloModule step
+
+%fused (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,64] {
+  %cache = f32[8,256,64]{2,1,0} parameter(0)
+  %at = s32[8,1]{1,0} parameter(1)
+  %new = f32[8,1,64]{2,1,0} parameter(2)
+  ROOT %put = f32[8,256,64]{2,1,0} scatter(%cache, %at, %new), update_window_dims={1,2}, to_apply=%second
+}
+
+ENTRY %main (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,64] {
+  %cache = f32[8,256,64]{2,1,0} parameter(0)
+  %at = s32[8,1]{1,0} parameter(1)
+  %new = f32[8,1,64]{2,1,0} parameter(2)
+  ROOT %out = f32[8,256,64]{2,1,0} fusion(%cache, %at, %new), kind=kCustom, calls=%fused
+}
+"""
+
+
+def test_a_scatter_writes_its_part_in_place():
+    spent = cost.cost(hlo.Module(SCATTERED), chips.CHIPS["v5e"])
+    assert spent.bytes == 2 * 8 * 64 * 4 + 8 * 4  # what is new read and written, and where
+
+
+LOOPS = """HloModule translate
+
+%sum (n: (s32[], bf16[1024,1024])) -> (s32[], bf16[1024,1024]) {
+  %n = (s32[], bf16[1024,1024]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%n), index=0
+  %x = bf16[1024,1024]{1,0} get-tuple-element(%n), index=1
+  %y = bf16[1024,1024]{1,0} add(%x, %x)
+  ROOT %out = (s32[], bf16[1024,1024]{1,0}) tuple(%i, %y)
+}
+
+%token (n: (s32[], bf16[256,1024])) -> (s32[], bf16[256,1024]) {
+  %n = (s32[], bf16[256,1024]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%n), index=0
+  %x = bf16[256,1024]{1,0} get-tuple-element(%n), index=1
+  %y = bf16[256,1024]{1,0} add(%x, %x)
+  ROOT %out = (s32[], bf16[256,1024]{1,0}) tuple(%i, %y)
+}
+
+%more (n: (s32[], bf16[1024,1024])) -> pred[] {
+  %n = (s32[], bf16[1024,1024]{1,0}) parameter(0)
+  ROOT %unknown = pred[] custom-call(%n), custom_call_target="more"
+}
+
+ENTRY %main (a: (s32[], bf16[1024,1024]), b: (s32[], bf16[256,1024])) -> bf16[256,1024] {
+  %a = (s32[], bf16[1024,1024]{1,0}) parameter(0)
+  %b = (s32[], bf16[256,1024]{1,0}) parameter(1)
+  %layers = (s32[], bf16[1024,1024]{1,0}) while(%a), condition=%more, body=%sum, backend_config={"known_trip_count":{"n":"6"}}
+  %tokens = (s32[], bf16[256,1024]{1,0}) while(%b), condition=%more, body=%token
+  ROOT %out = bf16[256,1024]{1,0} get-tuple-element(%tokens), index=1
+}
+"""  # noqa: E501
+
+
+def test_a_token_is_a_turn_of_the_loop_that_costs_most_in_all():
+    devices = topologies.Topology("v5e:1x1", chips.CHIPS["v5e"], (1, 1), ())
+    assert decoding._loop(hlo.Module(LOOPS), devices, 64) == "token"
 
 
 KERNELS = """HloModule step
