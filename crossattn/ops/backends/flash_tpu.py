@@ -126,7 +126,7 @@ class Kernel(NamedTuple):
     def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
         """Output, and the peak and the sum of every row of logits."""
         static = True, self.causal, 1.0, self._blocks(q, k), False
-        with tpu.precision(self.exact):
+        with tpu.precision(self.exact), jax.named_scope("flash_attention_fwd"):
             matrix = self._added(q, k, bias, allowed)
             out, total, peak = _library()._flash_attention(q, k, v, matrix, ids, *static)
         return out, peak, total
@@ -140,7 +140,7 @@ class Kernel(NamedTuple):
             out = out.astype(jnp.float32).at[..., self.column].set(-d_lse)
             d_out = d_out.at[..., self.column].set(1)
         static = False, self.causal, 1.0, self._blocks(q, k), False
-        with tpu.precision(self.exact):
+        with tpu.precision(self.exact), jax.named_scope("flash_attention_bwd"):
             residuals = q, k, v, self._added(q, k, bias, allowed), ids, out, total, peak
             dq, dk, dv, ds, _ = _library()._flash_attention_bwd(*static, residuals, d_out)
         if bias is None:
