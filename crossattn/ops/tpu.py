@@ -5,7 +5,8 @@ of one block; what does not fit is an error of the compiler, so it is counted he
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,15 @@ Blocks = tuple[tuple[int, int], ...]
 """Queries and keys of a block, for the output, for dq, and for dk and dv."""
 
 _WIDEST = 512  # queries or keys of a block
+_HELD = 2**26  # bytes of matrices that are made at a time
 _MEMORY = 16 * 2**20  # bytes that a kernel may have, unless the compiler is told otherwise
+
+
+class Returned(NamedTuple):
+    """What is asked for beside the output."""
+
+    lse: bool
+    rows: bool
 
 
 def blocks(T: int, S: int, H: int, Hv: int, dtype: Any, exact: bool, pairs: int = 0) -> Blocks:
@@ -141,3 +150,33 @@ def with_lse(out: Array, v: Array, d_out: Array, d_lse: Array) -> tuple[Array, A
     values = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, 1)])
     ones = jnp.ones_like(d_out[..., :1])
     return jnp.concatenate(column, -1), values, jnp.concatenate([d_out, ones], -1)
+
+
+def in_parts(
+    function: Callable[..., Any], operands: tuple, held: int, like: Array | None = None
+) -> tuple[Any, Any]:
+    """A function of a few examples at a time, of which it makes matrices.
+
+    Args:
+      function: gives what each example has, and a sum over them in the shape of ``like``, or None.
+      operands: arrays with an example a row, or one row that all examples share; queries first.
+      held: bytes that it makes of each example.
+      like: of the sum.
+    """
+    examples = operands[0].shape[0]
+    fits = [n for n in range(1, examples + 1) if examples % n == 0 and n * held <= _HELD]
+    size = max(fits, default=1)
+    if size == examples:
+        return function(*operands)
+    leaves, form = jax.tree.flatten(operands)
+    own = [x.shape[0] == examples for x in leaves]
+    parts = [x.reshape(-1, size, *x.shape[1:]) for x, o in zip(leaves, own, strict=True) if o]
+
+    def step(sums, part):
+        part = iter(part)
+        given = [next(part) if o else x for x, o in zip(leaves, own, strict=True)]
+        results, more = function(*form.unflatten(given))
+        return None if like is None else sums + more, results
+
+    sums, results = jax.lax.scan(step, None if like is None else jnp.zeros_like(like), parts)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results), sums

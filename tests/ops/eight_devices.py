@@ -2,7 +2,9 @@
 
 import functools
 import json
+import re
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +132,24 @@ def forward_mode(strategy):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def kernels_for_tpu(strategy):
+    """Each device runs splash attention, forward and back, where the program is lowered for TPUs."""
+    mesh = jax.make_mesh((8,), ("seq",))
+    place = NamedSharding(mesh, PartitionSpec(None, "seq"))
+    x = jax.ShapeDtypeStruct((1, 1024, 2, 64), jnp.bfloat16, sharding=place)
+    sharded = functools.partial(xa.attend_sharded, mesh=mesh, axis="seq", strategy=strategy)
+
+    def loss(q, k, v):
+        return sharded(q, k, v, xa.masks.causal()).astype(jnp.float32).sum()
+
+    step = jax.jit(jax.grad(loss, (0, 1, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # attend says it where plain JAX runs
+        text = step.trace(x, x, x).lower(lowering_platforms=("tpu",)).as_text()
+    names = set(re.findall('kernel_name = "splash_mha_([a-z]*)', text))
+    assert names == {"fwd", "dq", "dkv"}, names
+
+
 def fault(check, *arguments):
     try:
         check(*arguments)
@@ -149,6 +169,7 @@ def main(chosen):
         found[f"{way} two axes"] = fault(batch_over_other_devices, way)
     for strategy in ("merge", "ring"):
         found[f"{strategy} forward mode"] = fault(forward_mode, strategy)
+        found[f"{strategy} kernels"] = fault(kernels_for_tpu, strategy)
     for check in (statistics, parts_of_unlike_places, inside_shard_map_is_refused):
         found[check.__name__] = fault(check)
     print(json.dumps(found))

@@ -98,8 +98,8 @@ def test_a_backend_serves_at_least_the_plain_case(backend):
     plain = [CASES["every_head_its_own_keys"], CASES["no_mask_at_all"], CASES["causal"]]
     checks = [functools.partial(testing.check, case=case) for case in plain]
     served = any(holds(check, backend) for check in checks)
-    if not served and backend in ("splash", "tokamax"):
-        pytest.skip("splash needs a TPU, tokamax its package: pip install 'crossattn[tokamax]'")
+    if not served and backend in ("flash_tpu", "splash", "tokamax"):
+        pytest.skip("two need a TPU, tokamax its package: pip install 'crossattn[tokamax]'")
     assert served
 
 

@@ -1,6 +1,7 @@
 """JAX's kernels for TPUs keep attend's promises, in Pallas's interpret mode, and fit a TPU core's memory."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +52,10 @@ def reusing(name):
     [
         "causal_and_padding",
         "nan_in_future_v",
-        "segments",
         "window",
         "causal_or_prefix",
         "causal_before_every_key",
         "causal_by_positions",
-        "mask_2x4x5x7",
         "float16_logits_beyond_its_range",
     ],
 )
@@ -91,16 +90,23 @@ def test_a_backward_pass_that_is_told_what_was_found_gives_the_same(backend, nam
     testing.check(reusing(backend), CASES[name])
 
 
-def test_the_gradient_of_a_shared_bias_is_summed_over_examples_in_parts(monkeypatch):
-    monkeypatch.setattr(flash_tpu, "_HELD", 1)
-    testing.check(functools.partial(xa.attend, backend="flash_tpu"), CASES["bias_1x1x5x1"])
+@pytest.mark.parametrize(
+    ("backend", "name"), [("flash_tpu", "bias_1x1x5x1"), ("splash", "mask_2x4x5x7")]
+)
+def test_examples_in_parts_give_the_same_and_sum_the_gradient_of_a_shared_bias(
+    backend, name, monkeypatch
+):
+    monkeypatch.setattr(tpu, "_HELD", 1)
+    testing.check(functools.partial(xa.attend, backend=backend), CASES[name])
 
 
 @pytest.mark.parametrize("mask", ["window", "prefix", "matrix"])
 def test_blocks_that_are_left_out_or_partly_hidden_change_nothing(mask, monkeypatch):
     """Lengths of several blocks, two of them where nothing is read."""
     T, S = 300, 520
-    q, k, v = (jnp.asarray(array(name, 2, n, 1, 8)) for name, n in (("q", T), ("k", S), ("v", S)))
+    arrays = tuple(
+        jnp.asarray(array(name, 2, n, 1, 8)) for name, n in (("q", T), ("k", S), ("v", S))
+    )
     chosen = {
         "window": m.window(40, offset=-200),
         "prefix": m.window(30, 9, offset=jnp.array([-150, 170])),
@@ -109,11 +115,12 @@ def test_blocks_that_are_left_out_or_partly_hidden_change_nothing(mask, monkeypa
     monkeypatch.setattr(tpu, "_WIDEST", 128)
 
     def loss(backend, arrays):
-        out = xa.attend(*arrays, chosen, backend=backend)
+        q, k, v = arrays
+        out = xa.attend(q, k, v, chosen, backend=backend)
         return jnp.sum(out * array("cotangent", *out.shape)), out
 
     both = [
-        jax.jit(jax.grad(functools.partial(loss, backend), has_aux=True))((q, k, v))
+        jax.jit(jax.grad(functools.partial(loss, backend), has_aux=True))(arrays)
         for backend in ("splash", "reference")
     ]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), *both)
@@ -123,22 +130,18 @@ def test_a_kernel_keeps_the_digits_of_float32_and_asks_no_more_of_bfloat16():
     """Whatever the caller's setting: Mosaic cannot compile "highest" for bfloat16."""
 
     def precisions(dtype, backend):
-        q = jnp.zeros((1, 128, 1, 128), dtype)
+        def loss(q):
+            return xa.attend(q, q, q, backend=backend, scale=1.0).astype(float).sum()
+
         with jax.default_matmul_precision("highest"):
-            out = jax.make_jaxpr(
-                jax.grad(
-                    lambda q: xa.attend(q, q, q, backend=backend, scale=1.0).sum().astype(float)
-                )
-            )(q)
-        return {
-            line.split("precision=")[1].split("\n")[0]
-            for line in str(out).split("preferred")
-            if "precision=" in line
-        }
+            text = str(jax.make_jaxpr(jax.grad(loss))(jnp.zeros((1, 128, 1, 128), dtype)))
+        return re.findall(r" dot_general\[.*? precision=([^\n]*)", text, re.DOTALL)
 
     for backend in ("splash", "flash_tpu"):
-        assert all("HIGHEST" in found for found in precisions(jnp.float32, backend))
-        assert not any("HIGHEST" in found for found in precisions(jnp.bfloat16, backend))
+        wide, narrow = precisions(jnp.float32, backend), precisions(jnp.bfloat16, backend)
+        assert len(wide) == len(narrow) >= 8, "two products forward and six back"
+        assert all("HIGHEST" in found for found in wide)
+        assert not any("HIGHEST" in found for found in narrow)
 
 
 @pytest.mark.parametrize("size", [64, 128, 256, 512, 1024])

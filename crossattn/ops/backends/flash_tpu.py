@@ -2,8 +2,8 @@
 
 A causal mask goes by index; segments, padding and lengths are segment numbers, as in ``splash``; the rest of
 a mask is added to the logits with the bias. That sum is a float32 [T, S] for every head, in the backward pass
-its gradient too: they are made for some examples at a time, ``_HELD`` bytes or one example. A bias that
-examples, heads, queries or keys share gets the sum of their gradients.
+its gradient too: they are made for a few examples at a time. A bias that examples, heads, queries or keys
+share gets the sum of their gradients.
 
 Run here: the kernels in Pallas's interpret mode. Not run: on a TPU.
 
@@ -12,7 +12,6 @@ Source: ``jax.experimental.pallas.ops.tpu.flash_attention``.
 
 import importlib
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,6 @@ from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.types import Array, Float, Key
 
 REUSES = True
-_HELD = 2**26
 _HIDDEN = -1e30  # the kernel adds as much itself, and twice float32's least would be -inf
 
 
@@ -57,18 +55,11 @@ def attend(
             "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
         )
     _refuse(q, softcap, dropout_key, return_weights)
-    returned = Returned(return_lse, return_rows)
+    returned = tpu.Returned(return_lse, return_rows)
     return _attend(q, k, v, mask, bias, scale, returned, known)
 
 
-class Returned(NamedTuple):
-    """What is asked for beside the output."""
-
-    lse: bool
-    rows: bool
-
-
-def _attend(q, k, v, mask, bias, scale, returned: Returned, known: Any) -> AttentionOutput:
+def _attend(q, k, v, mask, bias, scale, returned: tpu.Returned, known: Any) -> AttentionOutput:
     T, S, N, Hv, dtype = q.shape[-3], k.shape[-3], q.shape[-2], v.shape[-1], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
@@ -135,7 +126,7 @@ class Kernel(NamedTuple):
     def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
         """Output, and the peak and the sum of every row of logits."""
         static = True, self.causal, 1.0, self._blocks(q, k), False
-        with tpu.precision(self.exact):
+        with tpu.precision(self.exact), jax.named_scope("flash_attention_fwd"):
             matrix = self._added(q, k, bias, allowed)
             out, total, peak = _library()._flash_attention(q, k, v, matrix, ids, *static)
         return out, peak, total
@@ -149,7 +140,7 @@ class Kernel(NamedTuple):
             out = out.astype(jnp.float32).at[..., self.column].set(-d_lse)
             d_out = d_out.at[..., self.column].set(1)
         static = False, self.causal, 1.0, self._blocks(q, k), False
-        with tpu.precision(self.exact):
+        with tpu.precision(self.exact), jax.named_scope("flash_attention_bwd"):
             residuals = q, k, v, self._added(q, k, bias, allowed), ids, out, total, peak
             dq, dk, dv, ds, _ = _library()._flash_attention_bwd(*static, residuals, d_out)
         if bias is None:
@@ -192,13 +183,19 @@ class Kernel(NamedTuple):
 def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, Array]:
     """Output, rows and log-sum-exp; what is known already is not computed again."""
 
+    def held(operands):
+        q, k = operands[:2]
+        return 4 * math.prod(q.shape[1:3]) * k.shape[2] if kernel.matrix else 0
+
     @jax.custom_vjp
     def attention(operands, known):
         return forward(operands, known)[0]
 
     def forward(operands, known):
         if known is None:
-            known, _ = _in_parts(lambda *part: (kernel.forward(*part), None), operands, None)
+            known, _ = tpu.in_parts(
+                lambda *part: (kernel.forward(*part), None), operands, held(operands)
+            )
         out, peak, total = known
         return (out, (peak, total), peak + jnp.log(total)), (operands, known)
 
@@ -210,39 +207,18 @@ def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, A
 
         def part(*arguments):
             *gradients, d_bias = kernel.backward(*arguments)
-            if shared:
-                return (*gradients, None), d_bias.sum(0, keepdims=True)
-            return (*gradients, d_bias), None
+            return (
+                (gradients, d_bias.sum(0, keepdims=True))
+                if shared
+                else ((*gradients, d_bias), None)
+            )
 
-        own, d_bias = _in_parts(part, (*operands, known, d_out, d_lse), bias if shared else None)
+        given = *operands, known, d_out, d_lse
+        own, d_bias = tpu.in_parts(part, given, held(operands), bias if shared else None)
         return (*own[:3], d_bias if shared else own[3], None, None), None
 
     attention.defvjp(forward, backward)
     return attention(operands, known)
-
-
-def _in_parts(function: Callable[..., Any], operands: tuple, like: Array | None) -> Any:
-    """``function`` of a few examples at a time: (what each has, sums over them in the shape of ``like``)."""
-    q, k, bias, allowed = operands[0], operands[1], *operands[3:5]
-    examples, held = q.shape[0], 4 * math.prod(q.shape[1:3]) * k.shape[2]
-    if bias is None and allowed is None:
-        held = 0
-    fits = [n for n in range(1, examples + 1) if examples % n == 0 and n * held <= _HELD]
-    size = max(fits, default=1)
-    if size == examples:
-        return function(*operands)
-    leaves, form = jax.tree.flatten(operands)
-    own = [x.shape[0] == examples for x in leaves]
-    parts = [x.reshape(-1, size, *x.shape[1:]) for x, o in zip(leaves, own, strict=True) if o]
-
-    def step(sums, part):
-        part = iter(part)
-        given = [next(part) if o else x for x, o in zip(leaves, own, strict=True)]
-        results, more = function(*form.unflatten(given))
-        return None if sums is None else sums + more, results
-
-    sums, results = jax.lax.scan(step, None if like is None else jnp.zeros_like(like), parts)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results), sums
 
 
 def _library() -> Any:

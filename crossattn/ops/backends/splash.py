@@ -2,7 +2,7 @@
 
 A causal mask or a window, by index, is computed in the kernel; segments, padding and lengths become
 segment numbers. What is known only when the program runs (a prefix, an offset, positions) is the first and
-the last key of each query, or else a matrix, a byte for each query and key. Biases and dropout are refused.
+the last key of each query, or else a matrix, four bytes for each query and key. It has no bias, no dropout.
 The backward pass makes the weights from a float32 log-sum-exp: under logits of 10,000, to three digits.
 
 Run here: the kernels in Pallas's interpret mode. Not run: on a TPU.
@@ -64,18 +64,11 @@ def attend(
             "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
         )
     _refuse(q, bias, softcap, dropout_key, return_weights)
-    returned = Returned(return_lse, return_rows)
+    returned = tpu.Returned(return_lse, return_rows)
     return _attend(q, k, v, mask, scale, softcap, returned, known)
 
 
-class Returned(NamedTuple):
-    """What is asked for beside the output."""
-
-    lse: bool
-    rows: bool
-
-
-def _attend(q, k, v, mask, scale, softcap, returned: Returned, known: Any) -> AttentionOutput:
+def _attend(q, k, v, mask, scale, softcap, returned: tpu.Returned, known: Any) -> AttentionOutput:
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
@@ -84,15 +77,18 @@ def _attend(q, k, v, mask, scale, softcap, returned: Returned, known: Any) -> At
     compute = jnp.float32 if dtype == jnp.float16 else dtype
     q = tpu.scaled(prepared.q.astype(compute), scale)
     k, v = prepared.k.astype(q.dtype), prepared.v.astype(q.dtype)
-    batch = q.shape[:-3]
-    tiled = tiles.tiled(mask, T, S)
+    batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
+    seen = None
+    if tiled.rest.terms or not tiled.band.leaves_a_key(tpu.padded(T), tpu.padded(S)):
+        rest, padded = tiled.band.mask & tiled.rest, (tpu.padded(T), tpu.padded(S))
+        seen = tiles.seen(rest, T, S, padded, batch)
     ids = tpu.segment_ids(tiled.ids, T, S, batch)
     segment_ids = None if ids is None else _library().splash_attention.SegmentIds(*ids)
-    kernel = _kernel(tiled, q, k, v, softcap, exact)
     if known is not None:
         known = _known(known, q, batch)
     q, k, v = (tpu.heads_first(x, batch) for x in (q, k, v))
-    out, lse = _fused(kernel, any(returned), (q, k, v, segment_ids), known)
+    kernel = _kernel(q, k, v, tiled.band, seen, softcap, returned.lse, exact)
+    out, lse = _fused(kernel, any(returned), (q, k, v, segment_ids, seen), known)
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     if lse is None:
@@ -115,36 +111,30 @@ class Kernel(NamedTuple):
     """The kernels of forward and backward pass.
 
     Attributes:
-      infos: which blocks are computed, and what of them is hidden: for the output, for dq, for dk and dv.
-      each: beside each of their arrays, 0 where every example has its own, None where all have the same.
+      sizes: of their blocks, for the output, for dq, for dk and dv.
+      static: which blocks are computed, where that is known when the program is compiled; or None.
       options: of the library.
       exact: whether products keep the digits of float32.
     """
 
-    infos: tuple[Any, ...]
-    each: tuple[Any, ...]
+    sizes: tpu.Blocks
+    static: list[Any] | None
     options: dict[str, Any]
     exact: bool
 
-    def map(self, function: Any, infos: Any, *operands: Any) -> Any:
-        """``function(infos, *operands)`` of every example."""
-        mapped = (self.each, *(None if x is None else 0 for x in operands))
-        with tpu.precision(self.exact):
-            return jax.vmap(function, mapped)(infos, *operands)
-
-    def forward(self, infos: Any, q, k, v, segment_ids, rows: bool) -> tuple[Array, Array | None]:
+    def forward(self, q, k, v, segment_ids, seen, rows: bool) -> tuple[Array, Array | None]:
         """Output and, with ``rows``, the log-sum-exp; 0 where no block was computed."""
 
         def one(infos: Any, *operands: Any) -> Any:
             options = self.options | dict(save_residuals=rows)
             return _library().kernel.SplashAttentionKernel(*infos, **options)(*operands)
 
-        results = self.map(one, infos, q, k, v, segment_ids)
+        results = self._map(one, seen, q, k, v, segment_ids)
         out, lse = (results[0], results[1][0]) if rows else (results, jnp.zeros(()))
         out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
         return out, lse if rows else None
 
-    def backward(self, infos: Any, q, k, v, segment_ids, out, lse, d_out) -> Any:
+    def backward(self, q, k, v, segment_ids, seen, out, lse, d_out) -> Any:
         """Gradients of q, k and v. The library has no public name for this pass alone."""
 
         def one(infos: Any, q, k, v, segment_ids, out, lse, d_out):
@@ -152,49 +142,63 @@ class Kernel(NamedTuple):
             back = _library().kernel._splash_attention_bwd
             return back(res=residuals, do=d_out, **self.options)[3:6]
 
-        return self.map(one, infos, q, k, v, segment_ids, out, lse, d_out)
+        return self._map(one, seen, q, k, v, segment_ids, out, lse, d_out)
+
+    def _map(self, function: Any, seen: Seen | None, q, k, *others: Any) -> Any:
+        """``function(infos, *operands)`` of every example."""
+        infos, each = self.static, None
+        if seen is not None:
+            S = k.shape[2]
+            made = [_info(seen, S, *size, by_key=i == 2) for i, size in enumerate(self.sizes)]
+            infos, each = [info for info, _ in made], [axes for _, axes in made]
+        mapped = (each, 0, 0, *(None if x is None else 0 for x in others))
+        with tpu.precision(self.exact):
+            return jax.vmap(function, mapped)(infos, q, k, *others)
 
 
 def _fused(kernel: Kernel, with_lse: bool, operands: tuple, known: Any) -> tuple[Array, Any]:
     """Output and log-sum-exp, both differentiable; what is known already is not computed again."""
+    seen = operands[-1]
+    matrix = seen is not None and seen.allowed is not None and seen.allowed.shape[0] > 1
+    held = 4 * math.prod(seen.allowed.shape[1:]) if matrix else 0
+
+    def compute(operands, rows: bool):
+        def part(*given: Any) -> Any:
+            return kernel.forward(*given, rows=rows), None
+
+        return tpu.in_parts(part, operands, held)[0]
 
     @jax.custom_vjp
-    def attention(q, k, v, segment_ids, infos, known):
-        if known is None:
-            known = kernel.forward(infos, q, k, v, segment_ids, with_lse)
+    def attention(operands, known):
+        known = compute(operands, with_lse) if known is None else known
         return known[0], known[1] if with_lse else None
 
-    def forward(q, k, v, segment_ids, infos, known):
-        if known is None:
-            known = kernel.forward(infos, q, k, v, segment_ids, True)
-        out, lse = known
-        return (out, lse if with_lse else None), (q, k, v, segment_ids, infos, out, lse)
+    def forward(operands, known):
+        out, lse = compute(operands, True) if known is None else known
+        return (out, lse if with_lse else None), (operands, out, lse)
 
     def backward(given, cotangents):
-        q, k, v, segment_ids, infos, out, lse = given
-        d_out, d_lse = cotangents
+        (q, k, v, *hidden), out, lse = given
+        (d_out, d_lse), Hv = cotangents, v.shape[-1]
         if d_lse is not None:
             out, v, d_out = tpu.with_lse(out, v, d_out, d_lse)
-        dq, dk, dv = kernel.backward(infos, q, k, v, segment_ids, out, lse, d_out)
-        return dq, dk, dv[..., : given[2].shape[-1]], None, None, None
+        whole = q, k, v, *hidden, out, lse, d_out
+        dq, dk, dv = tpu.in_parts(lambda *part: (kernel.backward(*part), None), whole, held)[0]
+        return (dq, dk, dv[..., :Hv], None, None), None
 
     attention.defvjp(forward, backward)
-    return attention(*operands, kernel.infos, known)
+    return attention(operands, known)
 
 
-def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, exact: bool) -> Kernel:
-    N, lengths = q.shape[-2], (q.shape[-3], k.shape[-3])
-    T, S = padded = tpu.padded(lengths[0]), tpu.padded(lengths[1])
-    if tiled.rest.terms or not tiled.band.leaves_a_key(T, S):
-        mask = tiled.band.mask & tiled.rest
-        seen = tiles.seen(mask, *lengths, padded, q.shape[:-3])
-        pairs = 0 if seen.allowed is None else 1
-        sizes = tpu.blocks(T, S, q.shape[-1], v.shape[-1], q.dtype, exact, pairs)
-        function = None if seen.allowed is not None else seen.reads
-        made = [_info(seen, N, S, *size, by_key=i == 2) for i, size in enumerate(sizes)]
-    else:
-        sizes = tpu.blocks(T, S, q.shape[-1], v.shape[-1], q.dtype, exact)
-        made, function = _static(tiled.band, N, padded, sizes)
+def _kernel(
+    q, k, v, band: Static, seen: Seen | None, softcap: Any, lse: bool, exact: bool
+) -> Kernel:
+    lengths = T, S = q.shape[2], k.shape[2]
+    pairs = 0 if seen is None or seen.allowed is None else 4  # Mosaic keeps booleans as integers
+    sizes = tpu.blocks(T, S, q.shape[-1], v.shape[-1] + lse, q.dtype, exact, pairs)
+    static, function = _static(band, q.shape[1], lengths, sizes) if seen is None else (None, None)
+    if seen is not None and seen.allowed is None:
+        function = seen.reads
     names = "", "_dq", "_dkv"
     blocks = {f"block_q{name}": size[0] for name, size in zip(names, sizes, strict=True)}
     blocks |= {f"block_kv{name}": size[1] for name, size in zip(names, sizes, strict=True)}
@@ -208,8 +212,7 @@ def _kernel(tiled: tiles.Tiled, q, k, v, softcap: Any, exact: bool) -> Kernel:
         mask_function=function,
         interpret=False,
     )
-    infos, each = zip(*made, strict=True)
-    return Kernel(infos, each, options, exact)
+    return Kernel(sizes, static, options, exact)
 
 
 def _static(band: Static, N: int, lengths: tuple[int, int], sizes: tpu.Blocks) -> tuple[list, Any]:
@@ -228,11 +231,14 @@ def _static(band: Static, N: int, lengths: tuple[int, int], sizes: tpu.Blocks) -
         of_kernel(heads, size, head_shards=1, q_seq_shards=1)
         for of_kernel, size in zip(process, sizes, strict=True)
     ]
-    return [(info, None) for info, _ in made], made[0][1]
+    return [info for info, _ in made], made[0][1]
 
 
-def _info(seen: Seen, N: int, S: int, rows: int, columns: int, by_key: bool) -> tuple[Any, Any]:
-    """Of what the program knows only when it runs; ``by_key`` for dk and dv, which go over the queries."""
+def _info(seen: Seen, S: int, rows: int, columns: int, by_key: bool) -> tuple[Any, Any]:
+    """Blocks, and beside each array 0 where every example has its own, None where all have the same.
+
+    Of what the program knows only when it runs; ``by_key`` for dk and dv, which go over the queries.
+    """
     MaskInfo = _library().info.MaskInfo
     runs = tiles.visited(seen, rows, columns, S)
     axis = 0 if by_key else 1

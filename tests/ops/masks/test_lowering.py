@@ -89,7 +89,7 @@ def test_jax_nn_gets_words_and_no_matrix(monkeypatch, name, words):
     }
 
 
-@pytest.mark.parametrize("backend", ["splash", "tokamax"])
+@pytest.mark.parametrize("backend", ["flash_tpu", "splash", "tokamax"])
 def test_a_kernel_that_is_not_there_says_so_in_a_sentence(backend):
     q = jnp.ones((1, 2, 1, 8))
     try:

@@ -54,6 +54,11 @@ def test_explicit_mesh_axes_change_nothing(found, check):
 
 
 @pytest.mark.parametrize("strategy", ["merge", "ring"])
+def test_on_tpus_every_device_runs_a_fused_kernel_forward_and_back(found, strategy):
+    assert found[f"{strategy} kernels"] == ""
+
+
+@pytest.mark.parametrize("strategy", ["merge", "ring"])
 def test_forward_mode_goes_over_devices(found, strategy):
     assert found[f"{strategy} forward mode"] == ""
 
