@@ -55,6 +55,46 @@ def test_a_mesh_that_does_not_fit_the_devices_is_refused():
         make_mesh(MeshConfig(tensor=64))
 
 
+class Chip:
+    """A device of a slice, as far as a mesh looks at it."""
+
+    platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
+
+    def __init__(self, slice_index, x, y):
+        self.slice_index, self.coords = slice_index, (x, y, 0)
+        self.id = 100 * slice_index + 10 * x + y
+        self.process_index = 2 * slice_index + x // 2
+
+
+def slices(count):
+    """As many slices of 4 x 4 chips."""
+    return [Chip(i, x, y) for i in range(count) for x in range(4) for y in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "spanned"),
+    [
+        (2, {"data": 2, "fsdp": 16}, {"data": 2}),
+        (2, {"data": 8, "tensor": 4}, {"data": 2}),
+        (2, {"data": 1, "fsdp": 32}, {"fsdp": 2}),
+        (4, {"data": 2, "fsdp": 32}, {"data": 2, "fsdp": 2}),
+        (3, {"data": 3, "fsdp": 4, "seq": 4}, {"data": 3}),
+    ],
+)
+def test_slices_are_split_by_data_and_then_by_fsdp(count, sizes, spanned):
+    mesh = make_mesh(MeshConfig(**sizes), slices(count))
+    assert mesh.axis_names == sharding.MESH_AXES and len(set(mesh.devices.flat)) == 16 * count
+    owners = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    for axis, name in enumerate(mesh.axis_names):
+        along = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
+        assert all(len(set(line)) == spanned.get(name, 1) for line in along.T)
+
+
+def test_a_mesh_that_would_split_heads_over_slices_is_refused():
+    with pytest.raises(ValueError, match=r"data 1 x fsdp 1 x tensor 32 x seq 1 .* fit 2 slices"):
+        make_mesh(MeshConfig(data=1, tensor=32), slices(2))
+
+
 OPTIONS = {
     "config": {"steps": 5, "log_every": 5, "ema_decay": 0.9, "accumulate": 2},
     "optim": {"learning_rate": 0.01, "weight_decay": 0.1, "schedule": "constant"},
