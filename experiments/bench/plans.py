@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     cases = options.cases or CASES
     for case in cases:
-        if not re.fullmatch(r"[^@]+@\w+:[\dx]+(,[^,]+)*", case):
+        if not re.fullmatch(r"[^@]+@[\w*]+:[\dx]+(,[^,]+)*", case):
             parser.error(f"got case {case!r}; expected CONFIG@TOPOLOGY, such as {CASES[0]}")
     options.folder.mkdir(parents=True, exist_ok=True)
     print("| " + " | ".join(_HEAD) + " |")

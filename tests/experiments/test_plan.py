@@ -272,6 +272,53 @@ def test_kernels_are_found_by_the_attention_that_they_compute():
     assert cost.cost(module, chips.CHIPS["h100"]).flops == (2 + 5) * 2 * 4 * 8 * 256 * 512 * 64
 
 
+# A product and the same written as a TPU writes it; and four of them, one for each place of a window.
+PRODUCTS = """HloModule step
+
+ENTRY %main (x: bf16[{m},{k}], y: bf16[{k},{n}]) -> bf16[{m},{n}] {{
+  %x = bf16[{m},{k}]{{1,0}} parameter(0)
+  %y = bf16[{k},{n}]{{1,0}} parameter(1)
+  %xs = bf16[{m},4,{k}]{{2,1,0}} parameter(2)
+  %ys = bf16[4,{k},{n}]{{2,1,0}} parameter(3)
+  {line}
+}}
+"""
+FORMS = {
+    "dot": "ROOT %out = bf16[{m},{n}]{{1,0}} dot(%x, %y), lhs_contracting_dims={{1}}, "
+    "rhs_contracting_dims={{0}}",
+    "convolution": "ROOT %out = bf16[{m},{n}]{{1,0}} convolution(%x, %y), dim_labels=bf_io->bf",
+    "batched": "ROOT %out = bf16[{m},4,{n}]{{2,1,0}} convolution(%xs, %ys), dim_labels=b0f_0io->b0f, "
+    "window={{size=4 stride=3 pad=0_0 lhs_dilate=4}}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("chip", "sizes", "times"),
+    [
+        ("v5e", (1024, 1024, 1024), 1),
+        ("v5e", (1024, 64, 1024), 2),  # half of the 128 rows of the unit hold zeros
+        ("v6e", (1024, 64, 1024), 4),  # three quarters of 256
+        ("v5e", (4, 1024, 1024), 2),  # eight sublanes
+        ("v5e", (1024, 1024, 4), 2),  # the other side is held
+        ("v5e", (129, 1024, 129), 136 * 256 / 129**2),
+        ("h100", (1024, 64, 1024), 1),
+    ],
+)
+def test_small_sides_take_as_long_as_what_the_matrix_unit_pads_them_to(form, chip, sizes, times):
+    sizes, chip = dict(zip("mkn", sizes, strict=True)), chips.CHIPS[chip]
+    spent = cost.cost(hlo.Module(PRODUCTS.format(line=FORMS[form].format(**sizes), **sizes)), chip)
+    assert spent.flops == 2 * math.prod(sizes.values()) * (4 if form == "batched" else 1)
+    assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
+
+
+def test_heads_that_are_half_as_wide_as_a_tpus_unit_take_twice_as_long():
+    module = hlo.Module(KERNELS)
+    for name, times in (("v5e", 2), ("v6e", 4), ("h100", 1)):
+        spent, chip = cost.cost(module, chips.CHIPS[name]), chips.CHIPS[name]
+        assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
+
+
 def test_a_forward_kernel_that_runs_again_among_derivatives_stays_one():
     again = KERNELS.replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
     found = kernels.attention_kernels(hlo.Module(again))["cross_attention"]
@@ -327,8 +374,9 @@ class Slice:
     """A topology without a compiler: devices are their places."""
 
     def __init__(self, name):
-        self.chip, self.sizes = topologies.parse(name)
-        self.devices = list(np.ndindex(*self.sizes))
+        self.chip, slices, self.sizes = topologies.parse(name)
+        slices = () if self.chip.platform == "cuda" else (slices,)
+        self.devices = list(np.ndindex(*slices, *self.sizes))
 
     def places(self, devices):
         return np.asarray(devices)
@@ -342,6 +390,8 @@ class Slice:
         ("v5e:16x16", range(16), 2),  # a ring
         ("v5p:4x4x4", range(64), 6),
         ("v5p:4x4x4", [0, 1], 1),
+        ("v4:4x4x4", range(4), 2),  # a ring
+        ("2*v5e:16x16", range(16), 2),  # within a slice
     ],
 )
 def test_tpus_have_the_links_that_a_group_spans(name, group, links):
@@ -366,9 +416,26 @@ def test_gpus_have_nvlink_within_a_host_and_their_cards_beyond(group, speed):
     )
 
 
-@pytest.mark.parametrize("name", ["v5e", "v5e:4", "v5e:4x4x4", "v9:2x2", "h100:8", "v5e:0x4", ""])
+@pytest.mark.parametrize(("group", "members"), [([0, 256], 1), (range(512), 256)])
+def test_slices_have_the_network_of_the_members_of_each(group, members):
+    two, chip = Slice("2*v5e:16x16"), chips.CHIPS["v5e"]
+    speed = network.bandwidth(gathered(group, ("data",)), two, two.places(two.devices))
+    assert speed == min(members * chip.network, 4 * chip.link)
+
+
+@pytest.mark.parametrize("name", ["2*h100:1x8", "2*v5p:4x4x4"])
+def test_slices_of_which_no_network_is_known_are_refused(name):
+    with pytest.raises(topologies.TopologyError, match="several slices are planned for v5e, v6e"):
+        topologies.parse(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["0*v5e:4x4", "v5e", "v5e:4", "v5e:4x4x4", "v9:2x2", "h100:8", "v5e:0x4", ""]
+)
 def test_a_topology_that_there_is_not_is_refused_in_words(name):
-    with pytest.raises(topologies.TopologyError, match="expected one of v5e, v5p, v6e, h100, h200"):
+    with pytest.raises(
+        topologies.TopologyError, match="expected one of v4, v5e, v5p, v6e, a100, h1"
+    ):
         topologies.parse(name)
 
 
