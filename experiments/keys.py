@@ -86,6 +86,11 @@ COMMON: dict[str, Key] = {
         "eval_every": Key(int, "Steps between evaluations; 0 is only at the end.", "[0, inf)"),
         "compute_dtype": Key(str, "What parameters are cast to for a step.",
                              choices=("float32", "bfloat16"), needed=False),
+        "xla_flags": Key(str, "Flags of XLA for the step, NAME=VALUE,...; xla_dump_to=DIR writes its HLO.",
+                         none=True, needed=False),
+        "profile_first": Key(int, "First step of a jax.profiler trace in WORKDIR/profile; none is no trace.",
+                             "[1, inf)", none=True, needed=False),
+        "profile_steps": Key(int, "Steps of the trace; 5 where it is left out.", "[1, inf)", needed=False),
     }),
     **under("checkpoint", {
         "every": Key(int, "Steps between checkpoints.", "[1, inf)"),

@@ -12,6 +12,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from crossattn.train import xla
 from crossattn.train.config import Task, TrainConfig
 from crossattn.train.optim import make_optimizer
 from crossattn.train.sharding import state_sharding, with_sharding
@@ -72,6 +73,7 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         prng=config.prng,
         state_sharding=sharding,
         trained=trained,
+        compiler_options=xla.flags(config.xla_flags),
     )
     target = with_sharding(shapes, sharding)
     return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)

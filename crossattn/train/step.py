@@ -4,7 +4,7 @@ The one thing to know: the same state and the same batch give the same next stat
 All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ def make_train_step(
     prng: str | None = None,
     state_sharding: Any = None,
     trained: Collection[str] | None = None,
+    compiler_options: Mapping[str, bool | str] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
     """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
 
@@ -43,6 +44,7 @@ def make_train_step(
         state_sharding: on a mesh, the shardings of the state, kept from step to step.
         trained: names of the parameters that are differentiated and updated, None for all. The state
             must have been made with the same ones.
+        compiler_options: flags of XLA that the step is compiled with, by name.
 
     Returns:
         step. Its metrics: "sums" (of loss_fn, whole batch), "grad_norm" (before clipping) and
@@ -79,7 +81,8 @@ def make_train_step(
     shardings: dict[str, Any] = (
         {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
     )
-    return jax.jit(step, donate_argnums=0, **shardings)
+    options = None if compiler_options is None else dict(compiler_options)
+    return jax.jit(step, donate_argnums=0, compiler_options=options, **shardings)
 
 
 def _make_gradient(loss_fn: LossFn, compute_dtype: Any, frozen: Any) -> Callable:

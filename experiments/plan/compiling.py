@@ -13,9 +13,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from crossattn.train import xla
 from crossattn.train.config import TrainConfig
 from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
+from experiments.errors import SettingsError
 from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -91,6 +93,7 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
 
     Raises:
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
+      SettingsError: the compiler has no such flag.
     """
     platform = topology.chip.platform
     with warnings.catch_warnings(record=True) as said:
@@ -100,6 +103,8 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
     try:
         return lowered.compile(_OPTIONS[platform]), tuple(reasons)
     except jax.errors.JaxRuntimeError as error:
+        if said := xla.refusal(error):
+            raise SettingsError(f"config.train.{said}.") from error
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
         used = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", str(error))

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from experiments.plan.chips import Chip
+from experiments.chips import Chip
 from experiments.plan.hlo import Computation, Instruction, Module, Run, Shape
 from experiments.plan.kernels import attention_flops, fused_attention, head_size
 

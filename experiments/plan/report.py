@@ -1,8 +1,8 @@
 """The plan of a run: what a device holds, sends and computes, and what bounds a step.
 
 The one thing to know: the estimate is a roofline. Every kernel takes as long as its products, padded to the
-chip's matrix unit, or its bytes, whichever is longer, at the chip's figures; collectives are hidden behind kernels in the estimate, and in
-its other bound behind nothing.
+chip's matrix unit, or its bytes, whichever is longer, at the chip's figures; collectives are hidden behind
+kernels in the estimate, and in its other bound behind nothing.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
+from experiments.flops import model_flops
 from experiments.plan.collectives import Collective, collectives, totals
 from experiments.plan.compiling import Planned, unread_task
 from experiments.plan.cost import cost
-from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
 from experiments.plan.network import seconds

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from experiments.plan.chips import CHIPS, Chip
+from experiments.chips import CHIPS, Chip
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",

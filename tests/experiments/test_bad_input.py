@@ -263,3 +263,11 @@ def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
     given = (TINY, "--config.optim.learning_rate=1e30", f"--workdir={tmp_path}")
     line = refused("train", *given)
     assert "step 2: the loss is nan" in line and "Try a lower learning rate" in line
+
+
+def test_a_flag_that_xla_has_not_is_refused_before_a_run_begins(refused, tmp_path):
+    config = f"--config={ROOT}/configs/copy_task.py:tiny"
+    flag = "--config.train.xla_flags=xla_dump_to=dump,xla_there_is_none=1"
+    said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
+    assert "xla_flags: No such compile option: 'xla_there_is_none'" in said
+    assert not (tmp_path / "run").exists()

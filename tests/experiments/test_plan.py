@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from crossattn.train.program import make_program
+from experiments import chips, flops
 from experiments.bench import plans
-from experiments.plan import chips, collectives, cost, hlo, kernels, network, search, topologies
+from experiments.flops import model_flops, products
+from experiments.plan import collectives, cost, hlo, kernels, network, search, topologies
 from experiments.plan.collectives import Collective, axes_of, replica_groups
 from experiments.plan.compiling import batch_shapes, unread_task
-from experiments.plan.flops import model_flops, products
 from experiments.settings import train_config
 from experiments.tasks import make_task
 from tests.conftest import ROOT, on_eight_devices
@@ -181,7 +182,8 @@ EIGHT = """
 import json, sys, jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 from crossattn.train.sharding import MeshConfig, make_mesh
-from experiments.plan import hlo, collectives, cost, chips
+from experiments import chips
+from experiments.plan import hlo, collectives, cost
 mesh = make_mesh(MeshConfig(data=2, fsdp=4))
 place = lambda *axes: NamedSharding(mesh, P(*axes))
 def step(x, w):
@@ -354,6 +356,28 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     attention = 3 * 2 * 3 * tokens * 2 * 2 * length * D
     found = model_flops(task, program.target.params, batch_shapes(task, None))
     assert found == 6 * tokens * weights + attention
+
+
+def test_every_device_that_jax_names_has_its_figures(monkeypatch):
+    assert set(chips.KINDS.values()) == set(chips.CHIPS)
+    config = get_config("copy_task", "tiny")
+    task = unread_task(config)
+    assert flops.at_peak(task) is None  # nobody says what a CPU's peak is
+    monkeypatch.setattr(jax, "devices", lambda: [Device("NVIDIA H200")] * 4)
+    seconds = flops.at_peak(task)
+    params, batch = task_shapes(task, config)
+    assert seconds(params, batch) == model_flops(task, params, batch) / (4 * 989e12)
+
+
+class Device:
+    def __init__(self, kind):
+        self.device_kind = kind
+
+
+def task_shapes(task, config):
+    """Of parameters and a batch."""
+    program = make_program(task, train_config(config), None)
+    return program.target.params, batch_shapes(task, None)
 
 
 def test_a_batch_has_the_shapes_of_the_data_pipeline():

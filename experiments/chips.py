@@ -113,3 +113,19 @@ CHIPS = {
     "h200": _gpu("H200 SXM", 141 * GB, 989 * T, 494 * T, 4800 * GB, 450 * GB, 50 * GB),
     "b200": _gpu("B200", 180 * GB, 2250 * T, 1100 * T, 8000 * GB, 900 * GB, 50 * GB),
 }
+
+# What JAX calls them.
+KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
