@@ -20,7 +20,7 @@ from flax import nnx
 from crossattn import weights
 from crossattn.data.errors import DataError
 from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of, most_id
-from crossattn.data.tokenizers import Frame
+from crossattn.data.tokenizers import Frame, Tokenizer
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.models import Decoder, Whisper
 from crossattn.train.storage import Folder, local_copy
@@ -28,6 +28,7 @@ from crossattn.weights.formats.safetensors import WEIGHTS
 from crossattn.weights.formats.tensors import Layout, Tensors
 from crossattn.weights.hub import find_folder
 from crossattn.weights.pretrained import Pretrained
+from crossattn.weights.settings import read_settings
 from crossattn.weights.tokenizers.tokenizer import (
     files_beside,
     read_target_tokenizer,
@@ -106,6 +107,18 @@ class Checkpoint:
         return weights.save(folder, model, jax.device_get(params))
 
 
+class UnreadVocabulary(Tokenizer):
+    """The tokenizer of a plan, which has so many tokens and reads nothing."""
+
+    def __init__(self, size: int):
+        self._size = size
+
+    @property
+    def vocab_size(self) -> int:
+        """As it was given."""
+        return self._size
+
+
 def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
     """The checkpoint that a run was begun with, or that ``config.init.from`` names; no weights are read.
 
@@ -135,6 +148,25 @@ def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     files[_TENSORS] = (json.dumps(tensors, indent=1) + "\n").encode()
     return Checkpoint(source, model, files, *_tokenizers(source, folder, model, config))
+
+
+def described(config: Any) -> Checkpoint | None:
+    """The checkpoint of a folder that has a config and no weights, for a plan; None where there are weights.
+
+    It has no tokenizer either, so that only training is planned by it.
+    """
+    source = config.get("init", {}).get("from")
+    folder = Path(source) if source else None
+    if (
+        folder is None
+        or not (folder / "config.json").is_file()
+        or any(folder.glob("*.safetensors"))
+    ):
+        return None
+    _, settings = read_settings(folder / "config.json")
+    model = weights.describe(settings, config.model.get("dtype"))
+    tokenizer: Any = UnreadVocabulary(_vocabulary(settings))
+    return Checkpoint(str(source), model, {}, tokenizer, None)
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -230,14 +262,17 @@ def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
 
 
 def _refuse_more_tokens(source: str, model: Pretrained, backend: Any) -> None:
-    settings = json.loads(model.text)
-    halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
-    size = next(half["vocab_size"] for half in halves if "vocab_size" in half)
+    size = _vocabulary(json.loads(model.text))
     if most_id(backend) >= size:
         raise SettingsError(
             f"the tokenizer of {source} has ids up to {most_id(backend)}, its model a vocabulary of {size};"
             " they belong to different checkpoints."
         )
+
+
+def _vocabulary(settings: Mapping[str, Any]) -> int:
+    halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
+    return next(half["vocab_size"] for half in halves if "vocab_size" in half)
 
 
 def _multilingual(model: Pretrained) -> bool | None:

@@ -57,7 +57,7 @@ class Topology:
         """Where devices stand: slice and coordinates in it, or (host, number in it)."""
         if self.chip.platform == "tpu":
             axes = len(self.sizes)
-            return np.asarray([(device.slice_index, *device.coords[:axes]) for device in devices])
+            return np.asarray([(getattr(x, "slice_index", 0), *x.coords[:axes]) for x in devices])
         each = self.sizes[1]
         return np.asarray([divmod(self._number[device.id], each) for device in devices])
 

@@ -6,21 +6,23 @@ Programs are compiled for eight CPU devices, or written here as the accelerators
 
 import json
 import math
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from crossattn import weights
 from crossattn.train.program import make_program
-from experiments import chips, flops
+from experiments import chips, flops, tiny_checkpoints
 from experiments.bench import plans
 from experiments.flops import model_flops, products
 from experiments.plan import collectives, cost, hlo, kernels, network, search, topologies
 from experiments.plan.collectives import Collective, axes_of, replica_groups
 from experiments.plan.compiling import batch_shapes, unread_task
 from experiments.settings import train_config
-from experiments.tasks import make_task
+from experiments.tasks import corpus, make_task
 from tests.conftest import ROOT, on_eight_devices
 from tests.experiments.test_configs import get_config
 
@@ -380,14 +382,53 @@ def task_shapes(task, config):
     return program.target.params, batch_shapes(task, None)
 
 
-def test_a_batch_has_the_shapes_of_the_data_pipeline():
-    config = get_config("copy_task", "tiny")
-    task = make_task(config)
-    made = next(task.train_iterator(0, 1))
-    planned = batch_shapes(task, None)
+PLANNED = [
+    ("copy_task", "tiny"),
+    ("fashion_vit", "tiny"),
+    ("fashion_crossvit", "tiny"),
+    ("emoji_group", "both,tiny"),
+    ("emoji_captions", "tiny"),
+    ("emoji_flamingo", "tiny"),
+    ("emoji_llava", "tiny"),
+    ("finetune_whisper", "tiny"),
+    ("masked_bytes", "tiny"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), PLANNED)
+def test_a_batch_has_the_shapes_of_the_data_pipeline_and_none_are_read(name, words, monkeypatch):
+    config = get_config(name, words)
+    made = next(make_task(config).train_iterator(0, 1))
+    monkeypatch.setattr(corpus, "open_source", None)  # whoever calls it fails
+    planned = batch_shapes(unread_task(config), None)
     assert {n: (x.shape, x.dtype) for n, x in made.items()} == {
         n: (x.shape, x.dtype) for n, x in planned.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("whisper", "finetune_whisper", "tiny"),
+        ("t5", "finetune", "tiny"),
+        ("gpt2", "finetune", "language_model,tiny"),
+    ],
+)
+def test_a_published_config_alone_is_planned_as_with_its_weights(kind, name, words, tmp_path):
+    config = get_config(name, words)
+    tiny_checkpoints.write(kind, tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "alone")
+    found = []
+    for folder in ("whole", "alone"):
+        config.init["from"] = str(tmp_path / folder)
+        task = unread_task(config)
+        program = make_program(task, train_config(config), None)
+        found.append((program.target, batch_shapes(task, None)))
+        model_flops(task, program.target.params, found[-1][1])  # its loss can be traced
+    assert found[0] == found[1]
+    with pytest.raises(weights.CheckpointError, match="safetensors"):
+        make_task(config).refuse_unready()
 
 
 def gathered(group, axes):
