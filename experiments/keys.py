@@ -174,6 +174,7 @@ TEXT: dict[str, Key] = {
 PRETRAINED: dict[str, Key] = {
     **under("model", {
         "dtype": Key(str, "Of the computation.", choices=("float32", "bfloat16", "float16")),
+        "remat": _MODEL["model.remat"],
     }, **_EXTRA),
     **under("tokenizer", {
         "source_language": Key(str, "Of an mBART: the language that is read, en_XX.", none=True),

@@ -9,7 +9,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,13 @@ def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
                 " config.init.from."
             )
         folder = checkpoint_folder(source)
+        if [path.name for path in folder.iterdir()] == ["config.json"]:
+            return _described(source, folder, config.model)
         tensors = weights.tensor_types(folder)
     dtype = config.model.get("dtype")
     model = weights.describe_folder(folder, tensors, dtype)
+    if remat := config.model.get("remat", False):
+        model = replace(model, config=_laid(model.config, remat=remat))
     paths = [*files_beside(folder), *(folder / n for n in _CONFIGS if (folder / n).is_file())]
     paths += [path for path in (folder / "target.spm",) if path.is_file() and path not in paths]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
@@ -150,23 +154,28 @@ def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
     return Checkpoint(source, model, files, *_tokenizers(source, folder, model, config))
 
 
-def described(config: Any) -> Checkpoint | None:
-    """The checkpoint of a folder that has a config and no weights, for a plan; None where there are weights.
+def _described(source: str, folder: Path, options: Any) -> Checkpoint:
+    """The checkpoint that a config alone describes: enough for a plan, and nothing to begin from.
 
-    It has no tokenizer either, so that only training is planned by it.
+    Its layers are scanned, which no checkpoint's are: so a plan of many is compiled in seconds.
     """
-    source = config.get("init", {}).get("from")
-    folder = Path(source) if source else None
-    if (
-        folder is None
-        or not (folder / "config.json").is_file()
-        or any(folder.glob("*.safetensors"))
-    ):
-        return None
     _, settings = read_settings(folder / "config.json")
-    model = weights.describe(settings, config.model.get("dtype"))
+    model = weights.describe(settings, options.get("dtype"))
+    laid = _laid(model.config, scan=True, remat=options.get("remat", False))
     tokenizer: Any = UnreadVocabulary(_vocabulary(settings))
-    return Checkpoint(str(source), model, {}, tokenizer, None)
+    return Checkpoint(source, replace(model, config=laid), {}, tokenizer, None)
+
+
+def _laid(config: Any, **changes: Any) -> Any:
+    """A config of a model with other values of these fields, its own and its parts'."""
+    own = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in changes:
+            own[field.name] = changes[field.name]
+        elif is_dataclass(value):
+            own[field.name] = _laid(value, **changes)
+    return replace(config, **own)
 
 
 def checkpoint_folder(source: str) -> Path:

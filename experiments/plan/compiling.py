@@ -107,7 +107,10 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
             raise SettingsError(f"config.train.{said}.") from error
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
-        used = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", str(error))
+        used = re.search(
+            r"(?:Used |required.*?\()([\d.]+\w)(?: of |\) exceeds available HBM \()([\d.]+\w)",
+            str(error),
+        )
         raise DoesNotFit(
             f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {topology.chip.name} has"
             if used

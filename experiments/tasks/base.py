@@ -23,7 +23,7 @@ from crossattn.train.sharding import mesh_of, row_shares, spread_batch
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.pretrained import Checkpoint, described, open_checkpoint
+from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import model_config
 from experiments.tasks.placement import config_mesh
 
@@ -175,10 +175,7 @@ class Task:
         return [self.config.data.batch_size]
 
     def without_data(self) -> "Task":
-        """This task for a plan, which computes nothing and reads no data, nor a checkpoint's weights."""
-        if self.config.model.name == NAME_OF_PRETRAINED and (alone := described(self.config)):
-            self.check_pretrained(alone)
-            self.checkpoint = alone
+        """This task for a plan, which computes nothing and reads no data."""
         return self
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -5,7 +5,6 @@ The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE
 """
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from crossattn.data.pipeline import eval_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
+from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import base
@@ -55,10 +55,9 @@ class TextTask(base.Task):
     has_source = True
     read = "text"
 
-    @cached_property
-    def corpus(self) -> Any:
-        """Texts and their tokenizers."""
-        return self._open()
+    def __init__(self, config: Any, assets: Folder | None = None):
+        super().__init__(config, assets)
+        self.corpus: Any = self._open()
 
     def _open(self) -> Corpus:
         return self._corpus(side=self.config.data.get("side", "both"))
@@ -196,7 +195,6 @@ class TextTask(base.Task):
         return [bucket.rows for bucket in self._buckets(self.config, multiple=devices)]
 
     def without_data(self) -> "TextTask":
-        super().without_data()
         if self.checkpoint is None:
             self.corpus = UnreadCorpus(self.config)
         return self

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import tiny_checkpoints
 from tests.experiments.conftest import ROOT, STEPS, TINY
 
 
@@ -270,4 +272,14 @@ def test_a_flag_that_xla_has_not_is_refused_before_a_run_begins(refused, tmp_pat
     flag = "--config.train.xla_flags=xla_dump_to=dump,xla_there_is_none=1"
     said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
     assert "xla_flags: No such compile option: 'xla_there_is_none'" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_trained_from_a_config_alone(refused, tmp_path):
+    tiny_checkpoints.write("t5", tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "alone")
+    config = f"--config={ROOT}/configs/finetune.py:tiny"
+    begun = f"--config.init.from={tmp_path / 'alone'}"
+    assert "safetensors" in refused("train", config, begun, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
