@@ -62,6 +62,7 @@ COMMON: dict[str, Key] = {
         "train": Key(str, "Regular expression in names of parameters that are trained; none is all.",
                      none=True),
         "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True),
+        "mu_dtype": Key(str, "Of the first moment (adamw, lion, muon, sgd).", choices=("float32", "bfloat16")),
     }, **_EXTRA),
     **under("init", {
         "from": Key(str, "Begin with a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.",
@@ -88,6 +89,8 @@ COMMON: dict[str, Key] = {
                              choices=("float32", "bfloat16"), needed=False),
         "xla_flags": Key(str, "Flags of XLA for the step, NAME=VALUE,...; xla_dump_to=DIR writes its HLO.",
                          none=True, needed=False),
+        "offload_optimizer": Key(bool, "Keep the optimiser's state in the hosts' memory between steps.",
+                                 needed=False),
         "profile_first": Key(int, "First step of a jax.profiler trace in WORKDIR/profile; none is no trace.",
                              "[1, inf)", none=True, needed=False),
         "profile_steps": Key(int, "Steps of the trace; 5 where it is left out.", "[1, inf)", needed=False),

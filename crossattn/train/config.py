@@ -40,6 +40,7 @@ class TrainConfig:
       steps: optimiser steps in all.
       eval_every: steps between evaluations, 0 for only at the end.
       compute_dtype: "float32" or "bfloat16"; parameters stay float32.
+      offload_optimizer: the optimiser's state lies in the hosts' memory between steps; of a mesh.
       profile_first, profile_steps: which steps, counted from 1, ``jax.profiler`` traces; None is none.
       xla_flags: that the step is compiled with, "NAME=VALUE,...", see ``xla``.
     """
@@ -53,6 +54,7 @@ class TrainConfig:
     ema_decay: float | None = None
     compute_dtype: str = "float32"
     prng: str | None = None
+    offload_optimizer: bool = False
     xla_flags: str | None = None
     profile_first: int | None = None
     profile_steps: int = 5

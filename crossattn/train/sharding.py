@@ -139,6 +139,11 @@ def state_sharding(
     return jax.tree_util.tree_map_with_path(place, state)
 
 
+def on_host(sharding: Any) -> Any:
+    """The same places in the memory of the devices' hosts, from which a step fetches what it needs."""
+    return jax.tree.map(lambda place: place.with_memory_kind("pinned_host"), sharding)
+
+
 def _is_part(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
     """Whether a shape is another with 1 in the place of some axes, or with none."""
     return len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True))

@@ -27,6 +27,7 @@ def make_train_step(
     compute_dtype: Any = None,
     prng: str | None = None,
     state_sharding: Any = None,
+    offloaded: bool = False,
     trained: Collection[str] | None = None,
     compiler_options: Mapping[str, bool | str] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
@@ -42,6 +43,7 @@ def make_train_step(
         compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
         prng: jax's random implementation by name; None is jax's default.
         state_sharding: on a mesh, the shardings of the state, kept from step to step.
+        offloaded: the optimiser's state lies in the hosts' memory between steps, as `state_sharding` says.
         trained: names of the parameters that are differentiated and updated, None for all. The state
             must have been made with the same ones.
         compiler_options: flags of XLA that the step is compiled with, by name.
@@ -70,7 +72,10 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.
         grads = _zero_unless(finite, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        opt_state = state.opt_state
+        if offloaded:
+            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
         params = join(optax.apply_updates(params, _zero_unless(finite, updates)), frozen)
         ema = state.ema
         if ema_decay is not None:

@@ -27,7 +27,7 @@ OWNED = (
 # where it is computed, not what is learnt. Matched against every part of a dotted key.
 MAY_CHANGE = frozenset(
     ("log_every", "eval_every", "checkpoint", "mesh", "resume", "writers")
-    + ("xla_flags", "profile_first", "profile_steps")
+    + ("offload_optimizer", "xla_flags", "profile_first", "profile_steps")
 )
 
 # The last step, as the launchers and as `train` itself call it. More of them go on from where the run

@@ -28,6 +28,7 @@ class Memory:
     Attributes:
       temporaries: activations, gathered weights, gradients.
       total: all at once, results that take the place of what was given counted once.
+      host: of the state, what lies in the host's memory instead.
       available: of the chip, for a program.
     """
 
@@ -38,6 +39,7 @@ class Memory:
     temporaries: int
     total: int
     available: int
+    host: int = 0
 
     @property
     def fits(self) -> bool:
@@ -204,6 +206,7 @@ def memory(planned: Planned) -> Memory:
         temporaries=said.temp_size_in_bytes,
         total=total,
         available=planned.topology.chip.available,
+        host=said.host_argument_size_in_bytes,
     )
 
 
@@ -265,6 +268,7 @@ def _held(memory: Memory) -> list[str]:
         ("peak", memory.total),
         ("of the chip's", memory.available),
     ]
+    rows += [("on the host", memory.host)] if memory.host else []
     return [f"  {name:<20} {amount(size):>10}" for name, size in rows]
 
 

@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -18,8 +20,10 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import NonFiniteLoss
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
+from crossattn.train.program import make_program
 from crossattn.train.sharding import MeshConfig, data_shard, make_mesh, put_batch, spec
 from crossattn.train.writers import Silent
+from tests.conftest import ROOT, with_devices
 
 MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
 
@@ -234,3 +238,18 @@ def test_one_process_ends_a_run_that_two_began(two_processes, one_device):
     whole = train_here(workdir / "whole")[1].state
     near = functools.partial(np.testing.assert_allclose, rtol=0, atol=3e-6)
     jax.tree.map(near, result.state.params, whole.params)
+
+
+def test_an_optimiser_that_lies_with_the_host_takes_the_same_steps(tmp_path):
+    environment = with_devices(2)
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "train")
+    command = [sys.executable, str(ROOT / "tests" / "train" / "offloaded.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("equal\n"), done.stderr
+
+
+def test_one_device_has_no_host_to_keep_an_optimiser_with():
+    if jax.device_count() > 1:
+        pytest.skip("of one device, and there are several: unset XLA_FLAGS")
+    with pytest.raises(ValueError, match="offload_optimizer is of a mesh, and there is one device"):
+        make_program(ToyTask(), TrainConfig(steps=1, offload_optimizer=True), None)
