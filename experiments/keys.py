@@ -62,7 +62,8 @@ COMMON: dict[str, Key] = {
         "train": Key(str, "Regular expression in names of parameters that are trained; none is all.",
                      none=True),
         "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True),
-        "mu_dtype": Key(str, "Of the first moment (adamw, lion, muon, sgd).", choices=("float32", "bfloat16")),
+        "mu_dtype": Key(str, "Of the first moment (adamw, lion, muon, sgd).",
+                        choices=("float32", "bfloat16")),
     }, **_EXTRA),
     **under("init", {
         "from": Key(str, "Begin with a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.",

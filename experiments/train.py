@@ -17,6 +17,7 @@ from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
+from crossattn.train.program import refuse_offload
 from crossattn.train.sharding import make_mesh, row_shares
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
@@ -87,6 +88,7 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
     try:
         mesh = make_mesh(values.mesh)
         _refuse_rows(task, values, mesh)
+        refuse_offload(values, mesh)
         make_optimizer(values.optim, values.steps, task.logical_axes())
         xla.refuse_unknown(values.xla_flags)
     except (TypeError, ValueError) as error:

@@ -63,11 +63,8 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
 
     shapes = jax.eval_shape(fresh, jax.random.key(config.seed))
     sharding = state_sharding(shapes, axes, mesh)
+    refuse_offload(config, mesh)
     if config.offload_optimizer:
-        if sharding is None:
-            raise ValueError(
-                "offload_optimizer is of a mesh, and there is one device; leave it out"
-            )
         sharding = replace(sharding, opt_state=on_host(sharding.opt_state))
     step = make_train_step(
         task.loss,
@@ -84,3 +81,13 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
     )
     target = with_sharding(shapes, sharding)
     return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)
+
+
+def refuse_offload(config: TrainConfig, mesh: Mesh | None) -> None:
+    """Holds what is kept with hosts to there being a mesh.
+
+    Raises:
+        ValueError: there is one device, whose arrays have no places that could be others.
+    """
+    if config.offload_optimizer and mesh is None:
+        raise ValueError("offload_optimizer is of a mesh, and there is one device; leave it out")

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from crossattn.train import xla
 from crossattn.train.config import TrainConfig
-from crossattn.train.program import Program, make_program
+from crossattn.train.program import Program, make_program, refuse_offload
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
 from experiments.errors import SettingsError
 from experiments.plan.topologies import Topology
@@ -69,6 +69,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
     try:
         mesh = make_mesh(values.mesh, topology.devices)
         batch = batch_shapes(task, mesh)
+        refuse_offload(values, mesh)
     except ValueError as error:
         raise MeshError(f"{error}") from error
     program = make_program(task, values, mesh)

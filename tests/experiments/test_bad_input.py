@@ -283,3 +283,11 @@ def test_nothing_is_trained_from_a_config_alone(refused, tmp_path):
     begun = f"--config.init.from={tmp_path / 'alone'}"
     assert "safetensors" in refused("train", config, begun, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
+
+
+def test_one_device_keeps_no_optimiser_with_its_host(refused, tmp_path):
+    config = f"--config={ROOT}/configs/copy_task.py:tiny"
+    flag = "--config.train.offload_optimizer=true"
+    said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
+    assert "offload_optimizer is of a mesh, and there is one device" in said
+    assert not (tmp_path / "run").exists()

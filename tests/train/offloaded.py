@@ -1,4 +1,4 @@
-"""A program for two virtual CPU devices: a run whose optimiser's state lies with the host, and one where not."""
+"""A program for two virtual CPU devices: runs whose optimiser's state lies with the host, and with them."""
 
 import sys
 from dataclasses import replace
