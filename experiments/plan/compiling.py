@@ -108,15 +108,19 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
             raise SettingsError(f"config.train.{said}.") from error
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
-        used = re.search(
-            r"(?:Used |required.*?\()([\d.]+\w)(?: of |\) exceeds available HBM \()([\d.]+\w)",
-            str(error),
-        )
-        raise DoesNotFit(
-            f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {topology.chip.name} has"
-            if used
-            else f"the compiler for {topology.chip.name} ran out of its memory"
-        ) from error
+        raise DoesNotFit(unfitting(str(error), topology.chip.name)) from error
+
+
+def unfitting(said: str, chip: str) -> str:
+    """What a compiler said of memory that it ran out of, in one sentence."""
+    if "vmem" in said:
+        return f"a kernel needs more of the memory on the chip (vmem) than a {chip} has"
+    used = re.search(
+        r"(?:Used |required.*?\()([\d.]+\w)(?: of |\) exceeds available HBM \()([\d.]+\w)", said
+    )
+    if used is None:
+        return f"the compiler for {chip} ran out of its memory"
+    return f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {chip} has"
 
 
 def batch_shapes(task: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:

@@ -20,7 +20,7 @@ from experiments.bench import plans, published
 from experiments.flops import model_flops, products
 from experiments.plan import collectives, cost, hlo, kernels, network, search, topologies
 from experiments.plan.collectives import Collective, axes_of, replica_groups
-from experiments.plan.compiling import batch_shapes, unread_task
+from experiments.plan.compiling import batch_shapes, unfitting, unread_task
 from experiments.settings import train_config
 from experiments.tasks import corpus, make_task
 from tests.conftest import ROOT, on_eight_devices
@@ -583,3 +583,20 @@ def test_rows_of_the_table_are_chosen_by_what_is_found_in_their_names(
         "configs/t5_1b.py:h100@h100:8x8",
         "experiments/bench/published.py:vit_b16@v5e:4x4",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("RESOURCE_EXHAUSTED: Used 19.2G of 15.75G hbm.", "it needs 19.2GiB of the 15.75GiB"),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+            "(256.00G) exceeds available HBM (30.75G).",
+            "it needs 256.00GiB of the 30.75GiB",
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating", "(vmem)"),
+        ("RESOURCE_EXHAUSTED: Out of memory", "ran out of its memory"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_figures_where_the_compiler_gave_any(said, told):
+    assert told in unfitting(said, "TPU v5e")
