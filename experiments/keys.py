@@ -62,6 +62,8 @@ COMMON: dict[str, Key] = {
         "train": Key(str, "Regular expression in names of parameters that are trained; none is all.",
                      none=True),
         "rates": Key(str, "Factors of the learning rate, PATTERN=FACTOR,...", none=True),
+        "mu_dtype": Key(str, "Of the first moment (adamw, lion, muon, sgd).",
+                        choices=("float32", "bfloat16")),
     }, **_EXTRA),
     **under("init", {
         "from": Key(str, "Begin with a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.",
@@ -86,6 +88,13 @@ COMMON: dict[str, Key] = {
         "eval_every": Key(int, "Steps between evaluations; 0 is only at the end.", "[0, inf)"),
         "compute_dtype": Key(str, "What parameters are cast to for a step.",
                              choices=("float32", "bfloat16"), needed=False),
+        "xla_flags": Key(str, "Flags of XLA for the step, NAME=VALUE,...; xla_dump_to=DIR writes its HLO.",
+                         none=True, needed=False),
+        "offload_optimizer": Key(bool, "Keep the optimiser's state in the hosts' memory between steps.",
+                                 needed=False),
+        "profile_first": Key(int, "First step of a jax.profiler trace in WORKDIR/profile; none is no trace.",
+                             "[1, inf)", none=True, needed=False),
+        "profile_steps": Key(int, "Steps of the trace; 5 where it is left out.", "[1, inf)", needed=False),
     }),
     **under("checkpoint", {
         "every": Key(int, "Steps between checkpoints.", "[1, inf)"),
@@ -169,6 +178,7 @@ TEXT: dict[str, Key] = {
 PRETRAINED: dict[str, Key] = {
     **under("model", {
         "dtype": Key(str, "Of the computation.", choices=("float32", "bfloat16", "float16")),
+        "remat": _MODEL["model.remat"],
     }, **_EXTRA),
     **under("tokenizer", {
         "source_language": Key(str, "Of an mBART: the language that is read, en_XX.", none=True),

@@ -9,7 +9,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from flax import nnx
 from crossattn import weights
 from crossattn.data.errors import DataError
 from crossattn.data.published_tokenizer import PublishedTokenizer, frame_of, most_id
-from crossattn.data.tokenizers import Frame
+from crossattn.data.tokenizers import Frame, Tokenizer
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.models import Decoder, Whisper
 from crossattn.train.storage import Folder, local_copy
@@ -28,6 +28,7 @@ from crossattn.weights.formats.safetensors import WEIGHTS
 from crossattn.weights.formats.tensors import Layout, Tensors
 from crossattn.weights.hub import find_folder
 from crossattn.weights.pretrained import Pretrained
+from crossattn.weights.settings import read_settings
 from crossattn.weights.tokenizers.tokenizer import (
     files_beside,
     read_target_tokenizer,
@@ -106,6 +107,18 @@ class Checkpoint:
         return weights.save(folder, model, jax.device_get(params))
 
 
+class UnreadVocabulary(Tokenizer):
+    """The tokenizer of a plan, which has so many tokens and reads nothing."""
+
+    def __init__(self, size: int):
+        self._size = size
+
+    @property
+    def vocab_size(self) -> int:
+        """As it was given."""
+        return self._size
+
+
 def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
     """The checkpoint that a run was begun with, or that ``config.init.from`` names; no weights are read.
 
@@ -127,14 +140,42 @@ def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
                 " config.init.from."
             )
         folder = checkpoint_folder(source)
+        if [path.name for path in folder.iterdir()] == ["config.json"]:
+            return _described(source, folder, config.model)
         tensors = weights.tensor_types(folder)
     dtype = config.model.get("dtype")
     model = weights.describe_folder(folder, tensors, dtype)
+    if remat := config.model.get("remat", False):
+        model = replace(model, config=_laid(model.config, remat=remat))
     paths = [*files_beside(folder), *(folder / n for n in _CONFIGS if (folder / n).is_file())]
     paths += [path for path in (folder / "target.spm",) if path.is_file() and path not in paths]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     files[_TENSORS] = (json.dumps(tensors, indent=1) + "\n").encode()
     return Checkpoint(source, model, files, *_tokenizers(source, folder, model, config))
+
+
+def _described(source: str, folder: Path, options: Any) -> Checkpoint:
+    """The checkpoint that a config alone describes: enough for a plan, and nothing to begin from.
+
+    Its layers are scanned, which no checkpoint's are: so a plan of many is compiled in seconds.
+    """
+    _, settings = read_settings(folder / "config.json")
+    model = weights.describe(settings, options.get("dtype"))
+    laid = _laid(model.config, scan=True, remat=options.get("remat", False))
+    tokenizer: Any = UnreadVocabulary(_vocabulary(settings))
+    return Checkpoint(source, replace(model, config=laid), {}, tokenizer, None)
+
+
+def _laid(config: Any, **changes: Any) -> Any:
+    """A config of a model with other values of these fields, its own and its parts'."""
+    own = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in changes:
+            own[field.name] = changes[field.name]
+        elif is_dataclass(value):
+            own[field.name] = _laid(value, **changes)
+    return replace(config, **own)
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -230,14 +271,17 @@ def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
 
 
 def _refuse_more_tokens(source: str, model: Pretrained, backend: Any) -> None:
-    settings = json.loads(model.text)
-    halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
-    size = next(half["vocab_size"] for half in halves if "vocab_size" in half)
+    size = _vocabulary(json.loads(model.text))
     if most_id(backend) >= size:
         raise SettingsError(
             f"the tokenizer of {source} has ids up to {most_id(backend)}, its model a vocabulary of {size};"
             " they belong to different checkpoints."
         )
+
+
+def _vocabulary(settings: Mapping[str, Any]) -> int:
+    halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
+    return next(half["vocab_size"] for half in halves if "vocab_size" in half)
 
 
 def _multilingual(model: Pretrained) -> bool | None:

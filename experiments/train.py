@@ -12,16 +12,17 @@ from typing import Any
 from absl import flags
 
 from crossattn.data.errors import DataError
-from crossattn.train import processes
+from crossattn.train import processes, xla
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import WorkdirMismatch
 from crossattn.train.loop import TrainResult, train
 from crossattn.train.optim import make_optimizer
+from crossattn.train.program import refuse_offload
 from crossattn.train.sharding import make_mesh, row_shares
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.train.writers import WeightsAndBiases, default_writers
-from experiments import launch
+from experiments import flops, launch
 from experiments.errors import SettingsError
 from experiments.initial import initial, run_begun_with
 from experiments.settings import train_config
@@ -72,6 +73,7 @@ def run(
             settings=settings,
             writers=writers,
             initial=None if begun else initial(config, task),
+            peak_seconds=flops.at_peak(task),
         )
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None
@@ -86,7 +88,9 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
     try:
         mesh = make_mesh(values.mesh)
         _refuse_rows(task, values, mesh)
+        refuse_offload(values, mesh)
         make_optimizer(values.optim, values.steps, task.logical_axes())
+        xla.refuse_unknown(values.xla_flags)
     except (TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise

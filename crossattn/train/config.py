@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
+from crossattn.train import xla
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 
@@ -39,6 +40,9 @@ class TrainConfig:
       steps: optimiser steps in all.
       eval_every: steps between evaluations, 0 for only at the end.
       compute_dtype: "float32" or "bfloat16"; parameters stay float32.
+      offload_optimizer: the optimiser's state lies in the hosts' memory between steps; of a mesh.
+      profile_first, profile_steps: which steps, counted from 1, ``jax.profiler`` traces; None is none.
+      xla_flags: that the step is compiled with, "NAME=VALUE,...", see ``xla``.
     """
 
     steps: int
@@ -50,6 +54,10 @@ class TrainConfig:
     ema_decay: float | None = None
     compute_dtype: str = "float32"
     prng: str | None = None
+    offload_optimizer: bool = False
+    xla_flags: str | None = None
+    profile_first: int | None = None
+    profile_steps: int = 5
     log_every: int = 100
     eval_every: int = 0
 
@@ -61,6 +69,7 @@ class TrainConfig:
             )
         if self.checkpoint.resume not in ("auto", "must", "never"):
             raise ValueError(f"resume is {self.checkpoint.resume!r}; use auto, must or never")
+        xla.flags(self.xla_flags)
 
 
 @runtime_checkable

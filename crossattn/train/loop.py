@@ -31,6 +31,7 @@ from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.exhausted import exhausted
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
+from crossattn.train.profile import Trace
 from crossattn.train.program import make_program
 from crossattn.train.sharding import data_shard, make_mesh, put_batch
 from crossattn.train.signals import StopRequest
@@ -41,6 +42,9 @@ from crossattn.train.writers import Several, Writer, default_writers
 
 Initial = Callable[[Any], Any]
 """From fresh parameters, where they lie, to those that a run begins with."""
+
+PeakSeconds = Callable[[Any, Any], float | None]
+"""From parameters and a batch, or their shapes, to the seconds that a step's model FLOPs take at the peak."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     writers: Sequence[Writer] | None = None,
     initial: Initial | None = None,
+    peak_seconds: PeakSeconds | None = None,
 ) -> TrainResult:
     """Trains to config.steps, or until asked to stop, and leaves everything in workdir.
 
@@ -77,6 +82,7 @@ def train(
             the schedule of their new number).
         writers: default JSONL, TensorBoard and console.
         initial: what a new run begins with, from its fresh parameters, where they lie; None is those.
+        peak_seconds: what MFU is logged by; None logs none.
 
     Raises:
         TrainError: see errors.py; checkpoints on disk are good in every case.
@@ -101,8 +107,9 @@ def train(
             before_seal=settle,
         )
         try:
-            run = _Run(task, config, workdir, log, checkpoints, initial)
-            result = run.result(claimed.steps_before)
+            run = _Run(task, config, workdir, log, checkpoints, initial, peak_seconds)
+            with contextlib.closing(run.trace):
+                result = run.result(claimed.steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
             if isinstance(error, OSError) and (cause := exhausted(error)):
@@ -127,9 +134,10 @@ class _Run:
         log: Several,
         checkpoints: Checkpoints,
         initial: Initial | None,
+        peak_seconds: PeakSeconds | None,
     ):
         self.task, self.config, self.workdir = task, config, workdir
-        self.initial = initial
+        self.initial, self.peak_seconds = initial, peak_seconds
         self.log, self.checkpoints = log, checkpoints
         self.mesh = make_mesh(config.mesh)
         self.program = make_program(task, config, self.mesh)
@@ -139,8 +147,11 @@ class _Run:
             report=lambda step, values: log.write(step, "train", values),
             tick=log.tick,
         )
+        self.trace = Trace(
+            workdir / "profile", config.profile_first, config.profile_steps, self._settle
+        )
         self.evaluation: dict[str, float] = {}
-        self.shapes_seen: set = set()
+        self.shapes_seen: dict[Any, float | None] = {}  # and what a step of them takes at the peak
 
     def result(self, steps_before: int | None = None) -> TrainResult:
         """Trains; ``steps_before`` is how many steps the run had before it was given more."""
@@ -153,8 +164,10 @@ class _Run:
             return self._ended("already finished", step, state)
         with StopRequest() as stop:
             while step < self.config.steps:
+                self.trace.before(step + 1)
                 state = self._advance(state, data, step)
                 step += 1
+                self.trace.after(step)
                 self._evaluate_and_save(state, data, step)
                 last = step == self.config.steps
                 if not last and processes.stop_after(step, stop.requested, self.config.log_every):
@@ -213,13 +226,16 @@ class _Run:
             batch = put_batch(next(data), self.mesh)
         shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
         try:
-            if shapes in self.shapes_seen:
-                state, metrics = self.program.step(state, batch)
-            else:
-                self.shapes_seen.add(shapes)
-                with self.meter.compiling():
+            with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+                if shapes in self.shapes_seen:
                     state, metrics = self.program.step(state, batch)
-            self.meter.add(step + 1, metrics)
+                else:
+                    with self.meter.compiling():
+                        known = self.peak_seconds
+                        peak = None if known is None else known(state.params, batch)
+                        self.shapes_seen[shapes] = peak
+                        state, metrics = self.program.step(state, batch)
+            self.meter.add(step + 1, metrics, self.shapes_seen[shapes])
         except NonFiniteLoss as error:
             raise self._explained(error) from None
         return state
@@ -252,11 +268,15 @@ class _Run:
 
     def _paused(self):
         """The meter paused; only a step that was finite is ever evaluated or saved."""
+        self._settle()
+        return self.meter.paused()
+
+    def _settle(self) -> None:
+        """Waits for the steps that the devices have been given."""
         try:
             self.meter.flush()
         except NonFiniteLoss as error:
             raise self._explained(error) from None
-        return self.meter.paused()
 
     def _explained(self, error: NonFiniteLoss) -> NonFiniteLoss:
         self.checkpoints.wait()

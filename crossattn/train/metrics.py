@@ -24,7 +24,8 @@ class Meter:
     """Collects what each step returned; every `log_every` steps hands a window of it to `report`.
 
     report: called with (step, values) for a full window; tick: with (step, values so far) for
-    every step; learning_rate: of a step, counted from 0.
+    every step; learning_rate: of a step, counted from 0; wall: seconds since a fixed day, for what
+    one process does not see.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Meter:
         report: Callable[[int, dict[str, float]], None],
         tick: Callable[[int, dict[str, float]], None],
         clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
     ):
         self._log_every, self._learning_rate = log_every, learning_rate
         self._report, self._tick, self._clock = report, tick, clock
-        self._pending: deque[tuple[int, Any]] = deque()
+        self._wall, self._begun = wall, wall()
+        self._pending: deque[tuple[int, Any, float | None]] = deque()
         self._mark = clock()
         self._window = _empty_window()
         self._totals = {"train_seconds": 0.0, "compile_seconds": 0.0}
@@ -66,13 +69,15 @@ class Meter:
         yield
         self._mark = self._clock()
 
-    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def add(self, step: int, metrics: Mapping[str, Any], peak_seconds: float | None = None) -> None:
         """Queues what the step that ended at `step` returned.
+
+        peak_seconds: those that its model FLOPs would take at the devices' peak; None where nobody knows.
 
         Raises:
             NonFiniteLoss: an earlier step's loss or gradient was not finite.
         """
-        self._pending.append((step, metrics))
+        self._pending.append((step, metrics, peak_seconds))
         while len(self._pending) > LAG:
             self._take()
 
@@ -83,12 +88,14 @@ class Meter:
 
     def get_state(self) -> dict[str, Any]:
         """JSON-able; together with a checkpoint it lets the log go on as if never interrupted."""
-        return copy.deepcopy({"window": self._window, "totals": self._totals})
+        kept = {"window": self._window, "totals": self._totals, "begun": self._begun}
+        return copy.deepcopy(kept)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``get_state`` gave."""
         self._window = copy.deepcopy(state["window"])
         self._totals = copy.deepcopy(state["totals"])
+        self._begun = state.get("begun", self._begun)
 
     @property
     def totals(self) -> dict[str, float]:
@@ -96,7 +103,7 @@ class Meter:
         return dict(self._totals)
 
     def _take(self) -> None:
-        step, metrics = self._pending.popleft()
+        step, metrics, peak_seconds = self._pending.popleft()
         metrics = jax.device_get(metrics)
         now = self._clock()
         seconds, self._mark = max(now - self._mark, 0.0), now
@@ -111,6 +118,8 @@ class Meter:
         window["steps"] += 1
         window["seconds"] += seconds
         window["grad_norm"] += float(metrics["grad_norm"])
+        if peak_seconds is not None:
+            window["peak_seconds"] = window.get("peak_seconds", 0.0) + peak_seconds
         for name, value in sums.items():
             window["sums"][name] = window["sums"].get(name, 0.0) + value
         if "tokens" in sums:
@@ -122,13 +131,16 @@ class Meter:
             self._window = _empty_window()
 
     def _values(self, step: int) -> dict[str, float]:
-        window = self._window
+        window, seconds = self._window, max(self._window["seconds"], 1e-9)
+        share = {"mfu": window["peak_seconds"] / seconds} if "peak_seconds" in window else {}
         return {
             **_means(window),
+            **share,
+            "goodput": self._totals["train_seconds"] / max(self._wall() - self._begun, 1e-9),
             "grad_norm": window["grad_norm"] / window["steps"],
             "learning_rate": float(self._learning_rate(step - 1)),
             "seconds_per_step": window["seconds"] / window["steps"],
-            "input_fraction": window["input_seconds"] / max(window["seconds"], 1e-9),
+            "input_fraction": window["input_seconds"] / seconds,
             **self._totals,
         }
 

@@ -37,10 +37,11 @@ class OptimConfig:
     cooldown_fraction: share of the steps that wsd decays over; clip_norm: largest global gradient
     norm, None for any; momentum: of muon's matrices and of sgd; train: a regular expression, found in
     the names of the parameters that are trained, None for all; rates: factors of the learning rate of
-    some, "encoder=0.1,embedding=0.5", see trainable.
+    some, "encoder=0.1,embedding=0.5", see trainable; mu_dtype: of the first moment (adamw, lion, muon, sgd).
+    Second moments stay float32: what a step adds to one is less than bfloat16 tells apart.
 
     Raises:
-        ValueError: learning_rate or weight_decay is below 0 or not finite.
+        ValueError: learning_rate or weight_decay is below 0 or not finite, or mu_dtype is another.
     """
 
     name: str = "adamw"
@@ -57,8 +58,11 @@ class OptimConfig:
     momentum: float = 0.95
     train: str | None = None
     rates: str | None = None
+    mu_dtype: str = "float32"
 
     def __post_init__(self):
+        if self.mu_dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"mu_dtype is {self.mu_dtype!r}; use float32 or bfloat16")
         for name in ("learning_rate", "weight_decay"):
             value = getattr(self, name)
             if not 0.0 <= value < math.inf:
@@ -144,9 +148,9 @@ def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransfor
     """From a gradient to the direction of the step, before decay and learning rate."""
     b1, b2, eps = config.b1, config.b2, config.eps
     makers = {
-        "adamw": lambda: optax.scale_by_adam(b1, b2, eps),
-        "lion": lambda: optax.scale_by_lion(b1, b2),
-        "sgd": lambda: optax.trace(config.momentum, nesterov=True),
+        "adamw": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=config.mu_dtype),
+        "lion": lambda: optax.scale_by_lion(b1, b2, mu_dtype=config.mu_dtype),
+        "sgd": lambda: optax.trace(config.momentum, True, config.mu_dtype),
         "adafactor": lambda: _adafactor(logical_axes),
         "muon": lambda: _muon(config, logical_axes),
     }
@@ -196,10 +200,12 @@ def _muon(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformatio
         is_leaf=lambda x: isinstance(x, MuonDimensionNumbers | optax.MaskedNode),
     )
     orthogonal = optax.chain(
-        scale_by_muon(beta=config.momentum, weight_dimension_numbers=sides),
+        scale_by_muon(
+            beta=config.momentum, weight_dimension_numbers=sides, mu_dtype=config.mu_dtype
+        ),
         optax.stateless(lambda updates, _: jax.tree.map(_to_adam_size, updates, sides)),
     )
-    adam = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    adam = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
     return optax.partition({"muon": orthogonal, "adam": adam}, labels)
 
 

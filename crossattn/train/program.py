@@ -5,16 +5,17 @@ devices of this process, and a plan compiles the same step for devices that it o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
 
+from crossattn.train import xla
 from crossattn.train.config import Task, TrainConfig
 from crossattn.train.optim import make_optimizer
-from crossattn.train.sharding import state_sharding, with_sharding
+from crossattn.train.sharding import on_host, state_sharding, with_sharding
 from crossattn.train.state import TrainState, init_state
 from crossattn.train.step import make_train_step
 from crossattn.train.trainable import split, trained_names
@@ -62,6 +63,9 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
 
     shapes = jax.eval_shape(fresh, jax.random.key(config.seed))
     sharding = state_sharding(shapes, axes, mesh)
+    refuse_offload(config, mesh)
+    if config.offload_optimizer:
+        sharding = replace(sharding, opt_state=on_host(sharding.opt_state))
     step = make_train_step(
         task.loss,
         optimizer,
@@ -71,7 +75,19 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
         prng=config.prng,
         state_sharding=sharding,
+        offloaded=config.offload_optimizer,
         trained=trained,
+        compiler_options=xla.flags(config.xla_flags),
     )
     target = with_sharding(shapes, sharding)
     return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)
+
+
+def refuse_offload(config: TrainConfig, mesh: Mesh | None) -> None:
+    """Holds what is kept with hosts to there being a mesh.
+
+    Raises:
+        ValueError: there is one device, whose arrays have no places that could be others.
+    """
+    if config.offload_optimizer and mesh is None:
+        raise ValueError("offload_optimizer is of a mesh, and there is one device; leave it out")

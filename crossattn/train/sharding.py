@@ -14,11 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from crossattn.axes import RULES, Rules, spec
 
 MESH_AXES = ("data", "fsdp", "tensor", "seq")
+_SPLIT_AXES = ("TPU v5 lite", "TPU v5e")  # whose axes `jax.make_mesh` splits, too
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,15 @@ def make_mesh(
 ) -> Mesh | None:
     """The mesh over all devices of all processes, or those given; None when there is only one.
 
+    Devices of several slices (TPU pods, hosts of GPUs) are split by `data` first and by `fsdp` where that is
+    not enough: the network between slices is the slow one.
+
     Raises:
-        ValueError: the sizes do not multiply to the number of devices, or do not lie on a TPU's torus.
+        ValueError: the sizes do not multiply to the number of devices, do not lie on a TPU's torus, or do not
+            split the slices by data and fsdp.
     """
-    sizes, count = list(astuple(config)), jax.device_count() if devices is None else len(devices)
+    devices = jax.devices() if devices is None else devices
+    sizes, count = list(astuple(config)), len(devices)
     given = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and given > 0 and count % given == 0:
         sizes[sizes.index(-1)] = count // given
@@ -49,14 +56,34 @@ def make_mesh(
     if count == 1:
         return None
     kinds = (AxisType.Auto,) * len(MESH_AXES)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    inner = tuple(sizes)
     try:
-        return jax.make_mesh(tuple(sizes), MESH_AXES, kinds, devices=devices)
+        if slices == 1:
+            return jax.make_mesh(inner, MESH_AXES, kinds, devices=devices)
+        outer = _over_slices(sizes, slices)
+        inner = tuple(size // count for size, count in zip(sizes, outer, strict=True))
+        split = devices[0].device_kind in _SPLIT_AXES
+        placed = create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=split)
+        return Mesh(placed, MESH_AXES, axis_types=kinds)
     except NotImplementedError:
-        sides = np.max([x.coords for x in devices or jax.devices()], axis=0) + 1
+        sides = np.max([x.coords for x in devices], axis=0) + 1
         raise ValueError(
-            f"a mesh of {_said(sizes)} does not lie on a torus of {' x '.join(map(str, sides))} chips: each"
+            f"a mesh of {_said(inner)} does not lie on a torus of {' x '.join(map(str, sides))} chips: each"
             " size has to be a product of some of its sides"
         ) from None
+
+
+def _over_slices(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
+    """How many slices each axis of a mesh spans: as many along data as divide it, the rest along fsdp."""
+    data = math.gcd(sizes[0], slices)
+    fsdp = slices // data
+    if sizes[1] % fsdp:
+        raise ValueError(
+            f"a mesh of {_said(sizes)} does not fit {slices} slices of devices: data has to split them, or"
+            " data and fsdp together"
+        )
+    return data, fsdp, 1, 1
 
 
 def _said(sizes: Sequence[int]) -> str:
@@ -110,6 +137,11 @@ def state_sharding(
         return whole
 
     return jax.tree_util.tree_map_with_path(place, state)
+
+
+def on_host(sharding: Any) -> Any:
+    """The same places in the memory of the devices' hosts, from which a step fetches what it needs."""
+    return jax.tree.map(lambda place: place.with_memory_kind("pinned_host"), sharding)
 
 
 def _is_part(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:

@@ -4,7 +4,7 @@ The one thing to know: the same state and the same batch give the same next stat
 All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -27,7 +27,9 @@ def make_train_step(
     compute_dtype: Any = None,
     prng: str | None = None,
     state_sharding: Any = None,
+    offloaded: bool = False,
     trained: Collection[str] | None = None,
+    compiler_options: Mapping[str, bool | str] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
     """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
 
@@ -41,8 +43,10 @@ def make_train_step(
         compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
         prng: jax's random implementation by name; None is jax's default.
         state_sharding: on a mesh, the shardings of the state, kept from step to step.
+        offloaded: the optimiser's state lies in the hosts' memory between steps, as `state_sharding` says.
         trained: names of the parameters that are differentiated and updated, None for all. The state
             must have been made with the same ones.
+        compiler_options: flags of XLA that the step is compiled with, by name.
 
     Returns:
         step. Its metrics: "sums" (of loss_fn, whole batch), "grad_norm" (before clipping) and
@@ -68,7 +72,10 @@ def make_train_step(
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.
         grads = _zero_unless(finite, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        opt_state = state.opt_state
+        if offloaded:
+            opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
         params = join(optax.apply_updates(params, _zero_unless(finite, updates)), frozen)
         ema = state.ema
         if ema_decay is not None:
@@ -79,7 +86,8 @@ def make_train_step(
     shardings: dict[str, Any] = (
         {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
     )
-    return jax.jit(step, donate_argnums=0, **shardings)
+    options = None if compiler_options is None else dict(compiler_options)
+    return jax.jit(step, donate_argnums=0, compiler_options=options, **shardings)
 
 
 def _make_gradient(loss_fn: LossFn, compute_dtype: Any, frozen: Any) -> Callable:

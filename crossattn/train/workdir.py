@@ -20,12 +20,15 @@ from crossattn.train.storage import Folder
 # What a run writes, and what `resume="never"` puts aside.
 OWNED = (
     *("config.json", "metrics.jsonl", "log.txt"),
-    *("checkpoints", "tensorboard", "assets", "unreadable"),
+    *("checkpoints", "tensorboard", "assets", "unreadable", "profile"),
 )
 
 # Settings that may differ from one start to the next: they change what is kept and shown, or
 # where it is computed, not what is learnt. Matched against every part of a dotted key.
-MAY_CHANGE = frozenset({"log_every", "eval_every", "checkpoint", "mesh", "resume", "writers"})
+MAY_CHANGE = frozenset(
+    ("log_every", "eval_every", "checkpoint", "mesh", "resume", "writers")
+    + ("offload_optimizer", "xla_flags", "profile_first", "profile_steps")
+)
 
 # The last step, as the launchers and as `train` itself call it. More of them go on from where the run
 # ended; fewer would be another run.

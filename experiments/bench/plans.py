@@ -2,6 +2,7 @@
 
     python -m experiments.bench.plans --folder=runs/plans
     python -m experiments.bench.plans configs/wmt14_de_en.py:big@h100:1x8,config.mesh.fsdp=2
+    python -m experiments.bench.plans --only=t5_1b --only=published.*v5e:4x4
 
 Each case is CONFIG@TOPOLOGY, with changes of the config's keys behind commas; a word ``search`` takes the
 best layout that ``experiments.plan --search`` finds. Plans are kept in the folder, and made once.
@@ -31,6 +32,13 @@ _CHANGES = {
     ("t5_11b.py", "v5e:4x4"): _WHOLE,
     ("t5_11b.py", "h100:1x8"): "config.train.accumulate=8",
 }
+# What makes each fit.
+_PUBLISHED: dict[str, dict[str, str]] = {
+    "vit_b16": {"v5e:4x4": "config.train.accumulate=4"},
+    "perceiver_io": dict.fromkeys(("v5e:4x4", "h100:1x8"), "config.train.accumulate=8"),
+    "llava_7b": {"v5e:4x4": "config.train.accumulate=8"},
+    "whisper_large_v3": {"v5e:4x4": "config.train.accumulate=2"},
+}
 
 
 def _cases() -> Iterator[str]:
@@ -40,6 +48,11 @@ def _cases() -> Iterator[str]:
                 changes = _CHANGES.get((name, topology))
                 own = word or topology.partition(":")[0]
                 yield f"configs/{name}:{own}@{topology}" + (f",{changes}" if changes else "")
+    for name, changes in _PUBLISHED.items():
+        for topology in ("v5e:4x4", "h100:1x8"):
+            own = changes.get(topology)
+            case = f"experiments/bench/published.py:{name}@{topology}"
+            yield case + (f",{own}" if own else "")
 
 
 CASES = tuple(_cases())
@@ -53,10 +66,17 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/plans"), help="where plans are kept"
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        help="of the table, the cases in which this regular expression is found",
+    )
     options = parser.parse_args()
     cases = options.cases or CASES
+    if options.only:
+        cases = [case for case in cases if any(re.search(one, case) for one in options.only)]
     for case in cases:
-        if not re.fullmatch(r"[^@]+@\w+:[\dx]+(,[^,]+)*", case):
+        if not re.fullmatch(r"[^@]+@[\w*]+:[\dx]+(,[^,]+)*", case):
             parser.error(f"got case {case!r}; expected CONFIG@TOPOLOGY, such as {CASES[0]}")
     options.folder.mkdir(parents=True, exist_ok=True)
     print("| " + " | ".join(_HEAD) + " |")
@@ -94,7 +114,7 @@ def row(case: str, plan: dict[str, Any]) -> str:
     """A line of the table."""
     config, _, rest = case.partition("@")
     topology, *changes = rest.split(",")
-    name = config.removeprefix("configs/").replace(".py", "")
+    name = config.rpartition("/")[2].replace(".py", "").removeprefix("published:")
     if "error" in plan:
         return f"| {name} | {topology} | {' '.join(changes)} | {plan['error']} |" + " |" * 5
     layout = [mesh_of(plan["mesh"])]

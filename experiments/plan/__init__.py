@@ -23,7 +23,7 @@ from experiments.plan.topologies import Topology, TopologyError, prepare, topolo
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
     None,
-    "Devices: v5e:4x4, v5p:4x4x4, v6e:4x4 (a slice); h100:2x8, h200:1x8 (hosts x devices).",
+    "Devices: v5e:4x4, v5p:4x4x4 (a slice), 2*v5e:16x16 (two slices); h100:2x8, b200:1x8 (hosts x devices).",
 )
 _DECODE = flags.DEFINE_bool("decode", False, "Plan greedy generation instead of training.")
 _SEARCH = flags.DEFINE_bool(

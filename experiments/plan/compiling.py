@@ -13,9 +13,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from crossattn.train import xla
 from crossattn.train.config import TrainConfig
-from crossattn.train.program import Program, make_program
+from crossattn.train.program import Program, make_program, refuse_offload
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
+from experiments.errors import SettingsError
 from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -67,6 +69,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
     try:
         mesh = make_mesh(values.mesh, topology.devices)
         batch = batch_shapes(task, mesh)
+        refuse_offload(values, mesh)
     except ValueError as error:
         raise MeshError(f"{error}") from error
     program = make_program(task, values, mesh)
@@ -91,6 +94,7 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
 
     Raises:
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
+      SettingsError: the compiler has no such flag.
     """
     platform = topology.chip.platform
     with warnings.catch_warnings(record=True) as said:
@@ -100,14 +104,23 @@ def compiled_for(topology: Topology, function: Any, *arguments: Any) -> tuple[An
     try:
         return lowered.compile(_OPTIONS[platform]), tuple(reasons)
     except jax.errors.JaxRuntimeError as error:
+        if said := xla.refusal(error):
+            raise SettingsError(f"config.train.{said}.") from error
         if "RESOURCE_EXHAUSTED" not in str(error) and "out of memory" not in str(error):
             raise
-        used = re.search(r"Used ([\d.]+\w) of ([\d.]+\w)", str(error))
-        raise DoesNotFit(
-            f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {topology.chip.name} has"
-            if used
-            else f"the compiler for {topology.chip.name} ran out of its memory"
-        ) from error
+        raise DoesNotFit(unfitting(str(error), topology.chip.name)) from error
+
+
+def unfitting(said: str, chip: str) -> str:
+    """What a compiler said of memory that it ran out of, in one sentence."""
+    if "vmem" in said:
+        return f"a kernel needs more of the memory on the chip (vmem) than a {chip} has"
+    used = re.search(
+        r"(?:Used |required.*?\()([\d.]+\w)(?: of |\) exceeds available HBM \()([\d.]+\w)", said
+    )
+    if used is None:
+        return f"the compiler for {chip} ran out of its memory"
+    return f"it needs {used.group(1)}iB of the {used.group(2)}iB that a {chip} has"
 
 
 def batch_shapes(task: Any, mesh: Mesh | None) -> dict[str, jax.ShapeDtypeStruct]:

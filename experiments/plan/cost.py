@@ -2,16 +2,17 @@
 
 The one thing to know: a fused kernel reads its operands once and writes its results once, whatever it
 computes between; what it takes a slice of, it reads a slice of. Bytes that stay in a TPU's on-chip
-memory do not count. Sizes are those of the arrays, without the padding of tiles.
+memory do not count. Bytes are those of the arrays, without the padding of tiles; products take as long as
+with the padding of the chip's matrix unit.
 """
 
 import math
 import re
 from dataclasses import dataclass
 
-from experiments.plan.chips import Chip
+from experiments.chips import Chip
 from experiments.plan.hlo import Computation, Instruction, Module, Run, Shape
-from experiments.plan.kernels import attention_flops, fused_attention
+from experiments.plan.kernels import attention_flops, fused_attention, head_size
 
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
@@ -21,6 +22,8 @@ _SEEN_THROUGH = ("bitcast", "copy", "reshape", "convert")
 _SLICES = ("dynamic-slice", "slice", "gather")
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """What writes a part of its first operand in place, and which operand that part is."""
+_BLOCK = 1024
+"""Of lengths in kernels of attention: it fills any matrix unit, and the size of a head may not."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Cost:
     Attributes:
       flops: of its products.
       bytes: read and written.
-      compute: seconds that the flops take by themselves.
+      compute: seconds that the flops take by themselves, in a matrix unit that small sides leave empty.
       memory: seconds that the bytes take by themselves.
       kernels: seconds of all kernels one after the other, each as long as the longer of its two.
     """
@@ -57,24 +60,47 @@ def cost(module: Module, chip: Chip, computation: str | None = None) -> Cost:
             close()
             flops = slow = 0.0
             moved = run.times * _moved(run, module)
-        done = run.times * _flops(run)
-        flops += done
-        slow += done / _speed(run, chip) if done else 0.0
+        if product := _product(run):
+            done = run.times * product.flops
+            flops += done
+            slow += done / (_speed(run, chip) * product.filled(chip.unit))
     close()
     return Cost(*total)
 
 
-def _flops(run: Run) -> float:
-    opcode = run.instruction.opcode
+@dataclass(frozen=True)
+class _Product:
+    """One kernel's matrix products, each [rows, inner] x [inner, columns]."""
+
+    flops: float
+    rows: float
+    inner: float
+    columns: float
+
+    def filled(self, unit: tuple[int, int, int]) -> float:
+        """The share of a matrix unit that they fill; either side may be the one that it holds."""
+        rows, inner, columns = unit
+        one = _share(self.rows, rows) * _share(self.columns, columns)
+        other = _share(self.columns, rows) * _share(self.rows, columns)
+        return _share(self.inner, inner) * max(one, other)
+
+
+def _share(size: float, tile: int) -> float:
+    return size / (math.ceil(size / tile) * tile)
+
+
+def _product(run: Run) -> _Product | None:
+    opcode, found = run.instruction.opcode, None
     if opcode == "dot":
-        return _dot(run)
-    if opcode == "convolution":
-        return _convolution(run)
-    if opcode == "custom-call" and run.instruction.target.startswith("__cublas$"):
-        return _cublas(run)
-    if fused_attention(run.instruction):
-        return attention_flops(run)
-    return 0.0
+        found = _dot(run, "lhs_{}_dims={{([\\d,]*)}}")
+    elif opcode == "convolution":
+        found = _convolution(run)
+    elif opcode == "custom-call" and run.instruction.target.startswith("__cublas$"):
+        found = _dot(run, '"lhs_{}_dimensions":\\[([^\\]]*)\\]')
+    elif fused_attention(run.instruction):
+        head = head_size(run)
+        found = _Product(attention_flops(run), _BLOCK, head, _BLOCK) if head else None
+    return found if found and found.flops else None
 
 
 def _speed(run: Run, chip: Chip) -> float:
@@ -92,38 +118,53 @@ def _operands(run: Run) -> list:
     return [() if one is None else one.arrays for one in operands]
 
 
-def _dot(run: Run, pattern: str = r"lhs_contracting_dims=\{([\d,]*)\}") -> float:
-    left = _operands(run)[0]
-    listed = run.instruction.attribute(pattern) or ""
-    dims = [int(n) for n in re.findall(r"\d+", listed)]
-    out = run.instruction.arrays[0].sizes
-    return 2.0 * math.prod(out) * math.prod(left[0].sizes[i] for i in dims) if left else 0.0
+def _dot(run: Run, pattern: str) -> _Product | None:
+    operands, instruction = _operands(run), run.instruction
+    if not operands or not operands[0]:
+        return None
+    left, out = operands[0][0].sizes, math.prod(instruction.arrays[0].sizes)
+
+    def along(kind: str) -> int:
+        listed = instruction.attribute(pattern.format(kind)) or ""
+        return math.prod(left[int(n)] for n in re.findall(r"\d+", listed))
+
+    inner, batch = along("contracting"), along("batch")
+    rows = math.prod(left) / (inner * batch)
+    return _Product(2.0 * out * inner, rows, inner, out / (batch * rows))
 
 
-def _cublas(run: Run) -> float:
-    return _dot(run, r'"lhs_contracting_dimensions":\[([^\]]*)\]')
+def _convolution(run: Run) -> _Product | None:
+    """TPUs write every product as a convolution; padding and holes are not multiplied.
 
-
-def _convolution(run: Run) -> float:
-    """TPUs write every product as a convolution; padding and holes are not multiplied."""
+    A window of one place for each place of the output counts products; any other is a part of what is summed.
+    """
     instruction = run.instruction
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|\s|$)") or ""
     match = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
     operands = _operands(run)
     if not match or len(operands) < 2 or not operands[0] or not operands[1]:
-        return 0.0
+        return None
     left, kernel, out = match.groups()
     sizes = [operands[0][0].sizes, operands[1][0].sizes, instruction.arrays[0].sizes]
     window = instruction.attribute(r"window=\{([^}]*)\}") or ""
     spatial = [c for c in out if c.isdigit()]
-    pairs = 1
+    pairs = places = window_places = 1
     for i, c in enumerate(sorted(spatial)):
-        pairs *= _pairs(
-            sizes[0][left.index(c)], sizes[1][kernel.index(c)], sizes[2][out.index(c)], window, i
+        size, taps, made = (
+            own[names.index(c)] for own, names in zip(sizes, (left, kernel, out), strict=True)
         )
+        pairs *= _pairs(size, taps, made, window, i)
+        places, window_places = places * made, window_places * taps
     batch, features = sizes[2][out.index("b")], sizes[2][out.index("f")]
     groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
-    return 2.0 * batch * features * sizes[1][kernel.index("i")] * pairs / groups
+    inner = sizes[1][kernel.index("i")]
+    many = pairs == places > 1 and window_places > 1  # products, not places of one
+    return _Product(
+        2.0 * batch * features * inner * pairs / groups,
+        batch if many else batch * places,
+        inner if many else inner * max(1, pairs // places) / groups,
+        features,
+    )
 
 
 def _pairs(size: int, kernel: int, out: int, window: str, axis: int) -> int:

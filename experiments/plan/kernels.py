@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.plan.hlo import Instruction, Module, Run
+from experiments.plan.hlo import Instruction, Module, Run, Shape
 
 PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
 
@@ -77,9 +77,7 @@ def attention_flops(run: Run) -> int:
     Forward: two products of 2 T S H for each head; the kernels for derivatives make the logits again
     and have, together, five.
     """
-    operands = [run.computation.instructions.get(name) for name in run.instruction.operands]
-    arrays = [i.arrays[0] for i in operands if i is not None and i.arrays]
-    floats = [a for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3]
+    floats = _float_operands(run)
     if len(floats) < 2:
         return 0
     q, k = floats[0].sizes, floats[1].sizes
@@ -96,6 +94,18 @@ def attention_flops(run: Run) -> int:
         if "dkv" in scope
         else 5 * whole
     )
+
+
+def head_size(run: Run) -> int:
+    """H of an attention kernel, by the shape of its first operand; 0 where it has none of that form."""
+    floats = _float_operands(run)
+    return floats[0].sizes[-1] if len(floats) >= 2 else 0
+
+
+def _float_operands(run: Run) -> list[Shape]:
+    operands = [run.computation.instructions.get(name) for name in run.instruction.operands]
+    arrays = [i.arrays[0] for i in operands if i is not None and i.arrays]
+    return [a for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3]
 
 
 def _length(instruction: Instruction, sizes: Sequence[int]) -> int:

@@ -1,8 +1,8 @@
 """How long collectives take: bytes by the links that carry them.
 
 The one thing to know: a group's bandwidth is that of the links between its members: on a TPU one link
-in each direction of each axis of the torus that the group spans, on GPUs NVLink within a host and the
-network cards of all members between hosts. Latencies do not count.
+in each direction of each axis of the torus that the group spans, on GPUs NVLink within a host, and between
+slices or hosts the network cards of all members. Latencies do not count.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,19 @@ def bandwidth(one: Collective, topology: Topology, places: np.ndarray) -> float:
     chip = topology.chip
     if one.kind == "collective-permute":  # to one neighbour, by one link
         between = any((places[a] != places[b])[0] for a, b in one.groups)
-        return chip.network if chip.platform == "cuda" and between else chip.link
+        return chip.network if between else chip.link
     group = places[list(one.groups[0])]
-    if chip.platform == "cuda":
-        hosts, members = np.unique(group[:, 0], return_counts=True)
-        return chip.link if len(hosts) == 1 else min(chip.link, members.min() * chip.network)
-    links = 0
-    for axis, length in enumerate(topology.sizes):
+    hosts, members = np.unique(group[:, 0], return_counts=True)
+    inside = chip.link if chip.platform == "cuda" else _links(group, topology) * chip.link
+    return inside if len(hosts) == 1 else min(inside, members.min() * chip.network)
+
+
+def _links(group: np.ndarray, topology: Topology) -> int:
+    """Links of a torus over which a device of the group sends at once."""
+    links, ring = 0, topology.chip.ring
+    for axis, length in enumerate(topology.sizes, start=1):
         spanned = len(np.unique(group[:, axis]))
         if spanned > 1:
-            closed = length >= chip.ring and length % chip.ring == 0 and spanned == length
+            closed = length >= ring and length % ring == 0 and spanned == length
             links += 2 if closed else 1
-    return chip.link * max(links, 1)
+    return max(links, 1)

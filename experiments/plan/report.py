@@ -1,8 +1,8 @@
 """The plan of a run: what a device holds, sends and computes, and what bounds a step.
 
-The one thing to know: the estimate is a roofline. Every kernel takes as long as its products or its bytes,
-whichever is longer, at the chip's figures; collectives are hidden behind kernels in the estimate, and in
-its other bound behind nothing.
+The one thing to know: the estimate is a roofline. Every kernel takes as long as its products, padded to the
+chip's matrix unit, or its bytes, whichever is longer, at the chip's figures; collectives are hidden behind
+kernels in the estimate, and in its other bound behind nothing.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
+from experiments.flops import model_flops
 from experiments.plan.collectives import Collective, collectives, totals
 from experiments.plan.compiling import Planned, unread_task
 from experiments.plan.cost import cost
-from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
 from experiments.plan.network import seconds
@@ -28,6 +28,7 @@ class Memory:
     Attributes:
       temporaries: activations, gathered weights, gradients.
       total: all at once, results that take the place of what was given counted once.
+      host: of the state, what lies in the host's memory instead.
       available: of the chip, for a program.
     """
 
@@ -38,6 +39,7 @@ class Memory:
     temporaries: int
     total: int
     available: int
+    host: int = 0
 
     @property
     def fits(self) -> bool:
@@ -59,7 +61,7 @@ class Plan:
     Attributes:
       mesh: axes and sizes; remat, accumulate: as in the config.
       parameters: of the model.
-      tokens: positions of a batch, source and target.
+      rows: of a batch; tokens: its positions, source and target, 0 where it has none.
       collectives: all that a step has.
       kernels: attention by place.
       reasons: why places have no fused kernel, as ``attend`` tells it.
@@ -72,6 +74,7 @@ class Plan:
     remat: bool | str
     accumulate: int
     parameters: int
+    rows: int
     tokens: int
     memory: Memory
     collectives: tuple[Collective, ...]
@@ -113,6 +116,11 @@ class Plan:
         times = {"compute": self.compute, "memory": self.memory_time, "network": self.network}
         return max(times, key=lambda name: times[name])
 
+    @property
+    def filled(self) -> float:
+        """The share of its peak at which a device computes, by the shapes of its products."""
+        return self.hardware_flops / (self.compute * self.peak_flops) if self.compute else 0.0
+
     def mfu(self, step: float) -> float:
         """Model FLOPs a second, as a share of the devices' peak."""
         return self.model_flops / (self.devices * self.peak_flops * step)
@@ -140,6 +148,7 @@ class Plan:
             mfu=self.mfu(self.step),
             mfu_unhidden=self.mfu(self.step_unhidden),
             bound=self.bound,
+            filled=self.filled,
         )
         return fields
 
@@ -159,6 +168,7 @@ def plan(planned: Planned) -> Plan:
         remat=planned.config.model.get("remat", False),
         accumulate=planned.config.train.accumulate,
         parameters=_size(state.params),
+        rows=next(iter(planned.batch.values())).shape[0],
         tokens=sum(planned.batch[k].size for k in ("source", "target_in") if k in planned.batch),
         memory=memory(planned),
         collectives=tuple(sent),
@@ -196,6 +206,7 @@ def memory(planned: Planned) -> Memory:
         temporaries=said.temp_size_in_bytes,
         total=total,
         available=planned.topology.chip.available,
+        host=said.host_argument_size_in_bytes,
     )
 
 
@@ -208,7 +219,7 @@ def text(plan: Plan) -> str:
     memory = plan.memory
     lines = [
         f"{plan.topology}: {plan.devices} x {plan.chip}, mesh {mesh_of(plan.mesh)}; "
-        f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens:,} tokens a step (compiled in "
+        f"{plan.parameters / 1e6:,.1f} M parameters, {_counted(plan)} a step (compiled in "
         f"{plan.compile_seconds:.0f} s)",
         "",
         "a device holds",
@@ -228,7 +239,8 @@ def text(plan: Plan) -> str:
         *(f"  {reason}" for reason in plan.reasons),
         "",
         f"a step has {plan.model_flops:.3g} model FLOPs; a device computes {plan.hardware_flops:.3g}, all "
-        f"{plan.hardware_flops * plan.devices / plan.model_flops:.2f} times the model's",
+        f"{plan.hardware_flops * plan.devices / plan.model_flops:.2f} times the model's, at "
+        f"{100 * plan.filled:.0f} % of its peak by their shapes",
         f"  compute {plan.compute * 1e3:8.2f} ms   memory {plan.memory_time * 1e3:8.2f} ms   network "
         f"{plan.network * 1e3:8.2f} ms   bound by {plan.bound}",
         f"  estimated step {plan.step * 1e3:.2f} ms, MFU {100 * plan.mfu(plan.step):.1f} %; with nothing "
@@ -242,6 +254,10 @@ def text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _counted(plan: Plan) -> str:
+    return f"{plan.rows:,} rows" + (f" of {plan.tokens:,} tokens" if plan.tokens else "")
+
+
 def _held(memory: Memory) -> list[str]:
     rows = [
         ("parameters", memory.parameters),
@@ -252,6 +268,7 @@ def _held(memory: Memory) -> list[str]:
         ("peak", memory.total),
         ("of the chip's", memory.available),
     ]
+    rows += [("on the host", memory.host)] if memory.host else []
     return [f"  {name:<20} {amount(size):>10}" for name, size in rows]
 
 

@@ -24,6 +24,7 @@ from crossattn.train.sharding import (
     state_sharding,
     with_sharding,
 )
+from experiments.flops import model_flops
 from experiments.plan.collectives import Collective
 from experiments.plan.compiling import (
     DoesNotFit,
@@ -32,7 +33,6 @@ from experiments.plan.compiling import (
     compile_step,
     unread_task,
 )
-from experiments.plan.flops import model_flops
 from experiments.plan.hlo import Shape
 from experiments.plan.network import seconds
 from experiments.plan.report import Plan, plan

@@ -1,7 +1,7 @@
 """Devices that are not here, as the accelerators' own compilers know them.
 
-The one thing to know: a topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``) or of hosts and the
-devices of each (``h100:2x8``).
+The one thing to know: a topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``), of several slices
+that a slower network joins (``2*v5e:16x16``), or of hosts and the devices of each (``h100:2x8``).
 """
 
 import functools
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from experiments.plan.chips import CHIPS, Chip
+from experiments.chips import CHIPS, Chip
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -44,7 +44,7 @@ class Topology:
     Attributes:
       name: as it was asked for.
       chip: of each device.
-      sizes: of the slice, or (hosts, devices each).
+      sizes: of a slice, or (hosts, devices each).
       devices: to compile for, in order.
     """
 
@@ -54,9 +54,10 @@ class Topology:
     devices: tuple[Any, ...]
 
     def places(self, devices: Sequence[Any]) -> np.ndarray:
-        """Where devices stand: coordinates in the slice, or (host, number in it)."""
+        """Where devices stand: slice and coordinates in it, or (host, number in it)."""
         if self.chip.platform == "tpu":
-            return np.asarray([device.coords[: len(self.sizes)] for device in devices])
+            axes = len(self.sizes)
+            return np.asarray([(getattr(x, "slice_index", 0), *x.coords[:axes]) for x in devices])
         each = self.sizes[1]
         return np.asarray([divmod(self._number[device.id], each) for device in devices])
 
@@ -82,39 +83,48 @@ def topology(name: str) -> Topology:
     Raises:
       TopologyError: there is no such chip or size, or no compiler for it here.
     """
-    chip, sizes = parse(name)
+    chip, slices, sizes = parse(name)
     if all(importlib.util.find_spec(package) is None for package in _PACKAGES[chip.platform]):
         raise TopologyError(
             f"the compiler for {chip.name} is not installed: pip install '{_INSTALL[chip.platform]}'"
         )
     prepare()
     try:
-        devices = (_tpu if chip.platform == "tpu" else _gpu)(name, sizes)
+        alone = name.rpartition("*")[2]
+        devices = _tpu(alone, slices, sizes) if chip.platform == "tpu" else _gpu(alone, sizes)
     except Exception as error:  # what the plugins raise is of many kinds
         said = " ".join(str(error).split())
         raise TopologyError(f"there is no topology {name}: {said}") from error
     return Topology(name, chip, sizes, tuple(devices))
 
 
-def parse(name: str) -> tuple[Chip, tuple[int, ...]]:
-    """The chip and sizes that a name stands for; needs no compiler.
+def parse(name: str) -> tuple[Chip, int, tuple[int, ...]]:
+    """The chip, the number of slices and the sizes that a name stands for; needs no compiler.
 
     Raises:
-      TopologyError: the name is not CHIP:SIZES of a chip that is known.
+      TopologyError: the name is not CHIP:SIZES, or N*CHIP:SIZES, of a chip that is known.
     """
-    match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    chip = CHIPS.get(match.group(1)) if match else None
-    sizes = tuple(int(size) for size in match.group(2).split("x")) if match else ()
-    if chip is None or len(sizes) != (chip.axes or 2):
+    match = re.fullmatch(r"(?:([1-9]\d*)\*)?(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+    chip = CHIPS.get(match.group(2)) if match else None
+    sizes = tuple(int(size) for size in match.group(3).split("x")) if match else ()
+    if match is None or chip is None or len(sizes) != (chip.axes or 2):
         raise TopologyError(
             f"got topology {name!r}; expected one of {', '.join(CHIPS)} with sizes, such as v5e:4x4 or "
-            "v5p:4x4x4 (a slice) or h100:2x8 (hosts x devices)."
+            "v5p:4x4x4 (a slice), 2*v5e:16x16 (two slices) or h100:2x8 (hosts x devices)."
         )
-    return chip, sizes
+    slices = int(match.group(1) or 1)
+    if slices > 1 and not (chip.axes and chip.network):
+        known = ", ".join(name for name, other in CHIPS.items() if other.axes and other.network)
+        raise TopologyError(f"got topology {name!r}; several slices are planned for {known}.")
+    return chip, slices, sizes
 
 
-def _tpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
-    options = {}
+def _tpu(name: str, slices: int, sizes: tuple[int, ...]) -> Sequence[Any]:
+    options: dict[str, Any] = {} if slices == 1 else {"num_slices": slices}
+    if name.startswith("v4:"):
+        options["chip_config_name"] = (
+            "megacore"  # both cores of a chip are one device, as JAX has them
+        )
     if math.prod(sizes) < _HOST:  # of a slice within one host, all of it
         options["chips_per_host_bounds"] = [*sizes, *[1] * (3 - len(sizes))]
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
@@ -129,14 +139,23 @@ def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
     ).devices
 
 
+# Of each GPU: compute capability, multiprocessors, GHz, L2 in MiB, shared memory of a multiprocessor in KiB.
+_GPUS = {
+    "a100": ("major: 8", 108, 1.41, 40, 164),
+    "h100": ("major: 9 feature_extension: ACCELERATED_FEATURES", 132, 1.98, 50, 228),
+    "h200": ("major: 9 feature_extension: ACCELERATED_FEATURES", 132, 1.98, 50, 228),
+    "b200": ("major: 10 feature_extension: ACCELERATED_FEATURES", 148, 1.965, 126, 228),
+}
+
+
 def _target(chip: str) -> str:
     """A ``GpuTargetConfigProto`` as text; XLA's compiler tunes by it.
 
-    Source: Hopper's figures from NVIDIA, "H100 Tensor Core GPU Architecture", and the CUDA C++ programming
-    guide, compute capability 9.0.
+    Source: NVIDIA, "A100" and "H100 Tensor Core GPU Architecture", the Blackwell tuning guide, and the CUDA
+    C++ programming guide, compute capabilities 8.0, 9.0 and 10.0.
     """
     memory, bandwidth = CHIPS[chip].memory, int(CHIPS[chip].bandwidth)
-    multiprocessors, clock = 132, 1.98
+    capability, multiprocessors, clock, cache, shared = _GPUS[chip]
     return f"""
       platform_name: "CUDA"
       device_description_str: "NVIDIA {chip.upper()}"
@@ -144,10 +163,10 @@ def _target(chip: str) -> str:
       gpu_device_info {{
         name: "NVIDIA {chip.upper()}"
         device_vendor: "NVIDIA Corporation"
-        cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+        cuda_compute_capability {{ {capability} }}
         device_memory_size: {memory}
         memory_bandwidth: {bandwidth}
-        l2_cache_size: {50 * 2**20}
+        l2_cache_size: {cache * 2**20}
         clock_rate_ghz: {clock}
         core_count: {multiprocessors}
         fpus_per_core: 128
@@ -158,9 +177,9 @@ def _target(chip: str) -> str:
         block_dim_limit_x: {2**31 - 1} block_dim_limit_y: {2**16 - 1} block_dim_limit_z: {2**16 - 1}
         registers_per_core_limit: {2**16}
         registers_per_block_limit: {2**16}
-        shared_memory_per_core: {228 * 2**10}
+        shared_memory_per_core: {shared * 2**10}
         shared_memory_per_block: {48 * 2**10}
-        shared_memory_per_block_optin: {227 * 2**10}
+        shared_memory_per_block_optin: {(shared - 1) * 2**10}
         device_address_bits: 64
         driver_version: "13.0.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
         dnn_version: "9.10.0"

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from crossattn import functional, models
+from crossattn.data.examples import FeatureExamples
+from crossattn.data.packing import Layout
 from crossattn.data.pipeline import feature_batches
 from crossattn.train.config import TrainIterator
 from crossattn.train.sharding import mesh_of, row_shares, spread_batch
@@ -178,8 +180,7 @@ class Task:
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a batch of training, the largest; a plan's rows are a multiple."""
-        batch = next(self.train_iterator(0, 1))
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+        return shapes_of(next(self.train_iterator(0, 1)))
 
     def generation(self, rows: int) -> Generation:
         """Greedy generation of so many rows.
@@ -237,6 +238,17 @@ class Task:
             for name, value in sums.items():
                 total[name] = total.get(name, 0.0) + float(value)
         return self.scores(total)
+
+
+def feature_batch(features: Mapping[str, Any], rows: int) -> dict[str, np.ndarray]:
+    """A batch of rows that hold no example, of which a plan needs the shapes."""
+    examples = FeatureExamples([{}], features, "cut")  # which is not read
+    return dict(examples.fill(Layout.empty(rows, examples.widths)))
+
+
+def shapes_of(batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Those of a batch."""
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
 
 def refuse_without_arguments(config: Any, reads: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ from experiments.errors import SettingsError
 from experiments.keys import Key
 from experiments.tasks import written
 from experiments.tasks.augmentation import augmented
-from experiments.tasks.base import Sums
+from experiments.tasks.base import Sums, feature_batch, shapes_of
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText
@@ -103,12 +103,20 @@ class CaptioningTask(WritesText):
         return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        data = self.config.data
-        if data.get("row_len") is None:
+        if self.config.data.get("row_len") is None:
             return super().train_iterator(shard_index, shard_count)
-        features = self.features | {"target": PackedTexts(self.features["target"], data.row_len)}
         shard = shard_index, shard_count
-        return self.train_batches(self._by_picture(), features, shard, mode="pad")
+        return self.train_batches(self._by_picture(), self._trained, shard, mode="pad")
+
+    @property
+    def _trained(self) -> dict[str, Any]:
+        """The features of training, where a picture may stand beside several captions."""
+        row_len = self.config.data.get("row_len")
+        packed = {"target": PackedTexts(self.features["target"], row_len)} if row_len else {}
+        return self.features | packed
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return shapes_of(feature_batch(self._trained, self.config.data.batch_size))
 
     def _by_picture(self) -> Sequence[dict[str, Any]]:
         """Renamed examples of the training split, a picture with its captions in all languages as one.

@@ -25,7 +25,7 @@ from experiments.errors import SettingsError
 from experiments.keys import Key
 from experiments.tasks import base
 from experiments.tasks.augmentation import augmented
-from experiments.tasks.corpus import Corpus
+from experiments.tasks.corpus import Corpus, UnreadCorpus
 
 KEYS = {
     **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
@@ -135,6 +135,14 @@ class ClassificationTask(base.Task):
         return self.train_batches(
             self._corpus.split("train"), self.features, shard, mode="pad", truncation="cut"
         )
+
+    def without_data(self) -> "ClassificationTask":
+        if self.config.data.text is not None:
+            self._corpus: Any = UnreadCorpus(self.config)
+        return self
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return base.shapes_of(base.feature_batch(self.features, self.config.data.batch_size))
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         return (item.batch for item in self._eval_batches(split, mesh))

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from crossattn.data.prepare import (
 )
 from crossattn.data.sources import identity, open_source
 from crossattn.data.stream import Stream, stream_batches
-from crossattn.data.tokenizers import UNK, Tokenizer, train_tokenizer
+from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.train import processes
 from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
-from experiments.pretrained import Checkpoint
+from experiments.pretrained import Checkpoint, UnreadVocabulary
 from experiments.tasks.placement import config_mesh
 
 _LOG = logging.getLogger(__name__)
@@ -279,14 +278,8 @@ class UnreadCorpus:
 
     def __init__(self, config: Any):
         # As the config asks; a tokenizer that is trained on little text comes out smaller.
-        self.tokenizer = self.output_tokenizer = _Vocabulary(config.tokenizer.vocab_size)
+        self.tokenizer = self.output_tokenizer = UnreadVocabulary(config.tokenizer.vocab_size)
         self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    vocab_size: int
-    mask_id = UNK
 
 
 def _stream_of(config: Any) -> Stream | None:

@@ -33,7 +33,7 @@ from experiments.keys import Key
 from experiments.settings import model_config
 from experiments.tasks import base
 from experiments.tasks.augmentation import augmented
-from experiments.tasks.corpus import Corpus
+from experiments.tasks.corpus import Corpus, UnreadCorpus
 from experiments.tasks.ngrams import targets, trigrams
 
 IMAGE = UNK
@@ -177,11 +177,24 @@ class InterleavedTask(base.Task):
             "target": Text(self._corpus.tokenizer, data.text_len),
         }
 
+    @property
+    def _one_a_row(self) -> dict[str, Any]:
+        return {"image": self.features["source"], "caption": self.features["target"]}
+
+    def without_data(self) -> "InterleavedTask":
+        self._corpus: Any = UnreadCorpus(self.config)
+        return self
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        data = self.config.data
+        alone = base.feature_batch(self._one_a_row, data.batch_size * data.examples)
+        return base.shapes_of(interleaved(alone, data.examples, self._image_tokens))
+
     def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
         data = self.config.data
         batches = feature_batches(
             self._corpus.split("train"),
-            {"image": self.features["source"], "caption": self.features["target"]},
+            self._one_a_row,
             mode="pad",
             batch_size=data.batch_size * data.examples,
             truncation="cut",

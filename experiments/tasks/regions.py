@@ -23,7 +23,7 @@ from crossattn.train.storage import Folder
 from experiments import keys
 from experiments.keys import Key
 from experiments.tasks import base
-from experiments.tasks.corpus import Corpus
+from experiments.tasks.corpus import Corpus, UnreadCorpus
 
 _KEPT = ("data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size")
 KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
@@ -117,6 +117,13 @@ class RegionsTask(base.Task):
         return self.train_batches(
             self.corpus.split("train"), self.features(), shard, mode="pack", truncation="cut"
         )
+
+    def without_data(self) -> "RegionsTask":
+        self.corpus: Any = UnreadCorpus(self.config)
+        return self
+
+    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return base.shapes_of(base.feature_batch(self.features(), self.config.data.batch_size))
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         batches = feature_eval_batches(

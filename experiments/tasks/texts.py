@@ -219,7 +219,7 @@ class TextTask(base.Task):
         source = texts if self.has_source else None
         pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
         batch = pairs.fill(Layout.empty(rows, widths))
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+        return base.shapes_of(batch)
 
     def generation(self, rows: int) -> base.Generation:
         """Greedy generation of so many rows."""

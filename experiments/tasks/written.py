@@ -18,7 +18,7 @@ from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments import keys
 from experiments.errors import SettingsError
 from experiments.keys import Key
-from experiments.tasks.base import Generation, Sums
+from experiments.tasks.base import Generation, Sums, feature_batch, shapes_of
 from experiments.tasks.texts import TextTask
 
 _TEXT = (
@@ -183,9 +183,6 @@ class WritesText(TextTask):
             source = [source[i] for i in range(count)]
         return MappedSource(source, self.renamed)
 
-    def without_data(self) -> "WritesText":
-        return self  # whose batches are of the shapes that its first examples have
-
     def generation(self, rows: int) -> Generation:
         """Raises SettingsError: a plan feeds tokens alone."""
         raise SettingsError(
@@ -196,5 +193,4 @@ class WritesText(TextTask):
         return feature_eval_batches(examples, self.features, batch_size=rows)
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        batch = next(self.train_iterator(0, 1))
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
+        return shapes_of(feature_batch(self.features, self.config.data.batch_size))

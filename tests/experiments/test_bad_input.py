@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import tiny_checkpoints
 from tests.experiments.conftest import ROOT, STEPS, TINY
 
 
@@ -263,3 +265,29 @@ def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
     given = (TINY, "--config.optim.learning_rate=1e30", f"--workdir={tmp_path}")
     line = refused("train", *given)
     assert "step 2: the loss is nan" in line and "Try a lower learning rate" in line
+
+
+def test_a_flag_that_xla_has_not_is_refused_before_a_run_begins(refused, tmp_path):
+    config = f"--config={ROOT}/configs/copy_task.py:tiny"
+    flag = "--config.train.xla_flags=xla_dump_to=dump,xla_there_is_none=1"
+    said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
+    assert "xla_flags: No such compile option: 'xla_there_is_none'" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_trained_from_a_config_alone(refused, tmp_path):
+    tiny_checkpoints.write("t5", tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "alone")
+    config = f"--config={ROOT}/configs/finetune.py:tiny"
+    begun = f"--config.init.from={tmp_path / 'alone'}"
+    assert "safetensors" in refused("train", config, begun, f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_device_keeps_no_optimiser_with_its_host(refused, tmp_path):
+    config = f"--config={ROOT}/configs/copy_task.py:tiny"
+    flag = "--config.train.offload_optimizer=true"
+    said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
+    assert "offload_optimizer is of a mesh, and there is one device" in said
+    assert not (tmp_path / "run").exists()

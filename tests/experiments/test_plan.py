@@ -6,6 +6,8 @@ Programs are compiled for eight CPU devices, or written here as the accelerators
 
 import json
 import math
+import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 
 from crossattn.train.program import make_program
-from experiments.bench import plans
+from experiments import chips, flops, tiny_checkpoints
+from experiments.bench import plans, published
+from experiments.flops import model_flops, products
 from experiments.plan import (
-    chips,
     collectives,
     cost,
     decoding,
@@ -26,10 +29,9 @@ from experiments.plan import (
     topologies,
 )
 from experiments.plan.collectives import Collective, axes_of, replica_groups
-from experiments.plan.compiling import batch_shapes, unread_task
-from experiments.plan.flops import model_flops, products
+from experiments.plan.compiling import batch_shapes, unfitting, unread_task
 from experiments.settings import train_config
-from experiments.tasks import make_task
+from experiments.tasks import corpus, make_task
 from tests.conftest import ROOT, on_eight_devices
 from tests.experiments.test_configs import get_config
 
@@ -191,7 +193,8 @@ EIGHT = """
 import json, sys, jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 from crossattn.train.sharding import MeshConfig, make_mesh
-from experiments.plan import hlo, collectives, cost, chips
+from experiments import chips
+from experiments.plan import hlo, collectives, cost
 mesh = make_mesh(MeshConfig(data=2, fsdp=4))
 place = lambda *axes: NamedSharding(mesh, P(*axes))
 def step(x, w):
@@ -377,6 +380,53 @@ def test_kernels_are_found_by_the_attention_that_they_compute():
     assert cost.cost(module, chips.CHIPS["h100"]).flops == (2 + 5) * 2 * 4 * 8 * 256 * 512 * 64
 
 
+# A product and the same written as a TPU writes it; and four of them, one for each place of a window.
+PRODUCTS = """HloModule step
+
+ENTRY %main (x: bf16[{m},{k}], y: bf16[{k},{n}]) -> bf16[{m},{n}] {{
+  %x = bf16[{m},{k}]{{1,0}} parameter(0)
+  %y = bf16[{k},{n}]{{1,0}} parameter(1)
+  %xs = bf16[{m},4,{k}]{{2,1,0}} parameter(2)
+  %ys = bf16[4,{k},{n}]{{2,1,0}} parameter(3)
+  {line}
+}}
+"""
+FORMS = {
+    "dot": "ROOT %out = bf16[{m},{n}]{{1,0}} dot(%x, %y), lhs_contracting_dims={{1}}, "
+    "rhs_contracting_dims={{0}}",
+    "convolution": "ROOT %out = bf16[{m},{n}]{{1,0}} convolution(%x, %y), dim_labels=bf_io->bf",
+    "batched": "ROOT %out = bf16[{m},4,{n}]{{2,1,0}} convolution(%xs, %ys), dim_labels=b0f_0io->b0f, "
+    "window={{size=4 stride=3 pad=0_0 lhs_dilate=4}}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("chip", "sizes", "times"),
+    [
+        ("v5e", (1024, 1024, 1024), 1),
+        ("v5e", (1024, 64, 1024), 2),  # half of the 128 rows of the unit hold zeros
+        ("v6e", (1024, 64, 1024), 4),  # three quarters of 256
+        ("v5e", (4, 1024, 1024), 2),  # eight sublanes
+        ("v5e", (1024, 1024, 4), 2),  # the other side is held
+        ("v5e", (129, 1024, 129), 136 * 256 / 129**2),
+        ("h100", (1024, 64, 1024), 1),
+    ],
+)
+def test_small_sides_take_as_long_as_what_the_matrix_unit_pads_them_to(form, chip, sizes, times):
+    sizes, chip = dict(zip("mkn", sizes, strict=True)), chips.CHIPS[chip]
+    spent = cost.cost(hlo.Module(PRODUCTS.format(line=FORMS[form].format(**sizes), **sizes)), chip)
+    assert spent.flops == 2 * math.prod(sizes.values()) * (4 if form == "batched" else 1)
+    assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
+
+
+def test_heads_that_are_half_as_wide_as_a_tpus_unit_take_twice_as_long():
+    module = hlo.Module(KERNELS)
+    for name, times in (("v5e", 2), ("v6e", 4), ("h100", 1)):
+        spent, chip = cost.cost(module, chips.CHIPS[name]), chips.CHIPS[name]
+        assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
+
+
 def test_a_forward_kernel_that_runs_again_among_derivatives_stays_one():
     again = KERNELS.replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
     found = kernels.attention_kernels(hlo.Module(again))["cross_attention"]
@@ -414,14 +464,76 @@ def test_model_flops_are_six_for_a_weight_and_token_and_those_of_attention(remat
     assert found == 6 * tokens * weights + attention
 
 
-def test_a_batch_has_the_shapes_of_the_data_pipeline():
+def test_every_device_that_jax_names_has_its_figures(monkeypatch):
+    assert set(chips.KINDS.values()) == set(chips.CHIPS)
     config = get_config("copy_task", "tiny")
-    task = make_task(config)
-    made = next(task.train_iterator(0, 1))
-    planned = batch_shapes(task, None)
+    task = unread_task(config)
+    assert flops.at_peak(task) is None  # nobody says what a CPU's peak is
+    monkeypatch.setattr(jax, "devices", lambda: [Device("NVIDIA H200")] * 4)
+    seconds = flops.at_peak(task)
+    params, batch = task_shapes(task, config)
+    assert seconds(params, batch) == model_flops(task, params, batch) / (4 * 989e12)
+
+
+class Device:
+    def __init__(self, kind):
+        self.device_kind = kind
+
+
+def task_shapes(task, config):
+    """Of parameters and a batch."""
+    program = make_program(task, train_config(config), None)
+    return program.target.params, batch_shapes(task, None)
+
+
+PLANNED = [
+    ("copy_task", "tiny"),
+    ("fashion_vit", "tiny"),
+    ("fashion_crossvit", "tiny"),
+    ("emoji_group", "both,tiny"),
+    ("emoji_captions", "tiny"),
+    ("emoji_flamingo", "tiny"),
+    ("emoji_llava", "tiny"),
+    ("finetune_whisper", "tiny"),
+    ("masked_bytes", "tiny"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), PLANNED)
+def test_a_batch_has_the_shapes_of_the_data_pipeline_and_none_are_read(name, words, monkeypatch):
+    config = get_config(name, words)
+    made = next(make_task(config).train_iterator(0, 1))
+    monkeypatch.setattr(corpus, "open_source", None)  # whoever calls it fails
+    planned = batch_shapes(unread_task(config), None)
     assert {n: (x.shape, x.dtype) for n, x in made.items()} == {
         n: (x.shape, x.dtype) for n, x in planned.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("whisper", "finetune_whisper", "tiny"),
+        ("t5", "finetune", "tiny"),
+        ("gpt2", "finetune", "language_model,tiny"),
+    ],
+)
+def test_a_published_config_alone_is_planned_as_with_its_weights(kind, name, words, tmp_path):
+    config = get_config(name, words)
+    tiny_checkpoints.write(kind, tmp_path / "whole")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", tmp_path / "alone")
+    found = []
+    for folder in ("whole", "alone"):
+        config.init["from"] = str(tmp_path / folder)
+        task = unread_task(config)
+        program = make_program(task, train_config(config), None)
+        found.append((program.target, batch_shapes(task, None)))
+        model_flops(task, program.target.params, found[-1][1])  # its loss can be traced
+    assert found[0][1] == found[1][1]
+    (whole, _), (alone, _) = found
+    sizes = [sum(x.size for x in jax.tree.leaves(state.params)) for state in (whole, alone)]
+    assert sizes[0] == sizes[1]
 
 
 def gathered(group, axes):
@@ -432,8 +544,9 @@ class Slice:
     """A topology without a compiler: devices are their places."""
 
     def __init__(self, name):
-        self.chip, self.sizes = topologies.parse(name)
-        self.devices = list(np.ndindex(*self.sizes))
+        self.chip, slices, self.sizes = topologies.parse(name)
+        slices = () if self.chip.platform == "cuda" else (slices,)
+        self.devices = list(np.ndindex(*slices, *self.sizes))
 
     def places(self, devices):
         return np.asarray(devices)
@@ -447,6 +560,8 @@ class Slice:
         ("v5e:16x16", range(16), 2),  # a ring
         ("v5p:4x4x4", range(64), 6),
         ("v5p:4x4x4", [0, 1], 1),
+        ("v4:4x4x4", range(4), 2),  # a ring
+        ("2*v5e:16x16", range(16), 2),  # within a slice
     ],
 )
 def test_tpus_have_the_links_that_a_group_spans(name, group, links):
@@ -471,9 +586,26 @@ def test_gpus_have_nvlink_within_a_host_and_their_cards_beyond(group, speed):
     )
 
 
-@pytest.mark.parametrize("name", ["v5e", "v5e:4", "v5e:4x4x4", "v9:2x2", "h100:8", "v5e:0x4", ""])
+@pytest.mark.parametrize(("group", "members"), [([0, 256], 1), (range(512), 256)])
+def test_slices_have_the_network_of_the_members_of_each(group, members):
+    two, chip = Slice("2*v5e:16x16"), chips.CHIPS["v5e"]
+    speed = network.bandwidth(gathered(group, ("data",)), two, two.places(two.devices))
+    assert speed == min(members * chip.network, 4 * chip.link)
+
+
+@pytest.mark.parametrize("name", ["2*h100:1x8", "2*v5p:4x4x4"])
+def test_slices_of_which_no_network_is_known_are_refused(name):
+    with pytest.raises(topologies.TopologyError, match="several slices are planned for v5e, v6e"):
+        topologies.parse(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["0*v5e:4x4", "v5e", "v5e:4", "v5e:4x4x4", "v9:2x2", "h100:8", "v5e:0x4", ""]
+)
 def test_a_topology_that_there_is_not_is_refused_in_words(name):
-    with pytest.raises(topologies.TopologyError, match="expected one of v5e, v5p, v6e, h100, h200"):
+    with pytest.raises(
+        topologies.TopologyError, match="expected one of v4, v5e, v5p, v6e, a100, h1"
+    ):
         topologies.parse(name)
 
 
@@ -530,3 +662,45 @@ def test_the_table_says_what_fits_and_why_not():
     )
     refusal = plans.row("configs/t5_11b.py@v5e:4x4", {"error": "it is too large"})
     assert refusal.count("|") == row.count("|") and "it is too large" in refusal
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_b16", "perceiver_io", "llava_7b"]
+)  # a Whisper is above, in small
+def test_published_models_are_planned_without_data_or_weights(name):
+    config = published.get_config(name)
+    train_config(config)
+    batch = batch_shapes(unread_task(config), None)
+    assert batch["images" if name == "llava_7b" else "image"].shape[0] == config.data.batch_size
+
+
+def test_rows_of_the_table_are_chosen_by_what_is_found_in_their_names(
+    monkeypatch, capsys, tmp_path
+):
+    made = []
+    monkeypatch.setattr(plans, "planned", lambda case, folder: made.append(case) or {"error": "no"})
+    command = ["plans", f"--folder={tmp_path}", "--only=t5_1b.*h100", "--only=vit_b16@v5e"]
+    monkeypatch.setattr(sys, "argv", command)
+    plans.main()
+    assert [case.partition(",")[0] for case in made] == [
+        "configs/t5_1b.py:h100@h100:1x8",
+        "configs/t5_1b.py:h100@h100:8x8",
+        "experiments/bench/published.py:vit_b16@v5e:4x4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("RESOURCE_EXHAUSTED: Used 19.2G of 15.75G hbm.", "it needs 19.2GiB of the 15.75GiB"),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+            "(256.00G) exceeds available HBM (30.75G).",
+            "it needs 256.00GiB of the 30.75GiB",
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating", "(vmem)"),
+        ("RESOURCE_EXHAUSTED: Out of memory", "ran out of its memory"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_figures_where_the_compiler_gave_any(said, told):
+    assert told in unfitting(said, "TPU v5e")

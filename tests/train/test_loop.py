@@ -19,6 +19,7 @@ from crossattn.train.errors import (
     WorkdirMismatch,
 )
 from crossattn.train.loop import train
+from crossattn.train.metrics import Meter
 from crossattn.train.optim import OptimConfig
 from crossattn.train.signals import StopRequest
 from crossattn.train.workdir import claim, flatten
@@ -56,7 +57,7 @@ def lines(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-TIMES = ("seconds", "input_fraction", "per_second")
+TIMES = ("seconds", "input_fraction", "per_second", "goodput", "mfu")
 
 
 def numbers(workdir):
@@ -76,6 +77,69 @@ def whole(tmp_path_factory):
     """A run that was never interrupted."""
     workdir = tmp_path_factory.mktemp("whole")
     return workdir, run(workdir)
+
+
+class Clock:
+    """Seconds, a step a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def metered(clock, windows, peak_seconds=None, begun_with=None):
+    """The values of windows of two steps, each step a second, and the state of the meter in the end."""
+    values = []
+    meter = Meter(
+        log_every=2,
+        learning_rate=lambda step: 0.1,
+        report=lambda step, own: values.append(own),
+        tick=lambda step, own: None,
+        clock=clock,
+        wall=clock,
+    )
+    if begun_with is not None:
+        meter.set_state(begun_with)
+    metrics = {"sums": {"loss": 1.0, "weight": 1.0}, "grad_norm": 1.0, "finite": True}
+    for step in range(1, 2 * windows + 1):
+        clock.now += 1
+        meter.add(step, metrics, peak_seconds)
+        meter.flush()
+    return values, meter.get_state()
+
+
+def test_mfu_is_the_share_of_a_steps_seconds_that_its_flops_need_at_the_peak():
+    assert [own["mfu"] for own in metered(Clock(), 2, peak_seconds=0.25)[0]] == [0.25, 0.25]
+    assert not any("mfu" in own for own in metered(Clock(), 2)[0])
+
+
+def test_goodput_counts_the_time_between_a_run_and_its_restart():
+    clock = Clock()
+    first, state = metered(clock, 2)
+    assert [own["goodput"] for own in first] == [1.0, 1.0]
+    clock.now += 6  # it was down; what was made past the checkpoint before is in no state
+    assert [own["goodput"] for own in metered(clock, 1, begun_with=state)[0]] == [6 / 12]
+
+
+def test_steps_are_traced_where_the_settings_say_so(tmp_path):
+    run(tmp_path, profile_first=6, profile_steps=2)
+    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    lines_of = (
+        line
+        for plane in jax.profiler.ProfileData.from_file(str(trace)).planes
+        for line in plane.lines
+    )
+    steps = [
+        dict(x.stats)["step_num"] for line in lines_of for x in line.events if x.name == "train"
+    ]
+    assert steps == [6, 7]
+
+
+def test_a_trace_that_a_run_ends_in_is_written(tmp_path):
+    run(tmp_path, Log(stop_after=3), profile_first=2, profile_steps=50)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
 def test_a_run_learns_and_leaves_everything_in_its_workdir(tmp_path):

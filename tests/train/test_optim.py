@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,27 @@ def one_update(config, grads, params):
         return optimizer.update(grads, optimizer.init(params), params)[0]
 
     return update(grads, params)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "muon", "sgd"])
+def test_a_first_moment_in_bfloat16_takes_half_and_steps_nearly_the_same(name):
+    params, grads = random_tree(0), random_tree(1)
+    config = OptimConfig(name=name, learning_rate=0.1, schedule="constant", clip_norm=None)
+    whole, half = config, replace(config, mu_dtype="bfloat16")
+    states = [make_optimizer(one, 10, AXES)[0].init(params) for one in (whole, half)]
+    bytes_of = [sum(x.nbytes for x in jax.tree.leaves(state)) for state in states]
+    assert {x.dtype.name for x in jax.tree.leaves(states[0])} == {"float32", "int32"}
+    halved = sum(x.nbytes for x in jax.tree.leaves(states[1]) if x.dtype == jnp.bfloat16)
+    assert halved == sum(x.nbytes for x in jax.tree.leaves(params)) / 2
+    assert bytes_of[0] - bytes_of[1] == halved  # second moments are as they were
+    updates = [one_update(one, grads, params) for one in (whole, half)]
+    for name in SHAPES:
+        np.testing.assert_allclose(*(own[name] for own in updates), rtol=0.02, atol=2e-3)
+
+
+def test_a_moment_of_another_type_is_refused():
+    with pytest.raises(ValueError, match="mu_dtype is 'float16'; use float32 or bfloat16"):
+        OptimConfig(mu_dtype="float16")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,8 @@ import functools
 import json
 import os
 import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -18,8 +20,10 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import NonFiniteLoss
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
+from crossattn.train.program import make_program
 from crossattn.train.sharding import MeshConfig, data_shard, make_mesh, put_batch, spec
 from crossattn.train.writers import Silent
+from tests.conftest import ROOT, with_devices
 
 MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
 
@@ -53,6 +57,46 @@ def test_one_device_needs_no_mesh():
 def test_a_mesh_that_does_not_fit_the_devices_is_refused():
     with pytest.raises(ValueError, match=r"data -1 x fsdp 1 x tensor 64 x seq 1 does not fit"):
         make_mesh(MeshConfig(tensor=64))
+
+
+class Chip:
+    """A device of a slice, as far as a mesh looks at it."""
+
+    platform, device_kind, core_on_chip = "tpu", "TPU v5 lite", 0
+
+    def __init__(self, slice_index, x, y):
+        self.slice_index, self.coords = slice_index, (x, y, 0)
+        self.id = 100 * slice_index + 10 * x + y
+        self.process_index = 2 * slice_index + x // 2
+
+
+def slices(count):
+    """As many slices of 4 x 4 chips."""
+    return [Chip(i, x, y) for i in range(count) for x in range(4) for y in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "spanned"),
+    [
+        (2, {"data": 2, "fsdp": 16}, {"data": 2}),
+        (2, {"data": 8, "tensor": 4}, {"data": 2}),
+        (2, {"data": 1, "fsdp": 32}, {"fsdp": 2}),
+        (4, {"data": 2, "fsdp": 32}, {"data": 2, "fsdp": 2}),
+        (3, {"data": 3, "fsdp": 4, "seq": 4}, {"data": 3}),
+    ],
+)
+def test_slices_are_split_by_data_and_then_by_fsdp(count, sizes, spanned):
+    mesh = make_mesh(MeshConfig(**sizes), slices(count))
+    assert mesh.axis_names == sharding.MESH_AXES and len(set(mesh.devices.flat)) == 16 * count
+    owners = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    for axis, name in enumerate(mesh.axis_names):
+        along = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
+        assert all(len(set(line)) == spanned.get(name, 1) for line in along.T)
+
+
+def test_a_mesh_that_would_split_heads_over_slices_is_refused():
+    with pytest.raises(ValueError, match=r"data 1 x fsdp 1 x tensor 32 x seq 1 .* fit 2 slices"):
+        make_mesh(MeshConfig(data=1, tensor=32), slices(2))
 
 
 OPTIONS = {
@@ -194,3 +238,18 @@ def test_one_process_ends_a_run_that_two_began(two_processes, one_device):
     whole = train_here(workdir / "whole")[1].state
     near = functools.partial(np.testing.assert_allclose, rtol=0, atol=3e-6)
     jax.tree.map(near, result.state.params, whole.params)
+
+
+def test_an_optimiser_that_lies_with_the_host_takes_the_same_steps(tmp_path):
+    environment = with_devices(2)
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT / "tests" / "train")
+    command = [sys.executable, str(ROOT / "tests" / "train" / "offloaded.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("equal\n"), done.stderr
+
+
+def test_one_device_has_no_host_to_keep_an_optimiser_with():
+    if jax.device_count() > 1:
+        pytest.skip("of one device, and there are several: unset XLA_FLAGS")
+    with pytest.raises(ValueError, match="offload_optimizer is of a mesh, and there is one device"):
+        make_program(ToyTask(), TrainConfig(steps=1, offload_optimizer=True), None)

@@ -6,13 +6,14 @@ whatever its mask hides, and what is computed again to save memory counts once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from crossattn import use_backend
 from crossattn.train.config import Task
+from experiments.chips import CHIPS, KINDS
 
 
 def model_flops(task: Task, params: Any, batch: Any) -> int:
@@ -29,6 +30,16 @@ def model_flops(task: Task, params: Any, batch: Any) -> int:
     unplaced = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
     with use_backend("reference"):  # whose products stand in the open
         return 3 * products(jax.make_jaxpr(loss)(*unplaced))
+
+
+def at_peak(task: Task) -> Callable[[Any, Any], float] | None:
+    """(params, batch) -> seconds of a step at the peak of all devices here; None where it is not known."""
+    devices = jax.devices()
+    chip = CHIPS.get(KINDS.get(devices[0].device_kind, "unknown"))
+    if chip is None:
+        return None
+    peak = len(devices) * chip.flops
+    return lambda params, batch: model_flops(task, params, batch) / peak
 
 
 def products(jaxpr: Any) -> int:

@@ -1,0 +1,56 @@
+"""Flags of XLA that are kept with a run."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from crossattn.train import xla
+from crossattn.train.state import init_state
+from crossattn.train.step import make_train_step
+
+
+def test_flags_are_names_and_values_a_name_alone_is_on():
+    text = "xla_a=true, --xla_b=False,xla_c,xla_d=65536,xla_dump_to=runs/x=1"
+    assert xla.flags(text) == {
+        "xla_a": True,
+        "xla_b": False,
+        "xla_c": True,
+        "xla_d": "65536",
+        "xla_dump_to": "runs/x=1",
+    }
+    assert xla.flags(None) is None and xla.flags("") is None
+
+
+@pytest.mark.parametrize("text", ["=1", "xla_a=", "xla_a=1,,xla_b"])
+def test_what_is_no_flag_is_refused(text):
+    with pytest.raises(ValueError, match="expected NAME=VALUE"):
+        xla.flags(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("xla_there_is_none=1", "xla_flags: No such compile option: 'xla_there_is_none'"),
+        (
+            "xla_cpu_enable_fast_math=perhaps",
+            "xla_cpu_enable_fast_math, 'perhaps' is not a valid bool",
+        ),
+    ],
+)
+def test_what_the_compiler_does_not_know_is_refused_in_its_words(text, said):
+    with pytest.raises(ValueError, match=said):
+        xla.refuse_unknown(text)
+    xla.refuse_unknown(None)
+    xla.refuse_unknown("xla_cpu_enable_fast_math=false")
+
+
+def test_the_step_is_compiled_with_them(tmp_path):
+    def loss(params, batch, key):
+        value = jnp.sum(params["w"] * batch)
+        return value, {"loss": value, "weight": jnp.float32(1)}
+
+    optimizer = optax.sgd(0.1)
+    options = xla.flags(f"xla_dump_to={tmp_path}")
+    step = make_train_step(loss, optimizer, compiler_options=options)
+    step(init_state({"w": jnp.ones(3)}, optimizer), jnp.ones(3))
+    assert list(tmp_path.glob("*jit_step*after_optimizations.txt"))
