@@ -18,14 +18,15 @@ Rules = Mapping[str, tuple[str, ...]]
 
 # Logical axis -> mesh axes. A name that is not here is kept whole on every device. Of the axes of one
 # array the first to ask for a mesh axis gets it: "embed" is split in parameters, and whole in
-# activations, whose batch has taken "fsdp".
+# activations, whose batch has taken "fsdp". A table is split by its rows where they divide: a part of
+# 64 columns would fill half of each tile that a TPU keeps it in.
 RULES: Rules = {
     "batch": ("data", "fsdp"),
     "length": ("seq",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
-    "vocab": ("tensor",),
+    "vocab": ("tensor", "fsdp"),
     "embed": ("fsdp",),
 }
 
@@ -106,8 +107,15 @@ def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
     mesh = mesh_of(x)
     if mesh is None or not isinstance(x, jax.core.Tracer):
         return x
-    placed = spec(_spelt_out(names, x.ndim), x.shape, mesh, among=automatic(mesh))
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, placed))
+    return split(x, mesh, spec(_spelt_out(names, x.ndim), x.shape, mesh, among=automatic(mesh)))
+
+
+def gathered(x: Any, *names: str | None) -> Any:
+    """``constrain`` of a weight as it is multiplied: whole along the axes that split a batch."""
+    mesh = mesh_of(x)
+    if mesh is None or not isinstance(x, jax.core.Tracer):
+        return x
+    return split(x, mesh, spec(names, x.shape, mesh, among=beside_batch(mesh)))
 
 
 def placed(x: Any, *names: str | None) -> Any:
@@ -131,6 +139,23 @@ def automatic(mesh: Any) -> list[str]:
     """The axes of a mesh along which XLA, and so the table, decides what is split."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return [name for name, kind in kinds if kind == AxisType.Auto]
+
+
+def beside_batch(mesh: AbstractMesh) -> list[str]:
+    """The Auto axes of a mesh that split no batch."""
+    return [axis for axis in automatic(mesh) if axis not in rules().get("batch", ())]
+
+
+def several(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of an entry of a ``PartitionSpec``."""
+    if isinstance(entry, str):
+        return (entry,)
+    return entry if isinstance(entry, tuple) else ()
+
+
+def split(x: Any, mesh: AbstractMesh, places: PartitionSpec) -> Any:
+    """The array, which XLA is told to split so."""
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, places))
 
 
 def _spelt_out(names: Sequence[Any], ndim: int) -> list[str | None]:

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FREE = {"types", "functional", "axes", "keys"}  # beside the floors: everybody may import them
+FREE = {
+    "types",
+    "functional",
+    "axes",
+    "rows",
+    "keys",
+}  # beside the floors: everybody may import them
 MODELS = {"ops", "nn", "models"}
 BELOW = {
     "types": set(),
     "axes": set(),
+    "rows": {"axes"},
     "keys": set(),
     "functional": {"types"},
     "ops": {"ops"} | FREE,
@@ -32,6 +39,7 @@ CORE = {
     "types",
     "functional",
     "axes",
+    "rows",
     "keys",
     "ops",
     "nn",

@@ -210,8 +210,7 @@ class PerceiverIO(nnx.Module):
             memories={"inputs": inputs},
             return_weights=return_weights,
         )
-        for repeat_key in keys[3:]:
-            x, _ = self.layers(x, key=repeat_key)
+        x = self.layers.repeat(x, keys[3:])
         return (Encoded(x), state.weights) if return_weights else Encoded(x)
 
     @on_any_mesh

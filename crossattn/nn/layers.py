@@ -1,5 +1,6 @@
 """Flax's layers with this package's logical axis names, and an embedding that is also the output."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -102,9 +103,9 @@ class Embedding(nnx.Module):
 
 
 def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
-    """Rows of a table. On a mesh devices gather its width, and its gradient is scattered.
+    """Rows of a table. On a mesh devices gather its parts, and its gradient is scattered.
 
-    Left to itself XLA sends every example's vectors to the devices that hold a part of the width.
+    Left to itself XLA sends every example's vectors to the devices that hold a part of the table.
     """
     mesh = axes.mesh_of(table)
     if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
@@ -113,16 +114,20 @@ def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[A
     rows = axes.spec(names[-tokens.ndim :], tokens.shape, mesh, among=among)
     places = axes.spec(("vocab", "embed"), table.shape, mesh, among=among)
 
+    # Devices that have the same tokens add up what each finds in its part; others gather the parts.
+    vocab, embed = map(axes.several, places)
+    split = {axis for entry in rows for axis in axes.several(entry)}
+    kept = tuple(itertools.takewhile(lambda axis: axis not in split, vocab))
+
     def own(table: Array, tokens: Array) -> Array:
-        vocab, embed = places
-        if embed is not None:
-            table = jax.lax.all_gather(table, embed, axis=1, tiled=True)
-        if vocab is None:
+        for axis, parts in enumerate((vocab[len(kept) :], embed)):
+            table = jax.lax.all_gather(table, parts, axis=axis, tiled=True) if parts else table
+        if not kept:
             return jnp.take(table, tokens, axis=0)
-        tokens = tokens - jax.lax.axis_index(vocab) * table.shape[0]
+        tokens = tokens - jax.lax.axis_index(kept) * table.shape[0]
         here = (tokens >= 0) & (tokens < table.shape[0])
         vectors = jnp.take(table, jnp.where(here, tokens, 0), axis=0)
-        return jax.lax.psum(jnp.where(here[..., None], vectors, 0), vocab)
+        return jax.lax.psum(jnp.where(here[..., None], vectors, 0), kept)
 
     out = PartitionSpec(*rows, None)
     call = jax.shard_map(own, mesh=mesh, in_specs=(places, rows), out_specs=out, check_vma=False)

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.axes import placed
 from crossattn.functional import Build, axes_of
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import split
+from crossattn.rows import by_rows, for_each, row_axes
 from crossattn.types import Array, Float, Key, Params
 
 POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
@@ -98,6 +100,30 @@ class Stack(nnx.Module):
             x, state = self._run(graph)(params, x, state, layer_key, shared)
             new_states.append(state)
         return x, tuple(new_states)
+
+    @on_any_mesh
+    def repeat(
+        self, x: Float[Array, "*B T D"], keys: Sequence[Key[Array, ""] | None]
+    ) -> Float[Array, "*B T D"]:
+        """All layers, of blocks that read nothing but ``x``, once for each dropout key or None.
+
+        On a mesh, devices that have the same parameters add up their own gradients of all repeats, and send
+        them once.
+        """
+        graph, params = nnx.split(self)
+
+        def run(params: Any, x: Array) -> Array:
+            stack = nnx.merge(graph, params)
+            for key in keys:
+                x, _ = stack(x, key=key)
+            return x
+
+        along, parts = row_axes(x, x.shape[0]) if len(keys) > 1 and x.ndim == 3 else ((), 1)
+        if parts == 1:
+            return run(params, x)
+        own = jax.tree.map(lambda p: for_each(p, along, parts), params)
+        rows = x.reshape(parts, -1, *x.shape[1:])
+        return placed(by_rows(run, along)(own, rows).reshape(x.shape), "embed")
 
     def map(self, call: Callable[[Any], Any]) -> Any:
         """``call(block)`` for each layer, in the form that ``states`` has."""

@@ -75,21 +75,29 @@ def _call_differentiate(primals, tangents, *, name, run, rule):
     return results, [*moved, *still]
 
 
-def _call_batch(arguments, axes, *, name, run, rule):
+def vmap(axis: Any, function: Callable, axes: Any) -> Callable:
+    """``jax.vmap`` in the rule of a primitive: by the axis' name, and split over mesh axes as it is."""
+    return jax.vmap(function, axes, axis_name=axis.name, spmd_axis_name=axis.spmd_name)
+
+
+def _call_batch(axis, arguments, axes, *, name, run, rule):
     axes = list(axes)
+    if all(a is None for a in axes):
+        results = _call.bind(*arguments, name=name, run=run, rule=rule)
+        return results, [None] * len(results)
 
     def mapped_rule(primals, tangents):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
-        return jax.vmap(rule, (axes, own))(primals, tangents)
+        return vmap(axis, rule, (axes, own))(primals, tangents)
 
-    results = _call.bind(*arguments, name=name, run=jax.vmap(run, axes), rule=mapped_rule)
+    results = _call.bind(*arguments, name=name, run=vmap(axis, run, axes), rule=mapped_rule)
     return results, [0] * len(results)
 
 
 _call.def_impl(_run)
 _call.def_abstract_eval(_call_shapes)
 ad.primitive_jvps[_call] = _call_differentiate
-batching.primitive_batchers[_call] = _call_batch
+batching.fancy_primitive_batchers[_call] = _call_batch
 platforms.register(_call, _run)
 
 
@@ -185,18 +193,20 @@ def _transpose(cotangents, *arguments, derivative, count, avals):
     return [None] * count + given
 
 
-def _batch(arguments, axes, *, derivative, count, avals):
+def _batch(axis, arguments, axes, *, derivative, count, avals):
     """Every tangent gets the mapped axis, so that none of the cotangents must be summed over it."""
-    size = next(x.shape[a] for x, a in zip(arguments, axes, strict=True) if a is not None)
+    if all(a is None for a in axes):
+        results = _linear.bind(*arguments, derivative=derivative, count=count, avals=avals)
+        return results, [None] * len(results)
     moved = [
         x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(arguments, axes, strict=True)
     ]
     known = [None if a is None else 0 for a in axes[:count]]
     for i in range(count, len(moved)):
         if axes[i] is None:
-            moved[i] = jnp.broadcast_to(moved[i], (size, *moved[i].shape))
-    mapped = Derivative(*(jax.vmap(function, (known, 0)) for function in derivative))
-    avals = tuple(_mapped(aval, size, moved[count]) for aval in avals)
+            moved[i] = jnp.broadcast_to(moved[i], (axis.size, *moved[i].shape))
+    mapped = Derivative(*(vmap(axis, function, (known, 0)) for function in derivative))
+    avals = tuple(_mapped(aval, axis.size, moved[count]) for aval in avals)
     results = _linear.bind(*moved, derivative=mapped, count=count, avals=avals)
     return results, [0] * len(results)
 
@@ -213,5 +223,5 @@ _linear.def_impl(_evaluate)
 _linear.def_abstract_eval(_shapes)
 ad.primitive_jvps[_linear] = _differentiate
 ad.primitive_transposes[_linear] = _transpose
-batching.primitive_batchers[_linear] = _batch
+batching.fancy_primitive_batchers[_linear] = _batch
 platforms.register(_linear, _evaluate)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops.promotion import as_written
+from crossattn.rows import for_all_parts, part
 from crossattn.types import Array, Bool, Float, Integer, Key
 
 _INDICES = 1 << 32
@@ -20,7 +21,9 @@ _INDICES = 1 << 32
 def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """True with probability ``1 - rate`` (resolved to 2^-32), independently per element."""
     *lead, columns = shape or (1,)
-    rows = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(*lead, 1)
+    rows = of_whole(jnp.arange(math.prod(lead), dtype=jnp.uint32), math.prod(lead)).reshape(
+        *lead, 1
+    )
     return keep_block(key, rate, rows, jnp.arange(columns, dtype=jnp.uint32)).reshape(shape)
 
 
@@ -35,11 +38,17 @@ def keep_block(
     Source: the mixer "lowbias32" of Wellons 2018, "Prospecting for hash functions", first on the row,
     then on the column with the row's two words in it.
     """
-    before, between = jax.random.bits(key, (2,), jnp.uint32)
+    before, between = for_all_parts(lambda: jax.random.bits(key, (2,), jnp.uint32))
     rows, columns = rows.astype(jnp.uint32), columns.astype(jnp.uint32)
     first = _mixed(rows, before, between)
     second = _mixed(rows, between, before)
     return _mixed(columns, first, second) >= jnp.uint32(_threshold(rate))
+
+
+def of_whole(rows: Integer[Array, "..."], count: int) -> Integer[Array, "..."]:
+    """Indices of rows, of which a program has so many, among those of the whole batch."""
+    index, parts = part()
+    return rows if parts == 1 else rows + index.astype(rows.dtype) * jnp.asarray(count, rows.dtype)
 
 
 @as_written

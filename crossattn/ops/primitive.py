@@ -273,19 +273,19 @@ def _differentiate_back(primals, tangents, *, problem: Problem, moving: tuple[in
     return _gradients.bind(*primals, problem=problem, moving=moving), moved
 
 
-def _batch(arguments, mapped, *, problem: Problem):
+def _batch(axis, arguments, mapped, *, problem: Problem):
     names = problem.names(_unmapped(arguments, mapped))
-    return _batched(_attend, _run, arguments, mapped, names, problem=problem)
+    return _batched(_attend, _run, axis, arguments, mapped, names, problem=problem)
 
 
-def _batch_back(arguments, mapped, *, problem: Problem, moving: tuple[int, ...]):
+def _batch_back(axis, arguments, mapped, *, problem: Problem, moving: tuple[int, ...]):
     arrays, results, cotangents = _taken_apart(_unmapped(arguments, mapped), problem)
     names = problem.names(arrays)
     rows = Names((*names[_first_of(problem)][:-3], "N", "T"))
     out = Names((*rows[:-2], "T", "N", None))
     names = [*names, out, *[rows] * (len(results) - 1), out, *[rows] * (len(cotangents) - 1)]
     own = dict(problem=problem, moving=moving)
-    return _batched(_gradients, _run_back, arguments, mapped, names, **own)
+    return _batched(_gradients, _run_back, axis, arguments, mapped, names, **own)
 
 
 def _first_of(problem: Problem) -> int:
@@ -304,19 +304,30 @@ def _unmapped(arguments, mapped) -> list[Any]:
     return [without(x, axis) for x, axis in zip(arguments, mapped, strict=True)]
 
 
-def _batched(primitive: Primitive, run: Any, arguments, mapped, names: list[Any], **static: Any):
+def _batched(
+    primitive: Primitive, run: Any, axis: Any, arguments, mapped, names: list[Any], **static: Any
+):
     """A mapped axis is one more batch axis, the first: what is split by it stays so."""
+    if all(a is None for a in mapped):
+        results = primitive.bind(*arguments, **static)
+        return results, [None] * len(results)
     if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
-        results = jax.vmap(partial(run, **static), list(mapped))(*arguments)
+        results = derivative.vmap(axis, partial(run, **static), list(mapped))(*arguments)
         return results, [0] * len(results)
-    size = next(x.shape[a] for x, a in zip(arguments, mapped, strict=True) if a is not None)
     lead = max(len(n) - len(_inner(n)) for n in names if n is not None)
     moved = [
-        x if n is None else _first_axis(x, axis, lead, len(_inner(n)), size)
-        for x, axis, n in zip(arguments, mapped, names, strict=True)
+        x if n is None else _first_axis(x, a, lead, len(_inner(n)), axis.size)
+        for x, a, n in zip(arguments, mapped, names, strict=True)
     ]
-    results = primitive.bind(*moved, **static)
+    problem = replace(static["problem"], rules=_with_mapped(static["problem"].rules, axis))
+    results = primitive.bind(*moved, **static | {"problem": problem})
     return results, [0] * len(results)
+
+
+def _with_mapped(rules: Any, axis: Any) -> Any:
+    """The table with what ``spmd_axis_name`` says of the outermost batch axis, this one."""
+    others = tuple(rule for rule in rules if rule[0] != "mapped")
+    return others if axis.spmd_name is None else (*others, ("mapped", tuple(axis.spmd_name)))
 
 
 def _inner(names: Names) -> tuple:
@@ -342,7 +353,7 @@ def _primitive(
     primitive.def_impl(eagerly)
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = batch
     platforms.register(primitive, run)
     return primitive
 

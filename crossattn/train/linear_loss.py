@@ -2,17 +2,23 @@
 
 The output layer of a small model is a third of its work. Computing the loss's gradient right where
 the logits are, instead of saving them for the backward pass, leaves three matrix products and one
-exponential; in chunks, it needs no more memory than one chunk of logits.
+exponential; in chunks, it needs no more memory than one chunk of logits. On a mesh each device goes through
+the chunks of its own tokens by itself: the table is gathered once, and its gradient summed over devices once.
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn.axes import constrain, placed
+from crossattn import axes
+from crossattn.axes import gathered, placed
 
 
 def linear_cross_entropy(
@@ -57,27 +63,38 @@ def linear_cross_entropy(
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _loss(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
-    def chunk(x, label, weight):
-        return _sums(_logits(x, table), label, weight, label_smoothing, z_loss)[0]
+    def own(vocabulary, *tokens):
+        def chunk(x, label, weight):
+            return _sums(vocabulary, vocabulary.logits(x), label, weight, label_smoothing, z_loss)[
+                0
+            ]
 
-    sums = _over_chunks(chunk, (hidden, labels, weights), chunks)
+        return _over_chunks(chunk, tokens, _parts(tokens[0], chunks)), None, None
+
+    sums, _, _ = _by_device(own, table, (hidden, labels, weights))
     return sums["loss"], sums
 
 
 def _forward(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
-    # One chunk's is the whole, and sent to other devices as it is.
-    added = table.dtype if chunks == 1 else jnp.float32
+    def own(vocabulary, *tokens):
+        count = _parts(tokens[0], chunks)
+        # One chunk's is the whole, and sent to other devices as it is.
+        added = table.dtype if count == 1 else jnp.float32
 
-    def chunk(x, label, weight):
-        logits = _logits(x, table)
-        sums, log_z = _sums(logits, label, weight, label_smoothing, z_loss)
-        gradient = _gradient(logits, log_z, label, weight, label_smoothing, z_loss).astype(x.dtype)
-        d_x = jnp.einsum("btv,vd->btd", gradient, table.astype(x.dtype))
-        d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=added)
-        return (sums, d_table), placed(d_x, "embed")
+        def chunk(x, label, weight):
+            logits = vocabulary.logits(x)
+            sums, log_z = _sums(vocabulary, logits, label, weight, label_smoothing, z_loss)
+            options = label_smoothing, z_loss
+            gradient = _gradient(vocabulary, logits, log_z, label, weight, *options).astype(x.dtype)
+            d_x = vocabulary.sum(jnp.einsum("btv,vd->btd", gradient, vocabulary.table))
+            d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=added)
+            return (sums, d_table), placed(d_x, "embed")
 
-    (sums, d_table), d_hidden = _over_chunks_mapped(chunk, (hidden, labels, weights), chunks)
-    return (sums["loss"], sums), (d_hidden, d_table.astype(table.dtype))
+        (sums, d_table), d_x = _over_chunks_mapped(chunk, tokens, count)
+        return sums, d_table.astype(table.dtype), d_x
+
+    sums, d_table, d_hidden = _by_device(own, table, (hidden, labels, weights))
+    return (sums["loss"], sums), (d_hidden, d_table)
 
 
 def _backward(label_smoothing, z_loss, chunks, residuals, cotangents):
@@ -89,21 +106,121 @@ def _backward(label_smoothing, z_loss, chunks, residuals, cotangents):
 _loss.defvjp(_forward, _backward)
 
 
-def _logits(x: Float[Array, "B T D"], table: Float[Array, "V D"]) -> Float[Array, "B T V"]:
-    table = constrain(table.astype(x.dtype), "vocab", None)  # Gathered as it is multiplied, narrow.
-    logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
-    return placed(logits, "vocab")
+@dataclass(frozen=True)
+class _Vocabulary:
+    """Rows of the table, of all tokens or of those that this device has of them.
+
+    Attributes:
+      table: as narrow as the vectors that it is multiplied with.
+      over: mesh axes that split the tokens.
+    """
+
+    table: Float[Array, "V D"]
+    over: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return self.table.shape[0] * (jax.lax.axis_size(self.over) if self.over else 1)
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Of the tokens that are here."""
+        logits = jnp.einsum("btd,vd->btv", x, self.table, preferred_element_type=jnp.float32)
+        return placed(logits, "vocab")
+
+    def here(self, labels: Int[Array, "*B"]) -> Int[Array, "*B"]:
+        """Where among the rows a label is, which may be outside of them."""
+        if not self.over:
+            return labels
+        return labels - jax.lax.axis_index(self.over) * self.table.shape[0]
+
+    def sum(self, x: Array) -> Array:
+        """Of what the devices have."""
+        return jax.lax.psum(x, self.over) if self.over else x
+
+    def max(self, x: Array) -> Array:
+        """Of what the devices have."""
+        return jax.lax.pmax(x, self.over) if self.over else x
+
+    def score(self, logits: Float[Array, "B T V"], labels: Int[Array, "B T"]) -> Array:
+        """The label's logit."""
+        if not self.over:
+            return _picked(logits, labels)
+        labels = self.here(labels)
+        mine = (labels >= 0) & (labels < logits.shape[-1])
+        return self.sum(jnp.where(mine, _picked(logits, jnp.where(mine, labels, 0)), 0.0))
+
+    def mean(self, logits: Float[Array, "B T V"]) -> Float[Array, "B T"]:
+        """Over all tokens."""
+        if not self.over:
+            return jnp.mean(logits, axis=-1)
+        return self.sum(jnp.sum(logits, axis=-1)) / self.size
 
 
-def _sums(logits, labels, weights, label_smoothing, z_loss):
+def _picked(logits: Float[Array, "B T V"], labels: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
+def _by_device(own: Callable, table: Array, tokens: tuple) -> tuple[Any, Any, Any]:
+    """``own(vocabulary, *tokens)`` of each device: sums, the table's gradient, what stands beside tokens."""
+    table = gathered(table.astype(tokens[0].dtype), "vocab", None)
+    mesh = axes.mesh_of(tokens[0])
+    if mesh is None or mesh.manual_axes or not isinstance(tokens[0], jax.core.Tracer):
+        return own(_Vocabulary(table), *tokens)
+    automatic = axes.automatic(mesh)
+    rows = axes.spec(("batch", "length"), tokens[0].shape[:2], mesh, among=automatic)
+    split = [axis for entry in rows for axis in axes.several(entry)]
+    free = [axis for axis in axes.beside_batch(mesh) if axis not in split]
+    vocab = axes.spec(("vocab", None), table.shape, mesh, among=free)
+
+    def each(table, *tokens):
+        sums, d_table, beside = own(_Vocabulary(table, axes.several(vocab[0])), *tokens)
+        one = lambda x: x.reshape(*[1] * len(split), *x.shape)  # noqa: E731
+        return *jax.tree.map(one, (sums, d_table)), beside
+
+    sums, d_table, beside = jax.shard_map(
+        each,
+        mesh=mesh,
+        in_specs=(vocab, *[rows] * len(tokens)),
+        out_specs=(PartitionSpec(*split), PartitionSpec(*split, *vocab), rows),
+        check_vma=False,
+        # Unless told, it takes all axes, but for those that a vmap has taken.
+        **({} if set(automatic) == set(mesh.axis_names) else {"axis_names": set(automatic)}),
+    )(table, *tokens)
+    return *jax.tree.map(partial(_summed, mesh, split), (sums, d_table)), beside
+
+
+def _summed(mesh: Any, split: list[str], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The sum of what each device has, in the type that it has: that is what is sent.
+
+    A table's is first scattered to those that keep a part of it, so that others send no more than parts.
+    """
+    shape = x.shape[len(split) :]
+    places = axes.spec(("vocab", "embed"), shape, mesh, among=axes.automatic(mesh)) if shape else ()
+    keep = {axis for entry in places for axis in axes.several(entry)}
+    for summed in (keep, set(split) - keep):
+        at = tuple(i for i, axis in enumerate(split) if axis in summed)
+        x = jax.lax.reduce(x, jnp.zeros((), x.dtype), jax.lax.add, at)
+        split = [axis for axis in split if axis not in summed]
+        x = axes.split(x, mesh, PartitionSpec(*split, *places))
+    return x
+
+
+def _parts(x: Float[Array, "B T D"], chunks: int) -> int:
+    """Into how many chunks a device cuts its part of the length."""
+    return math.gcd(x.shape[1], chunks)
+
+
+def _sums(vocabulary, logits, labels, weights, label_smoothing, z_loss):
     """Weighted sums over the tokens, and each token's log-normaliser."""
-    highest = jnp.max(logits, axis=-1)
-    log_z = highest + jnp.log(jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1))
-    label_score = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    highest = vocabulary.max(jnp.max(logits, axis=-1))
+    exponentials = jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1)
+    log_z = highest + jnp.log(vocabulary.sum(exponentials))
+    label_score = vocabulary.score(logits, labels)
     nll = log_z - label_score
     loss = nll
     if label_smoothing:
-        even = log_z - jnp.mean(logits, axis=-1)
+        even = log_z - vocabulary.mean(logits)
         loss = (1.0 - label_smoothing) * nll + label_smoothing * even
     if z_loss:
         loss = loss + z_loss * jnp.square(log_z)
@@ -112,12 +229,12 @@ def _sums(logits, labels, weights, label_smoothing, z_loss):
     return {**sums, "weight": jnp.sum(weights)}, log_z
 
 
-def _gradient(logits, log_z, labels, weights, label_smoothing, z_loss):
+def _gradient(vocabulary, logits, log_z, labels, weights, label_smoothing, z_loss):
     """The loss's derivative by the logits in one pass: probabilities minus the smoothed target, weighted."""
     on_z = weights * (1.0 + 2.0 * z_loss * log_z)
-    even = weights * (label_smoothing / logits.shape[-1])
+    even = weights * (label_smoothing / vocabulary.size)
     probabilities = jnp.exp(logits - log_z[..., None])
-    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    is_label = jnp.arange(logits.shape[-1]) == vocabulary.here(labels)[..., None]
     target = jnp.where(
         is_label, (even + weights * (1.0 - label_smoothing))[..., None], even[..., None]
     )

@@ -4,7 +4,8 @@ The one thing to know: nothing here changes results, only places. With one devic
 mesh (`make_mesh` gives None) and every function below passes its arguments through.
 
 Mesh axes: `data` and `fsdp` both split the batch; `fsdp` also splits parameters along the model
-width, `tensor` along heads, feed-forward and vocabulary; `seq` splits the length of the batch.
+width and tables along the vocabulary, `tensor` along heads, feed-forward and vocabulary; `seq` splits
+the length of the batch.
 """
 
 import math

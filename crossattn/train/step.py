@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from crossattn.rows import by_rows, draws_rows, row_axes
 from crossattn.train.state import TrainState
 from crossattn.train.trainable import join, split
 
@@ -37,7 +38,9 @@ def make_train_step(
         loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over a batch, "weight" in sums.
         optimizer: gets the gradient of loss_sum / weight, the mean over the whole batch.
         seed: of the keys; step n uses fold_in(key(seed), n), microbatch i of it fold_in(.., i).
-        accumulate: microbatches a batch is cut into; the result is that of the whole batch.
+        accumulate: microbatches a batch is cut into; the result is that of the whole batch, of whose rows
+            loss_fn adds up what each contributes by itself. On a mesh gradients are sent once a step, unless
+            loss_fn draws random numbers otherwise than by dropout or `rows.own_rows`.
         ema_decay: weight of the past in the averaged parameters; they follow faster in the first
             steps, min(decay, (1 + step) / (10 + step)). The state must have been made with `ema`.
         compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
@@ -64,7 +67,7 @@ def make_train_step(
         params, frozen = split(state.params, trained)
         gradient = _make_gradient(loss_fn, compute_dtype, frozen)
         if accumulate > 1:
-            gradient = _accumulated(gradient, accumulate)
+            gradient = _accumulated(gradient, accumulate, compute_dtype)
         grads, loss, sums = gradient(params, batch, key)
         mean = 1.0 / jnp.maximum(sums["weight"], 1.0)
         grads = jax.tree.map(lambda g: g * mean.astype(g.dtype), grads)
@@ -110,24 +113,45 @@ def _cast(x: jax.Array, dtype: Any) -> jax.Array:
     return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _accumulated(gradient: Callable, count: int) -> Callable:
-    """The same gradient, added up over `count` microbatches in a scan (memory of one)."""
+def _accumulated(gradient: Callable, count: int, sent: Any) -> Callable:
+    """The same gradient, added up over `count` microbatches in a scan (memory of one).
+
+    Devices along which parameters are whole each add up their own, in float32, and what they send once, after
+    the scan, is of the type `sent`, as it is without a scan.
+    """
 
     def accumulated(params, batch, key):
         microbatches = jax.tree.map(lambda x: _split_rows(x, count), batch)
-
-        def body(total, index_and_batch):
-            index, microbatch = index_and_batch
-            part = gradient(params, microbatch, jax.random.fold_in(key, index))
-            return jax.tree.map(jnp.add, total, part), None
-
         first = jax.tree.map(lambda x: x[0], microbatches)
-        shapes = jax.eval_shape(gradient, params, first, key)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        total, _ = jax.lax.scan(body, zeros, (jnp.arange(count), microbatches))
-        return total
+        along, parts = row_axes(batch, min(len(x) for x in jax.tree.leaves(first)))
+
+        def whole(index, microbatch):
+            return gradient(params, microbatch, jax.random.fold_in(key, index))
+
+        def by_device(index, microbatch):
+            cut = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), microbatch)
+            return by_rows(lambda rows: whole(index, rows), along)(cut)
+
+        def added_up(part_of):
+            def body(total, index_and_batch):
+                return jax.tree.map(jnp.add, total, part_of(*index_and_batch)), None
+
+            shapes = jax.eval_shape(part_of, 0, first)
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return jax.lax.scan(body, zeros, (jnp.arange(count), microbatches))[0]
+
+        if parts == 1 or draws_rows(jax.make_jaxpr(by_device)(0, first).jaxpr):
+            return added_up(whole)
+        grads, loss, sums = added_up(by_device)
+        loss, sums = jax.tree.map(lambda x: x.sum(0), (loss, sums))
+        return jax.tree.map(lambda g: _summed(g, sent), grads), loss, sums
 
     return accumulated
+
+
+def _summed(x: jax.Array, sent: Any) -> jax.Array:
+    narrow = x if sent is None else _cast(x, sent)
+    return jax.lax.reduce(narrow, jnp.zeros((), narrow.dtype), jax.lax.add, (0,)).astype(x.dtype)
 
 
 def _zero_unless(condition: jax.Array, tree: Any) -> Any:

@@ -7,6 +7,8 @@ started again sees the same pictures.
 import jax
 import jax.numpy as jnp
 
+from crossattn.rows import own_rows
+
 
 def augmented(image: jax.Array, key: jax.Array, *, flip: bool = False, shift: int = 0) -> jax.Array:
     """Pictures [B H W C] of the same size, each changed by chance.
@@ -19,10 +21,11 @@ def augmented(image: jax.Array, key: jax.Array, *, flip: bool = False, shift: in
     """
     flips, shifts = jax.random.split(key)
     if flip:
-        chosen = jax.random.bernoulli(flips, shape=(len(image), 1, 1, 1))
+        chosen = own_rows(lambda n: jax.random.bernoulli(flips, shape=(n, 1, 1, 1)), len(image))
         image = jnp.where(chosen, image[:, :, ::-1], image)
     if shift:
-        starts = jax.random.randint(shifts, (len(image), 2), 0, 2 * shift + 1)
+        draw = lambda n: jax.random.randint(shifts, (n, 2), 0, 2 * shift + 1)  # noqa: E731
+        starts = own_rows(draw, len(image))
         wide = jnp.pad(image, ((0, 0), (shift, shift), (shift, shift), (0, 0)), mode="edge")
 
         def cut(picture: jax.Array, start: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from crossattn.rows import of_all_rows, own_rows
 from crossattn.train.losses import cross_entropy
 from experiments import keys
 from experiments.errors import SettingsError
@@ -62,8 +63,9 @@ class MaskedLanguageModelTask(TextTask):
         )  # fmt: skip
         # Without a key, the same tokens of the same batch each time.
         own = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)
-        own = jax.random.fold_in(own, tokens.astype(jnp.uint32).sum())
-        taken = jax.random.bernoulli(own, self.config.data.density, tokens.shape)
+        own = jax.random.fold_in(own, of_all_rows(tokens.astype(jnp.uint32).sum()))
+        density, shape = self.config.data.density, tokens.shape[1:]
+        taken = own_rows(lambda n: jax.random.bernoulli(own, density, (n, *shape)), len(tokens))
         taken &= segment_ids > 0
         read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
         tokenizer = self.corpus.tokenizer

@@ -37,6 +37,18 @@ def test_gradients_survive_asking_for_weights(qkv):
     close(found, gradients(*qkv))
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_mapped_axis_may_be_of_other_arrays_alone(qkv, rate):
+    options = {"dropout_rate": rate, "dropout_key": jax.random.key(0)} if rate else {}
+
+    def scaled(scale, q, k, v):
+        return scale * jax.grad(energy)(q, k, v, **options)
+
+    found = jax.jit(jax.vmap(scaled, (0, None, None, None)))(jnp.arange(3.0), *qkv)
+    one = jax.jit(jax.grad(functools.partial(energy, **options)))(*qkv)
+    close(found, jnp.stack([0 * one, one, 2 * one]))
+
+
 SHARDED = """
 import functools, jax, crossattn as xa
 from crossattn import testing

@@ -16,7 +16,7 @@ AXES = {
 }
 SHAPES = {"table": (256, 128), "query": (2, 128, 8, 16), "up": (2, 128, 256), "norm": (2, 128)}
 # Parts of eight, of the means over columns and over rows, on data 2 x fsdp 2 x tensor 2.
-ROWS = {"table": (128, 1), "query": (2, 64, 1, 1), "up": (2, 64, 1), "norm": (2, 128)}
+ROWS = {"table": (64, 1), "query": (2, 64, 1, 1), "up": (2, 64, 1), "norm": (2, 128)}
 COLUMNS = {"table": (1, 64), "query": (2, 1, 4, 16), "up": (2, 1, 128), "norm": (1, 1)}
 
 

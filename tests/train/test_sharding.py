@@ -31,7 +31,8 @@ MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,
 @pytest.mark.parametrize(
     ("axes", "shape", "expected"),
     [
-        (("vocab", "embed"), (8, 4), ("tensor", "fsdp")),
+        (("vocab", "embed"), (8, 4), (("tensor", "fsdp"), None)),
+        (("vocab", "embed"), (6, 4), ("tensor", "fsdp")),  # 6 divides over 2, not over 4.
         (("embed", "heads", "head_dim"), (4, 6, 3), ("fsdp", "tensor", None)),
         (("layers", "embed", "mlp"), (3, 4, 8), (None, "fsdp", "tensor")),
         (("norm",), (4,), (None,)),
@@ -159,7 +160,7 @@ def test_eight_devices_give_the_losses_of_one(one_device, eight_devices, name):
     np.testing.assert_allclose(losses, one_device, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "arrays"), [("data", 0), ("fsdp", 2), ("tensor", 4), ("all", 4)])
+@pytest.mark.parametrize(("name", "arrays"), [("data", 0), ("fsdp", 3), ("tensor", 4), ("all", 4)])
 def test_optimiser_and_average_lie_where_the_parameters_lie(eight_devices, name, arrays):
     copies = 4  # The parameters, Adam's two moments, the average.
     assert eight_devices[name][1]["split_arrays"] == copies * arrays

@@ -228,6 +228,7 @@ def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: 
     """Which weights [*B K G t s] dropout keeps, the same as for the whole matrix; heads is [*B K G]."""
     row = jnp.arange(math.prod(heads), dtype=jnp.uint32).reshape(*heads, 1, 1)
     row = row * jnp.uint32(T) + queries.indices[:, None].astype(jnp.uint32)
+    row = dropout.of_whole(row, math.prod(heads) * T)
     return dropout.keep_block(key, rate, row, keys.indices.astype(jnp.uint32))
 
 

@@ -82,7 +82,10 @@ class Split:
         automatic = _ruled(mesh)
         sizes = {n: size for x, names in operands for n, size in zip(names, x.shape, strict=True)}
         outermost = max((n for n in sizes if isinstance(n, int)), default=None)
-        for name, rule in {outermost: "batch", "N": "heads", "T": "length", "S": "length"}.items():
+        batch = {outermost: "batch"}
+        if outermost is not None and "mapped" in logical.rules():  # by a vmap with spmd_axis_name
+            batch = {outermost: "mapped", outermost - 1: "batch"}
+        for name, rule in (batch | {"N": "heads", "T": "length", "S": "length"}).items():
             if name in sizes and name not in mesh_axes:
                 free = [axis for axis in automatic if axis not in taken]
                 axes = logical.split_over(rule, sizes[name], mesh, free, logical.rules())
@@ -191,7 +194,9 @@ def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
     explicit = _explicit(mesh)
     if not explicit:
         return x
-    kept = [tuple(axis for axis in _several(entry) if axis in explicit) or None for entry in spec]
+    kept = [
+        tuple(axis for axis in logical.several(entry) if axis in explicit) or None for entry in spec
+    ]
     return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*kept)))
 
 
@@ -213,7 +218,7 @@ def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
         return ((),) * jnp.ndim(x)
     explicit = _explicit(mesh)
     entries = [*sharding.spec, *[None] * (jnp.ndim(x) - len(sharding.spec))]
-    return tuple(tuple(axis for axis in _several(e) if axis in explicit) for e in entries)
+    return tuple(tuple(axis for axis in logical.several(e) if axis in explicit) for e in entries)
 
 
 def _ruled(mesh: Any) -> tuple[str, ...]:
@@ -221,12 +226,6 @@ def _ruled(mesh: Any) -> tuple[str, ...]:
     automatic = logical.automatic(mesh)
     known = {axis for axes in logical.rules().values() for axis in axes}
     return tuple(automatic) if known & set(automatic) else ()
-
-
-def _several(entry: Any) -> tuple[str, ...]:
-    if isinstance(entry, str):
-        return (entry,)
-    return entry if isinstance(entry, tuple) else ()
 
 
 def _order(name: Any) -> tuple[int, int]:
