@@ -18,8 +18,7 @@ Rules = Mapping[str, tuple[str, ...]]
 
 # Logical axis -> mesh axes. A name that is not here is kept whole on every device. Of the axes of one
 # array the first to ask for a mesh axis gets it: "embed" is split in parameters, and whole in
-# activations, whose batch has taken "fsdp". A table is split by its rows where they divide: a part of
-# 64 columns would fill half of each tile that a TPU keeps it in.
+# activations, whose batch has taken "fsdp". A table is split by its rows where they divide.
 RULES: Rules = {
     "batch": ("data", "fsdp"),
     "length": ("seq",),
