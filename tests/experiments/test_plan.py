@@ -299,7 +299,7 @@ def test_what_a_kernel_rounds_or_gives_on_to_another_is_read():
     assert cost.cost(hlo.Module(GIVEN_ON), chips.CHIPS["v5e"]).bytes == rounding + product
 
 
-SCATTERED = """HloModule step
+WRITTEN_IN_PLACE = """HloModule step
 
 %fused (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,64] {
   %cache = f32[8,256,64]{2,1,0} parameter(0)
@@ -318,7 +318,7 @@ ENTRY %main (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,
 
 
 def test_a_scatter_writes_its_part_in_place():
-    spent = cost.cost(hlo.Module(SCATTERED), chips.CHIPS["v5e"])
+    spent = cost.cost(hlo.Module(WRITTEN_IN_PLACE), chips.CHIPS["v5e"])
     assert spent.bytes == 2 * 8 * 64 * 4 + 8 * 4  # what is new read and written, and where
 
 
