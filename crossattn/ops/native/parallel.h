@@ -16,7 +16,7 @@ namespace ffi = xla::ffi;
 namespace crossattn {
 
 // Multiply-adds that take about as long as it takes to wake a thread.
-constexpr int64_t kWorthAThread = 1 << 19;
+constexpr int64_t kWorthAThread = 1 << 18;
 
 // Runs task(0) .. task(count - 1), of so much work in all, on the caller's thread and on as many of
 // XLA's pool as have enough to do.
