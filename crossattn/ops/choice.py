@@ -57,9 +57,9 @@ def first_that_fits(
     plain = {name: x for name, x in options.items() if name not in _REUSED}
     for name in (backend,) if backend is not None else backends.ordered(platforms.platform()):
         module = backends.get(name)
-        unsuited = module.unsuited(q, k) if hasattr(module, "unsuited") else None
-        if unsuited is not None and backend is None:
-            skipped.append(Skipped(name, unsuited, False))
+        better = None if backend is not None else unsuited(name, q, k)
+        if better is not None:
+            skipped.append(Skipped(name, better, False))
             continue
         try:
             own = options if getattr(module, "REUSES", False) else plain
@@ -68,6 +68,14 @@ def first_that_fits(
         except NotImplementedError as refusal:
             skipped.append(Skipped(name, str(refusal), True))
     raise Refused(tuple(skipped), named=backend is not None)
+
+
+def unsuited(name: str, q, k) -> str | None:
+    """Why another backend is the better choice for operands of these shapes, or None."""
+    if platforms.platform() != "cpu" and name not in PLAIN and backends.few_queries(q, k):
+        return "for few queries, as in decoding, plain products read keys and values where they lie"
+    module = backends.get(name)
+    return module.unsuited(q, k) if hasattr(module, "unsuited") else None
 
 
 def call(module: Any, q, k, v, mask, options: dict, wide: bool) -> backends.AttentionOutput:

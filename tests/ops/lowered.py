@@ -193,10 +193,10 @@ def is_fused(function, kind, platform):
 
 def runs(kind, platform):
     """What ``attend`` does."""
+    fused = is_fused(attend, kind, platform)
     with platforms.lowered_for(platforms.Target(platform.replace("cuda", "gpu"), True)):
-        if backends.few_queries(*kind.shapes[:2]):
-            return "in place"
-    return marked(is_fused(attend, kind, platform))
+        few = backends.few_queries(*kind.shapes[:2])
+    return "in place" if few and not fused else marked(fused)
 
 
 def marked(fused):

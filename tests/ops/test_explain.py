@@ -36,6 +36,7 @@ def as_gpu(monkeypatch):
     gpu = platforms.Target("gpu", True)
     monkeypatch.setattr(platforms, "of_arrays", lambda arrays: gpu)
     monkeypatch.setattr(platforms, "platform", lambda: "gpu")
+    monkeypatch.setattr(backends, "_FEW", 0)  # few queries would be the reference's by choice
     monkeypatch.setattr(backends, "ordered", lambda platform: ("fast", "reference"))
     monkeypatch.setattr(backends, "get", {"fast": fast, "reference": reference}.__getitem__)
     choice._warn_once.cache_clear()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import cudnn, platforms
-from crossattn.ops.backends import AttentionOutput, few_queries
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
@@ -25,13 +25,6 @@ _DTYPES = (jnp.bfloat16, jnp.float16)  # of cuDNN
 def rank(platform: str) -> int | None:
     """Before the reference on GPU; on CPU it is the same einsum with more passes, so by name only."""
     return 10 if platform == "gpu" else None
-
-
-def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
-    """Why another backend is the better choice for these shapes."""
-    if few_queries(q, k):
-        return "for few queries, as in decoding, plain products read keys and values where they lie"
-    return None
 
 
 def attend(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn.ops import platforms, tpu
-from crossattn.ops.backends import AttentionOutput, few_queries
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.ops.masks.tiles import Seen, Static
 from crossattn.types import Array, Float, Key
@@ -31,13 +31,6 @@ _TABLE = 2**19  # bytes for numbers of blocks: half of a core's scalar memory
 def rank(platform: str) -> int | None:
     """First on TPU; nowhere else."""
     return 10 if platform == "tpu" else None
-
-
-def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
-    """Why another backend is the better choice for these shapes."""
-    if few_queries(q, k):
-        return "for few queries, as in decoding, plain products read keys and values where they lie"
-    return None
 
 
 def attend(

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from crossattn.ops import platforms
-from crossattn.ops.backends import AttentionOutput, few_queries
+from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering
 from crossattn.types import Array, Float, Key
 
@@ -21,13 +21,6 @@ from crossattn.types import Array, Float, Key
 def rank(platform: str) -> int | None:
     """After cuDNN on GPU; elsewhere only by name."""
     return 20 if platform == "gpu" else None
-
-
-def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
-    """Why another backend is the better choice for these shapes."""
-    if few_queries(q, k):
-        return "for few queries, as in decoding, plain products read keys and values where they lie"
-    return None
 
 
 def attend(
