@@ -55,9 +55,10 @@ def first_that_fits(
     """
     skipped = []
     plain = {name: x for name, x in options.items() if name not in _REUSED}
+    trained = bool(options.get("return_rows")) or options.get("known") is not None
     for name in (backend,) if backend is not None else backends.ordered(platforms.platform()):
         module = backends.get(name)
-        better = None if backend is not None else unsuited(name, q, k)
+        better = None if backend is not None else unsuited(name, q, k, trained)
         if better is not None:
             skipped.append(Skipped(name, better, False))
             continue
@@ -70,9 +71,13 @@ def first_that_fits(
     raise Refused(tuple(skipped), named=backend is not None)
 
 
-def unsuited(name: str, q, k) -> str | None:
-    """Why another backend is the better choice for operands of these shapes, or None."""
-    if platforms.platform() != "cpu" and name not in PLAIN and backends.few_queries(q, k):
+def unsuited(name: str, q, k, trained: bool = False) -> str | None:
+    """Why another backend is the better choice for operands of these shapes, or None.
+
+    Few queries of a step that is ``trained`` are a kernel's too, for plain products keep their logits.
+    """
+    few = not trained and name not in PLAIN and platforms.platform() != "cpu"
+    if few and backends.few_queries(q, k):
         return "for few queries, as in decoding, plain products read keys and values where they lie"
     module = backends.get(name)
     return module.unsuited(q, k) if hasattr(module, "unsuited") else None

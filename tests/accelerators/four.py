@@ -18,7 +18,6 @@ from experiments.plan.topologies import prepare, topology
 prepare()  # before JAX looks for devices
 
 import crossattn as xa  # noqa: E402
-from crossattn.ops import backends  # noqa: E402
 from crossattn.train.sharding import (  # noqa: E402
     MeshConfig,
     batch_sharding,
@@ -31,7 +30,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def compile_model(name, devices):
-    backends._FEW = 0  # tiny models train on few queries, which are not fused
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=2), devices.devices)
     build = every_model.build_of(name)
     places = params_sharding(xa.functional.shapes(build), xa.functional.logical_axes(build), mesh)

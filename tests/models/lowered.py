@@ -13,12 +13,11 @@ from jax.sharding import SingleDeviceSharding
 
 import crossattn as xa
 from crossattn.decode import generate
-from crossattn.ops import backends, choice
+from crossattn.ops import choice
 from crossattn.train.sharding import MeshConfig, batch_sharding, make_mesh, params_sharding
 from tests.models import every_model
 from tests.ops.pretended_gpu import pretended_gpu
 
-_FEW = backends._FEW
 PLATFORMS = {"cuda": "cudnn$fmha", "tpu": "tpu_custom_call"}
 """With what a fused kernel is called on each."""
 
@@ -67,7 +66,6 @@ def placed(name, given, mesh):
 def fault(function, shapes, fused=tuple(PLATFORMS)):
     """What is wrong with a function's programs for accelerators."""
     choice._warn_once.cache_clear()
-    backends._FEW = 0 if fused else _FEW  # tiny models train on few queries, which are not fused
     with warnings.catch_warnings(record=True) as said, pretended_gpu():
         warnings.simplefilter("always")
         try:

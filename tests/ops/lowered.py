@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import crossattn as xa
-from crossattn.ops import backends, choice, platforms
+from crossattn.ops import choice
 from crossattn.ops.masks import Band, Lengths, Segments
 from tests.ops.pretended_gpu import pretended_gpu
 
@@ -193,10 +193,7 @@ def is_fused(function, kind, platform):
 
 def runs(kind, platform):
     """What ``attend`` does."""
-    fused = is_fused(attend, kind, platform)
-    with platforms.lowered_for(platforms.Target(platform.replace("cuda", "gpu"), True)):
-        few = backends.few_queries(*kind.shapes[:2])
-    return "in place" if few and not fused else marked(fused)
+    return marked(is_fused(attend, kind, platform))
 
 
 def marked(fused):
