@@ -5,6 +5,7 @@ import json
 from tests.conftest import on_eight_devices
 from tests.models.every_model import NAMES
 
+
 def test_training_and_generation_lower_for_one_gpu_eight_gpus_and_tpus_with_fused_attention():
     found = json.loads(on_eight_devices("-m", "tests.models.lowered").splitlines()[-1])
     assert len(found) > 2 * len(NAMES)
