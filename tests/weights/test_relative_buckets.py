@@ -41,4 +41,17 @@ def test_relative_buckets_are_those_of_transformers(bidirectional):
         ).numpy()
         # What is no row of the table ends there in an error.
         expected = np.where((theirs < 0) | (theirs >= setting[0]), setting[0], theirs)
-        np.testing.assert_array_equal(found, expected, err_msg=str(setting))
+        # PyTorch's logarithm rounds otherwise on other processors, so that a boundary on a whole distance may
+        # be on either side of it there.
+        even = on_a_boundary(distances, *setting, bidirectional)
+        np.testing.assert_array_equal(found[~even], expected[~even], err_msg=str(setting))
+        assert np.all(np.abs(found[even] - expected[even]) <= 1), setting
+
+
+def on_a_boundary(distances, buckets, longest, bidirectional):
+    """Where the exact bucket of a distance is a whole number, or nearly."""
+    own = buckets // 2 if bidirectional else buckets
+    exact = own // 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bucket = np.log(np.abs(distances) / exact) / np.log(longest / exact) * (own - exact)
+        return np.abs(bucket - np.round(bucket)) < 1e-5
