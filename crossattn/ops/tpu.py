@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops import platforms
 from crossattn.ops.masks.tiles import Ids
 from crossattn.types import Array, Float
 
@@ -30,6 +31,20 @@ class Returned(NamedTuple):
 
     lse: bool
     rows: bool
+
+
+def refuse_elsewhere() -> None:
+    """Holds a kernel to one TPU's own arrays.
+
+    Raises:
+      NotImplementedError: it is lowered for something else.
+    """
+    if platforms.platform() != "tpu":
+        raise NotImplementedError(f"it runs on TPU, not on {platforms.platform()}")
+    if not platforms.one_device():
+        raise NotImplementedError(
+            "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
+        )
 
 
 def blocks(T: int, S: int, H: int, Hv: int, dtype: Any, exact: bool, pairs: int = 0) -> Blocks:

@@ -12,10 +12,15 @@ from tests.conftest import ROOT, as_users_have_it
 
 @pytest.mark.parametrize("kind", ["models", "configs"])
 def test_they_compile_for_four_v5e(kind):
+    compile_for_v5e("tests.accelerators.four", kind)
+
+
+def compile_for_v5e(*program):
+    """A program that prints what is wrong with each of what it compiles finds nothing."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("no compiler for v5e: pip install 'crossattn[plan-tpu]'")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.accelerators.four", kind],
+        [sys.executable, "-m", *program],
         cwd=ROOT,
         env=as_users_have_it(),
         capture_output=True,

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import platforms, tpu
+from crossattn.ops import tpu
 from crossattn.ops.backends import AttentionOutput
 from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.ops.masks.tiles import Seen, Static
@@ -50,12 +50,7 @@ def attend(
     known: Any = None,
 ) -> AttentionOutput:
     """See ``crossattn.attend``; for ``known``, ``backends``."""
-    if platforms.platform() != "tpu":
-        raise NotImplementedError(f"it runs on TPU, not on {platforms.platform()}")
-    if not platforms.one_device():
-        raise NotImplementedError(
-            "XLA cannot partition it over several devices whose mesh crossattn.axes.RULES does not know"
-        )
+    tpu.refuse_elsewhere()
     _refuse(q, bias, softcap, dropout_key, return_weights)
     returned = tpu.Returned(return_lse, return_rows)
     return _attend(q, k, v, mask, scale, softcap, returned, known)
