@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from absl import flags
 
 from experiments import launch
-from experiments.keys import NAME_OF_PRETRAINED
 from experiments.plan import decoding, report, search
 from experiments.plan.compiling import DoesNotFit, MeshError, compile_step
 from experiments.plan.topologies import Topology, TopologyError, prepare, topology
@@ -45,15 +44,6 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused("--search lays out training; it was given with --decode.")
     if not _TOPOLOGY.value:
         raise launch.Refused("--topology is missing; name the devices, --topology=v5e:4x4.")
-    if _SEARCH.value and config.get("model", {}).get("name") == NAME_OF_PRETRAINED:
-        raise launch.Refused(
-            "--search changes keys of a model that a checkpoint has not; plan it without."
-        )
-    if _SEARCH.value and (missing := search.missing(config)):
-        raise launch.Refused(
-            f"--search estimates layouts of Transformers on texts by {', '.join(missing)}, which the config "
-            "has not; plan it without."
-        )
     prepare()
     try:
         return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))

@@ -43,6 +43,7 @@ from experiments.settings import train_config
 _REMATS = (False, POLICIES[1], True)
 _AGAIN = {False: 1.0, POLICIES[1]: 1.05, True: 4 / 3}  # all FLOPs over the model's
 _ACCUMULATE = (1, 2, 4, 8, 16)
+_SUMMED = ("heads", "head_dim", "mlp")  # axes over which the last product of a sublayer sums
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,7 @@ class Layout:
 
     def of(self, config: Any) -> Any:
         """The config with this layout."""
-        laid = config.copy_and_resolve_references()
-        with laid.unlocked(), laid.ignore_type():
-            laid.mesh.update(dict(self.mesh))
-            laid.model.remat = self.remat
-            laid.train.accumulate = self.accumulate
-        return laid
+        return _changed(config, dict(self.mesh), self.remat, self.accumulate)
 
 
 @dataclass(frozen=True)
@@ -88,17 +84,6 @@ class Tried:
     layout: Layout
     plan: Plan | None
     reason: str = ""
-
-
-_READ = (
-    "model.dim", "model.num_heads", "model.mlp_dim", "model.dtype", "loss.chunks", "tokenizer.vocab_size",
-)  # fmt: skip
-
-
-def missing(config: Any) -> list[str]:
-    """Keys that estimates are made of and a config has not."""
-    flat = config.to_dict()
-    return [key for key in _READ if key.split(".")[1] not in flat.get(key.split(".")[0], {})]
 
 
 def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
@@ -113,12 +98,14 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     candidates = layouts(config, topology)
     if not candidates:
         raise MeshError(
-            f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows and "
-            f"{config.model.num_heads} heads; change config.data.batch_size"
+            f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows, the model's "
+            "heads and the texts' lengths; change config.data.batch_size"
         )
     available = topology.chip.available
-    # What seems too large comes last: the estimate of memory is the rougher one.
-    candidates.sort(key=lambda one: (one.memory > available, one.step, one.memory))
+    # What seems too large comes last: the estimate of memory is the rougher one. Of equals, the plainest.
+    candidates.sort(
+        key=lambda one: (one.memory > available, one.step, _AGAIN[one.remat], one.accumulate)
+    )
     tried: list[Tried] = []
     too_large = math.inf
     for layout in candidates:
@@ -150,20 +137,29 @@ def layouts(config: Any, topology: Topology) -> list[Layout]:
 
 
 class _Estimates:
-    """What does not depend on the layout, computed once."""
+    """What does not depend on the layout, computed once.
+
+    The one thing to know: nothing here knows a model. What the backward pass reads is asked of JAX, by the
+    shapes of a loss's residuals; what a step multiplies is counted; which axes are split is said by the
+    parameters' names of axes.
+    """
 
     def __init__(self, config: Any, topology: Topology):
         self.config, self.topology = config, topology
-        values = train_config(config)
         task = unread_task(config)
-        program = make_program(task, values, None)
-        self.axes, self.shapes = task.logical_axes(), program.target
-        self.batch = batch_shapes(task, None)
-        self.flops = model_flops(task, self.shapes.params, self.batch)
-        self.parameters = sum(x.size for x in jax.tree.leaves(self.shapes.params))
-        self.rows = next(iter(self.batch.values())).shape[0]
-        sides = [name for name in ("source", "target_in") if name in self.batch]
-        self.tokens = sum(self.batch[name].size for name in sides)
+        self.shapes = make_program(task, train_config(config), None).target
+        self.axes = task.logical_axes()
+        batch = batch_shapes(task, None)
+        self.rows = next(iter(batch.values())).shape[0]
+        self.lengths = [x.shape[1] for x in batch.values() if len(x.shape) == 2]
+        self.flops = model_flops(task, self.shapes.params, batch)
+        parameters = jax.tree.leaves(self.shapes.params)
+        names = jax.tree.leaves(self.axes, is_leaf=lambda axes: isinstance(axes, tuple))
+        self.named = [(x.shape, axes) for x, axes in zip(parameters, names, strict=True)]
+        self.parameters = sum(x.size for x in parameters)
+        # A token meets a parameter in two FLOPs forward and four backward.
+        self.tokens = self.flops / (6 * self.parameters)
+        self.kept = {remat: self._kept(remat, batch) for remat in _REMATS}
 
     def all(self) -> Iterator[Layout]:
         """Layouts with estimates."""
@@ -188,42 +184,63 @@ class _Estimates:
                 )
 
     def _meshes(self) -> Iterator[dict[str, int]]:
-        model, count = self.config.model, len(self.topology.devices)
-        # Heads are split within a host of GPUs, where links are fast.
+        count = len(self.topology.devices)
+        # Heads and lengths are split within a host of GPUs, where links are fast.
         widest = self.topology.sizes[1] if self.topology.chip.platform == "cuda" else count
-        divisors = [n for n in range(1, count + 1) if count % n == 0]
-        for fsdp, tensor in itertools.product(divisors, divisors):
-            data = count // (fsdp * tensor)
-            splits = model.num_heads % tensor == 0 and model.mlp_dim % tensor == 0
-            if data * fsdp * tensor == count and splits and tensor <= min(widest, 16):
-                if self.rows % (data * fsdp) == 0:
-                    yield dict(zip(MESH_AXES, (data, fsdp, tensor, 1), strict=True))
+        heads = (self._sizes("heads") | self._sizes("mlp")) - {1}  # one head is whole everywhere
+        for data, fsdp, tensor in itertools.product(_divisors(count), repeat=3):
+            seq = count // (data * fsdp * tensor)
+            if data * fsdp * tensor * seq != count or self.rows % (data * fsdp):
+                continue
+            if tensor > 1 and (tensor > min(widest, 16) or any(n % tensor for n in heads)):
+                continue
+            if seq > 1 and (seq > widest or not self.lengths or any(n % seq for n in self.lengths)):
+                continue
+            yield dict(zip(MESH_AXES, (data, fsdp, tensor, seq), strict=True))
+
+    def _sizes(self, name: str) -> set[int]:
+        """Sizes of the axes of that name."""
+        return {
+            n
+            for shape, axes in self.named
+            for n, axis in zip(shape, axes, strict=True)
+            if axis == name
+        }
+
+    def _kept(self, remat: bool | str, batch: Any) -> tuple[float, float]:
+        """Bytes of what the backward pass reads of a batch: what ``tensor`` splits, and the rest."""
+        task = unread_task(_changed(self.config, {}, remat))
+
+        def residuals(params: Any, batch: Any) -> Any:
+            loss = lambda params: task.loss(params, batch, jax.random.key(0))  # noqa: E731
+            return jax.vjp(loss, params, has_aux=True)[1]
+
+        # What grows with the rows is no weight.
+        small, large = (
+            jax.tree.leaves(jax.eval_shape(residuals, self.shapes.params, _rows(batch, rows)))
+            for rows in (self.rows, 2 * self.rows)
+        )
+        split = {(n,) for n in self._sizes("mlp") - self._sizes("embed")}
+        split |= set(
+            itertools.product(
+                self._sizes("heads") | self._sizes("kv_heads"), self._sizes("head_dim")
+            )
+        )
+        parts = [0.0, 0.0]
+        for one, two in zip(small, large, strict=True):
+            whole = two.shape[-1:] not in split and two.shape[-2:] not in split
+            parts[whole] += size_of(two) - size_of(one)
+        return parts[0], parts[1]
 
     def _activations(self, sizes: Mapping[str, int], remat: bool | str, accumulate: int) -> float:
-        """Bytes of what is kept for the backward pass, of gradients, logits and gathered weights."""
-        model, tensor = self.config.model, sizes["tensor"]
-        tokens = self.tokens / (sizes["data"] * sizes["fsdp"] * sizes["seq"] * accumulate)
-        width = 2 if model.dtype != "float32" else 4
-        attention = 4 * (model.get("head_dim") or model.dim // model.num_heads) * model.num_heads
-        hidden = attention / tensor + 2 * model.mlp_dim / tensor
-        kept = {
-            False: 8 * model.dim + hidden + attention / tensor,
-            POLICIES[1]: model.dim + hidden,
-            True: model.dim,
-        }
-        depth = self._depth()
-        layer = self.parameters / max(depth, 1) / tensor
-        logits = 6 * tokens / self.config.loss.chunks * self._vocabulary() / tensor / 2
+        """Bytes of what is kept for the backward pass, of gradients and of a chunk's logits."""
+        tensor, parts = sizes["tensor"], sizes["data"] * sizes["fsdp"] * sizes["seq"] * accumulate
+        split, whole = self.kept[remat]
+        chunks = self.config.get("loss", {}).get("chunks", 1)
+        # In float32, with their gradient in the type of the products.
+        logits = 6 * self.rows * max(self.lengths, default=0) * max(self._sizes("vocab"), default=0)
         gradients = 4 * self.parameters / (sizes["fsdp"] * tensor) * (2 if accumulate > 1 else 1)
-        one_layer = tokens / 2 * width * (kept[False] if remat else 0)
-        return tokens / 2 * depth * width * kept[remat] + one_layer + logits + gradients + 4 * layer
-
-    def _depth(self) -> int:
-        model = self.config.model
-        return model.get("layers") or model.encoder_layers + model.decoder_layers
-
-    def _vocabulary(self) -> int:
-        return self.config.tokenizer.vocab_size
+        return (split / tensor + whole + logits / chunks / tensor) / parts + gradients
 
     def _step(
         self, sizes: Mapping[str, int], mesh: Mesh | None, remat: bool | str, accumulate: int
@@ -241,15 +258,29 @@ class _Estimates:
         """What devices send each other in a step.
 
         Weights are gathered twice and gradients scattered for each part of the batch, gradients summed over
-        those that hold the same, and sublayers summed over their heads.
+        those that hold the same; outputs of sublayers are summed over their heads, and keys and values go
+        round the parts of a length, forward, backward, and their gradients.
         """
         weights = 2 * self.parameters / sizes["tensor"]
-        rows = self.tokens / (sizes["data"] * sizes["fsdp"] * sizes["seq"])
+        tokens = self.tokens / (sizes["data"] * sizes["fsdp"] * sizes["seq"])
+        summed = sum(
+            math.prod(shape)
+            / math.prod(n for n, axis in zip(shape, axes, strict=True) if axis in _SUMMED)
+            for shape, axes in self.named
+            if axes[-1] == "embed" and set(axes) & set(_SUMMED)
+        )
+        memories = sum(
+            math.prod(n for n, axis in zip(shape, axes, strict=True) if axis != "embed")
+            for shape, axes in self.named
+            if "kv_heads" in axes and "embed" in axes
+        )
         for axis, kind, size, times in (
             ("fsdp", "all-gather", weights, 2 * accumulate),
             ("fsdp", "reduce-scatter", weights, accumulate),
             ("data", "all-reduce", weights / sizes["fsdp"], 1),
-            ("tensor", "all-reduce", rows / 2 * self.config.model.dim * 2, 5 * self._depth()),
+            ("seq", "all-reduce", weights / sizes["fsdp"], 1),
+            ("tensor", "all-reduce", 2 * tokens * summed, 2),
+            ("seq", "all-gather", 2 * tokens * sizes["seq"] * memories / sizes["tensor"], 3),
         ):
             if sizes[axis] > 1:
                 shape = Shape("s8", (int(size),))
@@ -260,6 +291,27 @@ class _Estimates:
         places = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
         moved = np.moveaxis(places, list(sizes).index(axis), 0)
         return tuple(int(n) for n in moved.reshape(sizes[axis], -1)[:, 0])
+
+
+def _changed(
+    config: Any, mesh: Mapping[str, int], remat: bool | str, accumulate: int | None = None
+) -> Any:
+    """The config with another mesh, rematerialisation and accumulation."""
+    laid = config.copy_and_resolve_references()
+    with laid.unlocked(), laid.ignore_type():
+        laid.mesh.update(mesh)
+        laid.model.remat = remat
+        laid.train.accumulate = accumulate or laid.train.accumulate
+    return laid
+
+
+def _rows(batch: Any, rows: int) -> Any:
+    """Shapes of a batch of so many rows."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), batch)
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]
 
 
 def text(tried: list[Tried]) -> str:

@@ -622,25 +622,52 @@ def test_what_plan_does_not_get_or_cannot_do_at_once_is_one_line(refused):
     assert "--topology is missing" in refused("plan", config)
     both = refused("plan", config, "--topology=v5e:2x2", "--search", "--decode")
     assert "--search lays out training" in both
-    pictures = f"--config={ROOT}/configs/fashion_perceiver.py:tiny"
-    said = refused("plan", pictures, "--topology=v5e:2x2", "--search")
-    assert "texts by loss.chunks, tokenizer.vocab_size, which the config" in said
 
 
-def test_layouts_divide_rows_heads_and_hidden_features(monkeypatch):
-    config = get_config("wmt14_de_en", "tiny")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wmt14_de_en:tiny",
+        "fashion_perceiver:tiny",
+        "emoji_flamingo:tiny",
+        "finetune:translation,tiny",
+    ],
+)
+def test_layouts_of_every_model_divide_rows_heads_and_lengths(monkeypatch, name):
+    config = get_config(*name.split(":"))
     config.data.batch_size = 8
-    slice_ = Slice("v5e:4x4")
     monkeypatch.setattr(search, "make_mesh", lambda config, devices: None)
-    found = search.layouts(config, slice_)
-    assert found
+    found = search.layouts(config, Slice("v5e:4x4"))
+    even = name.startswith(("wmt14", "finetune"))  # lengths that four devices divide
+    assert even == any(dict(layout.mesh)["seq"] == 4 for layout in found)
     for layout in found:
         sizes = dict(layout.mesh)
         assert math.prod(sizes.values()) == 16
         assert 8 % (sizes["data"] * sizes["fsdp"] * layout.accumulate) == 0
-        assert config.model.num_heads % sizes["tensor"] == 0
         laid = layout.of(config)
         assert dict(laid.mesh) == sizes and laid.model.remat == layout.remat
+        heads = laid.model.get("num_heads", sizes["tensor"])
+        assert heads % sizes["tensor"] == 0
+    same = [one for one in found if one.mesh == found[0].mesh and one.accumulate == 1]
+    kept = {one.remat: one.memory for one in same}
+    assert kept[True] < kept[False]
+    assert all(one.step > 0 for one in found)
+
+
+def test_an_estimate_keeps_what_the_backward_pass_reads(monkeypatch):
+    """Of a layer that is computed again its input, and the source's keys and values that a decoder reads."""
+
+    def kept(layers):
+        config = get_config("wmt14_de_en", "tiny")
+        config.model.update(encoder_layers=layers, decoder_layers=layers, remat=True)
+        monkeypatch.setattr(search, "make_mesh", lambda config, devices: None)
+        split, whole = search._Estimates(config, Slice("v5e:2x2")).kept[True]
+        return config, split + whole
+
+    config, two = kept(2)
+    _, four = kept(4)
+    tokens = config.data.batch_size * (3 * config.data.source_len + config.data.target_len)
+    assert four - two == 2 * tokens * config.model.dim * np.dtype(config.model.dtype).itemsize
 
 
 def test_the_table_says_what_fits_and_why_not():
