@@ -178,10 +178,11 @@ class ClassificationTask(base.Task):
         return found, classes
 
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Pixels [n F] ("picture") and counts of tokens [n V] ("text") of a split's examples; classes [n]."""
+        """Pixels [n F] ("picture"), counts of tokens [n V] and texts [n] ("text", "words"); classes [n]."""
         data, parts, classes = self.config.data, {}, []
-        for batch in self.eval_batches(split, None):
-            present = batch["valid"] > 0
+        examples = self._corpus.split(split)
+        for item in self._eval_batches(split, None):
+            batch, present = item.batch, item.batch["valid"] > 0
             if data.image is not None:
                 pixels = batch[data.image].reshape(len(present), -1)
                 parts.setdefault("picture", []).append(pixels[present])
@@ -191,6 +192,8 @@ class ClassificationTask(base.Task):
                 np.add.at(counts, (np.arange(len(tokens))[:, None], tokens), 1)
                 counts[:, 0] = 0  # padding
                 parts.setdefault("text", []).append(counts[present])
+                words = [examples[int(index)][data.text] for index in item.indices[present]]
+                parts.setdefault("words", []).append(np.array(words, object))
             classes.append(batch[data.label][present])
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
@@ -198,7 +201,7 @@ class ClassificationTask(base.Task):
         """Accuracy of the most frequent class, and of the class of the nearest training picture or text."""
         (train, labels), (other, expected) = (self.vectors(name) for name in ("train", split))
         found = {"most_frequent_class": np.full(len(expected), np.bincount(labels).argmax())}
-        for name in other:
+        for name in other.keys() - {"words"}:
             found[f"nearest_{name}"] = labels[_nearest(train[name], other[name])]
         return {
             f"{name}_accuracy": float((said == expected).mean()) for name, said in found.items()

@@ -172,6 +172,12 @@ class RegionsTask(base.Task):
         """The scores of a split, and what is reached without a model."""
         return super().report(params, split, **options) | self.baselines(split)
 
+    def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Fourteen numbers of each region's box and those before and after it ("boxes"); classes [n]."""
+        pages = self.corpus.split(split)
+        boxes = [_numbers(np.asarray(page["boxes"]["boxes"], float)) for page in pages]
+        return {"boxes": np.concatenate(boxes)}, _Regions.of(pages, self.classes).label
+
     def baselines(self, split: str) -> dict[str, float]:
         """Accuracy and macro F1 of the most frequent class, and of rules on one number."""
         train, other = (_Regions.of(self.corpus.split(s), self.classes) for s in ("train", split))
@@ -225,6 +231,18 @@ class _Regions:
             height += [bottom - top for _, top, _, bottom in page["boxes"]["boxes"]]
             characters += [len(text) for text in page["text"]]
         return cls(np.array(label, int), np.array(height, float), np.array(characters, float))
+
+
+def _numbers(boxes: np.ndarray) -> np.ndarray:
+    """Edges, width and height of boxes [n 4]; and where those before and after begin, as wide, as high."""
+    size = boxes[:, 2:] - boxes[:, :2]
+    beside = []
+    for step in (1, -1):
+        other, its_size = np.roll(boxes, step, 0), np.roll(size, step, 0)
+        each = np.concatenate([other[:, :2] - boxes[:, :2], its_size], 1)
+        each[0 if step == 1 else -1] = 0  # there is none
+        beside.append(each)
+    return np.concatenate([boxes, size, *beside], 1)
 
 
 def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
