@@ -1,5 +1,12 @@
 """BERT: an encoder alone, with the heads that it was trained with.
 
+    tokens [S] ─► embed, + positions, + segment types ─► LN ─► x ─► layers of self-attention ─┐
+                    ┌─────────────────────────────────────────────────────────────────────────┘
+                    ├─► LN(GELU(linear)) ─► logits of the masked tokens
+                    └─► of the first token: tanh(linear) ─► is the second text the next one
+
+    x <- LN(x + Attend(x, x)); x <- LN(x + MLP(x))
+
 As a decoder, with or without cross-attention, BERT is a ``Decoder``; both together are an ``EncoderDecoder``.
 
 Source: Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers".

@@ -1,8 +1,13 @@
 """The decoder-only language model (the GPT shape): the decoder's blocks, as a rule without cross-attention.
 
+    tokens [T] ─► embed, + positions ─► y ─► layers of masked self-attention ─► norm ─► logits
+    vectors [S E], with a ``memory_dim`` ───────┘ keys, values of cross-attention
+
+    y <- y + Attend(LN y, LN y, causal); (y <- y + Attend(LN y, vectors);) y <- y + MLP(LN y)
+
 With a ``memory_dim`` it has cross-attention too, and reads vectors that come from anywhere.
 
-Source: Radford et al. 2019, "GPT-2".
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3.
 """
 
 from collections.abc import Sequence

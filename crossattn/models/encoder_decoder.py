@@ -1,5 +1,10 @@
 """An encoder and a decoder from different families, married by cross-attention: two BERTs, for one.
 
+    source tokens [S] ─► encoder (``Bert``) ─► m [S E] ─► linear, where widths differ ─┐ keys, values
+    target tokens [T] ─► decoder (``Decoder``): masked self-attention, then ───────► read ─► logits
+
+    y <- y + Attend(y, y, causal); y <- y + Attend(y, m); y <- y + MLP(y)      norms as in ``Decoder``
+
 Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks".
 """
 

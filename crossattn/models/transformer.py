@@ -1,6 +1,15 @@
 """The encoder-decoder Transformer: an encoder makes a memory of the source, a decoder reads it.
 
-Source: Vaswani et al. 2017. Pre-norm, rotary, relative and grouped-head variants come from the blocks.
+    source tokens [S] ─► embed ─► x ─► layers of self-attention ─► norm ─► m [S D] ──┐ keys, values
+    target tokens [T] ─► embed ─► y ─► layers: masked self-attention, then ───────► read ─► norm ─► logits
+
+    x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
+    y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
+
+As published, the norm stands after the sum: x <- LN(x + Attend(x, x)), ``norm_first=False``. Rotary, relative
+and grouped-head variants come from the blocks.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3.
 """
 
 from dataclasses import dataclass, replace

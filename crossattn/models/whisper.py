@@ -1,5 +1,11 @@
 """Whisper: a Transformer whose source is sound, as frames of a log-mel spectrogram.
 
+    log-mel [2S M] ─► GELU(conv) ─► GELU(conv, stride 2) ─► + sinusoids ─► layers of self-attention ─► m
+    language, task, tokens [T] ─► embed, + positions ─► layers: masked self-attention, then read m ─► logits
+
+    x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
+    y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
+
 Only the way in differs from ``Transformer``: two convolutions, the second of which halves the number of
 frames. Everything else, decoding included, is inherited.
 
