@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from crossattn.nn.blocks import BlockState
 from crossattn.ops.exporting import exportable
+from crossattn.ops.integers import as_int32
 from crossattn.types import AnyArray, Array, Bool, Int
 
 
@@ -64,12 +65,13 @@ class CachedStates:
 
     def rewind(self, lengths: Int[Array, " B"]) -> "CachedStates":
         """Only the first ``lengths`` positions of each row are read; what follows is written over."""
+        lengths = as_int32("lengths", lengths)
         table = None if self.ancestors is None else _own_from(self.ancestors, lengths)
         return replace(self, positions=lengths, ancestors=table)
 
     def pad_left(self, padding: Int[Array, " B"]) -> "CachedStates":
         """States that have read nothing: the first ``padding`` positions of each row will not be read."""
-        return replace(self, padding=padding)
+        return replace(self, padding=as_int32("padding", padding))
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
