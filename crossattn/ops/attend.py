@@ -110,7 +110,8 @@ def attend(
     The kernel is chosen where the program is lowered, for that platform: one function exports to CPU, GPU
     and TPU, and on a mesh each device runs it on its own examples and heads. It differentiates in
     reverse and forward mode (``jax.jvp``, ``jax.hessian``), to any order; a fused kernel of an
-    accelerator that is asked for by name does so in reverse mode alone.
+    accelerator that is asked for by name does so in reverse mode alone. Where none is asked for, and neither
+    weights nor dropout are, ``jax.linear_transpose`` takes it in v.
 
     Args:
       q: queries [*B T N H], any number of leading batch axes.
