@@ -5,6 +5,7 @@ one (``__call__``); which kind of attention it is depends on where the memory ca
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -123,9 +124,12 @@ class MultiHeadAttention(nnx.Module):
         return Memory(keys, values, valid=valid, positions=positions)
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory:
-        """An empty memory of ``size`` slots, for ``extend``."""
+        """An empty memory of ``size`` slots, for ``extend``; with rotary positions it keeps them."""
         dtype = self.dtype or jnp.float32
-        return Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
+        cache = Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
+        if self.rope_base is None:
+            return cache
+        return replace(cache, positions=jnp.zeros((*batch_shape, size), jnp.int32))
 
     @on_any_mesh
     def extend(
@@ -135,7 +139,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         positions: Int[Array, "*#B X"] | None = None,
     ) -> Memory:
-        """The cache with the keys and values of ``x`` appended.
+        """The cache with the keys and values of ``x`` appended, by ``Memory.append``.
 
         Args:
           positions: of ``x``, for rotary positions and for a cache that keeps them; None is those that
@@ -167,16 +171,18 @@ class MultiHeadAttention(nnx.Module):
     def _query_positions(self, x: Array, memory: Memory) -> Array:
         """The positions of queries that came without any, [T] or [*B T]."""
         before = self.before(x, memory)
-        if before is None:
-            if memory.positions is None:
-                return jnp.arange(x.shape[-2])
+        if before is None and memory.positions is None:
+            return jnp.arange(x.shape[-2])
+        if before is None or memory.positions is None:
+            has = (
+                "has positions of its own"
+                if before is None
+                else "is a cache that keeps no positions"
+            )
             raise ValueError(
-                "memory has positions of its own, which rotary queries cannot be told from; give those "
-                "of x as positions=."
+                f"memory {has}, which those of rotary queries cannot be told from; give them as positions=."
             )
         slots = before[..., None] + jnp.arange(x.shape[-2])
-        if memory.positions is None:
-            return slots
         slots = jnp.broadcast_to(slots, (*memory.positions.shape[:-1], x.shape[-2]))
         positions = jnp.take_along_axis(memory.positions, slots, axis=-1, mode="clip")
         extra = x.ndim - 1 - (memory.keys.ndim - 2)

@@ -25,8 +25,8 @@ class CachedStates:
     """Keys and values of what J sequences a row have read; what ``prefill`` gives and ``decode_step`` takes.
 
     Attributes:
-      layers: one state a layer, of scanned layers too. Caches have no length of their own: ``positions`` is
-        that of all.
+      layers: one state a layer, of scanned layers too. Caches have no length and no positions of their own:
+        ``positions`` is that of all.
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
       padding: how many positions at the beginning of each row are not read, [B]; None is 0.
@@ -154,7 +154,7 @@ def _own_from(
 
 
 def _without_length(state: BlockState) -> BlockState:
-    cache = None if state.cache is None else replace(state.cache, length=None)
+    cache = None if state.cache is None else replace(state.cache, length=None, positions=None)
     return replace(state, cache=cache, weights=None)
 
 

@@ -129,13 +129,13 @@ def test_a_cache_extended_step_by_step_gives_the_full_forward(chunks, rope):
 
 
 def caches(attention):
-    """A bare cache, and one that keeps positions."""
+    """The layer's own cache, and one that keeps what may be read too."""
     kept = xa.Memory.empty((B,), T + 2, *attention.kv_shape)
-    return {"bare": attention.cache((B,), T + 2), "kept": kept}
+    return {"own": attention.cache((B,), T + 2), "kept": kept}
 
 
 @pytest.mark.parametrize("chunks", [[1] * T, [2, 3]], ids=["one by one", "in chunks"])
-@pytest.mark.parametrize("kind", ["bare", "kept"])
+@pytest.mark.parametrize("kind", ["own", "kept"])
 def test_rotary_queries_stand_where_the_cache_says(kind, chunks):
     build, params = layer(num_heads=2, num_kv_heads=1, rope_base=1e4)
     x = normal(B, T, D)
@@ -157,13 +157,16 @@ def test_rotary_queries_stand_where_the_cache_says(kind, chunks):
     close(np.concatenate(outputs, axis=1), expected)
 
 
-def test_positions_that_a_cache_was_given_are_those_of_its_queries():
+@pytest.mark.parametrize("kind", ["own", "kept"])
+def test_positions_that_a_cache_was_given_are_those_of_its_queries(kind):
     build, params = layer(num_heads=2, rope_base=1e4)
     x, places = normal(B, T, D), np.array([[0, 3, 4, 9, 11], [7, 8, 10, 30, 31]])
     attention = xa.functional.bind(build, params)
-    new = attention.memory(jnp.asarray(x), positions=jnp.asarray(places))
-    empty = caches(attention)["kept"]
-    cache = empty.append(new.keys, new.values, positions=jnp.asarray(places))
+    cache = caches(attention)[kind]
+    for cut in (slice(0, 2), slice(2, T)):
+        cache = attention.extend(
+            cache, jnp.asarray(x[:, cut]), positions=jnp.asarray(places[:, cut])
+        )
     found = jax.jit(lambda x, cache: attention(x, cache))(x, cache)
     for row in range(B):
         rope = places[row], places[row]
@@ -175,8 +178,10 @@ def test_rotary_queries_that_no_one_placed_are_refused():
     x = jnp.asarray(normal(B, T, D))
     attention = xa.functional.bind(build, params)
     memory = attention.memory(x, positions=jnp.arange(T) + 3)
-    with pytest.raises(ValueError, match="give those of x as positions="):
-        attention(x, memory)
+    bare = xa.Memory.empty((B,), T, *attention.kv_shape, bare=True)
+    for read in (memory, attention.extend(bare, x, positions=jnp.arange(T) + 3)):
+        with pytest.raises(ValueError, match="give them as positions="):
+            attention(x, read)
     with pytest.raises(ValueError, match="x has 5 positions, but the cache .* room for 2"):
         attention(x, attention.cache((B,), 2))
 
