@@ -17,8 +17,8 @@ def as_int32(name: str, x: Any) -> Any:
     Narrow and unsigned ones would wrap in the first sum or difference.
 
     Raises:
-      ValueError: it holds other numbers than integers; or one, where it is known before the program runs, that
-        int32 does not hold.
+      ValueError: it holds other numbers than integers; or one that int32 does not hold, where that is known
+        before the program runs.
     """
     if x is None:
         return None

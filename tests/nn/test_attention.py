@@ -8,6 +8,7 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn.nn import MultiHeadAttention
+from crossattn.nn.layers import norm
 from tests import numpy_model as oracle
 
 B, T, S, D, M = 2, 5, 7, 12, 10
@@ -79,6 +80,29 @@ def test_cross_attention_to_a_memory_of_another_width_equals_numpy(heads):
     close(out, expected[0])
     close(weights, expected[1])
     assert not np.any(np.asarray(weights)[1, :, :, 4:])
+
+
+def test_the_output_is_as_wide_as_is_said_and_other_values_are_normalised_too():
+    """Keys of one sequence, values of another, both through the norm of the memory."""
+
+    def build(rngs):
+        own = norm("layer", M, rngs=rngs)
+        return MultiHeadAttention(D, 3, memory_dim=M, out_dim=8, memory_norm=own, rngs=rngs)
+
+    params = oracle.random_params(build)
+    attention = xa.functional.bind(build, params)
+    x, keys, values = normal(B, T, D), normal(B, S, M, seed=1), 3 + normal(B, S, M, seed=2)
+    found = jax.jit(lambda x, k, v: attention(x, attention.memory(k, values_of=v)))(x, keys, values)
+    keys, values = (oracle.norm(params["memory_norm"], y) for y in (keys, values))
+    q, k, v = (
+        np.einsum("btd,dnh->btnh", y, params[name]["kernel"]) + params[name]["bias"]
+        for name, y in (("query", x), ("key", keys), ("value", values))
+    )
+    weights = oracle.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 2)
+    mixed = np.einsum("bnts,bsnh->btnh", weights, v)
+    expected = np.einsum("btnh,nhd->btd", mixed, params["out"]["kernel"]) + params["out"]["bias"]
+    assert found.shape == (B, T, 8)
+    close(found, expected)
 
 
 def test_a_memory_projected_once_reads_like_a_fresh_one():
@@ -268,6 +292,32 @@ def test_heads_that_do_not_divide_are_refused_by_name(arguments, message):
     dim, heads, kv_heads = (*arguments, None)[:3]
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(dim, heads, num_kv_heads=kv_heads, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x, y: m(x), f"memory is None, .* memory_dim = {M}, and x {D}; give memory="),
+        (lambda m, x, y: m(y, y), f"x has shape .* expected vectors of size dim = {D}"),
+        (lambda m, x, y: m(x, x), f"memory: x has shape .* size memory_dim = {M}"),
+        (lambda m, x, y: m.memory(y, values_of=x), f"values_of has shape .* memory_dim = {M}"),
+        (lambda m, x, y: m(x, y, y), r"mask is an array of float32; .*memory\(k, values_of=v\)"),
+        (lambda m, x, y: m(x, y, np.ones((T, S), int)), r"int64; .* allowed\.astype\(bool\)"),
+        (lambda m, x, y: m(x[:, None], y, xa.masks.key_padding(np.ones((3, S), bool))), "does not"),
+        (lambda m, x, y: m(np.stack([x, x], 1), y, np.ones((T, S + 1), bool)), "has length 8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_name_of_layer_and_argument(call, message):
+    build, params = layer(memory_dim=M)
+    with pytest.raises(ValueError, match=message):
+        call(xa.functional.bind(build, params), normal(B, T, D), normal(B, S, M, seed=1))
+
+
+def test_a_causal_flag_is_told_of_the_mask():
+    build, params = layer()
+    with pytest.raises(TypeError, match=r"'is_causal'; .*crossattn\.masks\.causal\(\)"):
+        xa.apply(build, params, jnp.asarray(normal(B, T, D)), is_causal=True)
 
 
 @pytest.mark.usefixtures("in_production")

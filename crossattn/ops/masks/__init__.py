@@ -284,7 +284,9 @@ def window(
     q_positions: Int[AnyArray, "*#B T"] | None = None,
     k_positions: Int[AnyArray, "*#B S"] | None = None,
 ) -> Mask:
-    """A query reads from ``left`` positions before its own to ``right`` after; None is unlimited, as 2**30 is.
+    """A query reads from ``left`` positions before its own to ``right`` after; None is unlimited.
+
+    A limit of 2**30 and more is none.
 
     Raises:
       ValueError: a limit is not a whole number, or positions or the offset are not integers of int32.
@@ -365,8 +367,8 @@ def _expect_bool(name: str, argument: str, value) -> None:
     if dtype is None or not jnp.issubdtype(dtype, jnp.bool_):
         said = f"is a {type(value).__name__}" if dtype is None else f"has dtype {dtype}"
         raise ValueError(
-            f"masks.{name}: {argument} {said}; expected an array of bool, True = may be read. "
-            "An additive mask of 0 and -inf goes into bias=."
+            f"masks.{name}: {argument} {said}; expected an array of bool, True = may be read: of 0 and 1, "
+            f"{argument}.astype(bool). An additive mask of 0 and -inf goes into bias=."
         )
 
 
