@@ -183,13 +183,9 @@ class MultiHeadAttention(nnx.Module):
         if before is None and memory.positions is None:
             return jnp.arange(x.shape[-2])
         if before is None or memory.positions is None:
-            has = (
-                "has positions of its own"
-                if before is None
-                else "is a cache that keeps no positions"
-            )
+            kept = "has positions of its own" if before is None else "is a cache without positions"
             raise ValueError(
-                f"memory {has}, which those of rotary queries cannot be told from; give them as positions=."
+                f"memory {kept}, so that those of rotary queries are not known; give them as positions=."
             )
         slots = before[..., None] + jnp.arange(x.shape[-2])
         slots = jnp.broadcast_to(slots, (*memory.positions.shape[:-1], x.shape[-2]))
