@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.types import AnyArray, Int
+from crossattn.types import AnyArray, Array, Int
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
@@ -36,8 +36,8 @@ def as_int32(name: str, x: Any) -> Any:
     return x.astype(jnp.int32) if is_array else x
 
 
-def moved(positions: Int[AnyArray, "..."], by: int) -> Int[AnyArray, "..."]:
+def moved(positions: Int[AnyArray, "..."], by: int) -> Int[Array, "..."]:
     """``positions + by``, stopped where int32 ends."""
     if by == 0:
-        return positions
+        return jnp.asarray(positions)
     return jnp.clip(positions, LOWEST - min(by, 0), HIGHEST - max(by, 0)) + by

@@ -58,6 +58,8 @@ def test_rows_go_back_to_positions_of_their_own(positions, scan, num_beams):
         _, states = made.decode_step(jnp.asarray(tokens), made.prefill(B, num_beams, T + 2))
         states = states.select(jnp.asarray(parents)).rewind(jnp.asarray(lengths))
         logits, states = made.decode_step(jnp.asarray(following), states)
+        # Else each layer would write them at each step, which nothing reads.
+        assert all(layer.cache.positions is None for layer in states.layers)
         return logits, states.positions
 
     logits, positions = go_back()
