@@ -5,6 +5,7 @@ one (``__call__``); which kind of attention it is depends on where the memory ca
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from crossattn.axes import placed
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import masks
+from crossattn.ops.arguments import check_mask, refuse_unknown
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
@@ -25,9 +27,10 @@ class MultiHeadAttention(nnx.Module):
     """Queries from ``x`` read a memory. Single-head attention is ``num_heads=1``.
 
     Args:
-      dim: size of the queries' input and of the output, D.
+      dim: size of the queries' input, D.
       num_heads: query heads, N.
       memory_dim: size of what the memory is made from; None is ``dim``.
+      out_dim: size of the output; None is ``dim``.
       head_dim: H; None is ``dim // num_heads``.
       value_dim: size of a value head, Hv; None is H.
       num_kv_heads: key/value heads, K; None is ``num_heads``.
@@ -52,6 +55,7 @@ class MultiHeadAttention(nnx.Module):
         num_heads: int,
         *,
         memory_dim: int | None = None,
+        out_dim: int | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
         num_kv_heads: int | None = None,
@@ -87,7 +91,7 @@ class MultiHeadAttention(nnx.Module):
         self.key = linear(memory_dim, key_shape, **of_memory, **key_options)
         self.value = linear(memory_dim, value_shape, **of_memory, **options)
         self.out = linear(
-            (num_heads, value_dim), dim, in_axes=inner, out_axes=("embed",), **options
+            (num_heads, value_dim), out_dim or dim, in_axes=inner, out_axes=("embed",), **options
         )
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
@@ -108,7 +112,13 @@ class MultiHeadAttention(nnx.Module):
         valid: Bool[Array, "*B S"] | None = None,
         values_of: Float[Array, "*B S M"] | None = None,
     ) -> Memory:
-        """Keys and values of ``x``, or keys of ``x`` and ``values_of`` another, projected once."""
+        """Keys and values of ``x``, or keys of ``x`` and ``values_of`` another, projected once.
+
+        Raises:
+          ValueError: their vectors are not of size ``memory_dim``.
+        """
+        for name, vectors in (("x", x), ("values_of", x if values_of is None else values_of)):
+            _check_size(f"MultiHeadAttention.memory: {name}", vectors, self.key, "memory_dim")
         if self.memory_norm is not None:
             x = self.memory_norm(x)
             values_of = None if values_of is None else self.memory_norm(values_of)
@@ -123,9 +133,12 @@ class MultiHeadAttention(nnx.Module):
         return Memory(keys, values, valid=valid, positions=positions)
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory:
-        """An empty memory of ``size`` slots, for ``extend``."""
+        """An empty memory of ``size`` slots, for ``extend``; with rotary positions it keeps them."""
         dtype = self.dtype or jnp.float32
-        return Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
+        cache = Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
+        if self.rope_base is None:
+            return cache
+        return replace(cache, positions=jnp.zeros((*batch_shape, size), jnp.int32))
 
     @on_any_mesh
     def extend(
@@ -135,7 +148,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         positions: Int[Array, "*#B X"] | None = None,
     ) -> Memory:
-        """The cache with the keys and values of ``x`` appended.
+        """The cache with the keys and values of ``x`` appended, by ``Memory.append``.
 
         Args:
           positions: of ``x``, for rotary positions and for a cache that keeps them; None is those that
@@ -167,16 +180,14 @@ class MultiHeadAttention(nnx.Module):
     def _query_positions(self, x: Array, memory: Memory) -> Array:
         """The positions of queries that came without any, [T] or [*B T]."""
         before = self.before(x, memory)
-        if before is None:
-            if memory.positions is None:
-                return jnp.arange(x.shape[-2])
+        if before is None and memory.positions is None:
+            return jnp.arange(x.shape[-2])
+        if before is None or memory.positions is None:
+            kept = "has positions of its own" if before is None else "is a cache without positions"
             raise ValueError(
-                "memory has positions of its own, which rotary queries cannot be told from; give those "
-                "of x as positions=."
+                f"memory {kept}, so that those of rotary queries are not known; give them as positions=."
             )
         slots = before[..., None] + jnp.arange(x.shape[-2])
-        if memory.positions is None:
-            return slots
         slots = jnp.broadcast_to(slots, (*memory.positions.shape[:-1], x.shape[-2]))
         positions = jnp.take_along_axis(memory.positions, slots, axis=-1, mode="clip")
         extra = x.ndim - 1 - (memory.keys.ndim - 2)
@@ -196,6 +207,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         backend: str | None = None,
         return_weights: bool = False,
+        **unknown: Any,
     ) -> Any:
         """Read ``memory`` with the queries of ``x``.
 
@@ -214,12 +226,26 @@ class MultiHeadAttention(nnx.Module):
           return_weights: also return the weights [*B N T S], float32.
 
         Returns:
-          [*B T D], or a pair with the weights.
+          [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
 
         Raises:
-          ValueError: ``x`` has other batch axes than the memory; or attention is rotary and where the
-            queries stand cannot be told from the memory; or as ``attend`` does.
+          ValueError: ``x`` has other batch axes than the memory, or vectors of another size than ``dim``; or
+            attention is rotary and where the queries stand cannot be told from the memory; or as ``attend``
+            does.
         """
+        refuse_unknown("MultiHeadAttention", unknown)
+        _check_size("MultiHeadAttention: x", x, self.query, "dim")
+        if jnp.issubdtype(getattr(mask, "dtype", bool), jnp.floating):
+            raise ValueError(
+                f"MultiHeadAttention: mask is an array of {mask.dtype}; expected a Mask or booleans. It is "
+                "the third argument: values that are not the keys' go into the memory, "
+                "memory(k, values_of=v), and an additive mask of 0 and -inf into bias=."
+            )
+        if memory is None and self.key.in_features != self.query.in_features:
+            raise ValueError(
+                "MultiHeadAttention: memory is None, so that x reads itself, but what is read has size "
+                f"memory_dim = {self.key.in_features[0]}, and x {x.shape[-1]}; give memory=."
+            )
         if memory is None:
             memory = self.memory(x, positions=positions)
         elif not isinstance(memory, Memory):
@@ -227,7 +253,8 @@ class MultiHeadAttention(nnx.Module):
         mask = Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)
         T, count = x.shape[-2], math.prod(x.shape[memory.keys.ndim - 3 : -2])
         if count > 1:
-            mask.check(T, memory.size)
+            shape = (*memory.keys.shape[:-3], self.query.out_features[0], T, memory.size)
+            mask = check_mask(mask, shape) or Mask(())
             mask, bias = _repeated(mask, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
@@ -274,6 +301,15 @@ def _for_each_example(query: Array, memory: Memory) -> Array:
             "end for queries that share an example's memory, or none."
         )
     return query
+
+
+def _check_size(name: str, x: Array, layer: nnx.LinearGeneral, argument: str) -> None:
+    """What a projection gets is as wide as it was built for."""
+    [size] = layer.in_features
+    if x.shape[-1] != size:
+        raise ValueError(
+            f"{name} has shape {x.shape}; expected vectors of size {argument} = {size}."
+        )
 
 
 def _positions(positions: Array | None, x: Array) -> Array:

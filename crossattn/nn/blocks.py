@@ -291,6 +291,8 @@ def _leaves_order_open(mask: Mask, queries: int) -> bool:
             return all(_leaves_order_open(part, queries) for part in term.masks)
         if isinstance(term, masks.Explicit):
             return term.allowed.shape[-2] == 1 < queries
+        if isinstance(term, masks.Not):
+            return _leaves_order_open(term.mask, queries)
         return isinstance(term, masks.KeyPadding | masks.Lengths | masks.Segments)
 
     return all(is_open(term) for term in mask.terms)

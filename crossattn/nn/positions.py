@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.ops.integers import as_int32
 from crossattn.ops.positions import bias
 from crossattn.types import Array, Float, Int
 
@@ -47,7 +48,7 @@ class LearnedPositions(nnx.Module):
     @on_any_mesh
     def __call__(self, positions: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         """Vectors of the positions; those past the table are NaN rather than silently wrong."""
-        rows = positions + self.offset
+        rows = as_int32("positions", positions) + self.offset
         return self.table[...].at[rows].get(mode="fill", fill_value=jax.numpy.nan)
 
 

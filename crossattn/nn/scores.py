@@ -14,6 +14,7 @@ from flax import nnx
 from crossattn.axes import placed
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.ops.arguments import check_mask
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
 from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
@@ -76,7 +77,7 @@ class ScoredAttention(nnx.Module):
           The weighted sum of the memory's vectors [*B T M], or a pair with the weights.
 
         Raises:
-          ValueError: ``x`` has other batch axes than the memory.
+          ValueError: ``x`` has other batch axes than the memory, or the mask is for others.
         """
         memory = self.memory(x) if memory is None else memory
         memory = memory if isinstance(memory, Memory) else self.memory(memory)
@@ -91,8 +92,9 @@ class ScoredAttention(nnx.Module):
         x = jnp.broadcast_to(x, (*lead, *x.shape[-2:]))
         count = math.prod(lead[len(batch) :])
         mask = (Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)) & memory.mask()
-        allowed = mask.block(jnp.arange(T), jnp.arange(memory.size)) if mask.terms else None
-        if allowed is not None:
+        mask, allowed = check_mask(mask, (*batch, 1, T, memory.size)), None
+        if mask is not None:
+            allowed = mask.block(jnp.arange(T), jnp.arange(memory.size))
             # A mask has an axis of heads, of which there is one, and queries of one sequence.
             allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, memory.size))
             allowed = jnp.concatenate([_without_heads(allowed)] * count, axis=-2)

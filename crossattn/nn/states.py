@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from crossattn.nn.blocks import BlockState
 from crossattn.ops.exporting import exportable
+from crossattn.ops.integers import as_int32
 from crossattn.types import AnyArray, Array, Bool, Int
 
 
@@ -24,8 +25,8 @@ class CachedStates:
     """Keys and values of what J sequences a row have read; what ``prefill`` gives and ``decode_step`` takes.
 
     Attributes:
-      layers: one state a layer, of scanned layers too. Caches have no length of their own: ``positions`` is
-        that of all.
+      layers: one state a layer, of scanned layers too. Caches have no length and no positions of their own:
+        ``positions`` is that of all.
       positions: how many positions are read, []; or [B] where rows stand at positions of their own.
       ancestors: [B J X], whose slot each sequence reads at each of X positions; None where J is 1.
       padding: how many positions at the beginning of each row are not read, [B]; None is 0.
@@ -64,12 +65,13 @@ class CachedStates:
 
     def rewind(self, lengths: Int[Array, " B"]) -> "CachedStates":
         """Only the first ``lengths`` positions of each row are read; what follows is written over."""
+        lengths = as_int32("lengths", lengths)
         table = None if self.ancestors is None else _own_from(self.ancestors, lengths)
         return replace(self, positions=lengths, ancestors=table)
 
     def pad_left(self, padding: Int[Array, " B"]) -> "CachedStates":
         """States that have read nothing: the first ``padding`` positions of each row will not be read."""
-        return replace(self, padding=padding)
+        return replace(self, padding=as_int32("padding", padding))
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
@@ -152,7 +154,7 @@ def _own_from(
 
 
 def _without_length(state: BlockState) -> BlockState:
-    cache = None if state.cache is None else replace(state.cache, length=None)
+    cache = None if state.cache is None else replace(state.cache, length=None, positions=None)
     return replace(state, cache=cache, weights=None)
 
 

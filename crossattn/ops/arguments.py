@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops.masks import AnyOf, Explicit, Mask, Not, Term
+from crossattn.ops.masks import AnyOf, Explicit, Mask, Not, Term, as_mask
 from crossattn.types import AnyArray
 
 
@@ -35,8 +35,14 @@ def check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
             "then its own head size."
         )
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        order = "[B N T H] is to be jnp.swapaxes(x, 1, 2)"
+        if q.ndim == 3:
+            order = (
+                "three are [T N H] without a batch, and vectors [B T D] one head as x[:, :, None]"
+            )
         raise ValueError(
-            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}; expected q's to be a multiple of k's."
+            f"q has {q.shape[-2]} heads and k has {k.shape[-2]} (shapes {q.shape} and {k.shape}); expected "
+            f"q's to be a multiple of k's. Axes are [*B T N H]: {order}."
         )
 
 
@@ -45,9 +51,11 @@ def check_broadcast(name: str, x: AnyArray, full: tuple[int, ...], kind) -> None
     wanted = "bool" if kind is bool else "a floating-point dtype"
     known = hasattr(x, "dtype")
     if not known or not jnp.issubdtype(dtype, jnp.bool_ if kind is bool else kind):
-        other = "bias" if kind is bool else "mask"
+        meant = "did you mean mask=?" if kind is not bool else "did you mean bias=?"
+        if known and kind is bool and jnp.issubdtype(dtype, jnp.integer):
+            meant = "of 0 and 1, mask.astype(bool)"
         raise ValueError(
-            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} (did you mean {other}=?). "
+            f"{name} {'has dtype' if known else 'is a'} {dtype}; expected {wanted} ({meant}). "
             "mask is boolean, True = may be read; bias is added to the logits."
         )
     if x.ndim != len(full) or any(n not in (1, m) for n, m in zip(x.shape, full, strict=True)):
@@ -91,12 +99,25 @@ def check_dropout(rate: float, key: Any) -> None:
         raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
 
 
-def check_mask(mask: Mask, full: tuple[int, ...]) -> Mask:
+def refuse_unknown(function: str, unknown: dict[str, Any]) -> None:
+    """A keyword that there is none of, and what stands for it here."""
+    for name in unknown:
+        here = "; causality is a mask, crossattn.masks.causal()" if name == "is_causal" else ""
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{here}.")
+
+
+def check_mask(mask: Mask | AnyArray | None, full: tuple[int, ...]) -> Mask | None:
     """The terms' arrays must fit this call; found out from shapes alone, nothing is computed.
 
     Returns:
-      The mask, its matrices without the leading axes of size 1 that this call does not have.
+      The mask, its matrices without the leading axes of size 1 that this call does not have; None where it
+      hides nothing.
     """
+    if mask is not None and not isinstance(mask, Mask):
+        check_broadcast("mask", mask, full, bool)
+        mask = as_mask(mask, len(full))
+    if mask is None or not mask.terms:
+        return None
     T, S = full[-2:]
     mask = Mask(tuple(_of_rank(term, full) for term in mask.terms))
     mask.check(T, S)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
 from crossattn.ops.choice import DispatchResult, first_that_fits, warn_where_slow, widened
-from crossattn.ops.masks import Mask, as_mask
+from crossattn.ops.masks import Mask
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
@@ -101,6 +101,7 @@ def attend(
     backend: str | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
+    **unknown: Any,
 ) -> Any:
     """Scaled dot-product attention: ``softmax(scale * q k^T + bias, over what mask allows) v``.
 
@@ -110,7 +111,8 @@ def attend(
     The kernel is chosen where the program is lowered, for that platform: one function exports to CPU, GPU
     and TPU, and on a mesh each device runs it on its own examples and heads. It differentiates in
     reverse and forward mode (``jax.jvp``, ``jax.hessian``), to any order; a fused kernel of an
-    accelerator that is asked for by name does so in reverse mode alone.
+    accelerator that is asked for by name does so in reverse mode alone. Where none is asked for, and neither
+    weights nor dropout are, ``jax.linear_transpose`` takes it in v.
 
     Args:
       q: queries [*B T N H], any number of leading batch axes.
@@ -141,6 +143,7 @@ def attend(
 
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
+    arguments.refuse_unknown("attend", unknown)
     options: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap)
     options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
     options |= dict(return_weights=return_weights, return_lse=return_lse)
@@ -178,11 +181,7 @@ def run(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
     full = (*batch, N, T, S)
-    if mask is not None:
-        if not isinstance(mask, Mask):
-            arguments.check_broadcast("mask", mask, full, bool)
-        mask = as_mask(mask, len(full))
-        mask = arguments.check_mask(mask, full) if mask.terms else None
+    mask = arguments.check_mask(mask, full)
     if bias is not None:
         arguments.check_broadcast("bias", bias, full, jnp.floating)
         bias = jnp.asarray(bias)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.ops import masks
 from crossattn.ops.exporting import exportable
@@ -116,13 +117,15 @@ class Memory:
         valid: Bool[AnyArray, "*B X"] | None = None,
         positions: Int[AnyArray, "*#B X"] | None = None,
     ) -> "Memory":
-        """Write new slots after the filled ones; what no longer fits is dropped, nothing moves.
+        """Write new slots after the filled ones; nothing moves.
 
-        Their positions are their places in the memory where none are given.
+        Their positions are their places in the memory where none are given. Where a program is traced that
+        does not know how many are filled, what no longer fits is dropped, and what then reads the memory
+        goes on without it: make it as large as the whole will be.
 
         Raises:
           ValueError: the memory is not a cache, or keeps no ``valid`` or ``positions`` where they are
-            given, or more slots are added than it has in all.
+            given, or more slots are added than are known to be free.
         """
         if self.length is None:
             raise ValueError(
@@ -139,10 +142,12 @@ class Memory:
                 )
         _check_alike("append", keys, values, self)
         added = keys.shape[-3]
-        if added > self.size:
+        traced = isinstance(self.length, jax.core.Tracer)
+        filled = 0 if traced else int(np.max(self.length))
+        if filled + added > self.size:
             raise ValueError(
-                f"Memory.append: {added} slots do not fit in a memory of size {self.size}; make it "
-                "larger with Memory.empty."
+                f"Memory.append: {added} slots do not fit in a memory of size {self.size}, of which {filled} "
+                "are filled; make it larger with Memory.empty."
             )
         lead = keys.shape[:-2]
         new_valid = jnp.ones(lead, bool) if valid is None else valid

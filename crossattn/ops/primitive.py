@@ -183,6 +183,20 @@ def _differentiate(primals, tangents, *, problem: Problem):
     return results, [*moved, *still]
 
 
+def _transpose(cotangents, *operands, problem: Problem):
+    """``jax.linear_transpose`` in the values, which alone it is linear in; 0 are as good as any."""
+    value = problem.form.unflatten(range(len(operands)))["v"]
+    if [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)] != [value]:
+        raise NotImplementedError("attend is linear in v alone, so it is transposed in no other.")
+
+    def of_values(v: Any) -> list[Any]:
+        return _attend.bind(*_with(operands, [value], [v]), problem=problem)
+
+    _, pull = jax.vjp(of_values, ad.zeros_like_aval(operands[value].aval))
+    [moved] = pull(list(map(ad.instantiate_zeros, cotangents)))
+    return [moved if i == value else None for i in range(len(operands))]
+
+
 def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
     """Of output and log-sum-exp in those operands; ``_gradients`` is its backward pass."""
 
@@ -359,6 +373,7 @@ def _primitive(
 
 
 _attend = _primitive("attend", _run, _run_eagerly, _shapes, _differentiate, _batch)
+ad.primitive_transposes[_attend] = _transpose
 _gradients = _primitive(
     "attend_gradients", _run_back, _run_back_eagerly, _shapes_back, _differentiate_back, _batch_back
 )

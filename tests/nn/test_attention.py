@@ -8,6 +8,7 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn.nn import MultiHeadAttention
+from crossattn.nn.layers import norm
 from tests import numpy_model as oracle
 
 B, T, S, D, M = 2, 5, 7, 12, 10
@@ -81,6 +82,29 @@ def test_cross_attention_to_a_memory_of_another_width_equals_numpy(heads):
     assert not np.any(np.asarray(weights)[1, :, :, 4:])
 
 
+def test_the_output_is_as_wide_as_is_said_and_other_values_are_normalised_too():
+    """Keys of one sequence, values of another, both through the norm of the memory."""
+
+    def build(rngs):
+        own = norm("layer", M, rngs=rngs)
+        return MultiHeadAttention(D, 3, memory_dim=M, out_dim=8, memory_norm=own, rngs=rngs)
+
+    params = oracle.random_params(build)
+    attention = xa.functional.bind(build, params)
+    x, keys, values = normal(B, T, D), normal(B, S, M, seed=1), 3 + normal(B, S, M, seed=2)
+    found = jax.jit(lambda x, k, v: attention(x, attention.memory(k, values_of=v)))(x, keys, values)
+    keys, values = (oracle.norm(params["memory_norm"], y) for y in (keys, values))
+    q, k, v = (
+        np.einsum("btd,dnh->btnh", y, params[name]["kernel"]) + params[name]["bias"]
+        for name, y in (("query", x), ("key", keys), ("value", values))
+    )
+    weights = oracle.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 2)
+    mixed = np.einsum("bnts,bsnh->btnh", weights, v)
+    expected = np.einsum("btnh,nhd->btd", mixed, params["out"]["kernel"]) + params["out"]["bias"]
+    assert found.shape == (B, T, 8)
+    close(found, expected)
+
+
 def test_a_memory_projected_once_reads_like_a_fresh_one():
     build, params = layer(memory_dim=M)
     source = normal(B, S, M, seed=1)
@@ -129,13 +153,13 @@ def test_a_cache_extended_step_by_step_gives_the_full_forward(chunks, rope):
 
 
 def caches(attention):
-    """A bare cache, and one that keeps positions."""
+    """The layer's own cache, and one that keeps what may be read too."""
     kept = xa.Memory.empty((B,), T + 2, *attention.kv_shape)
-    return {"bare": attention.cache((B,), T + 2), "kept": kept}
+    return {"own": attention.cache((B,), T + 2), "kept": kept}
 
 
 @pytest.mark.parametrize("chunks", [[1] * T, [2, 3]], ids=["one by one", "in chunks"])
-@pytest.mark.parametrize("kind", ["bare", "kept"])
+@pytest.mark.parametrize("kind", ["own", "kept"])
 def test_rotary_queries_stand_where_the_cache_says(kind, chunks):
     build, params = layer(num_heads=2, num_kv_heads=1, rope_base=1e4)
     x = normal(B, T, D)
@@ -157,13 +181,16 @@ def test_rotary_queries_stand_where_the_cache_says(kind, chunks):
     close(np.concatenate(outputs, axis=1), expected)
 
 
-def test_positions_that_a_cache_was_given_are_those_of_its_queries():
+@pytest.mark.parametrize("kind", ["own", "kept"])
+def test_positions_that_a_cache_was_given_are_those_of_its_queries(kind):
     build, params = layer(num_heads=2, rope_base=1e4)
     x, places = normal(B, T, D), np.array([[0, 3, 4, 9, 11], [7, 8, 10, 30, 31]])
     attention = xa.functional.bind(build, params)
-    new = attention.memory(jnp.asarray(x), positions=jnp.asarray(places))
-    empty = caches(attention)["kept"]
-    cache = empty.append(new.keys, new.values, positions=jnp.asarray(places))
+    cache = caches(attention)[kind]
+    for cut in (slice(0, 2), slice(2, T)):
+        cache = attention.extend(
+            cache, jnp.asarray(x[:, cut]), positions=jnp.asarray(places[:, cut])
+        )
     found = jax.jit(lambda x, cache: attention(x, cache))(x, cache)
     for row in range(B):
         rope = places[row], places[row]
@@ -175,8 +202,10 @@ def test_rotary_queries_that_no_one_placed_are_refused():
     x = jnp.asarray(normal(B, T, D))
     attention = xa.functional.bind(build, params)
     memory = attention.memory(x, positions=jnp.arange(T) + 3)
-    with pytest.raises(ValueError, match="give those of x as positions="):
-        attention(x, memory)
+    bare = xa.Memory.empty((B,), T, *attention.kv_shape, bare=True)
+    for read in (memory, attention.extend(bare, x, positions=jnp.arange(T) + 3)):
+        with pytest.raises(ValueError, match="give them as positions="):
+            attention(x, read)
     with pytest.raises(ValueError, match="x has 5 positions, but the cache .* room for 2"):
         attention(x, attention.cache((B,), 2))
 
@@ -263,6 +292,32 @@ def test_heads_that_do_not_divide_are_refused_by_name(arguments, message):
     dim, heads, kv_heads = (*arguments, None)[:3]
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(dim, heads, num_kv_heads=kv_heads, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x, y: m(x), f"memory is None, .* memory_dim = {M}, and x {D}; give memory="),
+        (lambda m, x, y: m(y, y), f"x has shape .* expected vectors of size dim = {D}"),
+        (lambda m, x, y: m(x, x), f"memory: x has shape .* size memory_dim = {M}"),
+        (lambda m, x, y: m.memory(y, values_of=x), f"values_of has shape .* memory_dim = {M}"),
+        (lambda m, x, y: m(x, y, y), r"mask is an array of float32; .*memory\(k, values_of=v\)"),
+        (lambda m, x, y: m(x, y, np.ones((T, S), int)), r"int64; .* allowed\.astype\(bool\)"),
+        (lambda m, x, y: m(x[:, None], y, xa.masks.key_padding(np.ones((3, S), bool))), "does not"),
+        (lambda m, x, y: m(np.stack([x, x], 1), y, np.ones((T, S + 1), bool)), "has length 8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_the_name_of_layer_and_argument(call, message):
+    build, params = layer(memory_dim=M)
+    with pytest.raises(ValueError, match=message):
+        call(xa.functional.bind(build, params), normal(B, T, D), normal(B, S, M, seed=1))
+
+
+def test_a_causal_flag_is_told_of_the_mask():
+    build, params = layer()
+    with pytest.raises(TypeError, match=r"'is_causal'; .*crossattn\.masks\.causal\(\)"):
+        xa.apply(build, params, jnp.asarray(normal(B, T, D)), is_causal=True)
 
 
 @pytest.mark.usefixtures("in_production")

@@ -102,6 +102,8 @@ def test_a_decoder_block_is_causal_unless_another_mask_is_named():
         (None, causal),
         (xa.masks.causal() | xa.masks.prefix(3), causal | (np.arange(5) < 3)),
         (xa.masks.causal() & xa.masks.window(1), causal & ~np.tri(5, k=-2, dtype=bool)),
+        (~(~xa.masks.causal() | xa.masks.lengths(1)), causal & (np.arange(5) >= 1)),
+        (~~xa.masks.causal() & ~xa.masks.lengths(1), causal & (np.arange(5) >= 1)),
         (everything, np.ones((5, 5), bool)),
         (everything & xa.masks.lengths(jnp.array([5, 3])), (np.arange(5) < [[5], [3]])[:, None]),
         (jnp.asarray(causal.T[None, None]), causal.T),
@@ -121,9 +123,13 @@ def test_a_decoder_block_is_causal_unless_another_mask_is_named():
     ids=["padding", "packing", "array", "nothing"],
 )
 def test_a_mask_that_leaves_causality_open_is_refused(mask):
+    """So are all that are made of it, and of other such, by "not", "and" and "or"."""
     block, _ = decoder_block()
-    with pytest.raises(ValueError, match=r"masks\.causal\(\) & mask, or masks\.window"):
-        block(jnp.asarray(X), BlockState(), mask=mask)
+    mask, padding = xa.masks.as_mask(mask), xa.masks.key_padding(np.ones((2, 5), bool))
+    twins = [~(~mask | ~padding), ~(~mask & ~padding), mask & ~padding, ~padding | mask]
+    for one in (mask, ~mask, ~~mask, *twins):
+        with pytest.raises(ValueError, match=r"masks\.causal\(\) & mask, or masks\.window"):
+            block(jnp.asarray(X), BlockState(), mask=one)
 
 
 @pytest.mark.parametrize("rope", [None, 100.0], ids=["no rope", "rope"])

@@ -133,3 +133,9 @@ def test_what_does_not_fit_is_refused(in_production):
     attention, _, memory = case("general")
     with pytest.raises(ValueError, match="the memory \\(2,\\)"):
         attention(jnp.asarray(X[:1]), jnp.asarray(memory))
+    for mask in (xa.masks.key_padding(VALID[:, 1:]), np.ones((T, S + 1), bool)):
+        with pytest.raises(ValueError, match=f"mask: .* expected S = {S}, the number of keys"):
+            attention(jnp.asarray(X), jnp.asarray(memory), mask)
+    for mask in (np.ones((3, 1, T, S), bool), np.ones((B, 2, T, S), bool)):
+        with pytest.raises(ValueError, match="mask "):
+            attention(jnp.asarray(X), jnp.asarray(memory), mask)

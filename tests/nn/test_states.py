@@ -51,18 +51,21 @@ def test_a_sequence_goes_on_from_the_one_it_selects(positions, scan):
 def test_rows_go_back_to_positions_of_their_own(positions, scan, num_beams):
     made, lengths = model(positions, scan), np.array([1, 3])
     tokens, following = TOKENS[:, :num_beams], NEXT[:, :num_beams]
+    parents = np.array([[2, 0, 0], [1, 1, 2]])[:, :num_beams] % num_beams
 
     @jax.jit
     def go_back():
         _, states = made.decode_step(jnp.asarray(tokens), made.prefill(B, num_beams, T + 2))
-        states = states.rewind(jnp.asarray(lengths))
+        states = states.select(jnp.asarray(parents)).rewind(jnp.asarray(lengths))
         logits, states = made.decode_step(jnp.asarray(following), states)
+        # Else each layer would write them at each step, which nothing reads.
+        assert all(layer.cache.positions is None for layer in states.layers)
         return logits, states.positions
 
     logits, positions = go_back()
     np.testing.assert_array_equal(positions, lengths + 2)
     for row, length in enumerate(lengths):
-        own = np.concatenate([tokens[row, :, :length], following[row]], axis=-1)
+        own = np.concatenate([tokens[row, parents[row], :length], following[row]], axis=-1)
         close(logits[row], full(made, own[None])[0])
 
 

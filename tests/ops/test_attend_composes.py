@@ -37,6 +37,19 @@ def test_gradients_survive_asking_for_weights(qkv):
     close(found, gradients(*qkv))
 
 
+@pytest.mark.parametrize("mask", [None, xa.masks.causal() & xa.masks.lengths(3)])
+def test_it_is_transposed_in_the_values_which_alone_it_is_linear_in(qkv, mask):
+    q, k, v = qkv
+    read = jax.jit(lambda v: xa.attend(q, k, v, mask))
+    out, weights = xa.attend(q, k, v, mask, return_weights=True)
+    cotangent = jnp.sin(out)
+    expected = jnp.einsum("bkgts,btkgh->bskh", weights.reshape(2, K, -1, T, S),
+                          cotangent.reshape(2, T, K, -1, S))  # fmt: skip
+    close(jax.linear_transpose(read, v)(cotangent)[0], expected)
+    with pytest.raises(NotImplementedError, match="linear in v alone"):
+        jax.linear_transpose(lambda k: xa.attend(q, k, v, mask), k)(cotangent)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_a_mapped_axis_may_be_of_other_arrays_alone(qkv, rate):
     options = {"dropout_rate": rate, "dropout_key": jax.random.key(0)} if rate else {}

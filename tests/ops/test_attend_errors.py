@@ -36,7 +36,30 @@ def test_an_unknown_backend():
             attend(GOOD["q"], GOOD["k"][:, :0], GOOD["v"][:, :0], backend="abacus")
 
 
+@pytest.mark.parametrize(
+    ("q", "k", "said"),
+    [
+        ((2, 4, 5, 8), (2, 4, 7, 8), r"\[B N T H\] is to be jnp.swapaxes\(x, 1, 2\)"),
+        ((2, 5, 8), (2, 7, 8), r"three are \[T N H\].* one head as x\[:, :, None\]"),
+    ],
+)
+def test_axes_in_another_order_are_told_of_the_one_expected(q, k, said):
+    with pytest.raises(ValueError, match=f"q has 5 heads and k has 7.*{said}") as refusal:
+        xa.attend(jnp.zeros(q), jnp.zeros(k), jnp.zeros(k))
+    assert len(str(refusal.value)) < 300
+
+
+def test_a_mask_of_0_and_1_is_told_how_to_be_one():
+    for call in (lambda mask: xa.attend(**GOOD, mask=mask), xa.masks.explicit):
+        with pytest.raises(ValueError, match=r"dtype int32; .*\.astype\(bool\)"):
+            call(jnp.ones((2, 1, 5, 7), jnp.int32))
+
+
 def test_an_option_that_does_not_exist():
+    with pytest.raises(
+        TypeError, match=r"attend\(\) .*'is_causal'; .*crossattn\.masks\.causal\(\)"
+    ):
+        xa.attend(**GOOD, is_causal=True)
     with pytest.raises(TypeError, match="dropout"):
         xa.attend(**GOOD, dropout=0.1)
     with pytest.raises(TypeError, match=r"'dropout'.*dropout_rate"):

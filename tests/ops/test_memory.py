@@ -156,13 +156,16 @@ def test_appended_padding_of_nan_reaches_nothing():
     assert np.isfinite(read(memory)).all()
 
 
-def test_more_than_the_size_is_refused():
-    with pytest.raises(ValueError, match=r"(?=.*\b6\b)(?=.*\b4\b)"):
-        empty(4).append(KEYS, VALUES)
+@pytest.mark.parametrize(("filled_slots", "size"), [(0, 4), (1, 6), (6, 6)])
+def test_more_than_is_free_is_refused(filled_slots, size):
+    words = f"{SIZE} slots do not fit in a memory of size {size}, of which {filled_slots}"
+    with pytest.raises(ValueError, match=words):
+        filled(filled_slots, size).append(KEYS, VALUES)
 
 
-def test_writes_past_the_end_are_dropped_and_nothing_is_overwritten():
+def test_traced_writes_past_the_end_are_dropped_and_nothing_is_overwritten():
     found = append(filled(SIZE), KEYS[:, :3], VALUES[:, :3])
+    assert int(found.length) == SIZE
     np.testing.assert_array_equal(found.keys, KEYS)
     np.testing.assert_array_equal(found.values, VALUES)
     assert may_read(found).all()
@@ -173,6 +176,7 @@ def test_what_still_fits_of_an_append_is_written():
     expected = jnp.concatenate([KEYS[:, :4], KEYS[:, :2]], axis=1)
     np.testing.assert_array_equal(found.keys, expected)
     np.testing.assert_array_equal(may_read(found), np.ones((B, SIZE), bool))
+    assert int(found.length) == SIZE
 
 
 def test_gradients_pass_through_appends():

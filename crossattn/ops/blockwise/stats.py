@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from crossattn.ops.arguments import check_broadcast, check_mask, check_number, check_operands
 from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.summaries import Asked, summarise
-from crossattn.ops.masks import Mask, as_mask, slices
+from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel import placement
 from crossattn.ops.parallel.placement import Names, named
 from crossattn.ops.parallel.spread import heads_of
@@ -89,10 +89,7 @@ def attention_stats(
     check_operands(q, k, k)
     q, k = jnp.asarray(q), jnp.asarray(k)
     batch, T, N, S = q.shape[:-3], q.shape[-3], q.shape[-2], k.shape[-3]
-    if mask is not None:
-        if not isinstance(mask, Mask):
-            check_broadcast("mask", mask, (*batch, N, T, S), bool)
-        mask = check_mask(as_mask(mask, len(batch) + 3), (*batch, N, T, S))
+    mask = check_mask(mask, (*batch, N, T, S))
     if bias is not None:
         check_broadcast("bias", bias, (*batch, N, T, S), jnp.floating)
         bias = jnp.asarray(bias)

@@ -8,13 +8,15 @@ Array arguments may have leading batch axes ``*B`` and never a heads axis (``exp
 """
 
 import functools
+import operator
 from dataclasses import dataclass, field
-from typing import dataclass_transform
+from typing import Any, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
 from crossattn.ops.exporting import exportable
+from crossattn.ops.integers import as_int32, moved
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Int
 
@@ -30,6 +32,7 @@ def _pytree(cls):
     return exportable(cls)
 
 
+_FAR = 2**30  # farther than any two indices are apart
 _static = functools.partial(field, metadata={"static": True})
 
 
@@ -68,9 +71,9 @@ class Band:
         # A side without a limit adds no comparison; with neither, everything is allowed.
         allowed = jnp.ones((), bool)
         if self.right is not None:
-            allowed = allowed & (k <= q + self.right)
+            allowed = allowed & (k <= moved(q, self.right))
         if self.left is not None:
-            allowed = allowed & (k >= q - self.left)
+            allowed = allowed & (k >= moved(q, -self.left))
         return allowed
 
     def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
@@ -283,15 +286,22 @@ def window(
 ) -> Mask:
     """A query reads from ``left`` positions before its own to ``right`` after; None is unlimited.
 
+    A limit of 2**30 and more is none.
+
+    Raises:
+      ValueError: a limit is not a whole number, or positions or the offset are not integers of int32.
     Source: Beltagy et al. 2020, "Longformer", section 3.1.
     """
     if isinstance(offset, int) and offset == 0:
         offset = None
-    given = {"offset": offset, "q_positions": q_positions, "k_positions": k_positions}
-    _expect_integers("causal" if (left, right) == (None, 0) else "window", **given)
-    q_positions, k_positions = (
-        None if x is None else jnp.asarray(x) for x in (q_positions, k_positions)
+    offset, *positions = _integers(
+        "causal" if (left, right) == (None, 0) else "window",
+        offset=offset,
+        q_positions=q_positions,
+        k_positions=k_positions,
     )
+    q_positions, k_positions = (None if x is None else jnp.asarray(x) for x in positions)
+    left, right = _limit("left", left), _limit("right", right)
     return Mask((Band(q_positions, k_positions, offset, left, right),))
 
 
@@ -302,7 +312,7 @@ def prefix(length: Int[AnyArray, "*B"] | int) -> Mask:
 
     Source: Raffel et al. 2020, "T5", section 3.2.1.
     """
-    _expect_integers("prefix", length=length)
+    [length] = _integers("prefix", length=length)
     return lengths(length)
 
 
@@ -310,8 +320,7 @@ def lengths(
     k_lengths: Int[AnyArray, "*B"] | int, q_lengths: Int[AnyArray, "*B"] | int | None = None
 ) -> Mask:
     """The first ``k_lengths`` keys, read by the first ``q_lengths`` queries (None: by all)."""
-    _expect_integers("lengths", k_lengths=k_lengths, q_lengths=q_lengths)
-    return Mask((Lengths(k_lengths, q_lengths),))
+    return Mask((Lengths(*_integers("lengths", k_lengths=k_lengths, q_lengths=q_lengths)),))
 
 
 def key_padding(valid: Bool[AnyArray, "*B S"]) -> Mask:
@@ -324,10 +333,9 @@ def segments(
     q_segment_ids: Int[AnyArray, "*B T"], k_segment_ids: Int[AnyArray, "*B S"] | None = None
 ) -> Mask:
     """Queries and keys whose segment numbers are equal and above 0 (packed examples)."""
-    _expect_integers("segments", q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids)
-    q_segment_ids = jnp.asarray(q_segment_ids)
-    k_segment_ids = q_segment_ids if k_segment_ids is None else jnp.asarray(k_segment_ids)
-    return Mask((Segments(q_segment_ids, k_segment_ids),))
+    q, k = _integers("segments", q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids)
+    q = jnp.asarray(q)
+    return Mask((Segments(q, q if k is None else jnp.asarray(k)),))
 
 
 def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
@@ -359,14 +367,23 @@ def _expect_bool(name: str, argument: str, value) -> None:
     if dtype is None or not jnp.issubdtype(dtype, jnp.bool_):
         said = f"is a {type(value).__name__}" if dtype is None else f"has dtype {dtype}"
         raise ValueError(
-            f"masks.{name}: {argument} {said}; expected an array of bool, True = may be read. "
-            "An additive mask of 0 and -inf goes into bias=."
+            f"masks.{name}: {argument} {said}; expected an array of bool, True = may be read: of 0 and 1, "
+            f"{argument}.astype(bool). An additive mask of 0 and -inf goes into bias=."
         )
 
 
-def _expect_integers(name: str, **arguments) -> None:
-    for argument, value in arguments.items():
-        if value is not None and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-            raise ValueError(
-                f"masks.{name}: {argument} has dtype {jnp.result_type(value)}; expected integers."
-            )
+def _integers(name: str, **arguments) -> list[Any]:
+    return [as_int32(f"masks.{name}: {argument}", x) for argument, x in arguments.items()]
+
+
+def _limit(name: str, limit: int | None) -> int | None:
+    """Kernels add limits to indices, in 32 bits."""
+    if limit is None:
+        return None
+    try:
+        limit = operator.index(limit)
+    except TypeError:
+        raise ValueError(
+            f"masks.window: {name} is {limit!r}; expected a whole number known before tracing, or None."
+        ) from None
+    return None if limit >= _FAR else max(limit, -_FAR)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.integers import HIGHEST, LOWEST, moved
 from crossattn.ops.masks import AnyOf, Band, KeyPadding, Lengths, Mask, Segments, Term
 from crossattn.types import AnyArray, Array, Int
-
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 
 @jax.tree_util.register_dataclass
@@ -77,11 +76,11 @@ def _of_band(band: Band, T: int, S: int) -> Ranges:
         offset = 0 if band.offset is None else jnp.asarray(band.offset)[..., None]
         q = (jnp.arange(T) + offset).astype(jnp.int32)
     if band.k_positions is None:
-        first = None if band.left is None else jnp.clip(q - band.left, 0, S)
-        last = None if band.right is None else jnp.clip(q + band.right + 1, 0, S)
+        first = None if band.left is None else jnp.clip(moved(q, -band.left), 0, S)
+        last = None if band.right is None else jnp.clip(moved(q, band.right), -1, S - 1) + 1
         return Ranges(first, last, (), Mask(()))
-    low = jnp.full((1,), _LOWEST) if band.left is None else q - band.left
-    high = jnp.full((1,), _HIGHEST) if band.right is None else q + band.right
+    low = jnp.full((1,), LOWEST) if band.left is None else moved(q, -band.left)
+    high = jnp.full((1,), HIGHEST) if band.right is None else moved(q, band.right)
     numbers = jnp.asarray(band.k_positions).astype(jnp.int32)
     return Ranges(None, None, (Limits(numbers, low, high),), Mask(()))
 

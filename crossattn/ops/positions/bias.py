@@ -6,6 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.ops.integers import as_int32
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Float, Int
 
@@ -29,7 +30,7 @@ def relative_buckets(
       ValueError: there are too few buckets for exact ones, or ``max_distance`` is below 1.
     Source: Raffel et al. 2020, "T5", section 2.1.
     """
-    distance = jnp.asarray(k_positions)[..., None, :] - jnp.asarray(q_positions)[..., :, None]
+    distance = _distance(q_positions, k_positions)
     own, first = num_buckets, jnp.zeros_like(distance)
     if bidirectional:
         own = num_buckets // 2
@@ -106,5 +107,13 @@ def alibi(
     q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"], num_heads: int
 ) -> Float[Array, "*B N T S"]:
     """``-slope * |q_pos - k_pos|``; symmetric, so it serves causal and full attention."""
-    distance = jnp.abs(jnp.asarray(q_positions)[..., :, None] - k_positions[..., None, :])
+    distance = jnp.abs(_distance(q_positions, k_positions))
     return -alibi_slopes(num_heads)[:, None, None] * distance[..., None, :, :]
+
+
+def _distance(
+    q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"]
+) -> Int[Array, "*B T S"]:
+    """``k_pos - q_pos``."""
+    q, k = as_int32("q_positions", q_positions), as_int32("k_positions", k_positions)
+    return jnp.asarray(k)[..., None, :] - q[..., :, None]

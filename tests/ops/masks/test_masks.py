@@ -294,6 +294,52 @@ def test_vmap_gives_each_example_its_own_mask():
     np.testing.assert_array_equal(found, mask.materialize(T, S))
 
 
+ENDS = np.array([-(2**31) + 1, -5, 0, 7, 2**31 - 2])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [(3, 2**31 - 1), (None, 2**31), (2**40, 2), (2**30 - 1, 2**29), (-3, 5)]
+)
+def test_limits_of_a_window_never_wrap(left, right):
+    low, high = (np.inf if x is None or x >= 2**30 else x for x in (left, right))
+    for q, positions in [(np.arange(5), {}), (ENDS, dict(q_positions=ENDS, k_positions=ENDS))]:
+        window = masks.window(left, right, **positions)
+        expected = (-low <= q - q[:, None]) & (q - q[:, None] <= high)
+        np.testing.assert_array_equal(window.materialize(5, 5).reshape(5, 5), expected)
+        x, values = np.ones((1, 5, 1, 4), np.float32), np.eye(5, dtype=np.float32)[None, :, None]
+        found = xa.attend(x, x, values, window, backend="chunked")[0, :, 0]
+        np.testing.assert_array_equal(found > 0, expected)
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint32", "int64"])
+def test_narrow_and_unsigned_integers_mean_their_numbers(dtype):
+    cast = lambda x: np.asarray(x).astype(dtype)  # noqa: E731
+    for mask, name in [
+        (masks.window(3, 1, None, cast(Q_POSITIONS), cast(K_POSITIONS)), "window_positions"),
+        (masks.causal(offset=cast(OFFSETS)), "causal_offset_per_example"),
+        (masks.segments(cast(Q_SEGMENTS), cast(K_SEGMENTS)), "segments"),
+        (masks.lengths(cast(LENGTHS), cast(Q_LENGTHS)), "lengths_of_both"),
+    ]:
+        assert {x.dtype for x in jax.tree.leaves(mask)} == {np.dtype("int32")}
+        np.testing.assert_array_equal(materialized(mask), ALONE[name][1])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: masks.causal(offset=2**31),
+        lambda: masks.lengths(2**40),
+        lambda: masks.segments(np.full((1, T), 2**31, np.uint32)),
+        lambda: masks.window(2.5),
+    ],
+)
+@pytest.mark.usefixtures("in_production")
+def test_numbers_that_are_not_of_int32_are_refused(build):
+    with pytest.raises(ValueError, match="masks.*; expected"):
+        build()
+
+
 @pytest.mark.usefixtures("in_production")
 @pytest.mark.parametrize(
     ("build", "named"),

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import crossattn as xa
+from crossattn.nn.positions import LearnedPositions
 from crossattn.testing.case import array
 
 
@@ -326,3 +328,23 @@ def test_position_biases_are_biases_of_attend():
         return xa.attend(q, k, k, bias=learnt), xa.attend(q, k, k, bias=xa.bias.alibi(*where, 4))
 
     assert [out.shape for out in jax.eval_shape(attend, where, table)] == [q.shape, q.shape]
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: xa.bias.alibi(x, x[::-1], 4),
+        lambda x: xa.bias.relative_buckets(x, x[::-1]),
+        lambda x: xa.bias.relative_buckets(x, x[::-1], bidirectional=False),
+        lambda x: xa.positions.sinusoidal(x, 8),
+        lambda x: xa.rotary.rotate(np.ones((4, 2, 8), np.float32), x),
+        LearnedPositions(130, 4, offset=2, rngs=nnx.Rngs(0)),
+    ],
+    ids=["alibi", "buckets", "buckets before", "sinusoids", "rotation", "learned"],
+)
+def test_narrow_and_unsigned_positions_mean_their_numbers(call, dtype):
+    positions = np.array([0, 3, 90, 127])
+    found = call(jnp.asarray(positions, dtype))
+    np.testing.assert_array_equal(found, call(jnp.asarray(positions)))
