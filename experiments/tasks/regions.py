@@ -102,7 +102,7 @@ class RegionsTask(base.Task):
         return sums
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = max(sums["weight"], 1.0)
+        weight = sums["weight"] or 1.0
         f1 = {
             name: 2 * sums[f"right_{name}"] / max(sums[f"said_{name}"] + sums[f"meant_{name}"], 1.0)
             for name in self.classes

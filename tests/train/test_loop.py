@@ -102,7 +102,7 @@ def metered(clock, windows, peak_seconds=None, begun_with=None):
     )
     if begun_with is not None:
         meter.set_state(begun_with)
-    metrics = {"sums": {"loss": 1.0, "weight": 1.0}, "grad_norm": 1.0, "finite": True}
+    metrics = {"sums": {"loss": 1.0, "weight": 0.25}, "grad_norm": 1.0, "finite": True}
     for step in range(1, 2 * windows + 1):
         clock.now += 1
         meter.add(step, metrics, peak_seconds)
@@ -113,6 +113,10 @@ def metered(clock, windows, peak_seconds=None, begun_with=None):
 def test_mfu_is_the_share_of_a_steps_seconds_that_its_flops_need_at_the_peak():
     assert [own["mfu"] for own in metered(Clock(), 2, peak_seconds=0.25)[0]] == [0.25, 0.25]
     assert not any("mfu" in own for own in metered(Clock(), 2)[0])
+
+
+def test_a_window_shows_the_mean_by_weight():
+    assert [own["loss"] for own in metered(Clock(), 2)[0]] == [4.0, 4.0]
 
 
 def test_goodput_counts_the_time_between_a_run_and_its_restart():
