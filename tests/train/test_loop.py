@@ -183,9 +183,9 @@ def test_more_steps_go_on_under_the_schedule_of_their_number(tmp_path):
     run(tmp_path, steps=6, optim=optim)
     log = Log()
     assert run(tmp_path, log, steps=12, optim=optim).step == 12
-    # By hand: the last of 6 steps has a third of the peak, the seventh of 12 two thirds.
+    # By hand: the last of 6 steps has nothing of the peak, the seventh of 12 five ninths.
     assert "6 before: the schedule 'linear' is that of 12 steps from here on" in log.notes[-1]
-    assert "the learning rate goes from 0.0167 to 0.0333; a run of 12 steps" in log.notes[-1]
+    assert "the learning rate goes from 0 to 0.0278; a run of 12 steps" in log.notes[-1]
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == 12
     with pytest.raises(WorkdirMismatch, match="steps was 12, is 6"):
         run(tmp_path, steps=6, optim=optim)
