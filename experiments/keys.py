@@ -313,10 +313,13 @@ def is_key(name: str) -> bool:
 def suggestion(name: str, known: Iterable[str] | None = None) -> str:
     """``; did you mean ...?`` with the known name that comes nearest, or a semicolon."""
     known = list(every() if known is None else known)
-    last, own = name.rpartition(".")[2], {key: key.rpartition(".")[2] for key in known}
-    # A key under its own name but in another section comes before one that only looks alike.
-    near = [key for key in known if own[key] == last]
-    near += get_close_matches(name, known, n=1, cutoff=0.75)
-    nearest = get_close_matches(last, own.values(), n=1, cutoff=0.75)
-    near += [key for key in known if own[key] in nearest]
+    section, _, last = name.rpartition(".")
+    parts = {key: key.rpartition(".") for key in known}
+    names = {own for _, _, own in parts.values()}
+    alike = get_close_matches(last, names, n=len(names) + 1, cutoff=0.75)
+    # One that looks alike in its section, then its own name in another, then what looks alike anywhere.
+    near = [key for own in alike for key in known if parts[key][::2] == (section, own)]
+    near += [key for key in known if parts[key][2] == last]
+    near += get_close_matches(name, known, n=1, cutoff=0.8)
+    near += [key for own in alike for key in known if parts[key][2] == own]
     return f"; did you mean {near[0]}?" if near else ";"

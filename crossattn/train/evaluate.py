@@ -97,7 +97,7 @@ def normalised(text: str) -> str:
 
 def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:
     """Loss and accuracy a token, and perplexity, from sums over tokens."""
-    weight = max(sums["weight"], 1.0)
+    weight = sums["weight"] or 1.0
     nll = sums["nll"] / weight
     return {
         "loss": sums["loss"] / weight,

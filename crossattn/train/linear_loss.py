@@ -83,24 +83,24 @@ def _forward(hidden, table, labels, weights, label_smoothing, z_loss, chunks):
 
         def chunk(x, label, weight):
             logits = vocabulary.logits(x)
-            sums, log_z = _sums(vocabulary, logits, label, weight, label_smoothing, z_loss)
+            sums, log_z, loss = _sums(vocabulary, logits, label, weight, label_smoothing, z_loss)
             options = label_smoothing, z_loss
             gradient = _gradient(vocabulary, logits, log_z, label, weight, *options).astype(x.dtype)
             d_x = vocabulary.sum(jnp.einsum("btv,vd->btd", gradient, vocabulary.table))
             d_table = jnp.einsum("btv,btd->vd", gradient, x, preferred_element_type=added)
-            return (sums, d_table), placed(d_x, "embed")
+            return (sums, d_table), (placed(d_x, "embed"), loss)
 
-        (sums, d_table), d_x = _over_chunks_mapped(chunk, tokens, count)
-        return sums, d_table.astype(table.dtype), d_x
+        (sums, d_table), beside = _over_chunks_mapped(chunk, tokens, count)
+        return sums, d_table.astype(table.dtype), beside
 
-    sums, d_table, d_hidden = _by_device(own, table, (hidden, labels, weights))
-    return (sums["loss"], sums), (d_hidden, d_table)
+    sums, d_table, (d_hidden, d_weights) = _by_device(own, table, (hidden, labels, weights))
+    return (sums["loss"], sums), (d_hidden, d_table, d_weights)
 
 
 def _backward(label_smoothing, z_loss, chunks, residuals, cotangents):
     d_loss = cotangents[0]
-    d_hidden, d_table = jax.tree.map(lambda d: (d * d_loss).astype(d.dtype), residuals)
-    return d_hidden, d_table, None, None
+    d_hidden, d_table, d_weights = jax.tree.map(lambda d: (d * d_loss).astype(d.dtype), residuals)
+    return d_hidden, d_table, None, d_weights
 
 
 _loss.defvjp(_forward, _backward)
@@ -212,7 +212,7 @@ def _parts(x: Float[Array, "B T D"], chunks: int) -> int:
 
 
 def _sums(vocabulary, logits, labels, weights, label_smoothing, z_loss):
-    """Weighted sums over the tokens, and each token's log-normaliser."""
+    """Weighted sums over the tokens, and each token's log-normaliser and loss, 0 for padding."""
     highest = vocabulary.max(jnp.max(logits, axis=-1))
     exponentials = jnp.sum(jnp.exp(logits - highest[..., None]), axis=-1)
     log_z = highest + jnp.log(vocabulary.sum(exponentials))
@@ -226,7 +226,7 @@ def _sums(vocabulary, logits, labels, weights, label_smoothing, z_loss):
         loss = loss + z_loss * jnp.square(log_z)
     values = {"loss": loss, "nll": nll, "correct": (label_score >= highest).astype(jnp.float32)}
     sums = {k: jnp.sum(jnp.where(weights != 0, v * weights, 0.0)) for k, v in values.items()}
-    return {**sums, "weight": jnp.sum(weights)}, log_z
+    return {**sums, "weight": jnp.sum(weights)}, log_z, jnp.where(weights != 0, loss, 0.0)
 
 
 def _gradient(vocabulary, logits, log_z, labels, weights, label_smoothing, z_loss):
@@ -263,8 +263,8 @@ def _over_chunks_mapped(chunk, arrays, chunks):
         return jax.tree.map(jnp.add, total, added), beside
 
     total, beside = jax.lax.scan(body, zeros, pieces)
-    beside = jnp.moveaxis(beside, 0, 1)
-    return total, beside.reshape(beside.shape[0], -1, *beside.shape[3:])
+    joined = lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])  # noqa: E731
+    return total, jax.tree.map(joined, beside)
 
 
 def _cut(arrays, chunks: int):

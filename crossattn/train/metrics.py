@@ -109,7 +109,7 @@ class Meter:
         seconds, self._mark = max(now - self._mark, 0.0), now
         sums = {name: float(value) for name, value in metrics["sums"].items()}
         if not bool(metrics["finite"]):
-            loss = sums.get("loss", math.nan) / max(sums["weight"], 1.0)
+            loss = sums.get("loss", math.nan) / (sums["weight"] or 1.0)
             raise NonFiniteLoss(
                 f"step {step}: the loss is {loss:.4g} and its gradient norm"
                 f" {float(metrics['grad_norm']):.4g}, not finite; nothing of this step was kept"
@@ -152,7 +152,7 @@ def _empty_window() -> dict[str, Any]:
 def _means(window: Mapping[str, Any]) -> dict[str, float]:
     """The sums by their weight; tokens, which are only counted, by the time that they took."""
     sums = dict(window["sums"])
-    weight, tokens = max(sums.pop("weight"), 1.0), sums.pop("tokens", None)
+    weight, tokens = sums.pop("weight") or 1.0, sums.pop("tokens", None)
     means = {name: value / weight for name, value in sums.items()}
     if tokens is not None:
         means["tokens_per_second"] = tokens / max(window["seconds"], 1e-9)

@@ -105,26 +105,23 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     Raises:
         ValueError: an unknown schedule.
     """
-    warmup, final = config.warmup_steps, config.final_fraction
-    rest = max(1, total_steps - warmup)
-    cooldown: Any = max(
-        1.0, config.cooldown_fraction * total_steps
-    )  # optax says int, any number does
-    shapes = {  # of the steps after the warm-up
+    # The first step at the peak is the last of the rise; where there is no rise it is the first of all.
+    rise, final = max(config.warmup_steps, 1), config.final_fraction
+    rest = max(total_steps - rise, 1)
+    cooldown: Any = min(max(config.cooldown_fraction * total_steps, 1.0), rest)  # not just an int
+    shapes = {  # of the steps after the first at the peak
         "constant": optax.constant_schedule(1.0),
         "cosine": optax.cosine_decay_schedule(1.0, rest, final),
         "linear": optax.linear_schedule(1.0, final, rest),
-        "rsqrt": lambda step: jnp.sqrt(
-            max(warmup, 1) / jnp.maximum(step + warmup + 1, max(warmup, 1))
-        ),
-        "wsd": optax.linear_schedule(1.0, final, cooldown, max(0, rest - cooldown)),
+        "rsqrt": lambda step: jnp.sqrt(rise / (rise + step)),
+        "wsd": optax.linear_schedule(1.0, final, cooldown, rest - cooldown),
     }
     if config.schedule not in shapes:
         raise ValueError(f"schedule {config.schedule!r} is not one of {', '.join(shapes)}")
     shape = shapes[config.schedule]
-    if warmup:
-        rise = optax.linear_schedule(1 / warmup, 1.0, max(1, warmup - 1))
-        shape = optax.join_schedules([rise, shape], [warmup])
+    if rise > 1:
+        rising = optax.linear_schedule(1 / rise, 1.0, rise - 1)
+        shape = optax.join_schedules([rising, shape], [rise - 1])
     return lambda step: jnp.asarray(config.learning_rate * shape(jnp.asarray(step, jnp.float32)))
 
 

@@ -69,7 +69,7 @@ def make_train_step(
         if accumulate > 1:
             gradient = _accumulated(gradient, accumulate, compute_dtype)
         grads, loss, sums = gradient(params, batch, key)
-        mean = 1.0 / jnp.maximum(sums["weight"], 1.0)
+        mean = 1.0 / jnp.where(sums["weight"] == 0, 1.0, sums["weight"])
         grads = jax.tree.map(lambda g: g * mean.astype(g.dtype), grads)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)

@@ -140,7 +140,7 @@ class Task:
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics from the sums of a split."""
-        weight, counts = max(sums["weight"], 1.0), ("weight", "tokens")
+        weight, counts = sums["weight"] or 1.0, ("weight", "tokens")
         return {name: value / weight for name, value in sums.items() if name not in counts}
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:

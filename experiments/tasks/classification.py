@@ -156,7 +156,7 @@ class ClassificationTask(base.Task):
         )
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = max(sums["weight"], 1.0)
+        weight = sums["weight"] or 1.0
         means = dict(loss=sums["loss"], nll=sums["nll"], accuracy=sums["correct"])
         return {name: value / weight for name, value in means.items()}
 

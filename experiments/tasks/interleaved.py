@@ -155,7 +155,7 @@ class InterleavedTask(base.Task):
         return sums
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = max(sums["weight"], 1.0)
+        weight = sums["weight"] or 1.0
         scores = {name: sums[name] / weight for name in ("loss", "nll", "nll_shuffled")}
         counts = [count for count in SHOTS if sums[f"weight_{count}"]]
         return scores | {f"nll_{k}": sums[f"nll_{k}"] / sums[f"weight_{k}"] for k in counts}

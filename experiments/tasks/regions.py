@@ -102,15 +102,15 @@ class RegionsTask(base.Task):
         return sums
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = max(sums["weight"], 1.0)
-        f1 = {
-            name: 2 * sums[f"right_{name}"] / max(sums[f"said_{name}"] + sums[f"meant_{name}"], 1.0)
-            for name in self.classes
-        }
-        met = [f1[name] for name in self.classes if sums[f"meant_{name}"]]
+        weight = sums["weight"] or 1.0
+        counts = (
+            np.array([sums[f"{what}_{name}"] for name in self.classes])
+            for what in ("right", "said", "meant")
+        )
+        f1, macro = _f1(*counts)
         means = {name: sums[name] / weight for name in ("loss", "accuracy")}
-        means["macro_f1"] = sum(met) / max(len(met), 1)
-        return means | {f"f1_{name}": value for name, value in f1.items()}
+        own = {f"f1_{name}": float(x) for name, x in zip(self.classes, f1, strict=True)}
+        return means | {"macro_f1": macro} | own
 
     def train_iterator(self, shard_index: int, shard_count: int):
         shard = shard_index, shard_count
@@ -188,7 +188,9 @@ class RegionsTask(base.Task):
         scores = {}
         for name, said in found.items():
             scores[f"{name}_accuracy"] = float((said == other.label).mean())
-            scores[f"{name}_macro_f1"] = _macro_f1(said, other.label, len(self.classes))
+            each = (other.label[said == other.label], said, other.label)
+            counts = (np.bincount(which, minlength=len(self.classes)) for which in each)
+            _, scores[f"{name}_macro_f1"] = _f1(*counts)
         return scores
 
 
@@ -254,9 +256,8 @@ def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
     return counts.argmax(1)[np.searchsorted(edges, getattr(other, name))]
 
 
-def _macro_f1(said: np.ndarray, label: np.ndarray, classes: int) -> float:
-    right, said, meant = (
-        np.bincount(which, minlength=classes) for which in (label[said == label], said, label)
-    )
-    f1 = 2 * right / np.maximum(said + meant, 1)
-    return float(f1[meant > 0].mean())
+def _f1(right: np.ndarray, said: np.ndarray, meant: np.ndarray) -> tuple[np.ndarray, float]:
+    """Of each class, and the mean of those that are said or meant, as scikit-learn's."""
+    count = said + meant
+    f1 = 2 * right / np.maximum(count, 1)
+    return f1, float(f1.sum() / max((count > 0).sum(), 1))

@@ -68,6 +68,9 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
     [
         ("--config.stepss=1", "the config has no key stepss; did you mean train.steps?"),
         ("--config.train.stepz=1", "no key train.stepz; did you mean train.steps? --help=config"),
+        ("--config.train.step=1", "no key train.step; did you mean train.steps? --help=config"),
+        ("--config.optim.lr=1", "no key optim.lr; --help=config"),
+        ("--config.checkpoint.best=1", "did you mean checkpoint.best_mode?"),
         ("--config.train.steps=many", "--config.train.steps=many"),
         ("--config.train.steps=1.5", "--config.train.steps=1.5"),
         ("--config.train.steps.more=1", "steps.more"),

@@ -47,12 +47,13 @@ def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch):
         translation_scores(HYPOTHESES, REFERENCES)
 
 
-def test_losses_are_means_by_weight():
-    sums = {"weight": 8.0, "nll": 8.0 * math.log(20.0), "loss": 32.0, "correct": 2.0}
-    scores = loss_scores(sums)
-    assert scores == pytest.approx(
-        {"loss": 4.0, "nll": math.log(20.0), "perplexity": 20.0, "accuracy": 0.25}
-    )
+@pytest.mark.parametrize("weight", [8.0, 0.125])
+def test_losses_are_means_by_weight(weight):
+    means = {"loss": 4.0, "nll": math.log(20.0), "correct": 0.25}
+    scores = loss_scores({"weight": weight} | {name: weight * x for name, x in means.items()})
+    accuracy = means.pop("correct")
+    assert scores == pytest.approx(means | {"perplexity": 20.0, "accuracy": accuracy})
+    assert loss_scores(dict.fromkeys(("weight", "nll", "loss", "correct"), 0.0))["accuracy"] == 0
 
 
 def test_a_hopeless_loss_still_has_a_finite_perplexity():

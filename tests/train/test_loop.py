@@ -102,7 +102,7 @@ def metered(clock, windows, peak_seconds=None, begun_with=None):
     )
     if begun_with is not None:
         meter.set_state(begun_with)
-    metrics = {"sums": {"loss": 1.0, "weight": 1.0}, "grad_norm": 1.0, "finite": True}
+    metrics = {"sums": {"loss": 1.0, "weight": 0.25}, "grad_norm": 1.0, "finite": True}
     for step in range(1, 2 * windows + 1):
         clock.now += 1
         meter.add(step, metrics, peak_seconds)
@@ -113,6 +113,10 @@ def metered(clock, windows, peak_seconds=None, begun_with=None):
 def test_mfu_is_the_share_of_a_steps_seconds_that_its_flops_need_at_the_peak():
     assert [own["mfu"] for own in metered(Clock(), 2, peak_seconds=0.25)[0]] == [0.25, 0.25]
     assert not any("mfu" in own for own in metered(Clock(), 2)[0])
+
+
+def test_a_window_shows_the_mean_by_weight():
+    assert [own["loss"] for own in metered(Clock(), 2)[0]] == [4.0, 4.0]
 
 
 def test_goodput_counts_the_time_between_a_run_and_its_restart():
@@ -179,9 +183,9 @@ def test_more_steps_go_on_under_the_schedule_of_their_number(tmp_path):
     run(tmp_path, steps=6, optim=optim)
     log = Log()
     assert run(tmp_path, log, steps=12, optim=optim).step == 12
-    # By hand: the last of 6 steps has a third of the peak, the seventh of 12 two thirds.
+    # By hand: the last of 6 steps has nothing of the peak, the seventh of 12 five ninths.
     assert "6 before: the schedule 'linear' is that of 12 steps from here on" in log.notes[-1]
-    assert "the learning rate goes from 0.0167 to 0.0333; a run of 12 steps" in log.notes[-1]
+    assert "the learning rate goes from 0 to 0.0278; a run of 12 steps" in log.notes[-1]
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == 12
     with pytest.raises(WorkdirMismatch, match="steps was 12, is 6"):
         run(tmp_path, steps=6, optim=optim)

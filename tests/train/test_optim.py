@@ -158,10 +158,22 @@ def test_schedules_have_the_shapes_they_are_named_for():
         return np.float32([make_schedule(config, 100)(step) for step in steps])
 
     close(at("constant", 0, 1, 3, 50, warmup_steps=4), np.array([0.5, 1, 2, 2]))
-    close(at("linear", 0, 50, 100), np.array([2, 1, 0]))
-    close(at("cosine", 0, 50, 100, final_fraction=0.1), np.array([2, 1.1, 0.2]))
+    close(at("linear", 0, 33, 99), np.array([2, 4 / 3, 0]))
+    close(at("cosine", 0, 33, 99, final_fraction=0.1), np.array([2, 1.55, 0.2]))
     close(at("rsqrt", 3, 15, 63, warmup_steps=4), np.array([2, 1, 0.5]))
-    close(at("wsd", 0, 79, 90, 100, cooldown_fraction=0.2), np.array([2, 2, 1, 0]))
+    close(at("rsqrt", 0, 3), np.array([2, 1]))
+    close(at("wsd", 0, 79, 89, 99, cooldown_fraction=0.2), np.array([2, 2, 1, 0]))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 5, 19])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_rates_begin_to_fall_at_the_peak_and_end_at_the_final_fraction(schedule, warmup_steps):
+    options = dict(learning_rate=2.0, final_fraction=0.1, cooldown_fraction=1.0)
+    config = OptimConfig(**options, schedule=schedule, warmup_steps=warmup_steps)
+    rates = np.float32([make_schedule(config, 20)(step) for step in range(20)])
+    peak = max(warmup_steps - 1, 0)
+    close(rates[[peak, -1]], np.array([2, 0.2]))
+    assert (np.diff(rates[: peak + 1]) > 0).all() and (np.diff(rates[peak:]) < 0).all()
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": -1.0}, {"weight_decay": float("nan")}])

@@ -53,6 +53,20 @@ def test_the_gradient_is_that_of_the_mean_over_tokens():
     np.testing.assert_allclose(metrics[0]["grad_norm"], gradient_norm(state.params), rtol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (0.1, 0.3), (5.0, 1.0)])
+def test_weights_are_averaged_whatever_they_sum_to(weights):
+    values, weights = np.float32([[1.0, 4.0], weights])
+
+    def loss(params, batch, key):
+        return jnp.vdot(params["x"] * values, batch), {"weight": batch.sum()}
+
+    optimizer, _ = make_optimizer(CONFIG, 10)
+    state = init_state({"x": jnp.ones(1)}, optimizer)
+    _, metrics = make_train_step(loss, optimizer)(state, weights)
+    expected = np.average(values, weights=weights) if weights.any() else 0.0
+    close(metrics["grad_norm"], np.float32(expected))
+
+
 @pytest.mark.parametrize("accumulate", [2, 4])
 def test_accumulated_microbatches_equal_the_whole_batch(accumulate):
     whole, whole_metrics = run(dropout=0.0)
