@@ -42,7 +42,7 @@ def identify(path: str, split: str, **options: Any) -> dict[str, Any]:
     return {"files": [stat(_file(path, split))]}
 
 
-def classes(path: str) -> Mapping[str, tuple[str, ...]]:
+def classes(path: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
     """The values of each column, sorted, of the table that is trained on; not of columns of too many."""
     table, found = _Table(_file(path, "train")), {}
     for number in range(table.first, len(table.lines)):
