@@ -95,7 +95,10 @@ class ClassificationTask(base.Task):
         data = self.config.data
         features: dict[str, Feature] = {data.label: Label(self.classes)}
         if data.image is not None:
-            features[data.image] = Image(data.height, data.width, data.channels)
+            unreadable = data.get("unreadable", "refuse")
+            features[data.image] = Image(
+                data.height, data.width, data.channels, unreadable=unreadable
+            )
         if data.text is not None:
             features[data.text] = Text(self._corpus.tokenizer, data.text_len)
         return features
