@@ -207,6 +207,8 @@ PICTURES: dict[str, Key] = {
     **under("data", {
         "flip": Key(bool, "Half of the pictures are mirrored in training."),
         "shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)"),
+        "unreadable": Key(str, "What is done with files that are no pictures: skip says which, and how many.",
+                          choices=("refuse", "skip")),
     }, **_EXTRA),
 }  # fmt: skip
 """Of tasks that read pictures."""

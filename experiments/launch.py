@@ -18,6 +18,7 @@ from ml_collections import config_flags
 
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.ops.native import build
 from crossattn.train import cluster, storage
 from crossattn.train.errors import TrainError
 from crossattn.train.storage import Folder
@@ -195,11 +196,16 @@ def keep_compiled() -> None:
     """Read programs that an earlier start compiled, and keep those that this one compiles.
 
     They lie in ``compiled`` in the data folder, unless JAX_COMPILATION_CACHE_DIR names another; empty, it
-    turns this off. What JAX finds damaged there it compiles anew, with a warning.
+    turns this off. What JAX finds damaged there it compiles anew, with a warning; a folder that others may
+    write to is not used, with a note.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
         return
-    jax.config.update("jax_compilation_cache_dir", str(fetch.cache_dir() / "compiled"))
+    folder = fetch.cache_dir() / "compiled"
+    if why := build.not_private(folder):
+        build.say(f"{folder} is not used for compiled programs: {why}")
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
 
 

@@ -2,7 +2,7 @@
 
 ``ml_collections`` changes what a config file has. Keys that a config may leave out, such as the columns of
 ``files:``, are taken from the command line here and put in afterwards; so are those whose values are of
-more than one type.
+more than one type, and ``none``, which ``ml_collections`` reads as a text or refuses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,13 @@ def taken_out(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             return [*rest, word, *words], given
         name, equals, value = _override(word)
         key = known.get(name)
-        if key is not None and (not key.needed or _of_two_types(key)):
+        if key is not None and (not key.needed or key.none or _of_two_types(key)):
             if not equals:
                 value = "true" if _of_two_types(key) else next(words, None)
             if value is None:
                 raise SettingsError(f"--config.{name} has no value.")
+            given[name] = value
+        elif key is None and value is not None and _is_none(value):  # of a task or model elsewhere
             given[name] = value
         else:
             rest.append(word)
@@ -51,6 +53,8 @@ def put(config: Any, texts: dict[str, str]) -> None:
     known = keys.every() | keys.of(config.get("task"), config.get("model", {}).get("name"))
     with config.unlocked(), config.ignore_type():
         for name, text in texts.items():
+            if name not in known:
+                raise SettingsError(_no_key(name))
             *parents, last = name.split(".")
             section = config
             for parent in parents:
@@ -58,6 +62,10 @@ def put(config: Any, texts: dict[str, str]) -> None:
                     section[parent] = type(config)()
                 section = section[parent]
             section[last] = _value(name, known[name], text)
+
+
+def _is_none(text: str) -> bool:
+    return text.lower() == "none"
 
 
 def _of_two_types(key: Key) -> bool:
@@ -73,7 +81,7 @@ def unknown_key(argv: Sequence[str], error: Exception) -> str:
     """
     for name in _overridden(argv):
         if not keys.is_key(name):
-            return f"the config has no key {name}{keys.suggestion(name)} --help=config lists all."
+            return _no_key(name)
         owners = keys.owners(name)
         if owners and f"'{name.rpartition('.')[2]}'" in str(error):
             others = " or ".join(f"a {owner}" for owner in owners)
@@ -81,6 +89,10 @@ def unknown_key(argv: Sequence[str], error: Exception) -> str:
                 f"the config has no key {name}, which only {others} has; --help=config lists all."
             )
     return ""
+
+
+def _no_key(name: str) -> str:
+    return f"the config has no key {name}{keys.suggestion(name)} --help=config lists all."
 
 
 def _overridden(argv: Sequence[str]) -> Iterator[str]:
@@ -105,7 +117,7 @@ def _value(name: str, key: Key, text: str) -> Any:
     """What a text says for a key."""
     value: Any = text
     try:
-        if key.none and text.lower() == "none":
+        if key.none and _is_none(text):
             return None
         if key.kind is bool:
             value = text if text in key.choices else _BOOLS[text.lower()]

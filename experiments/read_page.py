@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 def _pixels(png: bytes) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(io.BytesIO(png)) as picture:
+    with Image.open(io.BytesIO(png), formats=("PNG",)) as picture:
         return np.asarray(picture.convert("L"))
 
 

@@ -5,11 +5,16 @@ import importlib.util
 import logging
 import re
 import shlex
+import sys
 import tomllib
 
 import pytest
 
-from experiments.keys import is_key
+from experiments import launch
+from experiments.keys import every
+from experiments.options import Options
+from experiments.overrides import _value
+from experiments.settings import check
 from tests.conftest import ROOT, kept
 from tests.experiments.conftest import start
 
@@ -32,10 +37,26 @@ def python_of(path):
 
 
 def commands_of(path):
-    """(launcher, its flags as (name, value)) of each ``python -m experiments.NAME`` that a page has."""
+    """(launcher, its words) of each ``python -m experiments.NAME`` that a page has."""
     text = path.read_text().replace("\\\n", " ")
     for name, rest in re.findall(r"python -m experiments\.([\w.]*\w)([^\n`|;&]*)", text):
-        yield name, re.findall(r"--([\w.]+)=?(\S*)", rest.partition(" #")[0])
+        if "..." not in rest:
+            words = rest.partition(" #")[0].replace("configs/NAME.py", "configs/libreoffice.py")
+            yield name, shlex.split(words.rstrip('" '))
+
+
+TINY = [
+    command
+    for page in PAGES
+    if page != README
+    for command in commands_of(page)
+    if command[0] == "train" and any(re.search(r"^--config=.*\btiny$", w) for w in command[1])
+    if not any(word.startswith("--config.mesh") for word in command[1])  # wants eight devices
+]
+
+
+class Parsed(Exception):
+    """A benchmark has read its command line."""
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if python_of(p)], ids=named)
@@ -60,20 +81,53 @@ def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_c
     assert capsys.readouterr().out.strip().splitlines()[-1]  # the translation
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_a_command_names_a_launcher_a_config_and_flags_that_there_are(page):
-    for name, given in commands_of(page):
+@pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p))], ids=named)
+def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatch, capsys):
+    """Up to where its work begins."""
+    parse, configs = Options.parse_args, []
+
+    def parsed(options, *given):
+        parse(options, *given)
+        raise Parsed
+
+    def work(module):
+        def main(_):
+            if launch.CONFIG.value is not None:
+                check(launch.CONFIG.value)
+                configs.append(launch.CONFIG.value)
+
+        main.__module__ = module.__name__
+        return main
+
+    monkeypatch.setattr(Options, "parse_args", parsed)
+    monkeypatch.setattr(launch.cluster, "join", lambda seconds: None)
+    for name, words in commands_of(page):
         module = importlib.import_module(f"experiments.{name}")
-        known = {"help", *(flag.name for flag in getattr(module, "FLAGS", ()))}
-        for flag, value in given:
-            if flag.startswith("config."):
-                assert is_key(flag.removeprefix("config.")), flag
-            elif hasattr(module, "FLAGS"):
-                assert flag in known, (name, flag)
-            if flag == "config" and "." in value.strip('."') and "NAME" not in value:
-                file, _, variant = value.strip('"').partition(":")
-                assert (ROOT / file).is_file(), value
-                importlib.import_module(f"configs.{(ROOT / file).stem}").get_config(variant)
+        if hasattr(module, "FLAGS"):
+            monkeypatch.setattr(module, "main", work(module))
+            assert start(name, *words) == 0, (name, words, capsys.readouterr().err)
+            assert bool(configs) == any(word.startswith("--config=") for word in words)
+            configs.clear()
+        else:
+            monkeypatch.setattr(sys, "argv", [name, *words])
+            with pytest.raises(Parsed):
+                module.main()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_an_override_that_a_page_names_is_what_its_key_takes(page):
+    known = every()
+    for name, text in re.findall(r"--config\.([\w.]*\w)=([^\s`\"]+)", page.read_text()):
+        if text != "...":
+            _value(name, known[name], text.strip("'"))  # which refuses it otherwise
+
+
+@pytest.mark.parametrize("command", TINY, ids=lambda command: " ".join(command[1][1:]))
+def test_a_command_for_a_tiny_run_takes_its_first_step(command, tmp_path, compiled_code, capsys):
+    name, words = command
+    words = [word.replace("runs/", f"{tmp_path}/") for word in words]
+    with kept(compiled_code):
+        assert start(name, *words, "--config.train.steps=1") == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

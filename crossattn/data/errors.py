@@ -1,8 +1,12 @@
-"""The two ways in which data can fail: it is wrong, or it is not here."""
+"""The ways in which data can fail: they are wrong, all or one value of them, or they are not here."""
 
 
 class DataError(ValueError):
     """The data or the request for it is wrong; the message names file and line, or the option."""
+
+
+class Unreadable(DataError):
+    """One value cannot be read, and its example can be left out."""
 
 
 class DataUnavailable(RuntimeError):

@@ -41,7 +41,10 @@ class EvalBatches(Sequence):
         layout = self.layouts[index]
         indices = np.full(layout.rows, -1, np.int64)
         indices[layout.row] = self.encoded.example[layout.examples]
-        return EvalBatch(indices, self.encoded.fill(layout))
+        batch = self.encoded.fill(layout)
+        if "valid" in batch:  # but for what could not be read
+            indices[batch["valid"] == 0] = -1
+        return EvalBatch(indices, batch)
 
     @property
     def examples(self) -> int:

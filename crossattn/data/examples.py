@@ -1,5 +1,6 @@
 """Examples of features, prepared when a batch is made: only their lengths are kept in memory."""
 
+import contextlib
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, Unreadable
 from crossattn.data.features import Feature
 from crossattn.data.packing import Batch, Layout, Lengths, stack
 from crossattn.data.sources import items_of
@@ -25,6 +26,8 @@ class FeatureExamples:
     Attributes:
         widths: the greatest lengths of the features that have one.
         example: the index in the source of each.
+        unreadable: the indices of those that were left out of their batches, for a feature skips what it
+            cannot read.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class FeatureExamples:
         }
         self.example = np.arange(len(source))
         self._lengths = {name: np.full(len(source), _UNKNOWN, np.int32) for name in self.widths}
-        self._told = False
+        self._told = self._any_read = False
+        self.unreadable: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._source)
@@ -97,23 +101,45 @@ class FeatureExamples:
         Raises:
             DataError: an example is wrong; names it, and the value.
         """
-        read = items_of(self._source, layout.examples.tolist())
+        layout, read = self._readable(layout)
         batch: Batch = {}
         for name, feature in self._features.items():
-            values = [self._do(feature.prepare, name, example) for example in read]
+            values = [example[name] for example in read]
             batch |= feature.collate(name, layout, values)
         if len(self.widths) < len(self._features):
             batch["valid"] = stack(layout, np.ones(len(read), np.int32), np.int32, ())
         return batch
 
+    def _readable(self, layout: Layout) -> tuple[Layout, list[dict[str, np.ndarray]]]:
+        """The layout of those of its examples that can be read, and these prepared."""
+        indices, prepared = layout.examples.tolist(), []
+        for index, example in zip(indices, items_of(self._source, indices), strict=True):
+            try:
+                prepared.append(self._prepared(example))
+            except Unreadable as error:
+                if index not in self.unreadable:
+                    self.unreadable.add(index)
+                    _LOG.warning("%s; left out, the %d. so far", error, len(self.unreadable))
+                prepared.append(None)
+        read = np.array([example is not None for example in prepared], bool)
+        self._any_read |= bool(read.any())
+        if len(read) and not self._any_read:
+            raise DataError(f"not one of the first {len(read)} examples can be read")
+        return layout.only(read), [example for example in prepared if example is not None]
+
+    def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {
+            name: self._do(feature.prepare, name, example)
+            for name, feature in self._features.items()
+        }
+
     def fingerprint(self) -> int:
         """A checksum of the features and of some examples as they prepare them."""
         crc = zlib.crc32(f"{len(self)} {self._drop} {self._features}".encode())
         for index in range(0, len(self), max(len(self) // _SAMPLED, 1)):
-            example = self._source[index]
-            for name, feature in self._features.items():
-                value = self._do(feature.prepare, name, example)
-                crc = zlib.crc32(np.ascontiguousarray(value).tobytes(), crc)
+            with contextlib.suppress(Unreadable):  # which skips it, or is an error of its own
+                for value in self._prepared(self._source[index]).values():
+                    crc = zlib.crc32(np.ascontiguousarray(value).tobytes(), crc)
         return crc
 
     def _measure(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
@@ -148,4 +174,4 @@ class FeatureExamples:
         try:
             return what(example[name])
         except DataError as error:
-            raise DataError(f"{called}, {name}: {error}") from None
+            raise type(error)(f"{called}, {name}: {error}") from None

@@ -11,11 +11,11 @@ rows by process.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from crossattn.data.errors import DataError
 
@@ -51,10 +51,15 @@ class Layout:
         """
         multiple = int(np.lcm(count, multiple))
         rows = -(-self.rows // multiple) * multiple // count
-        mine = (self.row >= index * rows) & (self.row < (index + 1) * rows)
-        starts = {name: start[mine] for name, start in self.starts.items()}
-        row = self.row[mine] - index * rows
-        return Layout(rows, self.widths, self.examples[mine], row, starts, self.segment[mine])
+        mine = self.only((self.row >= index * rows) & (self.row < (index + 1) * rows))
+        return replace(mine, rows=rows, row=mine.row - index * rows)
+
+    def only(self, some: Bool[np.ndarray, " examples"]) -> "Layout":
+        """The same rows with some of the examples."""
+        starts = {name: start[some] for name, start in self.starts.items()}
+        return Layout(
+            self.rows, self.widths, self.examples[some], self.row[some], starts, self.segment[some]
+        )
 
     @classmethod
     def empty(cls, rows: int, widths: Mapping[str, int]) -> "Layout":

@@ -6,13 +6,17 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import requests
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
+
+_ANSWER_SECONDS = 5
 
 
 def prepared(
@@ -79,6 +83,8 @@ def prepare(builder: Any, name: str, folder: Path) -> None:
     lock = folder / f".{name.replace('/', '-').replace(':', '-')}.lock"
     with FileLock(lock), contextlib.redirect_stdout(io.StringIO()):
         try:
+            if not builder.data_path.exists():
+                _refuse_unreachable(builder.url_infos or {})
             builder.download_and_prepare()
         except (DataError, DataUnavailable):
             raise
@@ -87,6 +93,17 @@ def prepare(builder: Any, name: str, folder: Path) -> None:
                 f"{name} cannot be prepared here: put its prepared files in {builder.data_dir} "
                 f"({first_line(error)})"
             ) from error
+
+
+def _refuse_unreachable(urls: Iterable[str]) -> None:
+    """Fail in seconds where nobody answers for the first file, which TFDS asks for during minutes."""
+    url = next((url for url in urls if url.startswith(("http://", "https://"))), None)
+    if url is None:
+        return
+    try:
+        requests.head(url, timeout=_ANSWER_SECONDS)
+    except requests.RequestException:
+        raise ConnectionError(f"{urlsplit(url).hostname} cannot be reached") from None
 
 
 def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def main() -> int:
     parts = [name for name in given.only.split(",") if name]
     if unknown := [name for name in parts if name not in PARTS]:
         parser.error(f"--only has {unknown[0]}; expected some of {', '.join(PARTS)}")
+    for name in parts:  # before there are threads, in two of which jax cannot be imported at once
+        importlib.import_module(f"experiments.fuzz.{name}")
     print(f"first case {seed}, {given.minutes:g} minutes", flush=True)
     at_once = min(len(parts), max(1, (os.cpu_count() or 1)), 2)
     seconds = 60 * given.minutes * at_once / len(parts)
@@ -78,7 +80,7 @@ def main() -> int:
 def try_part(name: str, seed: int, seconds: float, cases: int) -> Report:
     """A part in a process of its own, which may hang, crash or run out of memory."""
     report, begun = Report(name), time.monotonic()
-    part = importlib.import_module(f"experiments.fuzz.{name}")
+    part = sys.modules[f"experiments.fuzz.{name}"]
     missing = [module for module in part.NEEDS if importlib.util.find_spec(module) is None]
     if missing:
         report.skipped = f"{', '.join(missing)} not installed"

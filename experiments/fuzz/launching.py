@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grain  # noqa: F401  or flagsaver takes back the flags that its first import defines
 import jax
 from absl import flags
 from absl.testing import flagsaver

@@ -100,7 +100,8 @@ class CaptioningTask(WritesText):
         text: Text = Text(tokenizer, data.target_len, predicted=True)
         if self.languages:
             text = TaggedText(tokenizer, data.target_len + 1, True, self.languages)
-        return {"source": Image(data.height, data.width, **self._prepared()), "target": text}
+        chosen = self._prepared() | {"unreadable": data.get("unreadable", "refuse")}
+        return {"source": Image(data.height, data.width, **chosen), "target": text}
 
     def train_iterator(self, shard_index: int, shard_count: int):
         if self.config.data.get("row_len") is None:

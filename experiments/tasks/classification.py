@@ -29,6 +29,7 @@ from experiments.tasks.corpus import Corpus, UnreadCorpus
 
 KEYS = {
     **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
+    **{name: key for name, key in keys.TEXT.items() if name.startswith("data.splits.")},
     "data.label": Key(str, "The value of an example that is its class."),
     "data.image": Key(str, "The value that is a picture; none reads none.", none=True),
     **{name: replace(key, needed=False) for name, key in keys.PICTURES.items()},
@@ -94,7 +95,10 @@ class ClassificationTask(base.Task):
         data = self.config.data
         features: dict[str, Feature] = {data.label: Label(self.classes)}
         if data.image is not None:
-            features[data.image] = Image(data.height, data.width, data.channels)
+            unreadable = data.get("unreadable", "refuse")
+            features[data.image] = Image(
+                data.height, data.width, data.channels, unreadable=unreadable
+            )
         if data.text is not None:
             features[data.text] = Text(self._corpus.tokenizer, data.text_len)
         return features
@@ -222,7 +226,7 @@ def _arguments(data: Any) -> tuple[str, ...]:
 
 
 def _classes(data: Any) -> tuple[str, ...]:
-    known = sources.classes_of(data.name)
+    known = sources.classes_of(data.name, data.data_dir)
     if data.label not in known:
         raise SettingsError(
             f"config.data.label is {data.label!r}; expected one of the labels of {data.name}: "

@@ -18,7 +18,9 @@ import numpy as np
 
 from crossattn import decode, models
 from crossattn.data.errors import DataError
+from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Image, Text
+from crossattn.data.packing import Layout
 from crossattn.data.pipeline import feature_batches
 from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
@@ -173,7 +175,7 @@ class InterleavedTask(base.Task):
         """What becomes of a picture, "source", and of its caption, "target"."""
         data = self.config.data
         return {
-            "source": Image(data.height, data.width),
+            "source": Image(data.height, data.width, unreadable=data.get("unreadable", "refuse")),
             "target": Text(self._corpus.tokenizer, data.text_len),
         }
 
@@ -224,21 +226,13 @@ class InterleavedTask(base.Task):
 
     def _batch(self, examples: Sequence[Any]) -> dict[str, np.ndarray]:
         """Examples, one a row; None is a row of nothing."""
-        data, size = self.config.data, len(examples)
-        captions = np.zeros((size, data.text_len), np.int32)
-        images = np.zeros((size, data.height, data.width, 3), np.float32)
-        for row, example in enumerate(examples):
-            if example is None:
-                continue
-            ids = self.features["target"].prepare(example["caption"])
-            captions[row, : len(ids)] = ids
-            images[row] = self.features["source"].prepare(example["image"])
-        return {
-            "caption": captions,
-            "caption_segment_ids": (captions != PAD).astype(np.int32),
-            "image": images,
-            "valid": np.array([example is not None for example in examples], np.int32),
-        }
+        rows = np.array([row for row, each in enumerate(examples) if each is not None], np.int64)
+        prepared = FeatureExamples([examples[row] for row in rows], self._one_a_row, "cut")
+        numbers, zeros = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        starts = dict.fromkeys(prepared.widths, zeros)
+        return prepared.fill(
+            Layout(len(examples), prepared.widths, numbers, rows, starts, zeros + 1)
+        )
 
     # Every caption of a split once, after as many examples as is asked for.
 

@@ -150,6 +150,8 @@ class WritesText(TextTask):
         texts = [""] * len(examples)
         for item in self._batches(examples, rows_on(mesh, options.batch_size)):
             rows = np.flatnonzero(item.indices >= 0)
+            if not len(rows):
+                continue
             prompts = self.prompts(examples, item.indices[rows].tolist())
             prompts += [prompts[0]] * (len(item.indices) - len(rows))
             read = {"source": item.batch["source"], "prefix": np.array(prompts, np.int32)}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import zlib
 from collections import Counter
 
 import numpy as np
@@ -161,8 +162,8 @@ GOOD = png(pillow.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (b"no picture", "is no image of a kind that Pillow reads"),
-        (b"", "is no image of a kind that Pillow reads"),
+        (b"no picture", "is no image of a kind that is read"),
+        (b"", "is no image of a kind that is read"),
         (GOOD[:2000], "cannot be read as an image"),
         (GOOD[:60] + b"x" * 900 + GOOD[960:], "cannot be read as an image"),
         ("/nowhere/a.png", "/nowhere/a.png is missing"),
@@ -179,6 +180,79 @@ def test_what_is_no_picture_is_refused_in_one_line(value, complaint):
     with pytest.raises(DataError, match=complaint) as caught:
         plain().prepare(value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_would_start_a_program_is_no_picture(monkeypatch, tmp_path):
+    pillow.new("RGB", (4, 4)).save(tmp_path / "a.eps")
+    path = (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(a))
+    monkeypatch.setattr("subprocess.check_call", lambda *a, **k: started.append(a))
+    with pytest.raises(DataError, match="a.png is no image of a kind that is read: JPEG, PNG"):
+        plain().prepare(path)
+    assert not started
+
+
+def test_a_picture_whose_exif_is_damaged_is_a_picture():
+    damage = b"no exif at all"
+    chunk = len(damage).to_bytes(4) + b"eXIf" + damage + zlib.crc32(b"eXIf" + damage).to_bytes(4)
+    end = GOOD.index(b"IDAT") - 4
+    np.testing.assert_array_equal(
+        plain().prepare(GOOD[:end] + chunk + GOOD[end:]), plain().prepare(GOOD)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("JPEG", "RGB"),
+        ("PNG", "RGB"),
+        ("PNG", "P"),
+        ("PNG", "RGBA"),
+        ("TIFF", "I;16"),
+        ("BMP", "1"),
+    ],
+)
+def test_a_large_picture_is_decoded_near_the_size_that_is_wanted(kind, mode, monkeypatch):
+    from crossattn.data.features import image
+
+    x, y = np.meshgrid(np.linspace(0, 1, 256), np.linspace(0, 1, 192))
+    grey = pillow.fromarray(np.uint8(255 * (x + y) / 2))
+    deep = pillow.fromarray(np.uint16(65535 * (x + y) / 2))
+    picture = deep if mode == "I;16" else grey.convert("RGB").convert(mode)
+    file, exif = io.BytesIO(), pillow.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    picture.save(file, kind, **({} if kind == "BMP" else {"exif": exif}))
+    whole = plain(channels=1).prepare(file.getvalue())
+    monkeypatch.setattr(image, "_MANY", 4096)
+    assert max(plain().opened(file.getvalue(), 8).size) <= 2 * 8 * 256 / 192
+    np.testing.assert_allclose(plain(channels=1).prepare(file.getvalue()), whole, atol=0.03)
+
+
+def test_examples_whose_picture_cannot_be_read_are_left_out_and_counted(examples, caplog):
+    broken = [dict(each) for each in examples]
+    for index in (3, 40):
+        broken[index]["image"] = broken[index]["image"][:60]
+    features = {"image": plain(unreadable="skip"), "colour": Label(COLOURS)}
+    whole = pipeline.feature_eval_batches(examples, features, batch_size=16)
+    batches = pipeline.feature_eval_batches(broken, features, batch_size=16)
+    for expected, found in zip(whole, batches, strict=True):
+        read = ~np.isin(expected.indices, [3, 40]) & (expected.indices >= 0)
+        np.testing.assert_array_equal(found.indices, np.where(read, expected.indices, -1))
+        np.testing.assert_array_equal(found.batch["valid"], read)
+        for name in ("image", "colour"):
+            np.testing.assert_array_equal(found.batch[name][read], expected.batch[name][read])
+            assert not found.batch[name][~read].any()
+    assert batches.encoded.unreadable == {3, 40}
+    assert "example 40, image: the image cannot be read" in caplog.text
+    assert caplog.text.count("left out") == 2
+    trained = pipeline.feature_batches(broken, features, mode="pad", batch_size=10)
+    assert sum(batch["valid"].sum() for batch in take(trained, 7)) == 68
+    with pytest.raises(DataError, match="example 3, image: the image cannot be read"):
+        list(pipeline.feature_eval_batches(broken, {"image": plain()}, batch_size=16))
+    none = [{"image": b""}] * 5
+    with pytest.raises(DataError, match="not one of the first 4 examples can be read"):
+        list(pipeline.feature_eval_batches(none, {"image": features["image"]}, batch_size=4))
 
 
 def test_a_header_that_announces_too_much_is_refused(monkeypatch):

@@ -1,14 +1,18 @@
 """Sources by name: synthetic ones, the user's files, TFDS datasets."""
 
+import io
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from PIL import Image as pillow
 
-from crossattn.data import sources, textfiles
+from crossattn.data import records, sources, textfiles
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.features import Image
 
 VOWELS = "aeiouéê"
 
@@ -342,6 +346,70 @@ def test_a_dataset_of_texts_is_its_own_target(tmp_path):
     source = sources.open_source("tfds:tiny_texts", data_dir=tmp_path)
     assert len(source) == 5 and source[2]["source"] == source[2]["target"]
     assert {e["source"] for e in source} == {f"page {i}" for i in range(5)}
+
+
+class TinyPictures(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A stand-in for the pictures of TFDS with their classes."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    url_infos: dict = {}
+    KINDS = {
+        "image": tfds.features.Image(shape=(None, None, 3)),
+        "label": tfds.features.ClassLabel(names=["cat", "dog"]),
+        "title": tfds.features.Text(),
+        "place": tfds.features.Tensor(shape=(2,), dtype=np.float32),
+    }
+
+    def _info(self):
+        kinds, keys = tfds.features.FeaturesDict(self.KINDS), ("image", "label")
+        return tfds.core.DatasetInfo(builder=self, features=kinds, supervised_keys=keys)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(4):
+            picture = io.BytesIO()
+            pillow.fromarray(np.full((3 + i, 4, 3), 40 * i, np.uint8)).save(picture, "png")
+            picture.seek(0)
+            row = dict(image=picture, label=i % 2, title=f"picture {i}", place=[i, 0.5])
+            yield i, {name: row.get(name, [i]) for name in self.KINDS}
+
+
+def test_pictures_and_classes_of_tfds_keep_their_names(tmp_path):
+    TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+    source = sources.open_source("tfds:tiny_pictures", data_dir=tmp_path)
+    classes = sources.classes_of("tfds:tiny_pictures", tmp_path)
+    assert classes == {"label": ("cat", "dog")} and len(source) == 4
+    for example in source:
+        i = int(example["title"].removeprefix("picture "))
+        assert example.keys() == {"id", *TinyPictures.KINDS}
+        assert example["label"] == ("cat", "dog")[i % 2] and example["place"].tolist() == [i, 0.5]
+        pixels = Image(3 + i, 4, resize="exact", mean=(0.0,), std=(1.0,)).prepare(example["image"])
+        np.testing.assert_allclose(pixels, 40 * i / 255, rtol=1e-6)
+
+
+def test_a_kind_of_tfds_that_no_feature_reads_is_named(tmp_path, monkeypatch):
+    odd = {
+        "image": tfds.features.Image(),
+        "boxes": tfds.features.Sequence(tfds.features.Scalar(np.int64)),
+    }
+    monkeypatch.setattr(TinyPictures, "KINDS", odd)
+    TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+    with pytest.raises(DataError, match="holds 'boxes', a Sequence; Image, ClassLabel, Text and"):
+        sources.open_source("tfds:tiny_pictures", data_dir=tmp_path)
+
+
+def test_a_dataset_whose_files_nobody_serves_is_refused_at_once(tmp_path, monkeypatch):
+    with socket.socket() as taken:  # where no server listens
+        taken.bind(("localhost", 0))
+        url = f"http://localhost:{taken.getsockname()[1]}/a.zip"
+        monkeypatch.setattr(TinyPictures, "url_infos", {url: None})
+        builder = TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record")
+        with pytest.raises(
+            DataUnavailable, match=r"\(ConnectionError: localhost cannot be reached\)"
+        ):
+            records.prepare(builder, "tfds:tiny_pictures", tmp_path)
 
 
 def test_an_unknown_tfds_dataset_is_refused_in_one_line(tmp_path):

@@ -158,6 +158,25 @@ def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):
     assert "configs/libreoffice.py" in out and re.search(r"^  train.steps +900 ", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_none_is_a_value_of_every_key_that_may_be_none(launched, name):
+    values = flatten(get_config(name).to_dict())
+    known = keys.of(values["task"], values["model.name"])
+    may = [key for key in known if known[key].none and key in values]
+    words = [f"--config.{key}=none" for key in may[1:]] + [f"--config.{may[0]}", "None"]
+    code, out, err = launched(
+        "train", "--help=config", f"--config={ROOT}/configs/{name}.py", *words
+    )
+    assert code == 0, err
+    shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
+    assert [key for key in may if not shown[key].startswith("none ")] == []
+
+
+def test_none_for_a_key_that_there_is_not(refused):
+    said = refused("train", TINY, "--config.train.stepz=none", "--workdir=no")
+    assert "has no key train.stepz; did you mean train.steps?" in said
+
+
 def test_help_on_something_else(refused):
     assert "expected --help or --help=config." in refused("train", "--help=flags")
     assert "there is no --help=config; expected --help." in refused("transcribe", "--help=config")

@@ -28,6 +28,16 @@ def test_programs_are_kept_in_the_data_folder(folder):
     assert list(folder.glob("*-cache"))
 
 
+@pytest.mark.parametrize("level", ["compiled", "above"])
+def test_programs_are_not_taken_from_where_others_may_write(folder, level, capsys):
+    folder.mkdir()
+    (folder if level == "compiled" else folder.parent).chmod(0o777)
+    launch.keep_compiled()
+    assert jax.config.jax_compilation_cache_dir is None
+    said = capsys.readouterr().err
+    assert f"{folder} is not used for compiled programs: others may write to" in said
+
+
 @pytest.mark.parametrize("named", ["", "/elsewhere"])
 def test_the_variable_of_jax_names_another_folder_or_none(folder, monkeypatch, named):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", named)

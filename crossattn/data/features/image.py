@@ -1,5 +1,6 @@
 """Pictures of any kind as arrays of one size."""
 
+import contextlib
 import io
 import os
 from collections.abc import Sequence
@@ -10,11 +11,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, Unreadable
 from crossattn.data.packing import Batch, Layout, stack
 
 LARGEST = 2**26
 """Pixels of a picture that is read; a header may announce any number."""
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+"""What files are read as; others that Pillow knows start programs, or are read by nobody's intention."""
+_MANY = 2**22
+"""Pixels from which on a picture is not held whole, but at twice the size that is wanted."""
 
 _WHITE = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "I;16N": 65535, "I": 65535, "F": 1}
 
@@ -34,6 +39,8 @@ class Image:
             "stretch" scales its sides apart; "exact" refuses one of another size.
         mean, std: what is taken from the values, which are 0 to 1, and what they are divided by then; one of
             them is for all channels.
+        unreadable: "refuse" ends with the first file that is no picture; "skip" has its example left out of
+            its batch.
     """
 
     height: int
@@ -42,6 +49,7 @@ class Image:
     resize: str = "crop"
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    unreadable: str = "refuse"
 
     def __post_init__(self):
         if self.height < 1 or self.width < 1:
@@ -50,6 +58,8 @@ class Image:
             raise DataError(f"channels is {self.channels}; expected 1 or 3")
         if self.resize not in ("crop", "stretch", "exact"):
             raise DataError(f"resize is {self.resize!r}; expected 'crop', 'stretch' or 'exact'")
+        if self.unreadable not in ("refuse", "skip"):
+            raise DataError(f"unreadable is {self.unreadable!r}; expected 'refuse' or 'skip'")
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, self.channels):
                 raise DataError(
@@ -78,18 +88,26 @@ class Image:
             DataError: it cannot be read, is no picture, cut short, too large, or of another size where that
                 is to be exact.
         """
-        picture = self.opened(value)
+        size = None if self.resize == "exact" else 2 * max(self.height, self.width)
+        picture = self.opened(value, size)
         pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.height, self.width, self.channels)
         return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
-    def opened(self, value: Any) -> Any:
-        """The picture as a Pillow image of its own size, upright, in grey or colour, on white.
+    def opened(self, value: Any, side: int | None = None) -> Any:
+        """The picture as a Pillow image, upright, in grey or colour, on white.
+
+        Args:
+            value: as the class has it.
+            side: pixels of its shorter side, at least, where a large one is made smaller; None keeps it.
 
         Raises:
             DataError: it cannot be read, is no picture, cut short, or too large.
         """
-        picture = _opened(value)
+        try:
+            picture = _opened(value, side)
+        except Unreadable as error:
+            raise error if self.unreadable == "skip" else DataError(str(error)) from None
         if min(picture.size) < 1:
             raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
         return _flat(picture, self.channels)
@@ -115,9 +133,9 @@ class Image:
         return picture.resize(size, pillow.Resampling.BICUBIC)
 
 
-def _opened(value: Any) -> Any:
+def _opened(value: Any, side: int | None) -> Any:
     """A value as a Pillow image, read whole and upright."""
-    pillow, ops = _library()
+    pillow, _ = _library()
     if isinstance(value, pillow.Image):
         return value
     if isinstance(value, np.ndarray):
@@ -131,25 +149,53 @@ def _opened(value: Any) -> Any:
             f"{type(value).__name__} came; expected a path, bytes, an array or a Pillow image"
         )
     try:
-        with pillow.open(file) as picture:
-            if picture.width * picture.height > LARGEST:
-                raise DataError(
-                    f"{name} has {_size(picture)} pixels; at most {LARGEST:,} are read, make it smaller"
-                )
-            picture.load()
-            return ops.exif_transpose(picture)
+        return _read(name, file, side)
     except pillow.DecompressionBombError as error:
-        raise DataError(f"{name} is too large: {error}") from None
+        raise Unreadable(f"{name} is too large: {error}") from None
     except pillow.UnidentifiedImageError:
-        raise DataError(f"{name} is no image of a kind that Pillow reads") from None
+        raise Unreadable(
+            f"{name} is no image of a kind that is read: {', '.join(FORMATS)}"
+        ) from None
     except FileNotFoundError:
-        raise DataError(f"{name} is missing") from None
+        raise Unreadable(f"{name} is missing") from None
     except DataError:
         raise
     # A damaged file makes Pillow's readers raise almost anything.
     except Exception as error:
         said = str(error).partition("\n")[0] or type(error).__name__
-        raise DataError(f"{name} cannot be read as an image: {said}") from None
+        raise Unreadable(f"{name} cannot be read as an image: {said}") from None
+
+
+def _read(name: str, file: Any, side: int | None) -> Any:
+    """A file as a Pillow image, whole and upright, decoded no larger than a large one needs to be."""
+    pillow, ops = _library()
+    with pillow.open(file, formats=FORMATS) as picture:
+        pixels = picture.width * picture.height
+        if pixels > LARGEST:
+            raise Unreadable(
+                f"{name} has {_size(picture)} pixels; at most {LARGEST:,} are read, make it smaller"
+            )
+        if pixels <= _MANY:
+            side = None
+        if side is not None:
+            picture.draft(None, (side, side))  # which JPEG can
+        picture.load()
+        # EXIF that is damaged says nothing of pixels.
+        with contextlib.suppress(Exception):
+            ops.exif_transpose(picture, in_place=True)
+        return picture if side is None else _reduced(picture, side)
+
+
+def _reduced(picture: Any, side: int) -> Any:
+    """A picture smaller by a whole factor, its shorter side no shorter than that."""
+    factor = min(picture.size) // side
+    if factor < 2:
+        return picture
+    if picture.mode in ("1", "P", "PA"):
+        picture = picture.convert("RGBA" if picture.has_transparency_data else "RGB")
+    elif picture.mode.startswith("I;16"):
+        picture = picture.convert("I")
+    return picture.reduce(factor)
 
 
 def _of_array(value: np.ndarray, pillow: Any) -> Any:

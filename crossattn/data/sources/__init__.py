@@ -8,7 +8,7 @@ on the import path. A file says
     OPTIONS     the options that it takes, with their help; {} where it says nothing
     SPLITS      the splits that it has; train, validation and test where it says nothing, () where it checks
     CLASSES     the names of the classes of the examples' labels, by the labels' names; {} as above
-    classes     (argument): the same where they are found in the data
+    classes     (argument, data_dir): the same where they are found in the data
     open_split  (argument, split, *, data_dir, **options): the examples of a split
     identify    (argument, split, *, reverse, **options): what tells one version of the data from another;
                 by a sample of the examples where it says nothing
@@ -134,14 +134,17 @@ def options_of(name: str) -> Mapping[str, Option]:
     return getattr(find(name), "OPTIONS", {})
 
 
-def classes_of(name: str) -> Mapping[str, tuple[str, ...]]:
+def classes_of(
+    name: str, data_dir: str | os.PathLike | None = None
+) -> Mapping[str, tuple[str, ...]]:
     """The classes of the labels of the source that a name begins with, by the labels' names.
 
     Raises:
         DataError: there is no such source, or its files are wrong.
     """
     module, argument = _find(name, {})
-    return getattr(module, "CLASSES", {}) or getattr(module, "classes", lambda _: {})(argument)
+    found = getattr(module, "classes", None)
+    return getattr(module, "CLASSES", {}) if found is None else found(argument, data_dir)
 
 
 def identity(

@@ -24,8 +24,8 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
     """Examples {"id", "image", ...}: the path of a picture, and the texts that stand beside it.
 
     Raises:
-        DataError: there is no such table, it has no pictures, or none for this split; or of a line, the
-            first now and others when they are read, that it has other columns, or no such picture.
+        DataError: there is no such table, it has no pictures, or none for this split; of a line, the first
+            now and others when they are read, that it has other columns; or the first names no picture.
     """
     table = _Table(_file(path, split))
     numbers = range(table.first, len(table.lines))
@@ -33,7 +33,9 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
         numbers = Dealt(table.first, len(table.lines), split)
     if not len(numbers):
         raise DataError(f"{table.lines.path} has too few lines for a {split} split")
-    table.example(numbers[0])  # which is refused now rather than in training
+    first = table.example(numbers[0])[_IMAGE]  # which is refused now rather than in training
+    if not Path(first).is_file():
+        raise DataError(f"{table.lines.path}, line {numbers[0] + 1}: there is no picture {first}")
     return MappedSource(numbers, table.example)
 
 
@@ -42,7 +44,7 @@ def identify(path: str, split: str, **options: Any) -> dict[str, Any]:
     return {"files": [stat(_file(path, split))]}
 
 
-def classes(path: str) -> Mapping[str, tuple[str, ...]]:
+def classes(path: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
     """The values of each column, sorted, of the table that is trained on; not of columns of too many."""
     table, found = _Table(_file(path, "train")), {}
     for number in range(table.first, len(table.lines)):
@@ -86,11 +88,8 @@ class _Table:
     def example(self, number: int) -> Example:
         """The example of a line."""
         record, folder = self.record(number), self.lines.path.parent
-        path = folder / record[_IMAGE]
-        if not path.is_file():
-            raise DataError(f"{self.lines.path}, line {number + 1}: there is no picture {path}")
         name = f"{self.lines.path.name}:{number + 1}"
-        return record | {"id": name, _IMAGE: str(path)}
+        return record | {"id": name, _IMAGE: str(folder / record[_IMAGE])}
 
 
 def _file(path: str, split: str) -> Path:

@@ -57,7 +57,7 @@ def library() -> Path:
     name = f"kernels-{hashlib.sha256(repr(made_from).encode()).hexdigest()[:16]}"
     refused = []
     for folder in _folders():
-        why = _not_private(folder)
+        why = not_private(folder)
         if why is None and (built := _whole(folder, name)):
             return built
         if why is None and not os.access(folder, os.W_OK):
@@ -83,8 +83,8 @@ def _folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir(), f"crossattn-{user}").absolute()
 
 
-def _not_private(folder: Path) -> str | None:
-    """Why a library there is not to be trusted, or None. Makes the folder where it is missing."""
+def not_private(folder: Path) -> str | None:
+    """Why compiled code there is not to be trusted, or None. Makes the folder where it is missing."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.resolve(strict=True)
