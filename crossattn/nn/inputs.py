@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.axes import placed
-from crossattn.nn.layers import Embedding, norm
+from crossattn.nn.layers import Embedding, check_ids, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.ops.dropout import dropout
@@ -150,8 +150,11 @@ class TokenInput(nnx.Module):
             vectors; positions and whatever else is added to an embedding are added to them.
 
         Raises:
-          ValueError: as ``check`` does, where no positions are given.
+          ValueError: as ``check`` does, where no positions are given; or a token or a type that is known is
+            none of the tables'.
         """
+        if others is not None:  # they may stand where a token is that no table has
+            tokens = jnp.where(others[0], 0, tokens)
         x = (self.embedding or embedding)(tokens)
         if self.frozen_id is not None:
             x = jnp.where((tokens == self.frozen_id)[..., None], jax.lax.stop_gradient(x), x)
@@ -166,6 +169,7 @@ class TokenInput(nnx.Module):
             x = x + self.learned(positions).astype(x.dtype)
         if self.types is not None:
             kinds = jnp.zeros((), jnp.int32) if types is None else types
+            check_ids(kinds, self.types.count, "types")
             x = x + self.types(kinds).astype(x.dtype)
         if self.norm is not None:
             x = self.norm(x)

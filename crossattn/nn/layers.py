@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
@@ -91,8 +92,11 @@ class Embedding(nnx.Module):
     def __call__(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
         """Vectors, of unit variance at first: the table is kept small for the output, and scaled here.
 
+        Raises:
+          ValueError: as ``check_ids`` does.
         Source: Vaswani et al. 2017, section 3.4.
         """
+        check_ids(tokens, self.table.shape[0])
         vectors = looked_up(self.table[...], tokens).astype(self.dtype or jnp.float32)
         return placed(vectors * self.scale, "embed")
 
@@ -102,14 +106,28 @@ class Embedding(nnx.Module):
         return token_logits(x, self.table[...])
 
 
-def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
-    """Rows of a table. On a mesh devices gather its parts, and its gradient is scattered.
+def check_ids(ids: Int[Array, "..."], count: int, name: str = "tokens") -> None:
+    """Whether ids are rows of a table of so many, where they are known; under ``jax.jit`` they are not.
 
-    Left to itself XLA sends every example's vectors to the devices that hold a part of the table.
+    Raises:
+      ValueError: one is not.
+    """
+    if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
+        return
+    known = np.asarray(ids)
+    if wrong := known[(known < 0) | (known >= count)].tolist():
+        raise ValueError(f"{name} has the id {wrong[0]}; expected 0 to {count - 1}, this model's.")
+
+
+def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+    """Rows of a table; NaN for what is none of them, as no number in its place would be right.
+
+    On a mesh devices gather the table's parts, and its gradient is scattered. Left to itself XLA sends every
+    example's vectors to the devices that hold a part of the table.
     """
     mesh = axes.mesh_of(table)
     if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
-        return jnp.take(table, tokens, axis=0)
+        return _rows(table, tokens)
     among, names = axes.automatic(mesh), ("batch", *[None] * (tokens.ndim - 2), "length")
     rows = axes.spec(names[-tokens.ndim :], tokens.shape, mesh, among=among)
     places = axes.spec(("vocab", "embed"), table.shape, mesh, among=among)
@@ -118,20 +136,28 @@ def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[A
     vocab, embed = map(axes.several, places)
     split = {axis for entry in rows for axis in axes.several(entry)}
     kept = tuple(itertools.takewhile(lambda axis: axis not in split, vocab))
+    count = table.shape[0]
 
     def own(table: Array, tokens: Array) -> Array:
         for axis, parts in enumerate((vocab[len(kept) :], embed)):
             table = jax.lax.all_gather(table, parts, axis=axis, tiled=True) if parts else table
         if not kept:
-            return jnp.take(table, tokens, axis=0)
+            return _rows(table, tokens)
+        there = (tokens >= 0) & (tokens < count)
         tokens = tokens - jax.lax.axis_index(kept) * table.shape[0]
         here = (tokens >= 0) & (tokens < table.shape[0])
-        vectors = jnp.take(table, jnp.where(here, tokens, 0), axis=0)
-        return jax.lax.psum(jnp.where(here[..., None], vectors, 0), kept)
+        vectors = _rows(table, jnp.where(here, tokens, 0))
+        vectors = jax.lax.psum(jnp.where(here[..., None], vectors, 0), kept)
+        return jnp.where(there[..., None], vectors, jnp.nan)
 
     out = PartitionSpec(*rows, None)
     call = jax.shard_map(own, mesh=mesh, in_specs=(places, rows), out_specs=out, check_vma=False)
     return call(table, tokens)
+
+
+def _rows(table: Float[Array, "V D"], ids: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
+    options: dict[str, Any] = dict(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    return table.at[ids].get(**options)
 
 
 def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:

@@ -55,6 +55,8 @@ class LearnedPositions(nnx.Module):
 class RelativeBias(nnx.Module):
     """A learnt bias for each head and bucket of distance, shared by the layers of a stack.
 
+    Raises:
+      ValueError: ``max_distance`` leaves nothing for buckets of several distances.
     Source: Raffel et al. 2020, section 2.1.
     """
 
@@ -67,6 +69,7 @@ class RelativeBias(nnx.Module):
         bidirectional: bool,
         rngs: nnx.Rngs,
     ):
+        bias.check_buckets(num_buckets, max_distance, bidirectional)
         table = jax.random.normal(rngs.params(), (num_buckets, num_heads)) * 0.02
         self.table = nnx.Param(table, axes=(None, "heads"))
         self.max_distance = max_distance

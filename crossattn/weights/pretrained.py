@@ -243,7 +243,8 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """
     folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
-    layout = model.layout or Layout({safetensors.WEIGHTS: {name: name for name in tensors}})
+    fresh = {name: name for name in [*tensors, *model.rules.beside]}
+    layout = model.layout or Layout({safetensors.WEIGHTS: fresh})
     for file, names in layout.files.items():
         chosen = {
             name: layout.restored(name, tensors.saved(known, layout))

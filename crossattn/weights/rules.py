@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,9 +49,16 @@ class Names(frozenset[str]):
         start = f"{module}."
         return Names(name.removeprefix(start) for name in self if name.startswith(start))
 
-    def any_within(self, module: str) -> bool:
-        """Whether there are any inside a module."""
-        return any(name.startswith(f"{module}.") for name in self)
+    def has(self, module: str, kind: str, needs: Sequence[str], may: Sequence[str] = ()) -> bool:
+        """Whether a model of the class ``kind`` has a module.
+
+        Args:
+          module: of the model.
+          kind: "" where nothing says it.
+          needs: classes that have it.
+          may: classes that have it, but in some files.
+        """
+        return kind in needs or any(name.startswith(f"{module}.") for name in self)
 
 
 class AllNames(Names):
@@ -62,8 +70,8 @@ class AllNames(Names):
     def within(self, module: str) -> Names:
         return self
 
-    def any_within(self, module: str) -> bool:
-        return True
+    def has(self, module: str, kind: str, needs: Sequence[str], may: Sequence[str] = ()) -> bool:
+        return not kind or kind in (*needs, *may)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,8 @@ class Rules:
       aliases: their tensor -> the one that it repeats where a file has both.
       constants: pattern -> what the tensor must hold; the model computes it itself.
       unused: patterns of tensors that nothing computes with; kept for saving.
+      beside: of those and of the constants, what ``transformers`` misses in a file: the tensor that it is a
+        copy of in the file of a fresh model, or the shape of a constant.
       rows: parameters [X] whose tensors are [1, X].
       flat: parameters [1, X] whose tensors are [X].
       pointwise: kernels whose tensors are convolutions of one pixel, [out, in, 1, 1].
@@ -86,6 +96,7 @@ class Rules:
     aliases: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    beside: Mapping[str, str | Shape] = field(default_factory=dict)
     rows: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
     pointwise: tuple[str, ...] = ()
@@ -98,6 +109,7 @@ class Rules:
             {**self.aliases, **other.aliases},
             {**self.constants, **other.constants},
             self.unused + other.unused,
+            {**self.beside, **other.beside},
             self.rows + other.rows,
             self.flat + other.flat,
             self.pointwise + other.pointwise,
@@ -105,17 +117,28 @@ class Rules:
         )
 
     def inside(self, module: str, theirs: str | None = None) -> "Rules":
-        """The same rules one level down, in a module; ``theirs`` is what they call it, None the same."""
+        """The same rules one level down, in a module of ours ("": in none) and in one of theirs.
+
+        Args:
+          module: ours.
+          theirs: theirs; None is of the same name.
+        """
         theirs = module if theirs is None else theirs
+        own = f"{module}." if module else ""
+
+        def there(name: str | Shape) -> Any:
+            return f"{theirs}.{name}" if isinstance(name, str) else name
+
         return Rules(
             under(module, theirs, self.names),
-            {f"{theirs}.{name}": f"{theirs}.{other}" for name, other in self.aliases.items()},
+            {there(name): there(other) for name, other in self.aliases.items()},
             {rf"{theirs}\.{pattern}": make for pattern, make in self.constants.items()},
             tuple(rf"{theirs}\.{pattern}" for pattern in self.unused),
-            tuple(f"{module}.{path}" for path in self.rows),
-            tuple(f"{module}.{path}" for path in self.flat),
-            tuple(f"{module}.{path}" for path in self.pointwise),
-            tuple(rf"{module}\.{pattern}" for pattern in self.untransposed),
+            {there(name): there(like) for name, like in self.beside.items()},
+            tuple(f"{own}{path}" for path in self.rows),
+            tuple(f"{own}{path}" for path in self.flat),
+            tuple(f"{own}{path}" for path in self.pointwise),
+            tuple(rf"{re.escape(own)}{pattern}" for pattern in self.untransposed),
         )
 
     def tensor_of(self, path: str) -> Part:
@@ -218,14 +241,15 @@ def canonical(names: set[str], prefix: str, old_names: Mapping[str, str]) -> dic
 
 
 def under(ours: str, theirs: str, names: Mapping[str, str | Part]) -> dict[str, str | Part]:
-    """The same rules one level down: inside our module and theirs."""
+    """The same rules one level down: inside our module ("" is none) and theirs."""
+    own = f"{ours}." if ours else ""
 
     def inside(value: str | Part) -> str | Part:
         if isinstance(value, Part):
             return Part(f"{theirs}.{value.module}", value.index, value.count)
         return f"{theirs}.{value}"
 
-    return {f"{ours}.{key}": inside(value) for key, value in names.items()}
+    return {f"{own}{key}": inside(value) for key, value in names.items()}
 
 
 def tensor_shapes(

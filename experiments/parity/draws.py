@@ -39,8 +39,10 @@ _T5 = {
         dict(tie_word_embeddings=False),
         dict(tie_word_embeddings=False, untied=("lm_head.weight",)),
     ),
-    "relative_attention_num_buckets": (4, 8, 32),
-    "relative_attention_max_distance": (6, 10, 128),
+    "buckets": tuple(
+        dict(relative_attention_num_buckets=buckets, relative_attention_max_distance=distance)
+        for buckets, distance in ((4, 6), (8, 6), (8, 10), (32, 20), (32, 128))
+    ),
     "num_layers": _DEPTHS,
     "num_decoder_layers": _DEPTHS,
     "num_heads": _HEADS,

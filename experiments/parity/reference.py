@@ -100,27 +100,45 @@ def _own_names(model: Any, folder: Path) -> dict[str, str]:
 
 def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     """Logits, cross-attention weights, loss, three gradients, generated tokens."""
+    measured = outputs(case, model)
+    measured["loss"].backward()
+    parameters, own = dict(model.named_parameters()), _own_names(model, folder)
+    for name in chosen_gradients(saved_shapes(folder)):
+        measured[f"gradient of {name}"] = parameters[own[name]].grad
+    if case.search:
+        data = _tensors(case)
+        measured["greedy"] = _generate(case, model, data, num_beams=1)
+        measured["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+    return arrays(case, measured)
+
+
+def outputs(case: Case, model: Any) -> dict[str, Any]:
+    """What one pass gives: logits, cross-attention weights, the loss."""
     import torch
 
-    data = {name: torch.from_numpy(array) for name, array in inputs(case).items()}
+    data = _tensors(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
     measured = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
     # A model without heads has no loss, nor has one with a teacher; a mean stands in for one.
     measured["loss"] = out.loss if "loss" in out else out[_without_loss(out)].mean()
-    measured["loss"].backward()
     if case.kind in ("latents of picture", "bytes"):
         measured |= _read_and_written(case, out, data)
     elif out.get("cross_attentions"):
         measured["weights"] = torch.stack(out.cross_attentions)
-    parameters, own = dict(model.named_parameters()), _own_names(model, folder)
-    for name in chosen_gradients(saved_shapes(folder)):
-        measured[f"gradient of {name}"] = parameters[own[name]].grad
-    if case.search:
-        measured["greedy"] = _generate(case, model, data, num_beams=1)
-        measured["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+    return measured
+
+
+def arrays(case: Case, measured: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What was measured, as it is compared."""
     return compared(case, {name: tensor.detach().numpy() for name, tensor in measured.items()})
+
+
+def _tensors(case: Case) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in inputs(case).items()}
 
 
 def _read_and_written(case: Case, out: Any, data: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from crossattn.nn.inputs import InputConfig, TokenInput
+from tests.conftest import on_eight_devices
 
 V, D, LENGTH = 7, 5, 200
 
@@ -45,3 +46,34 @@ def test_a_frozen_token_learns_nothing_where_it_is_looked_up():
     rows = nnx.grad(total)(layer)
     learnt = np.abs(np.asarray(rows.embedding.table[...])).sum(axis=1) > 0
     assert learnt.tolist() == [False, True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("wrong", [V, -1])
+def test_a_token_beyond_the_vocabulary_is_refused_where_it_is_known_and_nan_where_not(wrong):
+    layer = entrance(config=InputConfig(token_types=2))
+    tokens = jnp.array([[1, wrong, 2]])
+    with pytest.raises(ValueError, match=f"tokens has the id {wrong}; expected 0 to 6"):
+        layer(tokens)
+    with pytest.raises(ValueError, match=f"types has the id {wrong}; expected 0 to 1"):
+        layer(jnp.ones((1, 3), int), types=tokens)
+    found = nnx.jit(lambda layer, tokens: layer(tokens))(layer, tokens)
+    assert np.isnan(found).all(-1).tolist() == [[False, True, False]]
+    others = tokens == wrong, jnp.zeros((1, 3, D))
+    np.testing.assert_array_equal(layer(tokens, others=others)[0, 1], layer.types(jnp.array(0)))
+
+
+ON_A_MESH = """
+import jax, numpy as np, crossattn as xa
+from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
+build = lambda rngs: xa.nn.Embedding(8, 4, rngs=rngs)
+params, axes = xa.init(build, jax.random.key(0)), xa.functional.logical_axes(build)
+for sizes in (dict(tensor=8), dict(data=2, fsdp=4), dict(data=2, fsdp=2, tensor=2)):
+    mesh = make_mesh(MeshConfig(**sizes))
+    placed = jax.device_put(params, params_sharding(params, axes, mesh))
+    found = jax.jit(lambda p, ids: xa.apply(build, p, ids))(placed, np.arange(16).reshape(8, 2) - 4)
+    assert np.isnan(found).all(-1).ravel().tolist() == [True] * 4 + [False] * 8 + [True] * 4, sizes
+"""
+
+
+def test_a_token_beyond_the_vocabulary_is_nan_on_any_mesh_too():
+    on_eight_devices("-c", ON_A_MESH)

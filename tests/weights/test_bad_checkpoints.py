@@ -99,6 +99,12 @@ def test_an_option_that_is_not_supported(tmp_path):
     refuses(folder, "scale_attn_by_inverse_layer_idx True", "not supported")
 
 
+def test_distances_that_no_bucket_is_for(tmp_path):
+    folder = checkpoints.fresh(checkpoints.T5, tmp_path / "t5")
+    configured(folder, relative_attention_max_distance=16)
+    refuses(folder, "relative_buckets is 32 and relative_distance 16", "above the 16")
+
+
 def test_a_config_without_a_size_or_that_is_no_json(folder):
     text = json.loads((folder / "config.json").read_text())
     del text["d_model"]

@@ -3,6 +3,7 @@
 import dataclasses
 import filecmp
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from tests.peers import peer
 torch = peer("torch")
 transformers = peer("transformers")
 
-from experiments.parity import reference  # noqa: E402  (it needs torch)
+from crossattn.weights.pretrained import _FAMILIES  # noqa: E402
+from experiments.parity import ours, reference  # noqa: E402  (it needs torch)
+from experiments.parity.__main__ import compare, differences  # noqa: E402
 from experiments.parity.cases import CASES, FRAMES, MELS  # noqa: E402
 from tests.closeness import close  # noqa: E402
 from tests.weights import checkpoints  # noqa: E402
@@ -34,6 +37,27 @@ def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
     assert read.state_dict().keys() == wanted.keys()
     for name, tensor in read.state_dict().items():
         assert torch.equal(tensor, wanted[name]), name
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
+    cls = getattr(transformers, case.model)
+    config = cls.config_class(**case.config).to_dict() | {"architectures": [case.model]}
+    model = xa.weights.describe(config)
+    folder = xa.save(tmp_path, model, xa.init(model, jax.random.key(0)))
+    theirs, info = cls.from_pretrained(
+        folder, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    expected = reference.arrays(case, reference.outputs(case, theirs.eval()))
+    errors = compare(ours.outputs(case, *xa.load(folder)[:2]), expected)
+    assert differences(errors | {"loss": 0.0}) == []  # a mean that is 0 of some
+
+
+def test_every_family_of_transformers_has_a_case():
+    kinds = {getattr(transformers, case.model).config_class.model_type for case in CASES}
+    halves = {"trocr"}  # of a captioner
+    assert kinds | halves >= _FAMILIES.keys() & set(transformers.CONFIG_MAPPING)
 
 
 def test_whisper_has_no_use_for_scale_embedding(tmp_path):

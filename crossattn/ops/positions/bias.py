@@ -22,14 +22,13 @@ def relative_buckets(
     """The bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
 
     Bidirectional halves the buckets between keys before and keys after; otherwise keys after the
-    query share bucket 0. Distances from ``max_distance`` on share the last bucket. (A ``max_distance``
-    among the exact ones counts down from there; what that leaves no bucket gets ``num_buckets``, which
-    is none of the table's.)
+    query share bucket 0. Distances from ``max_distance`` on share the last bucket.
 
     Raises:
-      ValueError: there are too few buckets for exact ones, or ``max_distance`` is below 1.
+      ValueError: as ``check_buckets`` does.
     Source: Raffel et al. 2020, "T5", section 2.1.
     """
+    exact = check_buckets(num_buckets, max_distance, bidirectional)
     distance = _distance(q_positions, k_positions)
     own, first = num_buckets, jnp.zeros_like(distance)
     if bidirectional:
@@ -38,41 +37,45 @@ def relative_buckets(
         distance = jnp.abs(distance)
     else:
         distance = jnp.maximum(-distance, 0)
-    exact = own // 2
-    if exact < 1 or max_distance < 1:
-        least = 4 if bidirectional else 2
-        raise ValueError(
-            f"relative_buckets: num_buckets is {num_buckets} and max_distance {max_distance}; expected "
-            f"at least {least} and 1."
-        )
-    rising = max_distance > exact
-    starts = _starts(exact, own, max_distance, own - 1 - exact if rising else exact + num_buckets)
-    starts = jnp.asarray(np.reshape(starts, (1,) * distance.ndim + (-1,)), distance.dtype)
-    passed = jnp.sum(distance[..., None] >= starts, axis=-1, dtype=distance.dtype)
-    bucket = first + jnp.where(
-        distance < exact, distance, exact + passed if rising else exact - passed
+    starts = np.reshape(_starts(exact, own, max_distance), (1,) * distance.ndim + (-1,))
+    passed = jnp.sum(
+        distance[..., None] >= jnp.asarray(starts, distance.dtype), axis=-1, dtype=distance.dtype
     )
-    return bucket if rising else jnp.where(bucket < 0, num_buckets, bucket)
+    return first + jnp.where(distance < exact, distance, exact + passed)
+
+
+def check_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> int:
+    """How many distances, from 0 on, have a bucket of their own.
+
+    Raises:
+      ValueError: there is no bucket for them, or ``max_distance`` is among them.
+    """
+    exact = num_buckets // (4 if bidirectional else 2)
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"relative_buckets is {num_buckets} and relative_distance {max_distance}; expected at least "
+            f"{4 if bidirectional else 2}, and a distance above the {exact} that have buckets of their own."
+        )
+    return exact
 
 
 @functools.lru_cache
-def _starts(exact: int, buckets: int, max_distance: int, count: int) -> tuple[int, ...]:
+def _starts(exact: int, buckets: int, max_distance: int) -> tuple[int, ...]:
     """The distances at which the first, second, ... bucket after the exact ones begins.
 
     A boundary between buckets falls on a whole distance where a power of it is one of ``max_distance``,
     and there rounding decides. Trained models were rounded in float32, so that is done here, once, with
     numpy: what a compiler makes of a logarithm, and with which operations it fuses it, is its own affair.
     """
-    steps, most = np.arange(1, count + 1), np.iinfo(np.int32).max
+    count, most = buckets - 1 - exact, np.iinfo(np.int32).max
+    steps = np.arange(1, count + 1)
 
     def taken(distance: np.ndarray) -> np.ndarray:
-        if max_distance == exact:
-            return np.full(distance.shape, np.inf)
         ratio = distance.astype(np.float32) / np.float32(exact)
         # A float64 logarithm rounds to the right float32 one on every machine.
         share = np.log(ratio.astype(np.float64)).astype(np.float32)
         share = share / np.float32(math.log(max_distance / exact))
-        return np.abs(np.trunc(share * np.float32(buckets - exact)))
+        return np.trunc(share * np.float32(buckets - exact))
 
     low, high = np.full(count, exact), np.full(count, most)
     while np.any(low < high):

@@ -42,6 +42,7 @@ _NAMES = {
     **LAYERS,
 }
 PREFIX = "model."
+_HALVES = ("encoder", "decoder")
 # What a config that does not say so has for padding.
 _PADDING = {"bart": 1, "mbart": 1, "marian": 58100, "pegasus": 0}
 _SEPARATE = {
@@ -103,7 +104,13 @@ def family(
         tie_output=tied,
         output=OutputConfig(bias=needs_bias or "final_logits_bias" in names),
     )
-    return Transformer, config, _rules(separate, tied)
+    beside: dict[str, Any] = {}
+    if separate and settings.get("share_encoder_decoder_embeddings", True):
+        beside = {_SHARED: _TARGET}
+    if positions == "sinusoidal":
+        shape = settings["max_position_embeddings"], settings["d_model"]
+        beside = beside | {f"model.{half}.embed_positions.weight": shape for half in _HALVES}
+    return Transformer, config, _rules(separate, tied) | Rules({}, beside=beside)
 
 
 def _separate_tables(settings: Settings, names: Names) -> bool:
@@ -133,7 +140,7 @@ def _sinusoids(shape: Shape) -> np.ndarray:
 
 def _stored_sinusoids(names: Names) -> str | None:
     """The type that rounds a checkpoint's tables of positions; None where it has none, or whole ones."""
-    tables = (f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
+    tables = (f"model.{half}.embed_positions.weight" for half in _HALVES)
     dtypes = {names.dtypes[table] for table in tables if table in names.dtypes}
     if len(dtypes) > 1:
         raise CheckpointError(

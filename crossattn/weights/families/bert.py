@@ -25,13 +25,15 @@ _LAYER = {
     "feedforward_residual.norm": "output.LayerNorm",
 }
 _NAMES = {
-    "input.embedding": "bert.embeddings.word_embeddings",
-    "input.learned": "bert.embeddings.position_embeddings",
-    "input.types": "bert.embeddings.token_type_embeddings",
-    "input.norm": "bert.embeddings.LayerNorm",
-    **under("encoder.layers.{}", "bert.encoder.layer.{}", _LAYER),
-    **under("decoder.stack.layers.{}", "bert.encoder.layer.{}", _LAYER),
-    "pooler": "bert.pooler.dense",
+    "input.embedding": "embeddings.word_embeddings",
+    "input.learned": "embeddings.position_embeddings",
+    "input.types": "embeddings.token_type_embeddings",
+    "input.norm": "embeddings.LayerNorm",
+    **under("encoder.layers.{}", "encoder.layer.{}", _LAYER),
+    **under("decoder.stack.layers.{}", "encoder.layer.{}", _LAYER),
+    "pooler": "pooler.dense",
+}
+_HEADS = {
     "next_sentence": "cls.seq_relationship",
     "output.dense": "cls.predictions.transform.dense",
     "output.norm": "cls.predictions.transform.LayerNorm",
@@ -39,7 +41,7 @@ _NAMES = {
     "output": "cls.predictions.decoder",
 }
 _HEAD, _OUTPUT_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
-# Classes that have more than the encoder. BertModel may have a pooler or not.
+# Classes that have more than the encoder.
 _WITH_HEAD = ("BertForMaskedLM", "BertForPreTraining")
 _WITH_PAIRS = ("BertForNextSentencePrediction", "BertForPreTraining")
 PREFIX = "bert."
@@ -52,7 +54,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     tied = settings.get("tie_word_embeddings", True)
     reads_on = settings.get("is_decoder", False)
     kind = (settings.get("architectures") or [""])[0]
-    head = reads_on or kind in _WITH_HEAD or names.any_within("cls.predictions")
+    head = reads_on or names.has("cls.predictions", kind, _WITH_HEAD)
     shared: dict[str, Any] = dict(
         vocab_size=settings["vocab_size"],
         block=_block(settings, dtype),
@@ -74,14 +76,21 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
             output=OutputConfig(transform=True, bias=True),
         )
         return Decoder, config, _rules(tied, names)
-    follows = kind in _WITH_PAIRS or names.any_within("cls.seq_relationship")
+    follows = names.has("cls.seq_relationship", kind, _WITH_PAIRS)
     config = BertConfig(
         **shared,
         masked_lm=head,
-        pooler=follows or names.any_within("bert.pooler"),
+        pooler=follows
+        or any(names.has(f"{part}pooler", kind, (), may=("BertModel",)) for part in ("", PREFIX)),
         next_sentence=follows,
     )
     return Bert, config, _rules(tied, names)
+
+
+def without_heads(settings: Settings, names: Names, dtype: Any) -> tuple[BertConfig, Rules]:
+    """Config and rules of an encoder that is a module of another model."""
+    own = Settings({**settings, "architectures": ["BertModel"]})
+    return configure(own, names, dtype)[1], _BARE
 
 
 def _block(settings: Settings, dtype: Any) -> BlockConfig:
@@ -99,17 +108,22 @@ def _block(settings: Settings, dtype: Any) -> BlockConfig:
 
 
 def _rules(tied: bool, names: Names) -> Rules:
-    constants = {r"bert\.embeddings\.position_ids": _position_ids}
+    whole = _BARE.inside("", PREFIX[:-1])
     if tied:
         aliases = {
             "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
             _OUTPUT_BIAS: _HEAD,
         }
-        return Rules(_NAMES, aliases, constants)
+        return whole | Rules(_HEADS, aliases)
     # Not tied, the layer has a bias of its own, and nothing adds the head's.
-    own = {"output.bias": _OUTPUT_BIAS} if _OUTPUT_BIAS in names else {}
-    return Rules(_NAMES | own, {}, constants, (re.escape(_HEAD),) if own else ())
+    if _OUTPUT_BIAS not in names:
+        return whole | Rules(_HEADS)
+    own, unused = {"output.bias": _OUTPUT_BIAS}, (re.escape(_HEAD),)
+    return whole | Rules(_HEADS | own, unused=unused, beside={_HEAD: _OUTPUT_BIAS})
 
 
 def _position_ids(shape: Shape) -> np.ndarray:
     return np.broadcast_to(np.arange(shape[-1]), shape)
+
+
+_BARE = Rules(_NAMES, constants={r"embeddings\.position_ids": _position_ids})

@@ -1,5 +1,6 @@
 """CLIP: names of its tensors, meaning of its config."""
 
+import re
 from typing import Any
 
 from crossattn.models.clip import CLIP, CLIPConfig
@@ -49,9 +50,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     """Module, config and rules of this checkpoint."""
     if settings["model_type"] == "clip_vision_model":
         config, rules = vision(settings, dtype)
-        own = {ours: f"{PREFIX}{theirs}" for ours, theirs in rules.names.items()}
-        unused = tuple(rf"vision_model\.{pattern}" for pattern in rules.unused)
-        return ViT, config, Rules(own, unused=unused, flat=rules.flat)
+        return ViT, config, rules.inside("", PREFIX[:-1])
     reads = Settings(settings.get("text_config") or {})
     seen, seen_rules = vision(Settings(settings.get("vision_config") or {}), dtype)
     end = reads.get("eos_token_id", 49407)
@@ -90,11 +89,17 @@ def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[V
         input_norm=True,
         output_norm="class" if layers is None else "none",
     )
-    unused = _UNUSED
+    like: dict[str, str] = {}
     if layers is not None:
-        left = "|".join(map(str, range(layers, depth)))
-        unused += (r"post_layernorm\..*", *([rf"encoder\.layers\.({left})\..*"] if left else []))
-    return config, Rules(_VISION, unused=unused, flat=("patches.class_token",))
+        like = {"post_layernorm": "pre_layrnorm"}
+        for layer in range(layers, depth):
+            like |= {
+                f"encoder.layers.{layer}.{n}": f"encoder.layers.0.{n}" for n in _LAYER.values()
+            }
+    beside = {f"{n}.{leaf}": f"{o}.{leaf}" for n, o in like.items() for leaf in ("weight", "bias")}
+    unused = (*_UNUSED, *map(re.escape, beside))
+    beside = beside if layers else {}
+    return config, Rules(_VISION, unused=unused, beside=beside, flat=("patches.class_token",))
 
 
 def _block(settings: Settings, *, dim: int, heads: int, dtype: Any) -> BlockConfig:

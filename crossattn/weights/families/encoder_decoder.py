@@ -8,25 +8,22 @@ from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules
 from crossattn.weights.settings import Settings
 
-# The encoder was saved without a head, so its names lack a prefix which the decoder's have.
-OLD_NAMES = {**bert.OLD_NAMES, r"^encoder\.(?!bert\.)": f"encoder.{bert.PREFIX}"}
+OLD_NAMES = bert.OLD_NAMES
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
-    reader, reader_rules = _half(settings, names, "encoder", dtype)
-    writer, writer_rules = _half(settings, names, "decoder", dtype)
-    bridge = Rules({"bridge": "enc_to_dec_proj"})
+    # The writer's class is that of the model that it was before it was one of a pair.
+    reads, writes = (
+        Settings({**settings[half], "architectures": None}) for half in ("encoder", "decoder")
+    )
+    for half, own in (("encoder", reads), ("decoder", writes)):
+        if own["model_type"] != "bert":
+            raise CheckpointError(
+                f"config.json has a {half} of model_type {own['model_type']!r}; expected 'bert'."
+            )
+    reader, reader_rules = bert.without_heads(reads, names.within("encoder"), dtype)
+    _, writer, writer_rules = bert.configure(writes, names.within("decoder"), dtype)
+    rules = Rules({"bridge": "enc_to_dec_proj"}) | reader_rules.inside("encoder")
     config = EncoderDecoderConfig(reader, writer)
-    return EncoderDecoder, config, bridge | reader_rules | writer_rules
-
-
-def _half(settings: Settings, names: Names, half: str, dtype: Any) -> tuple[Any, Rules]:
-    # The half's class is that of the model that it was before it was one of a pair.
-    own = Settings({**settings[half], "architectures": None})
-    if own["model_type"] != "bert":
-        raise CheckpointError(
-            f"config.json has a {half} of model_type {own['model_type']!r}; expected 'bert'."
-        )
-    _, config, rules = bert.configure(own, names.within(half), dtype)
-    return config, rules.inside(half)
+    return EncoderDecoder, config, rules | writer_rules.inside("decoder")

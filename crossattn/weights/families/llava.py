@@ -48,13 +48,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         projector_bias=settings.get("multimodal_projector_bias", True),
         image_id=settings.get("image_token_index", settings.get("image_token_id", _IMAGE_ID)),
     )
-    # What it writes with has the names of a language model of ours.
-    own = Rules(
-        {ours: f"language_model.{theirs}" for ours, theirs in rules.names.items()},
-        {f"language_model.{n}": f"language_model.{o}" for n, o in rules.aliases.items()},
-        unused=tuple(rf"language_model\.{pattern}" for pattern in rules.unused),
-    )
-    rules = own | Rules(_PROJECTOR) | tower_rules.inside("vision", "vision_tower")
+    rules = rules.inside("", "language_model") | Rules(_PROJECTOR)
+    rules |= tower_rules.inside("vision", "vision_tower")
     return Llava, config, rules
 
 

@@ -27,7 +27,11 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
             )
     reader, reader_rules = vit.encoder(reads, dtype)
     # Nothing reads what a pooler says of the picture.
-    reader_rules |= Rules({}, unused=(r"pooler\.dense\..*",))
+    like = {
+        f"pooler.dense.{leaf}": f"encoder.layer.0.attention.output.dense.{leaf}"
+        for leaf in ("weight", "bias")
+    }
+    reader_rules |= Rules({}, unused=(r"pooler\.dense\..*",), beside=like)
     family = importlib.import_module(f"crossattn.weights.families.{writes['model_type']}")
     _, writer, writer_rules = family.configure(writes, names.within("decoder"), dtype)
     if writer.memory_dim is None:

@@ -40,15 +40,16 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     kind = (settings.get("architectures") or [""])[0]
     heads = _TWO_HEADS if kind.endswith("WithTeacher") else _HEADS
     if not kind.endswith(("ForImageClassification", "WithTeacher")):
-        config, rules = encoder(settings, dtype, pooler=names.any_within("pooler"))
+        config, rules = encoder(
+            settings, dtype, pooler=names.has("pooler", kind, (), may=("ViTModel", "DeiTModel"))
+        )
         return ViT, config, rules
     labels = settings.get("id2label")
     classes = settings.get("num_labels", 2) if labels is None else len(labels)
     options = dict(num_classes=classes, distillation_output=heads is _TWO_HEADS)
     config, rules = encoder(settings, dtype, **options)
     # Beside its heads, the model without them is one module.
-    within = {ours: f"{model}.{theirs}" for ours, theirs in rules.names.items()}
-    return ViT, config, Rules(within | heads, rows=rules.rows)
+    return ViT, config, rules.inside("", model) | Rules(heads)
 
 
 def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, Rules]:

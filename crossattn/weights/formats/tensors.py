@@ -230,4 +230,9 @@ class Tensors(Mapping[str, np.ndarray]):
         if name in layout.constants:
             shape, dtype = layout.constants[name]
             return self.rules.constant(name)(shape).astype(dtype)
-        return layout.kept[name] if name in layout.kept else self[self.rules.aliases[name]]
+        if name in layout.kept:
+            return layout.kept[name]
+        same = self.rules.aliases.get(name) or self.rules.beside[name]
+        if isinstance(same, str):
+            return self[same]
+        return self.rules.constant(name)(same).astype(np.float32)

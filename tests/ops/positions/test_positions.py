@@ -255,28 +255,14 @@ def test_relative_buckets_begin_where_transformers_rounds_them_to(
         np.testing.assert_array_equal(call(-before, zero)[1:], after[1:])
 
 
-@pytest.mark.parametrize(
-    ("max_distance", "expected"),
-    [
-        (6, [8, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 24, 21, 18, 16, 13]),
-        (8, [32, 7, 6, 5, 4, 3, 2, 1, 0, 17, 18, 19, 20, 21, 22, 23, 32, 32, 32, 32, 32]),
-    ],
-)
-def test_a_greatest_distance_among_the_exact_ones_counts_down_as_in_transformers(
-    max_distance, expected
-):
-    """Where transformers looks beside its table and stops, the bias is NaN."""
-    distances = np.arange(-8, 13)
-    found = xa.bias.relative_buckets(np.zeros(1, int), distances, 32, max_distance)
-    np.testing.assert_array_equal(found[0], expected)
-    bias = xa.bias.relative_bias(array("table", 32, 1), found)
-    np.testing.assert_array_equal(np.isnan(bias[0, 0]), np.equal(expected, 32))
-
-
-@pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 0, True)])
+@pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 8, True), (32, 16, False)])
 def test_too_few_buckets_or_distances_are_refused(setting):
-    with pytest.raises(ValueError, match="relative_buckets: num_buckets is .* and max_distance"):
+    """Where transformers looks beside its table and stops."""
+    *sizes, bidirectional = setting
+    with pytest.raises(ValueError, match="relative_buckets is .* and relative_distance"):
         xa.bias.relative_buckets(np.arange(3), np.arange(3), *setting)
+    with pytest.raises(ValueError, match="relative_buckets is .* and relative_distance"):
+        xa.nn.RelativeBias(2, *sizes, bidirectional=bidirectional, rngs=nnx.Rngs(0))
 
 
 def test_a_relative_bias_looks_its_bucket_up_for_each_head():
