@@ -109,14 +109,6 @@ def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
     return split(x, mesh, spec(_spelt_out(names, x.ndim), x.shape, mesh, among=automatic(mesh)))
 
 
-def gathered(x: Any, *names: str | None) -> Any:
-    """``constrain`` of a weight as it is multiplied: whole along the axes that split a batch."""
-    mesh = mesh_of(x)
-    if mesh is None or not isinstance(x, jax.core.Tracer):
-        return x
-    return split(x, mesh, spec(names, x.shape, mesh, among=beside_batch(mesh)))
-
-
 def placed(x: Any, *names: str | None) -> Any:
     """``constrain`` of [*B T ...], batch axes and a length before the axes that are named."""
     return constrain(x, "batch", ..., "length", *names)
@@ -138,11 +130,6 @@ def automatic(mesh: Any) -> list[str]:
     """The axes of a mesh along which XLA, and so the table, decides what is split."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return [name for name, kind in kinds if kind == AxisType.Auto]
-
-
-def beside_batch(mesh: AbstractMesh) -> list[str]:
-    """The Auto axes of a mesh that split no batch."""
-    return [axis for axis in automatic(mesh) if axis not in rules().get("batch", ())]
 
 
 def several(entry: Any) -> tuple[str, ...]:

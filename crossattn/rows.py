@@ -5,8 +5,10 @@ layer. The one thing to know: inside ``by_rows`` an array has the rows of one pa
 random must not be the same for all parts; dropout knows, and ``own_rows`` is for everybody else.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -113,3 +115,67 @@ def draws_rows(jaxpr: Any) -> bool:
 def of_all_rows(total: Any) -> Any:
     """A sum over rows; inside ``by_rows``, that over the rows of all parts."""
     return total if part()[1] == 1 else jax.lax.psum(total, _ROWS)
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """Devices of a mesh that read a table [V D], each for its own tokens.
+
+    Look-ups and losses gather it and scatter its gradient in the same words, those of ``each`` and
+    ``gathered``: so XLA gathers it once for all of them, and scatters the sum of their gradients.
+
+    Attributes:
+      mesh: that they lie on.
+      rows: how the tokens are split.
+      split: the mesh axes that split them.
+      kept: mesh axes along which devices have the same tokens, and each its rows of the table.
+      places: how the table is split.
+      parts: the mesh axes that split each of its axes, but for those kept.
+    """
+
+    mesh: Any
+    rows: PartitionSpec
+    split: tuple[str, ...]
+    kept: tuple[str, ...]
+    places: PartitionSpec
+    parts: tuple[tuple[str, ...], tuple[str, ...]]
+
+    @classmethod
+    def of(cls, table: Any, tokens: Any) -> "OwnTokens | None":
+        """The devices that have these; None without a mesh, and where a device's own are given."""
+        mesh = next(filter(None, map(axes.mesh_of, (table, tokens))), None)
+        if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
+            return None
+        among, names = axes.automatic(mesh), ("batch", *[None] * (tokens.ndim - 2), "length")
+        rows = axes.spec(names[-tokens.ndim :], tokens.shape, mesh, among=among)
+        places = axes.spec(("vocab", "embed"), table.shape, mesh, among=among)
+        split = tuple(axis for entry in rows for axis in axes.several(entry))
+        vocab, embed = map(axes.several, places)
+        kept = tuple(itertools.takewhile(lambda axis: axis not in split, vocab))
+        return cls(mesh, rows, split, kept, places, (vocab[len(kept) :], embed))
+
+    def each(self, call: Callable, out: Any, table: Any, *tokens: Any) -> Any:
+        """``call(part of the table, *tokens)`` of each device."""
+        among = set(axes.automatic(self.mesh))
+        return jax.shard_map(
+            call,
+            mesh=self.mesh,
+            in_specs=(self.places, *[self.rows] * len(tokens)),
+            out_specs=out,
+            check_vma=False,
+            # Unless told, it takes all axes, but for those that a vmap has taken.
+            **({} if among == set(self.mesh.axis_names) else {"axis_names": among}),
+        )(table, *tokens)
+
+    def gathered(self, part: Any) -> Any:
+        """The rows of the table that a device reads."""
+        for axis, over in enumerate(self.parts):
+            part = jax.lax.all_gather(part, over, axis=axis, tiled=True) if over else part
+        return part
+
+    def scattered(self, x: Any) -> Any:
+        """A part of the sum of what devices have for the rows that they read."""
+        for axis, over in enumerate(self.parts):
+            x = jax.lax.psum_scatter(x, over, scatter_dimension=axis, tiled=True) if over else x
+        others = tuple(axis for axis in self.split if axis not in (*self.parts[0], *self.parts[1]))
+        return jax.lax.psum(x, others) if others else x

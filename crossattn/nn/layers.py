@@ -1,6 +1,5 @@
 """Flax's layers with this package's logical axis names, and an embedding that is also the output."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,10 +9,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from crossattn import axes
 from crossattn.axes import placed
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import product
+from crossattn.rows import OwnTokens
 from crossattn.types import Array, Float, Int
 
 NormName = Literal["layer", "rms"]
@@ -125,34 +124,23 @@ def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[A
     On a mesh devices gather the table's parts, and its gradient is scattered. Left to itself XLA sends every
     example's vectors to the devices that hold a part of the table.
     """
-    mesh = axes.mesh_of(table)
-    if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
+    here = OwnTokens.of(table, tokens)
+    if here is None:
         return _rows(table, tokens)
-    among, names = axes.automatic(mesh), ("batch", *[None] * (tokens.ndim - 2), "length")
-    rows = axes.spec(names[-tokens.ndim :], tokens.shape, mesh, among=among)
-    places = axes.spec(("vocab", "embed"), table.shape, mesh, among=among)
-
-    # Devices that have the same tokens add up what each finds in its part; others gather the parts.
-    vocab, embed = map(axes.several, places)
-    split = {axis for entry in rows for axis in axes.several(entry)}
-    kept = tuple(itertools.takewhile(lambda axis: axis not in split, vocab))
     count = table.shape[0]
 
-    def own(table: Array, tokens: Array) -> Array:
-        for axis, parts in enumerate((vocab[len(kept) :], embed)):
-            table = jax.lax.all_gather(table, parts, axis=axis, tiled=True) if parts else table
-        if not kept:
+    def own(part: Array, tokens: Array) -> Array:
+        table = here.gathered(part)
+        if not here.kept:
             return _rows(table, tokens)
         there = (tokens >= 0) & (tokens < count)
-        tokens = tokens - jax.lax.axis_index(kept) * table.shape[0]
-        here = (tokens >= 0) & (tokens < table.shape[0])
-        vectors = _rows(table, jnp.where(here, tokens, 0))
-        vectors = jax.lax.psum(jnp.where(here[..., None], vectors, 0), kept)
+        tokens = tokens - jax.lax.axis_index(here.kept) * table.shape[0]
+        found = (tokens >= 0) & (tokens < table.shape[0])
+        vectors = _rows(table, jnp.where(found, tokens, 0))
+        vectors = jax.lax.psum(jnp.where(found[..., None], vectors, 0), here.kept)
         return jnp.where(there[..., None], vectors, jnp.nan)
 
-    out = PartitionSpec(*rows, None)
-    call = jax.shard_map(own, mesh=mesh, in_specs=(places, rows), out_specs=out, check_vma=False)
-    return call(table, tokens)
+    return here.each(own, PartitionSpec(*here.rows, None), table, tokens)
 
 
 def _rows(table: Float[Array, "V D"], ids: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from crossattn import axes
-from crossattn.axes import gathered, placed
+from crossattn.axes import placed
+from crossattn.rows import OwnTokens
 
 
 def linear_cross_entropy(
@@ -163,47 +163,22 @@ def _picked(logits: Float[Array, "B T V"], labels: Int[Array, "B T"]) -> Float[A
 
 def _by_device(own: Callable, table: Array, tokens: tuple) -> tuple[Any, Any, Any]:
     """``own(vocabulary, *tokens)`` of each device: sums, the table's gradient, what stands beside tokens."""
-    table = gathered(table.astype(tokens[0].dtype), "vocab", None)
-    mesh = axes.mesh_of(tokens[0])
-    if mesh is None or mesh.manual_axes or not isinstance(tokens[0], jax.core.Tracer):
-        return own(_Vocabulary(table), *tokens)
-    automatic = axes.automatic(mesh)
-    rows = axes.spec(("batch", "length"), tokens[0].shape[:2], mesh, among=automatic)
-    split = [axis for entry in rows for axis in axes.several(entry)]
-    free = [axis for axis in axes.beside_batch(mesh) if axis not in split]
-    vocab = axes.spec(("vocab", None), table.shape, mesh, among=free)
+    hidden, labels, _ = tokens
+    here = OwnTokens.of(table, labels)
+    if here is None:
+        return own(_Vocabulary(table.astype(hidden.dtype)), *tokens)
+    split = here.split
 
-    def each(table, *tokens):
-        sums, d_table, beside = own(_Vocabulary(table, axes.several(vocab[0])), *tokens)
-        one = lambda x: x.reshape(*[1] * len(split), *x.shape)  # noqa: E731
-        return *jax.tree.map(one, (sums, d_table)), beside
+    def each(part, *tokens):
+        vocabulary = _Vocabulary(here.gathered(part.astype(hidden.dtype)), here.kept)
+        sums, d_table, beside = own(vocabulary, *tokens)
+        if d_table is not None:
+            d_table = here.scattered(d_table.astype(hidden.dtype)).astype(part.dtype)
+        return jax.tree.map(lambda x: x.reshape([1] * len(split)), sums), d_table, beside
 
-    sums, d_table, beside = jax.shard_map(
-        each,
-        mesh=mesh,
-        in_specs=(vocab, *[rows] * len(tokens)),
-        out_specs=(PartitionSpec(*split), PartitionSpec(*split, *vocab), rows),
-        check_vma=False,
-        # Unless told, it takes all axes, but for those that a vmap has taken.
-        **({} if set(automatic) == set(mesh.axis_names) else {"axis_names": set(automatic)}),
-    )(table, *tokens)
-    return *jax.tree.map(partial(_summed, mesh, split), (sums, d_table)), beside
-
-
-def _summed(mesh: Any, split: list[str], x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The sum of what each device has, in the type that it has: that is what is sent.
-
-    A table's is first scattered to those that keep a part of it, so that others send no more than parts.
-    """
-    shape = x.shape[len(split) :]
-    places = axes.spec(("vocab", "embed"), shape, mesh, among=axes.automatic(mesh)) if shape else ()
-    keep = {axis for entry in places for axis in axes.several(entry)}
-    for summed in (keep, set(split) - keep):
-        at = tuple(i for i, axis in enumerate(split) if axis in summed)
-        x = jax.lax.reduce(x, jnp.zeros((), x.dtype), jax.lax.add, at)
-        split = [axis for axis in split if axis not in summed]
-        x = axes.split(x, mesh, PartitionSpec(*split, *places))
-    return x
+    out = PartitionSpec(*split), here.places, here.rows
+    sums, d_table, beside = here.each(each, out, table, *tokens)
+    return jax.tree.map(jnp.sum, sums), d_table, beside
 
 
 def _parts(x: Float[Array, "B T D"], chunks: int) -> int:

@@ -74,6 +74,7 @@ def check_loss(name, chunks):
     )
     given = jax.device_put(given, tuple(places))
     close(run(*given), expected, ulps=200)
+    close(jax.jit(loss)(*given), expected[0], ulps=200)
     once = 3 * table.nbytes  # gathered, and its gradient summed
     for axis in ("data", "fsdp"):
         assert sent(run.lower(*given).compile(), mesh, axis) <= once + 2048, f"more along {axis}"
