@@ -235,11 +235,11 @@ class MultiHeadAttention(nnx.Module):
         """
         refuse_unknown("MultiHeadAttention", unknown)
         _check_size("MultiHeadAttention: x", x, self.query, "dim")
-        if jnp.issubdtype(getattr(mask, "dtype", bool), jnp.floating):
+        if not jnp.issubdtype(dtype := getattr(mask, "dtype", bool), jnp.bool_):
             raise ValueError(
-                f"MultiHeadAttention: mask is an array of {mask.dtype}; expected a Mask or booleans. It is "
-                "the third argument: values that are not the keys' go into the memory, "
-                "memory(k, values_of=v), and an additive mask of 0 and -inf into bias=."
+                f"MultiHeadAttention: mask is an array of {dtype}; expected a Mask or booleans, of 0 and 1 "
+                "mask.astype(bool). It is the third argument: values that are not the keys' go into the "
+                "memory, memory(k, values_of=v), and an additive mask of 0 and -inf into bias=."
             )
         if memory is None and self.key.in_features != self.query.in_features:
             raise ValueError(

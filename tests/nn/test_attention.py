@@ -303,7 +303,7 @@ def test_heads_that_do_not_divide_are_refused_by_name(arguments, message):
         (lambda m, x, y: m(x, x), f"memory: x has shape .* size memory_dim = {M}"),
         (lambda m, x, y: m.memory(y, values_of=x), f"values_of has shape .* memory_dim = {M}"),
         (lambda m, x, y: m(x, y, y), r"mask is an array of float32; .*memory\(k, values_of=v\)"),
-        (lambda m, x, y: m(x, y, np.ones((T, S), int)), r"int64; .* allowed\.astype\(bool\)"),
+        (lambda m, x, y: m(x, y, np.ones((T, S), int)), r"of int64; .* mask\.astype\(bool\)"),
         (lambda m, x, y: m(x[:, None], y, xa.masks.key_padding(np.ones((3, S), bool))), "does not"),
         (lambda m, x, y: m(np.stack([x, x], 1), y, np.ones((T, S + 1), bool)), "has length 8"),
     ],
