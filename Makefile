@@ -9,13 +9,14 @@
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
+# make mutants  mistakes made one at a time in a copy of the tree, each of which a test must notice (two hours)
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity zoo accelerators docs wheel fuzz clean
+.PHONY: demo test lint format bench conformance parity zoo accelerators docs wheel fuzz mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
@@ -59,6 +60,9 @@ wheel: $(VENV)/.wheel
 
 fuzz: $(VENV)/.test $(VENV)/.bench
 	$(BIN)/python -m experiments.fuzz
+
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutants
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'

@@ -30,6 +30,8 @@ def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(re
     assert scores["accuracy"] == pytest.approx(np.mean(probabilities.argmax(-1) == classes))
     nll = -np.log(probabilities[np.arange(len(classes)), classes]).mean()
     assert scores["nll"] == pytest.approx(nll, rel=1e-4)
+    even = -np.log(probabilities).mean()
+    assert scores["loss"] == pytest.approx(0.9 * nll + 0.1 * even, rel=1e-4)  # label_smoothing
 
 
 def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.models import Transformer
+from crossattn.models import EncoderDecoder, Transformer, encoder_decoder
+from crossattn.models.encoder_decoder import EncoderDecoderConfig
 from crossattn.models.transformer import tiny
 from tests import numpy_model as oracle
 
@@ -21,7 +22,8 @@ SHALLOW = dict(encoder_layers=1, decoder_layers=1)
 @functools.cache
 def build(config):
     """One build for a config, whose abstract module is made once."""
-    return lambda rngs: Transformer(config, rngs=rngs)
+    model = EncoderDecoder if isinstance(config, EncoderDecoderConfig) else Transformer
+    return lambda rngs: model(config, rngs=rngs)
 
 
 def with_block(changes, **others):
@@ -142,9 +144,10 @@ def test_source_padding_is_masked_also_when_the_target_has_no_segments(whole):
     )
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rope", "relative", "alibi"])
-def test_packed_examples_equal_the_same_examples_alone(positions):
-    run, _ = forward(tiny(**SHALLOW, positions=positions))
+@pytest.mark.parametrize("name", ["sinusoidal", "rope", "relative", "alibi", "pair"])
+def test_packed_examples_equal_the_same_examples_alone(name):
+    pair = name == "pair"
+    run, _ = forward(encoder_decoder.tiny() if pair else tiny(**SHALLOW, positions=name))
     sources, targets = [SOURCE[0, :4], SOURCE[1, :3]], [TARGET[0, :2], TARGET[1]]
 
     def pack(examples):

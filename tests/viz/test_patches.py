@@ -13,12 +13,13 @@ def test_a_panel_for_the_picture_and_one_for_each_weight(channels, tmp_path):
     heat = np.zeros((2, 3))
     heat[1, 2] = 0.5
     image = RNG.random((6, 9, channels))
-    figure = viz.patches(image, {"small": heat, "large": heat[:, :1]}, "a boot")
+    figure = viz.patches(image, {"small": heat, "large": heat[:, 1:] / 2 + 0.1}, "a boot")
     axes = figure.axes
-    assert [ax.get_title() for ax in axes] == ["", "small, up to 0.50", "large, up to 0.00"]
+    assert [ax.get_title() for ax in axes] == ["", "small, up to 0.50", "large, up to 0.35"]
     picture, drawn = axes[1].get_images()
     assert list(picture.get_extent()) == list(drawn.get_extent()) == [0, 9, 6, 0]
     np.testing.assert_array_equal(drawn.get_array(), heat)
+    assert drawn.get_clim() == (0, 0.5) and axes[2].get_images()[1].get_clim() == (0, 0.35)
     assert viz.save(figure, tmp_path / "a.png").stat().st_size > 1000
 
 
