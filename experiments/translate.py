@@ -42,9 +42,11 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
     (_TOP_K, sampling.top_k),
     (_TOP_P, sampling.top_p),
 )
+DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
+"""The flags that ``decoding`` reads."""
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, NUM_BEAMS, _LENGTH_PENALTY, _NBEST, _NO_REPEAT_NGRAM,
-    _TEMPERATURE, _TOP_K, _TOP_P, _SEED, launch.PLOT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, _NBEST, *DECODING, launch.PLOT, launch.DISTRIBUTED,
+    launch.JOIN_SECONDS,
 )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     launch.keep_compiled()
     picture = launch.picture()
-    sentences = list(arguments) or _shared_standard_input()
+    sentences = list(arguments) or shared_standard_input()
     _, task, params = open_run(TranslationTask)
     config = task.config
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
@@ -126,7 +128,7 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
     return viz.save(figure, path)
 
 
-def _shared_standard_input() -> list[str]:
+def shared_standard_input() -> list[str]:
     """What the main process reads, in every process: only one of them has a standard input."""
     said: dict[str, Any] = {}
     if processes.is_main():
@@ -152,7 +154,7 @@ def _standard_input() -> list[str]:
                 "first, for example with iconv."
             ) from None
     if not lines:
-        raise launch.Refused("got no sentence; give some as arguments or on standard input.")
+        raise launch.Refused("got no text; give some as arguments or on standard input.")
     return lines
 
 

@@ -1,6 +1,7 @@
 """Tables of the user's own pictures, with labels and captions."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,36 @@ def test_a_table_a_split(folder):
     assert [len(sources.open_source(name, split)) for split in sources.SPLITS] == [5, 10, 4]
 
 
+@pytest.mark.parametrize("split_folders", [False, True])
+def test_a_folder_a_class(tmp_path, split_folders):
+    for split in sources.SPLITS if split_folders else [""]:
+        for kind in ("cat", "dog/small"):
+            folder = tmp_path / split / kind
+            folder.mkdir(parents=True)
+            for i in range(20):
+                pillow.fromarray(np.full((3, 3), i, np.uint8)).save(folder / f"{i:02}.PNG")
+            (folder / "notes.txt").touch()
+            (folder / ".hidden.png").touch()
+    name = f"pictures:{tmp_path}/{{split}}" if split_folders else f"pictures:{tmp_path}"
+    assert sources.classes_of(name) == {"label": ("cat", "dog")}
+    found = {split: list(sources.open_source(name, split)) for split in sources.SPLITS}
+    sizes = [40, 40, 40] if split_folders else [36, 2, 2]
+    assert [len(rows) for rows in found.values()] == sizes
+    for rows in found.values():
+        assert {row["label"] for row in rows} == {"cat", "dog"}
+        assert all(f"/{row['label']}/" in row["image"] for row in rows)
+        Image(3, 3).prepare(rows[0]["image"])
+    before = sources.identity(name)
+    Path(found["train"][0]["image"]).unlink()
+    assert sources.identity(name) != before
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path):
+    (tmp_path / "a.png").touch()  # of no class
+    with pytest.raises(DataError, match="has too few pictures for a train split"):
+        sources.open_source(f"pictures:{tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -64,7 +95,7 @@ def test_a_table_a_split(folder):
         ("image\timage\n" + "a\tb\n" * 20, "each once"),
         ("image\tlabel\n" + "a.png\n" * 20, "line 2: 1 column.s., expected 2"),
         ("image\tlabel\n" + "a.png\tcat\n" * 20, "line 2: there is no picture .*a.png"),
-        ("image\tlabel\n", "too few lines for a test split"),
+        ("image\tlabel\n", "too few pictures for a test split"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, content, said):

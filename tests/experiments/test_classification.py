@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs import emoji_group, fashion_perceiver
 from experiments.bench import classifiers
@@ -32,6 +33,25 @@ def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(re
     assert scores["nll"] == pytest.approx(nll, rel=1e-4)
     even = -np.log(probabilities).mean()
     assert scores["loss"] == pytest.approx(0.9 * nll + 0.1 * even, rel=1e-4)  # label_smoothing
+
+
+def test_a_folder_of_pictures_by_class_is_learnt(tmp_path, launched):
+    for shade, kind in ((40, "dark"), (200, "light")):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for i in range(40):
+            pixels = np.full((9, 12, 3), shade + i, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / kind / f"{i}.jpg")
+    (tmp_path / "photos" / "dark" / "7.jpg").write_bytes(b"broken")
+    named = f"--config.data.name=pictures:{tmp_path}/photos"
+    given = (
+        "--config.data.label=label",
+        "--config.data.unreadable=skip",
+        "--config.train.steps=12",
+    )
+    config = "--config=configs/fashion_vit.py:tiny"
+    code, out, err = launched("train", config, named, *given, f"--workdir={tmp_path}/run")
+    assert code == 0 and "7.jpg is no image of a kind that is read" in err, err
+    assert "accuracy 1" in out
 
 
 def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):

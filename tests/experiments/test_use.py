@@ -2,9 +2,11 @@
 
 import io
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 import sacrebleu
@@ -13,7 +15,10 @@ from matplotlib import image
 from configs import libreoffice, lm_small
 from crossattn.data.sources import open_source
 from crossattn.train.workdir import flatten
-from experiments import report
+from experiments import report, runs
+from experiments.settings import saved_config
+from experiments.tasks import make_task
+from tests.experiments.conftest import ROOT, start
 
 LIMIT = 30
 
@@ -21,10 +26,6 @@ LIMIT = 30
 @pytest.fixture(scope="module")
 def results(tiny_run, tmp_path_factory):
     """What `evaluate` wrote, of a copy."""
-    import shutil
-
-    from tests.experiments.conftest import start
-
     workdir = shutil.copytree(tiny_run, tmp_path_factory.mktemp("evaluated") / "run")
     assert start("evaluate", f"--workdir={workdir}", f"--limit={LIMIT}") == 0
     return json.loads((workdir / "results-test.json").read_text())
@@ -145,7 +146,7 @@ def test_a_source_longer_than_the_model_is_cut_and_counted(launched, tiny_run):
 
 def test_no_sentence_is_refused(refused, tiny_run, standard_input):
     standard_input(b"")
-    assert "got no sentence" in refused("translate", f"--workdir={tiny_run}")
+    assert "got no text" in refused("translate", f"--workdir={tiny_run}")
 
 
 def test_standard_input_that_is_not_utf8_is_refused_by_line(refused, tiny_run, standard_input):
@@ -194,4 +195,50 @@ def test_only_a_translator_translates(refused, copied_run):
     (copied_run / "config.json").write_text(json.dumps(settings))
     assert "is a language_model, not a translation" in refused(
         "translate", f"--workdir={copied_run}", "a cat"
+    )
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("lm") / "run"
+    config = (f"--config={ROOT}/configs/lm_small.py:tiny", "--config.train.steps=12")
+    assert start("train", *config, f"--workdir={workdir}") == 0
+    return workdir
+
+
+def test_a_language_model_goes_on_with_texts(launched, language_model):
+    prompts = ("the black cat", "a", "")
+    code, out, err = launched("generate", f"--workdir={language_model}", *prompts)
+    assert code == 0, err
+    task = make_task(saved_config(language_model), language_model / "assets")
+    params, tokenizer = runs.parameters(task, language_model), task.corpus.tokenizer
+    most, told = task.config.data.target_len, jax.jit(lambda p, ids: task.bind(p)(ids)[0])
+    for prompt, line in zip(prompts, out.splitlines(), strict=True):
+        assert line.startswith(prompt)
+        ids = [tokenizer.frame.start, *tokenizer.encode(prompt)]
+        for _ in range(most - len(tokenizer.encode(prompts[0]))):
+            logits = told(params, np.array([ids + [0] * (most - len(ids))], np.int32))
+            ids.append(int(np.argmax(logits[len(ids) - 1])))
+            if ids[-1] in tokenizer.frame.after:
+                break
+        assert line == tokenizer.decode(ids)
+
+
+def test_a_language_model_draws_by_the_seed_and_stops_at_a_length(launched, language_model):
+    def said(*options):
+        arguments = (f"--workdir={language_model}", "--max_new_tokens=5", *options, "the")
+        code, out, err = launched("generate", *arguments)
+        assert code == 0, err
+        return out
+
+    hot = ("--temperature=5",)
+    assert said(*hot) == said(*hot) != said(*hot, "--seed=1")
+    assert said("--top_k=1", "--temperature=2") == said() == said("--num_beams=1")
+
+
+def test_what_cannot_be_gone_on_with_is_refused(refused, language_model, tiny_run):
+    said = refused("generate", f"--workdir={language_model}", "the black cat " * 40)
+    assert "tokens with its beginning; expected at most 32" in said
+    assert "is a translation, not a language_model" in refused(
+        "generate", f"--workdir={tiny_run}", "a"
     )

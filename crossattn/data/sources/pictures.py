@@ -1,11 +1,14 @@
-"""The user's own pictures: "pictures:TABLE.tsv" or "pictures:TABLE.jsonl", a line a picture.
+"""The user's own pictures: "pictures:FOLDER", a folder a class, or "pictures:TABLE", a line a picture.
 
-A TSV begins with the names of its columns, and a line of JSONL is an object of texts. `image` is the path
-of the picture, seen from the folder of the table; what else there is, such as a label or a caption, stands
-in the examples under its own name. A path with "{split}" in it names one table a split; otherwise lines are
-dealt out: of twenty, the first is test, the second validation. Pictures are opened when they are prepared.
+Examples of a folder hold `image`, the path of a picture, and `label`, the name of the folder in it that the
+picture lies in, however deep. Of a table, a TSV begins with the names of its columns, and a line of JSONL is
+an object of texts. `image` is the path of the picture, seen from the folder of the table; what else there is,
+such as a label or a caption, stands in the examples under its own name. A path with "{split}" in it names one
+folder or table a split; otherwise pictures are dealt out: of twenty, the first is test, the second
+validation. They are opened when they are prepared.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from crossattn.data.textfiles import Dealt, Lines, json_record, split_files
 FORM = "pictures:PATH"
 SPLITS = ()
 _IMAGE = "image"
+_SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm",
+)  # fmt: skip
 _MOST = 1000  # classes; a column of more values is no label
 
 
@@ -24,31 +30,39 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
     """Examples {"id", "image", ...}: the path of a picture, and the texts that stand beside it.
 
     Raises:
-        DataError: there is no such table, it has no pictures, or none for this split; of a line, the first
-            now and others when they are read, that it has other columns; or the first names no picture.
+        DataError: there is no such table or folder, or it has no pictures for this split; of a line, the
+            first now and others when they are read, that it has other columns; or the first names no picture.
     """
-    table = _Table(_file(path, split))
-    numbers = range(table.first, len(table.lines))
+    opened = _opened(path, split)
+    numbers: Sequence[int] = opened.numbers
     if "{split}" not in path:
-        numbers = Dealt(table.first, len(table.lines), split)
+        numbers = Dealt(numbers.start, numbers.stop, split)
     if not len(numbers):
-        raise DataError(f"{table.lines.path} has too few lines for a {split} split")
-    first = table.example(numbers[0])[_IMAGE]  # which is refused now rather than in training
+        raise DataError(f"{opened.path} has too few pictures for a {split} split")
+    first = opened.example(numbers[0])[_IMAGE]  # which is refused now rather than in training
     if not Path(first).is_file():
-        raise DataError(f"{table.lines.path}, line {numbers[0] + 1}: there is no picture {first}")
-    return MappedSource(numbers, table.example)
+        raise DataError(f"{opened.path}, line {numbers[0] + 1}: there is no picture {first}")
+    return MappedSource(numbers, opened.example)
 
 
 def identify(path: str, split: str, **options: Any) -> dict[str, Any]:
-    """The table by path, size and time of change."""
-    return {"files": [stat(_file(path, split))]}
+    """The table by path, size and time of change; the files of a folder by theirs."""
+    opened = _opened(path, split)
+    if isinstance(opened, _Table):
+        return {"files": [stat(opened.path)]}
+    return {
+        "pictures": zlib.crc32(repr([stat(opened.path / file) for file in opened.files]).encode())
+    }
 
 
 def classes(path: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
-    """The values of each column, sorted, of the table that is trained on; not of columns of too many."""
-    table, found = _Table(_file(path, "train")), {}
-    for number in range(table.first, len(table.lines)):
-        for name, value in table.record(number).items():
+    """The names of a folder's folders; the values of each column, sorted, of the table that is trained on.
+
+    Columns of too many values are none.
+    """
+    opened, found = _opened(path, "train"), {}
+    for number in opened.numbers:
+        for name, value in opened.record(number).items():
             values = found.setdefault(name, set())
             if len(values) <= _MOST:
                 values.add(value)
@@ -56,11 +70,42 @@ def classes(path: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
     return {name: tuple(sorted(values)) for name, values in found.items() if len(values) <= _MOST}
 
 
+def _opened(path: str, split: str) -> "_Table | _Folder":
+    files = split_files(path, split)
+    if len(files) != 1:
+        raise DataError(f"pictures:{path} names {len(files)} files; expected one folder or table")
+    return _Folder(files[0]) if files[0].is_dir() else _Table(files[0])
+
+
+class _Folder:
+    """Pictures that lie in a folder a class."""
+
+    def __init__(self, path: Path):
+        found = sorted(file.relative_to(path) for file in path.glob("*/**/*"))
+        self.path, self.files = path, [file for file in found if _is_picture(file)]
+        self.numbers = range(len(self.files))
+
+    def record(self, number: int) -> dict[str, str]:
+        """The class of a picture."""
+        return {"label": self.files[number].parts[0]}
+
+    def example(self, number: int) -> Example:
+        """The example of a picture."""
+        file = self.files[number]
+        return self.record(number) | {"id": str(file), _IMAGE: str(self.path / file)}
+
+
+def _is_picture(file: Path) -> bool:
+    """Whether a file is one by its name, and neither it nor its folder is hidden."""
+    hidden = any(part.startswith(".") for part in file.parts)
+    return file.suffix.lower() in _SUFFIXES and not hidden
+
+
 class _Table:
     """Lines of a table, and what stands in them."""
 
     def __init__(self, path: Path):
-        self.lines = Lines(path)
+        self.path, self.lines = path, Lines(path)
         self.columns: list[str] | None = None
         if path.suffix not in (".jsonl", ".ndjson"):
             self.columns = self.lines[0].split("\t")
@@ -69,11 +114,11 @@ class _Table:
                     f"{path}, line 1: the columns are {', '.join(self.columns)}; expected their names, each "
                     f"once, {_IMAGE!r} among them"
                 )
-        self.first = 0 if self.columns is None else 1
+        self.numbers = range(0 if self.columns is None else 1, len(self.lines))
 
     def record(self, number: int) -> dict[str, str]:
         """The texts of a line, by their columns."""
-        place = f"{self.lines.path}, line {number + 1}"
+        place = f"{self.path}, line {number + 1}"
         line = self.lines[number]
         if self.columns is not None:
             row = line.split("\t")
@@ -87,13 +132,6 @@ class _Table:
 
     def example(self, number: int) -> Example:
         """The example of a line."""
-        record, folder = self.record(number), self.lines.path.parent
-        name = f"{self.lines.path.name}:{number + 1}"
+        record, folder = self.record(number), self.path.parent
+        name = f"{self.path.name}:{number + 1}"
         return record | {"id": name, _IMAGE: str(folder / record[_IMAGE])}
-
-
-def _file(path: str, split: str) -> Path:
-    files = split_files(path, split)
-    if len(files) != 1:
-        raise DataError(f"pictures:{path} names {len(files)} files; expected one table")
-    return files[0]
