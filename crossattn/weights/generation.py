@@ -4,19 +4,18 @@ Source: ``GenerationMixin`` of transformers 5, above all ``_get_logits_processor
 processors keep.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.decode import constraints, penalties, stopping
+from crossattn.decode import constraints, penalties, sampling, stopping
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.weights.formats.safetensors import CheckpointError
 
 # What would change the text and is not done here: the values at which it does nothing, the one to say first.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
-    "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
     "encoder_no_repeat_ngram_size": (0,),
     "sequence_bias": (None,),
@@ -33,7 +32,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "constraints": (None,),
     "force_words_ids": (None,),
     "dola_layers": (None,),
-    "num_return_sequences": (1,),
     "low_memory": (None, False),
     # Where keys and values are kept changes nothing, unless they are kept with fewer bits.
     "cache_implementation": (
@@ -53,11 +51,49 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "task": (None,),
     "return_timestamps": (None, False),
 }  # fmt: skip
+# The same of draws; other searches go without them.
+_UNSUPPORTED_DRAWS: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,),
+    "top_h": (None,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+}
 _IDS = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
-_SUPPORTED = (
-    "num_beams length_penalty early_stopping no_repeat_ngram_size bad_words_ids min_length min_new_tokens "
-    "forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens"
-).split()
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(token) is int for token in value)
+
+
+# What is done here: what is expected, and whether a value is that.
+_COUNT = "0 or more", lambda x: type(x) is int and x >= 0
+_POSITIVE = "a number above 0", lambda x: _number(x) and x > 0
+_SEVERAL = "a token or several", lambda x: type(x) is int or _ids(x)
+_LIST = "a list of tokens", _ids
+_SUPPORTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_beams": ("1 or more", lambda x: type(x) is int and x > 0),
+    "num_return_sequences": ("1 or more", lambda x: type(x) is int and x > 0),
+    "length_penalty": ("a number", _number),
+    "early_stopping": ("True, False or 'never'", lambda x: x in (True, False, "never")),
+    "no_repeat_ngram_size": _COUNT,
+    "bad_words_ids": ("lists of tokens", lambda x: isinstance(x, list) and all(map(_ids, x))),
+    "min_length": _COUNT,
+    "min_new_tokens": _COUNT,
+    "forced_bos_token_id": ("a token", lambda x: type(x) is int),
+    "forced_eos_token_id": _SEVERAL,
+    "suppress_tokens": _LIST,
+    "begin_suppress_tokens": _LIST,
+    "repetition_penalty": _POSITIVE,
+    "do_sample": ("True or False", lambda x: isinstance(x, bool)),
+    "temperature": _POSITIVE,
+    "top_k": _COUNT,
+    "top_p": ("a number above 0, at most 1", lambda x: _number(x) and 0 < x <= 1),
+    "min_p": ("a number from 0 to 1", lambda x: _number(x) and 0 <= x <= 1),
+}
 
 
 def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -86,8 +122,10 @@ def special_ids(settings: Mapping[str, Any], starts: tuple[str, ...]) -> dict[st
       starts: the settings that a text may begin with, the first that is set.
 
     Raises:
-      CheckpointError: nothing says what a text begins with, or each row begins otherwise.
+      CheckpointError: nothing says what a text begins with, or each row begins otherwise; or an id is none.
     """
+    for name in _IDS:
+        _check_value(settings, name, *_SEVERAL)
     named = [settings[name] for name in starts if settings.get(name) is not None]
     if not named:
         raise CheckpointError(
@@ -113,6 +151,7 @@ def arguments(
     starts: tuple[str, ...],
     vocab_size: int,
     max_new_tokens: int,
+    key: Any,
     changes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """See ``Pretrained.generation``.
@@ -122,18 +161,26 @@ def arguments(
       starts: see ``special_ids``.
       vocab_size: V.
       max_new_tokens: the most tokens generated.
+      key: see there.
       changes: settings that the caller wants otherwise.
     """
     known = [*_SUPPORTED, *(name for name in _IDS if name in (*starts, *_IDS[2:]))]
-    if unknown := sorted(changes.keys() - {*known, *_UNSUPPORTED}):
+    if unknown := sorted(changes.keys() - {*known, *_UNSUPPORTED, *_UNSUPPORTED_DRAWS}):
         raise ValueError(f"generation got {unknown[0]}; expected some of {', '.join(known)}.")
     settings = _given({**settings, **changes})
-    for name, neutral in _UNSUPPORTED.items():
+    for name, rule in _SUPPORTED.items():
+        _check_value(settings, name, *rule)
+    drawn = settings.get("do_sample", False)
+    for name, neutral in (_UNSUPPORTED | (_UNSUPPORTED_DRAWS if drawn else {})).items():
         _expect(settings, name, neutral)
     options = special_ids(settings, starts) | {"max_new_tokens": max_new_tokens}
     _check({**settings, starts[0]: options["bos_id"]}, starts[0], vocab_size)
     processors = _processors(settings, _several(options["eos_id"]), max_new_tokens)
-    options |= {"processors": tuple(_whole(processor) for processor in processors)}
+    _check_search(settings, key)
+    shaped = _draws(settings) if drawn else ()
+    options["processors"] = (*_penalties(settings), *map(_whole, processors), *shaped)
+    if drawn:
+        options["key"] = key
     if (num_beams := settings.get("num_beams", 1)) > 1:
         power = settings.get("length_penalty", 1.0)
         stop = stopping.transformers(settings.get("early_stopping", False), power)
@@ -154,6 +201,47 @@ def _expect(settings: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) ->
         )
 
 
+def _check_value(
+    settings: Mapping[str, Any], name: str, expected: str, allowed: Callable[[Any], bool]
+) -> None:
+    value = settings.get(name)
+    if value is not None and not allowed(value):
+        raise CheckpointError(f"{name} is {value!r}; expected {expected}.")
+
+
+def _check_search(settings: Mapping[str, Any], key: Any) -> None:
+    """Whether there is a search of this kind, and what it draws with.
+
+    Raises:
+      CheckpointError: there is none.
+      ValueError: there is a key, and nothing is drawn.
+    """
+    drawn, beams = settings.get("do_sample", False), settings.get("num_beams", 1)
+    several = settings.get("num_return_sequences", 1)
+    if drawn and beams > 1:
+        raise CheckpointError(
+            f"do_sample with num_beams {beams} draws beams, which is not supported; give generation("
+            "..., num_beams=1) for draws, or do_sample=False for beams."
+        )
+    if drawn and key is None:
+        raise CheckpointError(
+            "the settings of generation ask for draws; give generation(..., key=jax.random.key(0)), or "
+            "do_sample=False for the most likely tokens."
+        )
+    if key is not None and not drawn:
+        raise ValueError(
+            "generation got a key, and do_sample is False; leave it out, or do_sample=True."
+        )
+    if several > (1 if drawn else beams):
+        way = (
+            "map generate over several keys, by jax.vmap" if drawn else "expected at most num_beams"
+        )
+        raise CheckpointError(
+            f"num_return_sequences is {several}, and a search of num_beams {beams} finds {beams} a row; "
+            f"{way}, with num_return_sequences=1."
+        )
+
+
 def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
     """Whether what is supported has values that mean something; ``start`` is the first token's name.
 
@@ -161,15 +249,11 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
       CheckpointError: it has not; the message names the setting.
     """
     beams = settings.get("num_beams", 1)
-    if not isinstance(beams, int) or beams < 1:
-        raise CheckpointError(f"num_beams is {beams!r}; expected 1, for greedy decoding, or more.")
     if beams > 1 and len(set(_several(settings.get("forced_eos_token_id", ())))) > 1:
         raise CheckpointError(
             f"forced_eos_token_id is {settings['forced_eos_token_id']!r} and num_beams {beams}: to beams all "
             "of them are worth the same, and transformers takes any; expected one token."
         )
-    if (early := settings.get("early_stopping", False)) not in (True, False, "never"):
-        raise CheckpointError(f"early_stopping is {early!r}; expected True, False or 'never'.")
     words = settings.get("bad_words_ids", ())
     used = {start: [settings[start]], "bad_words_ids": [token for word in words for token in word]}
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
@@ -184,6 +268,24 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
             raise CheckpointError(
                 f"{name} has the token {wrong[0]}; expected 0 to {vocab_size - 1}, this vocabulary's."
             )
+
+
+def _penalties(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
+    """What takes no padding for tokens."""
+    if (penalty := settings.get("repetition_penalty", 1.0)) != 1:
+        yield sampling.repetition_penalty(penalty)
+
+
+def _draws(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
+    """What shapes the distribution that is drawn from, after all else."""
+    if (temperature := settings.get("temperature", 1.0)) != 1:
+        yield sampling.temperature(temperature)
+    if k := settings.get("top_k", 50):  # what transformers has where nothing is said
+        yield sampling.top_k(k)
+    if (p := settings.get("top_p", 1.0)) < 1:
+        yield sampling.top_p(p)
+    if p := settings.get("min_p", 0.0):
+        yield sampling.min_p(p)
 
 
 def _processors(

@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from crossattn.types import AnyArray, Array, Int, Params
+from crossattn.types import AnyArray, Array, Int, Key, Params
 from crossattn.weights.formats import safetensors
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.formats.tensors import Layout, Place, Tensors, read
@@ -18,7 +18,7 @@ from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
 from crossattn.weights.quantize import quantizer
 from crossattn.weights.rules import AllNames, Names, Rules, canonical
-from crossattn.weights.settings import Settings, buildable, check_sizes, read_settings
+from crossattn.weights.settings import Settings, buildable, check_numbers, read_settings
 from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
 
 # model_type of config.json -> the file of this package that knows it.
@@ -26,6 +26,7 @@ _FAMILIES = {
     "annalog": "annalog",
     "bart": "bart",
     "bert": "bert",
+    "blenderbot": "bart",
     "clip": "clip",
     "clip_vision_model": "clip",
     "crossvit": "crossvit",
@@ -36,8 +37,13 @@ _FAMILIES = {
     "llava": "llava",
     "marian": "marian",
     "mbart": "bart",
+    "mistral": "llama",
+    "mt5": "t5",
+    "mvp": "bart",
     "pegasus": "marian",
     "perceiver": "perceiver",
+    "plbart": "bart",
+    "qwen2": "llama",
     "t5": "t5",
     "trocr": "trocr",
     "vision-encoder-decoder": "vision_encoder_decoder",
@@ -45,7 +51,7 @@ _FAMILIES = {
     "whisper": "whisper",
 }
 # Those whose texts begin with a token of their own, and no other model's.
-_ALONE = ("bert", "gpt2", "llama", "llava", "trocr")
+_ALONE = ("bert", "gpt2", "llama", "llava", "mistral", "qwen2", "trocr")
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class Pretrained:
                 "weights.shift_right(labels, start_id, pad_id)."
             )
 
-        if kind == "mbart":
+        if kind in ("mbart", "plbart"):
             return last_first(labels, own("pad_token_id"))
         start = own("bos_token_id" if kind == "annalog" else "decoder_start_token_id")
         return shift_right(labels, start, own("pad_token_id"))
@@ -115,16 +121,20 @@ class Pretrained:
         """
         return special_ids(self._stored, self._starts)
 
-    def generation(self, *, max_new_tokens: int, **changes: Any) -> dict[str, Any]:
+    def generation(
+        self, *, max_new_tokens: int, key: Key[Array, "*#B"] | None = None, **changes: Any
+    ) -> dict[str, Any]:
         """Arguments by which ``decode.generate`` writes what transformers does.
 
         They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
-        beams, n-grams and words that must not come, tokens that must, lengths. As there, ``min_length``
-        counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper it is what the
-        model writes behind a ``prefix`` of language and task; ``decode.speech.transcribe`` is for recordings.
+        beams or draws, n-grams and words that must not come, tokens that must, lengths. As there,
+        ``min_length`` counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper
+        it is what the model writes behind a ``prefix`` of language and task; for recordings there is
+        ``decode.speech.transcribe``.
 
         Args:
           max_new_tokens: the most tokens generated.
+          key: what is drawn with where ``do_sample`` asks for draws, see ``decode.sample``.
           **changes: settings to be otherwise, by their names there: ``num_beams=1`` for greedy decoding,
             ``forced_bos_token_id`` for the language of mBART-50, ``eos_token_id`` for what the checkpoint
             leaves open.
@@ -132,12 +142,12 @@ class Pretrained:
         Raises:
           CheckpointError: the checkpoint asks for what is not done here or cannot be, or does not say what
             a text begins with.
-          ValueError: a change is of no known setting.
+          ValueError: a change is of no known setting, or a key is given where nothing is drawn.
         """
         config = json.loads(self.text)
         decoder = config.get("decoder") or config.get("text_config") or config
         vocab_size = decoder.get("decoder_vocab_size") or Settings(decoder)["vocab_size"]
-        return arguments(self._stored, self._starts, vocab_size, max_new_tokens, changes)
+        return arguments(self._stored, self._starts, vocab_size, max_new_tokens, key, changes)
 
     @property
     def _stored(self) -> dict[str, Any]:
@@ -215,10 +225,8 @@ def describe_folder(folder: Path, tensors: Mapping[str, str], dtype: Any = None)
       CheckpointError: the model is of an unknown kind.
     """
     text, settings = read_settings(folder / "config.json")
-    check_sizes(settings, len(tensors))
-    with buildable(_kind(settings)):
-        configured = _family(settings).configure(settings, Names.typed(dict(tensors)), dtype)
-    module, config, rules = configured
+    names = Names.typed(dict(tensors))
+    module, config, rules = _configured(settings, names, dtype, len(tensors))
     generation = folder / "generation_config.json"
     own = read_settings(generation)[0] if generation.is_file() else None
     return Pretrained(module, config, text, rules, own)
@@ -227,10 +235,17 @@ def describe_folder(folder: Path, tensors: Mapping[str, str], dtype: Any = None)
 def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
     """The model that a ``config.json`` describes, to be initialised afresh with ``xa.init``."""
     text = json.dumps(dict(settings), indent=2, sort_keys=True) + "\n"
-    module, config, rules = _family(Settings(settings)).configure(
-        Settings(settings), AllNames(), dtype
-    )
+    module, config, rules = _configured(Settings(settings), AllNames(), dtype)
     return Pretrained(module, config, text, rules)
+
+
+def _configured(
+    settings: Settings, names: Names, dtype: Any, *tensors: int
+) -> tuple[Any, Any, Rules]:
+    """Module, config and rules of a config; ``tensors`` is how many a checkpoint has."""
+    check_numbers(settings, *tensors)
+    with buildable(_kind(settings)):
+        return _family(settings).configure(settings, names, dtype)
 
 
 def save(folder: str | Path, model: Pretrained, params: Params) -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,9 +37,12 @@ _SIZE = re.compile(
     r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
 )
 _LARGEST = 2**31 - 1
+# Entries that say how much.
+_NUMBER = re.compile(r"(.*_)?(eps|epsilon|dropout|prob|rate|pdrop|theta|factor|beta_\w+|mscale\w*)")
 
 PARTS = ("encoder", "decoder", "text_config", "vision_config")
 """Entries that are configs of a part of the model."""
+_NESTED = (*PARTS, "rope_parameters", "rope_scaling")
 
 
 class Settings(dict[str, Any]):
@@ -92,25 +96,30 @@ def read_settings(path: Path) -> tuple[str, Settings]:
     return text, Settings(settings)
 
 
-def check_sizes(settings: Mapping[str, Any], tensors: int) -> None:
-    """What the config of a checkpoint with so many tensors says of sizes; more layers cannot be in it.
+def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
+    """What a config says of sizes and amounts; more layers than a checkpoint's tensors cannot be in it.
 
     Raises:
-      CheckpointError: a size is no whole number, negative or too large.
+      CheckpointError: a size is no whole number, negative or too large; or an amount no number, or negative.
     """
     for key, value in settings.items():
-        if key in PARTS and isinstance(value, dict):
-            check_sizes(value, tensors)
-        elif _SIZE.fullmatch(key) and not key.startswith("use_") and value is not None:
-            most = tensors if key.endswith(("layers", "n_layer", "per_block")) else _LARGEST
+        if key in _NESTED and isinstance(value, dict):
+            check_numbers(value, tensors)
+        elif key.startswith(("use_", "dola_")) or value is None:
+            continue
+        elif _SIZE.fullmatch(key):
+            of_layers = key.endswith(("layers", "n_layer", "per_block")) and key[:4] != "max_"
+            most = tensors if of_layers else _LARGEST
             # Of a picture, height and width.
             several = isinstance(value, list) and key.endswith("_size")
             sizes = value if several else [value]
             if not all(type(size) is int and 0 <= size <= most for size in sizes):
                 raise CheckpointError(
                     f"config.json has {key} {value!r}; expected a whole number from 0 to {most}"
-                    + (", as many as there are tensors." if most == tensors else ".")
+                    + (", as many as there are tensors." if most != _LARGEST else ".")
                 )
+        elif _NUMBER.fullmatch(key) and not (type(value) in (int, float) and 0 <= value < math.inf):
+            raise CheckpointError(f"config.json has {key} {value!r}; expected a number, 0 or more.")
 
 
 @contextlib.contextmanager

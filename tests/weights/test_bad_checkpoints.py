@@ -99,6 +99,23 @@ def test_an_option_that_is_not_supported(tmp_path):
     refuses(folder, "scale_attn_by_inverse_layer_idx True", "not supported")
 
 
+@pytest.mark.parametrize(
+    "config, wrong",
+    [
+        (checkpoints.T5, dict(layer_norm_epsilon=float("nan"))),
+        (checkpoints.T5, dict(layer_norm_epsilon="x")),
+        (checkpoints.GPT2, dict(attn_pdrop=-0.1)),
+        (checkpoints.LLAMA, dict(rope_theta=[1])),
+    ],
+)
+def test_an_amount_that_is_no_number(tmp_path, config, wrong):
+    folder = checkpoints.fresh(config, tmp_path / "wrong")
+    [(key, value)] = wrong.items()
+    refuses(configured(folder, **wrong), f"{key} {value!r}; expected a number")
+    with pytest.raises(CheckpointError, match=f"{key} .*; expected a number"):
+        xa.weights.describe(config | wrong)
+
+
 def test_distances_that_no_bucket_is_for(tmp_path):
     folder = checkpoints.fresh(checkpoints.T5, tmp_path / "t5")
     configured(folder, relative_attention_max_distance=16)
@@ -221,3 +238,14 @@ def test_neither_a_folder_nor_a_hub(folder, monkeypatch):
 def test_a_damaged_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
     refuses(folder, "tokenizer.json is no tokenizer")
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(\w+\s?)*$", r"(x+x+)+y", r"(.|.)*(.|.)*z"])
+def test_a_tokenizer_whose_pattern_never_ends(folder, pattern):
+    """It would load, and end the first long text in a panic."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    made.pre_tokenizer = split
+    made.save(str(folder / "tokenizer.json"))
+    refuses(folder, "tokenizer.json is no tokenizer", "Regex search error")

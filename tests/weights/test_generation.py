@@ -10,6 +10,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.decode import Context
+from crossattn.decode.logits import processors
 from crossattn.weights import CheckpointError, generation
 from tests.peers import peer
 from tests.weights import checkpoints
@@ -23,6 +24,8 @@ SUPPRESSED = dict(suppress_tokens=[5, 6, 7, 8], begin_suppress_tokens=[9, 10], m
 MARIAN = dict(bad_words_ids=[[1], [19, 19], [22], [2]])
 SEVERAL_ENDS = dict(eos_token_id=[2, 11, 12], min_length=4)
 TWO_LENGTHS = SEVERAL_ENDS | dict(min_new_tokens=2)
+PENALTY = dict(repetition_penalty=2.5)
+DRAWS = dict(do_sample=True, temperature=0.7, top_k=9, top_p=0.9, min_p=0.02) | PENALTY
 BEAMS = dict(num_beams=3, length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3)
 
 
@@ -87,9 +90,20 @@ def source():
         ("bart", SEVERAL_ENDS),
         ("bart", TWO_LENGTHS),
         ("bart", BEAMS),
+        ("bart", PENALTY),
+        ("bart", BEAMS | PENALTY),
         ("marian", MARIAN),
     ],
-    ids=["forced", "suppressed", "ends", "lengths", "beams", "words"],
+    ids=[
+        "forced",
+        "suppressed",
+        "ends",
+        "lengths",
+        "beams",
+        "repeated",
+        "repeated by beams",
+        "words",
+    ],
 )
 def test_settings_do_what_they_do_in_transformers(tmp_path, source, name, settings, in_config):
     model = saved(tmp_path, name, settings, in_config)
@@ -125,8 +139,49 @@ def test_first_tokens_are_suppressed_behind_a_prompt_of_several(tmp_path, source
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_draws_are_from_the_distribution_of_transformers(tmp_path, source):
+    theirs = saved(tmp_path, "bart", DRAWS)
+    torch = peer("torch")
+    torch.manual_seed(1)
+    found = dict(output_scores=True, return_dict_in_generate=True)
+    drawn = theirs.generate(torch.tensor(source), max_new_tokens=NEW, **found)
+    tokens, scores = drawn.sequences.numpy(), torch.stack(drawn.scores, 1).numpy()
+
+    model, params, _ = xa.load(tmp_path)
+    options = model.generation(max_new_tokens=NEW, key=jax.random.key(0))
+    logits = xa.apply(model, params, jnp.asarray(source), jnp.asarray(tokens[:, :-1]))
+    for step in range(tokens.shape[1] - 1):
+        given = jnp.asarray(tokens)[:, None], jnp.int32(step + 1), 1
+        own = processors.apply(options["processors"], logits[:, None, step], *given)[:, 0]
+        going = ~(tokens[:, 1 : step + 1] == IDS["eos_token_id"]).any(1)
+        expected = jax.nn.softmax(scores[going, step])
+        assert 1 < np.median((expected > 0).sum(1)) < 9
+        np.testing.assert_allclose(jax.nn.softmax(own[going]), expected, atol=1e-4)
+
+    def draw(seed):
+        own = options | dict(key=jax.random.key(seed))
+        return xa.decode.generate(xa.functional.bind(model, params), source, **own).tokens[:, 0]
+
+    np.testing.assert_array_equal(draw(0), draw(0))
+    assert not np.array_equal(draw(0), draw(1))
+
+
+def test_draws_are_of_the_best_fifty_where_nothing_else_is_said():
+    """As in transformers, which says so nowhere in the file."""
+    draws = described(vocab_size=60, do_sample=True)
+    for changes, count in ((dict(), 50), (dict(top_k=0), 60)):
+        options = draws.generation(max_new_tokens=5, key=jax.random.key(0), **changes)
+        given = jnp.zeros((1, 1, 4), int), jnp.int32(1), 1
+        left = processors.apply(options["processors"], jnp.arange(60.0)[None, None], *given)
+        assert np.isfinite(left).sum() == count
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "repeated", [dict(no_repeat_ngram_size=1), dict(repetition_penalty=3.0)], ids=str
+)
 @pytest.mark.parametrize("beams", [1, 3])
-def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams):
+def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams, repeated):
     torch = peer("torch")
     transformers = peer("transformers")
     torch.manual_seed(0)
@@ -137,9 +192,7 @@ def test_padding_left_of_a_prompt_counts_as_in_transformers(tmp_path, beams):
         if parameter.ndim > 1:
             parameter.data.normal_(std=0.5)
     settings = dict(min_length=8, forced_bos_token_id=9, begin_suppress_tokens=list(range(10, 17)))
-    model.generation_config = transformers.GenerationConfig(
-        **ids, **settings, no_repeat_ngram_size=1
-    )
+    model.generation_config = transformers.GenerationConfig(**ids, **settings, **repeated)
     model.save_pretrained(tmp_path)
     random = np.random.default_rng(1)
     lengths, prompts = random.integers(1, 6, ROWS), random.integers(8, VOCAB, (ROWS, 5))
@@ -168,11 +221,10 @@ def test_ids_that_the_settings_leave_open_are_open_in_transformers_too(tmp_path,
         np.testing.assert_array_equal(ours(tmp_path, source), expected)
 
 
-# What cannot change a text, or changes draws only, and do_sample is refused.
+# What cannot change a text.
 HARMLESS = set(
-    "max_length max_new_tokens use_cache cache_config max_cache_len temperature top_k top_p min_p top_h "
-    "typical_p epsilon_cutoff eta_cutoff output_attentions output_hidden_states output_scores output_logits "
-    "return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule "
+    "max_length max_new_tokens use_cache cache_config max_cache_len output_attentions output_hidden_states "
+    "output_scores output_logits return_dict_in_generate num_assistant_tokens num_assistant_tokens_schedule "
     "assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind target_lookbehind "
     "compile_config disable_compile continuous_batching_config diversity_penalty prefill_chunk_size "
     "transformers_version".split()
@@ -183,6 +235,7 @@ def test_every_setting_of_transformers_is_followed_refused_or_harmless():
     transformers = peer("transformers")
     names = {name for name in vars(transformers.GenerationConfig()) if not name.startswith("_")}
     known = {*generation._SUPPORTED, *generation._IDS, *generation._UNSUPPORTED}
+    known |= generation._UNSUPPORTED_DRAWS.keys()
     assert names - known - HARMLESS == set()
     assert known & HARMLESS == set()
 
@@ -240,6 +293,16 @@ def test_labels_are_shifted_by_the_ids_of_the_config():
         (dict(decoder_start_token_id=[2, 3]), "expected one token. .* prefix="),
         (dict(forced_bos_token_id=5, suppress_tokens=[4, 5]), "which suppress_tokens forbids"),
         (dict(num_beams=2, forced_eos_token_id=[2, 3]), "worth the same"),
+        (dict(suppress_tokens="x"), "suppress_tokens is 'x'; expected a list of tokens"),
+        (dict(bad_words_ids=[3]), r"bad_words_ids is \[3\]; expected lists of tokens"),
+        (dict(eos_token_id="x"), "eos_token_id is 'x'; expected a token or several"),
+        (dict(length_penalty=float("nan")), "length_penalty is nan; expected a number"),
+        (dict(temperature=0.0), "temperature is 0.0; expected a number above 0"),
+        (dict(top_p=1.5), "top_p is 1.5; expected a number above 0, at most 1"),
+        (dict(do_sample=True), "ask for draws; give generation.*key="),
+        (dict(do_sample=True, num_beams=2), "draws beams, which is not supported"),
+        (dict(do_sample=True, typical_p=0.5), "typical_p 0.5, which is not supported"),
+        (dict(num_return_sequences=2), "is 2, and a search of num_beams 1 finds 1 a row"),
     ],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings, words):
@@ -273,8 +336,7 @@ def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
 @pytest.mark.parametrize(
     "settings, neutral",
     [
-        (dict(do_sample=True), "do_sample=False"),
-        (dict(repetition_penalty=1.2), "repetition_penalty=1.0"),
+        (dict(encoder_repetition_penalty=1.2), "encoder_repetition_penalty=1.0"),
         (dict(encoder_no_repeat_ngram_size=3), "encoder_no_repeat_ngram_size=0"),
         (dict(watermarking_config={"bias": 2.5}), "watermarking_config=None"),
         (dict(max_time=3.0), "max_time=None"),
@@ -283,7 +345,6 @@ def test_a_checkpoint_that_asks_for_nothing_gets_its_ids_and_no_more():
         (dict(dola_layers="low"), "dola_layers=None"),
         (dict(stop_strings=["."]), "stop_strings=None"),
         (dict(token_healing=True), "token_healing=False"),
-        (dict(num_return_sequences=2), "num_return_sequences=1"),
         (dict(cache_implementation="quantized"), "cache_implementation=None"),
         (dict(prompt_lookup_num_tokens=3), "prompt_lookup_num_tokens=None"),
         (dict(forced_decoder_ids=[[1, 4]]), "forced_decoder_ids=None"),
@@ -302,6 +363,8 @@ def test_what_is_not_done_is_refused_with_the_way_round_it(settings, neutral):
 def test_an_unknown_change_is_refused():
     with pytest.raises(ValueError, match="got num_beam; expected some of num_beams"):
         described().generation(max_new_tokens=5, num_beam=3)
+    with pytest.raises(ValueError, match="got a key, and do_sample is False"):
+        described().generation(max_new_tokens=5, key=jax.random.key(0))
 
 
 def test_the_pair_asks_for_what_its_decoder_does():

@@ -27,6 +27,7 @@ _BESIDE = (
 )
 _TEMPLATES = "additional_chat_templates"
 
+_RUN = 48  # of one letter, on which a tokenizer is tried
 _LONGEST = 2**20  # tokens that a tokenizer may pad a text to
 
 
@@ -111,6 +112,10 @@ def _tried(path: Path, backend: Any) -> Any:
                 f"{path} pads texts to {asked[name]} tokens; expected at most {_LONGEST}; mend its padding."
             )
     backend.encode("A word, 2 é 中 \U0001f600")
+    # A pattern that tries every way to split a run ends in a panic on a long one of what it names.
+    states = [part.__getstate__() for part in (backend.normalizer, backend.pre_tokenizer) if part]
+    named = {*"a1 .", *b"".join(states).decode(errors="ignore")}
+    backend.encode(" ".join(f"{letter * _RUN}!" for letter in sorted(named)))
     return backend
 
 
@@ -180,10 +185,12 @@ def _mark_special(backend: Any, names: Sequence[str]) -> None:
 _KINDS: dict[str, tuple[Any, ...]] = {
     "marian": (unigram.marian, "source.spm", "vocab.json"),
     "t5": (unigram.t5, "spiece.model"),
+    "mt5": (unigram.t5, "spiece.model"),
     "pegasus": (unigram.pegasus, "spiece.model"),
     "mbart": (unigram.mbart, "sentencepiece.bpe.model"),
     "gpt2": (_byte_level, "vocab.json", "merges.txt"),
     "bart": (_bart, "vocab.json", "merges.txt"),
+    "mvp": (_bart, "vocab.json", "merges.txt"),
     "whisper": (_whisper, "vocab.json", "merges.txt"),
     "bert": (_bert, "vocab.txt"),
     "encoder-decoder": (_bert, "vocab.txt"),
