@@ -248,8 +248,9 @@ def _run_back(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list
     arrays, results, cotangents = _taken_apart(operands, problem)
     known = results[0], *results[-2:]
     if problem.gathers(arrays):
-        # Keys and values that devices gather are gathered anew, not kept since the forward pass.
-        arrays = jax.lax.optimization_barrier(arrays)
+        # Keys and values that devices gather are gathered anew, when the cotangents are there: neither kept
+        # since the forward pass, nor all gathered as soon as it ends.
+        arrays, cotangents = jax.lax.optimization_barrier((arrays, cotangents))
 
     def forward(*points: Any) -> list[Any]:
         given = _with(arrays, moving, points)

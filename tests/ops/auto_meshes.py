@@ -120,6 +120,17 @@ def gradients_of_vmap_are_not_gathered():
 
 
 @case
+def keys_are_gathered_anew_when_the_cotangent_is_there():
+    def gradients(q, k, v, cotangent):
+        return jax.vjp(xa.attend, q, k, v)[1](cotangent)
+
+    q, k, v = put(mesh_of(2, 1, 1, 4), operands(), "data", "seq")
+    text = jax.jit(gradients).lower(q, k, v, q).as_text()
+    (waiting,) = re.findall(r"optimization_barrier (.*) :", text)
+    assert waiting.count("%") == 4, f"{waiting} is not q, k, v and the cotangent"
+
+
+@case
 def other_names_by_other_rules():
     mesh = mesh_of(4, 2, names=("dp", "tp"))
     arrays = operands()
