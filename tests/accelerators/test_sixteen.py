@@ -101,11 +101,10 @@ def test_no_more_than_twice_the_arithmetic_of_the_mesh_is_sent(topology, mesh):
         assert sent <= 2 * sum(v for (_, own), v in expected.items() if own == axis), told(plan)
 
 
-# XLA for TPUs gathers weights of unrolled layers early and scatters their gradients late while memory allows;
-# scanned layers it gathers one at a time, see below.
+# The keys and values of four times the rows are gathered, their gradients made, and both laid out anew,
+# in lanes of 128 for heads of 64.
 _HOLD_MORE = {
-    ("v5e:4x4", "fsdp=16"): "it holds 1.99 GiB where data=16 holds 1.32",
-    ("v5e:4x4", "data=4,seq=4"): "it holds 3.67 GiB where data=16 holds 1.32",
+    ("v5e:4x4", "data=4,seq=4"): "it holds 1.85 GiB where data=16 holds 1.32",
 }
 
 
