@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Rules = Mapping[str, tuple[str, ...]]
+_ANYWHERE: Any = PartitionSpec.UNCONSTRAINED
 
 # Logical axis -> mesh axes. A name that is not here is kept whole on every device. Of the axes of one
 # array the first to ask for a mesh axis gets it: "embed" is split in parameters, and whole in
@@ -90,7 +91,7 @@ def spec(
     for name, size in zip(names, shape, strict=True):
         axes = split_over(name, size, mesh, free, table)
         free = [axis for axis in free if axis not in axes]
-        entries.append(axes[0] if len(axes) == 1 else axes or None)
+        entries.append(name if name is _ANYWHERE else axes[0] if len(axes) == 1 else axes or None)
     return PartitionSpec(*entries)
 
 
@@ -118,7 +119,12 @@ def gathered(x: Any, *names: str | None) -> Any:
 
 
 def placed(x: Any, *names: str | None) -> Any:
-    """``constrain`` of [*B T ...], batch axes and a length before the axes that are named."""
+    """``constrain`` of [*B T ...], batch axes and a length before the axes that are named.
+
+    One axis before them may be either, and lies where XLA has it.
+    """
+    if x.ndim - len(names) < 2:
+        return gathered(x, *[_ANYWHERE] * (x.ndim - len(names)), *names)
     return constrain(x, "batch", ..., "length", *names)
 
 
