@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Rules = Mapping[str, tuple[str, ...]]
+_ANYWHERE: Any = PartitionSpec.UNCONSTRAINED
 
 # Logical axis -> mesh axes. A name that is not here is kept whole on every device. Of the axes of one
 # array the first to ask for a mesh axis gets it: "embed" is split in parameters, and whole in
@@ -90,7 +91,7 @@ def spec(
     for name, size in zip(names, shape, strict=True):
         axes = split_over(name, size, mesh, free, table)
         free = [axis for axis in free if axis not in axes]
-        entries.append(axes[0] if len(axes) == 1 else axes or None)
+        entries.append(name if name is _ANYWHERE else axes[0] if len(axes) == 1 else axes or None)
     return PartitionSpec(*entries)
 
 
@@ -110,8 +111,15 @@ def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
 
 
 def placed(x: Any, *names: str | None) -> Any:
-    """``constrain`` of [*B T ...], batch axes and a length before the axes that are named."""
-    return constrain(x, "batch", ..., "length", *names)
+    """``constrain`` of [*B T ...], batch axes and a length before the axes that are named.
+
+    One axis before them may be either, and lies where XLA has it.
+    """
+    mesh, before = mesh_of(x), x.ndim - len(names)
+    if before >= 2 or mesh is None or not isinstance(x, jax.core.Tracer):
+        return constrain(x, "batch", ..., "length", *names)
+    beside_batch = [axis for axis in automatic(mesh) if axis not in rules().get("batch", ())]
+    return split(x, mesh, spec([_ANYWHERE] * before + [*names], x.shape, mesh, among=beside_batch))
 
 
 def mesh_of(x: Any) -> AbstractMesh | None:

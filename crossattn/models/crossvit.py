@@ -22,7 +22,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.examples import vectors
@@ -289,5 +288,4 @@ class Projection(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T E"]:
         """[*B T D] -> [*B T E]."""
-        # In its place: where XLA chooses one, split over a model's width, gradients come out wrong.
-        return placed(self.linear(activate("gelu_exact", self.norm(x))), "embed")
+        return self.linear(activate("gelu_exact", self.norm(x)))

@@ -15,7 +15,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.models import bert, decoder
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
@@ -110,8 +109,7 @@ class EncoderDecoder(Autoregressive):
         """The encoder's vectors in the size that the decoder reads."""
         if self.bridge is None:
             return encoded
-        vectors = self.bridge(jnp.asarray(encoded.vectors))
-        return replace(encoded, vectors=placed(vectors, "embed"))
+        return replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
 
     @on_any_mesh
     def hidden(

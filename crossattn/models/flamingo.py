@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.functional import Build
 from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
@@ -311,7 +310,7 @@ class Resampler(nnx.Module):
     def _layers(self, patches: Array, key: Array | None, **options: Any) -> tuple[Array, Any]:
         latents = jnp.broadcast_to(self.latents[...], (*patches.shape[:-2], *self.latents.shape))
         memories = {"patches": patches}
-        return self.layers(placed(latents, "embed"), key=key, memories=memories, **options)
+        return self.layers(latents, key=key, memories=memories, **options)
 
 
 class LatentAttention(nnx.Module):

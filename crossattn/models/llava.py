@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
@@ -334,5 +333,5 @@ class Projector(nnx.Module):
         """[*B P M] -> [*B P D]."""
         x = self.first(vectors)
         if self.second is not None:
-            x = self.second(activate(self.activation, placed(x, "mlp")))
-        return placed(x, "embed")
+            x = self.second(activate(self.activation, x))
+        return x

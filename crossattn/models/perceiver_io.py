@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.encoded import Encoded
@@ -380,7 +379,7 @@ class PixelInput(nnx.Module):
         else:
             places = self.projection(self.positions.table[...])
         places = jnp.broadcast_to(places.astype(x.dtype), (*x.shape[:-1], places.shape[-1]))
-        return placed(jnp.concatenate([x, places], axis=-1), "embed")
+        return jnp.concatenate([x, places], axis=-1)
 
 
 def _check(config: PerceiverIOConfig) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops import masks
@@ -122,8 +121,8 @@ class MultiHeadAttention(nnx.Module):
         if self.memory_norm is not None:
             x = self.memory_norm(x)
             values_of = None if values_of is None else self.memory_norm(values_of)
-        keys = placed(self.key(x), "kv_heads", None)
-        values = placed(self.value(x if values_of is None else values_of), "kv_heads", None)
+        keys = self.key(x)
+        values = self.value(x if values_of is None else values_of)
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:
@@ -258,7 +257,7 @@ class MultiHeadAttention(nnx.Module):
             mask, bias = _repeated(mask, bias, count, T, memory.size)
         mask = mask & memory.mask()
 
-        query = placed(self.query(x), "heads", None)
+        query = self.query(x)
         if self.query_norm is not None:
             query = self.query_norm(query)
         query = _for_each_example(query, memory)
@@ -284,7 +283,7 @@ class MultiHeadAttention(nnx.Module):
             return_weights=return_weights,
         )
         out, weights = result if return_weights else (result, None)
-        out = self.out(placed(out.reshape(*lead, *out.shape[-2:]), "heads", None))
+        out = self.out(out.reshape(*lead, *out.shape[-2:]))
         if weights is None:
             return out
         return out, _unfold(weights, lead, shared)

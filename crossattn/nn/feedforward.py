@@ -6,7 +6,6 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from crossattn.axes import placed
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops.dropout import dropout
@@ -86,8 +85,7 @@ class FeedForward(nnx.Module):
     ) -> Float[Array, "*B T D"]:
         """[*B T D] -> [*B T D]; a key turns dropout on."""
         if self.gate is None:
-            hidden = activate(self.activation, placed(self.up(x), "mlp"))
+            hidden = activate(self.activation, self.up(x))
         else:
-            gate, up = placed(self.gate(x), "mlp"), placed(self.up(x), "mlp")
-            hidden = _GATED[self.activation](gate) * up
+            hidden = _GATED[self.activation](self.gate(x)) * self.up(x)
         return self.down(dropout(hidden, self.dropout_rate, dropout_key))

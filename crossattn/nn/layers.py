@@ -18,6 +18,22 @@ from crossattn.types import Array, Float, Int
 NormName = Literal["layer", "rms"]
 
 
+class Linear(nnx.LinearGeneral):
+    """``linear``. Its operand and its result have places by the names of the kernel's axes.
+
+    A product of parts that are split two ways, with no such places around it, can give examples the results
+    of others: ``tests/nn/eight_devices.py`` has XLA's mistake.
+    """
+
+    in_axes: tuple[str | None, ...]
+    out_axes: tuple[str | None, ...]
+
+    def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
+        """[*B T *in] -> [*B T *out]."""
+        out = super().__call__(placed(inputs, *self.in_axes), out_sharding)
+        return placed(out, *self.out_axes)
+
+
 def linear(
     in_features: int | Sequence[int],
     out_features: int | Sequence[int],
@@ -27,13 +43,12 @@ def linear(
     use_bias: bool = True,
     dtype=None,
     rngs: nnx.Rngs,
-) -> nnx.LinearGeneral:
+) -> Linear:
     """A dense layer over one or several trailing axes, its kernel named ``(*in_axes, *out_axes)``."""
-    count = len(in_axes)
-    return nnx.LinearGeneral(
+    layer = Linear(
         in_features,
         out_features,
-        axis=tuple(range(-count, 0)),
+        axis=tuple(range(-len(in_axes), 0)),
         use_bias=use_bias,
         dtype=dtype,
         # Flax flattens grouped axes before it initialises, so the fans are their products.
@@ -43,6 +58,8 @@ def linear(
         dot_general=product.dot_general,
         rngs=rngs,
     )
+    layer.in_axes, layer.out_axes = tuple(in_axes), tuple(out_axes)
+    return layer
 
 
 def norm(
@@ -151,6 +168,7 @@ def _rows(table: Float[Array, "V D"], ids: Int[Array, "*B T"]) -> Float[Array, "
 def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:
     """``x table^T``, float32."""
     meeting = ((x.ndim - 1,), (1,)), ((), ())
+    x = placed(x, "embed")
     scores = product.dot_general(
         x, table.astype(x.dtype), meeting, preferred_element_type=jnp.float32
     )

@@ -9,11 +9,12 @@ from typing import Any
 from flax import nnx
 
 from crossattn.nn.decoding import DecoderStack
-from crossattn.nn.layers import Embedding
+from crossattn.nn.layers import Embedding, Linear
 from crossattn.nn.outputs import TokenOutput
 
 # What these layers round in each call, whatever else they hold; norms keep float32.
 _ROUNDED = {
+    Linear: ("kernel", "bias"),
     nnx.LinearGeneral: ("kernel", "bias"),
     nnx.Linear: ("kernel", "bias"),
     nnx.Conv: ("kernel", "bias"),

@@ -103,7 +103,9 @@ class ScoredAttention(nnx.Module):
         # mask can hide.
         poison = _poison(x)[..., :, None] + (_poison(keys) + _poison(values))[..., None, :]
         x, keys, values = (jnp.where(jnp.isfinite(a), a, 0) for a in (x, keys, values))
-        weights = _softmax(self.scores(x, keys).astype(jnp.float32) + poison, allowed)
+        # Queries are split, keys are not: XLA has summed wrongly where each split one of these axes.
+        scores = placed(self.scores(x, keys).astype(jnp.float32) + poison, None)
+        weights = _softmax(scores, allowed)
         out = jnp.einsum("...ts,...sm->...tm", weights.astype(values.dtype), values)
         out = placed(out.reshape(*lead, T, out.shape[-1]), "embed")
         if not return_weights:
@@ -149,7 +151,7 @@ class AdditiveAttention(ScoredAttention):
     ) -> Float[Array, "*B T S"]:
         """``v . tanh(W q + U k)``; it takes memory for T S H numbers."""
         hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
-        return hidden @ self.score[...].astype(hidden.dtype)
+        return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
 
 
 class LuongAttention(ScoredAttention):
@@ -208,7 +210,7 @@ class LuongAttention(ScoredAttention):
         if self.score is None:
             return jnp.einsum("...td,...sd->...ts", x, keys, preferred_element_type=jnp.float32)
         hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
-        return hidden @ self.score[...].astype(hidden.dtype)
+        return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
 
 
 def _without_heads(allowed: Bool[Array, "..."]) -> Bool[Array, "..."]:
