@@ -9,7 +9,7 @@
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
-# make mutants  mistakes made one at a time in a copy of the tree, each of which a test must notice (two hours)
+# make mutants  mistakes made one at a time in a copy of the tree, each of which a test must notice (20 minutes)
 
 PYTHON ?= python3
 VENV ?= .venv

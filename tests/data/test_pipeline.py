@@ -136,6 +136,8 @@ def test_order_follows_the_seed(pairs, tokenizer):
     first = take(train(pairs, tokenizer), 20)
     assert same(first, take(train(pairs, tokenizer), 20))
     assert not same(first, take(train(pairs, tokenizer, seed=1), 20))
+    begun = (examples_of(next(train(pairs, tokenizer, mode="pad", seed=s))) for s in (0, 1))
+    assert len(set(map(frozenset, begun))) == 2  # other examples, not the same in another order
 
 
 def test_every_epoch_has_an_order_of_its_own(pairs, tokenizer):
@@ -312,6 +314,9 @@ def test_packed_rows_never_overflow():
                 assert start + lengths[side][example] <= width
                 used[row, start : start + lengths[side][example]] += 1
             assert used.max() <= 1
+    rng = np.random.default_rng(1)
+    others = packing.plan_packed(np.arange(500), lengths, rows=4, widths=widths, rng=rng)
+    assert [set(x.examples) for x in others] != [set(x.examples) for x in layouts]  # shuffled
 
 
 def test_ragged_rows_are_the_lists_they_came_from():

@@ -9,7 +9,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.models import SelfDoc, selfdoc
-from crossattn.models.selfdoc import CrossModality, GatedFusion, of_same_regions
+from crossattn.models.selfdoc import CrossModality, GatedFusion, TextParts, of_same_regions
 from crossattn.nn import BlockConfig, Encoded
 from tests import numpy_model as oracle
 from tests.closeness import close
@@ -88,6 +88,17 @@ def test_several_words_of_a_region_are_one_value_their_mean():
     expected = np.stack([TEXT[0, :2].mean(0), TEXT[0, 2:4].mean(0), np.zeros(8), TEXT[0, 4]])
     close(values[0], expected)
     np.testing.assert_array_equal(valid, [[True, True, False, True]])
+
+
+def test_a_text_is_the_mean_of_its_tokens_and_0_without_any():
+    build = lambda rngs: TextParts(selfdoc.tiny(), rngs)  # noqa: E731
+    parts = xa.functional.bind(build, oracle.random_params(build))
+    tokens = jnp.array([[5, 6, 7], [8, 0, 0], [0, 0, 0]])
+    found = jax.jit(lambda: parts(tokens, None))()
+    for row, length in ((0, 3), (1, 1)):
+        vectors, _ = parts.encoder(parts.input(tokens[row, :length]))
+        close(found[row], vectors.mean(0), ulps=1000)
+    assert not np.any(found[2])
 
 
 def test_pictures_in_another_order_change_nothing_but_the_order():

@@ -1,5 +1,6 @@
 """What enters a stack: rounded sinusoids, and tokens that learn nothing where they are looked up."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ def test_sinusoids_of_a_table_are_rounded_and_end_with_it(dtype):
     with pytest.raises(ValueError, match="table has 200 positions"):
         layer.check(LENGTH + 1)
     assert np.isnan(layer(jnp.ones((1,), int), jnp.array([LENGTH]))).all()
+
+
+def test_a_key_drops_a_share_of_the_vectors_and_rescales_the_rest():
+    layer, tokens = entrance(dropout_rate=0.5), jnp.arange(V)
+    found, whole = layer(tokens, key=jax.random.key(0)), layer(tokens)
+    kept = np.asarray(found) != 0
+    assert 0.2 < kept.mean() < 0.8
+    np.testing.assert_array_equal(found, np.where(kept, 2 * whole, 0))
 
 
 def test_a_frozen_token_learns_nothing_where_it_is_looked_up():

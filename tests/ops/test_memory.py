@@ -124,6 +124,9 @@ def test_a_bare_memory_is_read_like_a_full_one():
     assert bare.valid is None and bare.positions is None
     joined = [xa.Memory.concat(memory, xa.Memory(KEYS, VALUES)) for memory in (full, bare)]
     np.testing.assert_array_equal(*(memory.readable for memory in joined))
+    # The part without positions stands where it lies.
+    later = np.broadcast_to(SIZE + 2 + np.arange(SIZE), (B, SIZE))
+    np.testing.assert_array_equal(joined[0].positions[:, SIZE + 2 :], later)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("valid", bool), ("positions", int)])

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from scipy import ndimage
+from scipy import ndimage, stats
 
 from crossattn.decode.speech import timing
+from tests.closeness import close
 from tests.peers import peer
 
 
@@ -33,6 +34,13 @@ def test_the_median_is_that_of_scipy(width):
     x = np.random.default_rng(1).standard_normal((2, 3, 40)).astype(np.float32)
     expected = ndimage.median_filter(x, size=(1, 1, width), mode="mirror")
     np.testing.assert_array_equal(timing.median(x, width), expected)
+
+
+def test_each_place_is_measured_by_its_own_mean_and_spread():
+    weights = np.random.default_rng(3).random((2, 6, 20)).astype(np.float32)
+    shares = weights.astype(np.float64) / weights.sum(-1, keepdims=True, dtype=np.float64)
+    expected = ndimage.median_filter(stats.zscore(shares, axis=-2), (1, 1, 3), mode="mirror")
+    close(timing.sharpened(weights, 3), expected.mean(0))
 
 
 def test_an_even_width_is_refused():
