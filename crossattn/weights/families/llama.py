@@ -114,12 +114,12 @@ def _rotations(settings: Settings) -> tuple[float, RopeScaling | None]:
     if kind in ("linear", "dynamic"):
         return base, RopeScaling(kind, float(rope["factor"]), longest)
     if kind == "llama3":
-        turns = map(float, (rope["low_freq_factor"], rope["high_freq_factor"]))
-        return base, RopeScaling(kind, float(rope["factor"]), length, *turns)
+        slow, fast = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return base, RopeScaling(kind, float(rope["factor"]), length, slow, fast)
     factor = float(rope.get("factor") or longest / length)
-    turns = map(float, (rope.get("beta_slow") or 1, rope.get("beta_fast") or 32))
+    slow, fast = float(rope.get("beta_slow") or 1), float(rope.get("beta_fast") or 32)
     amplitude, whole = _amplitude(rope, factor), rope.get("truncate", True)
-    return base, RopeScaling(kind, factor, length, *turns, amplitude, whole)
+    return base, RopeScaling(kind, factor, length, slow, fast, amplitude, whole)
 
 
 def _amplitude(rope: Settings, factor: float) -> float:
