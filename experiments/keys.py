@@ -136,6 +136,7 @@ _MODEL: dict[str, Key] = {
         "attention_scale": Key(float, "Of attention logits; none is H ** -0.5.", "(0, inf)", none=True),
         "qk_norm": Key(bool, "Norms on query and key heads."),
         "rope_base": Key(float, "Of rotary positions.", "(0, inf)", none=True),
+        "window": Key(int, "Positions that a token reads; none is all before it.", "[1, inf)", none=True),
         "relative_buckets": Key(int, "Of relative positions.", "[4, inf)"),
         "relative_distance": Key(int, "From where on distances share a bucket.", "[1, inf)"),
     }, **_EXTRA),

@@ -44,6 +44,7 @@ class DecoderConfig:
       layers: depth, L.
       positions: position scheme.
       max_length: the longest sequence; a hard limit for the "learned" scheme only.
+      window: how many positions a token reads, its own among them; None is all before it.
       tie_output: the output layer is the embedding table.
       memory_dim: size of the vectors that cross-attention reads; None is no cross-attention.
       input: embeddings.
@@ -57,6 +58,7 @@ class DecoderConfig:
     layers: int
     positions: PositionScheme = "learned"
     max_length: int = 512
+    window: int | None = None
     tie_output: bool = True
     memory_dim: int | None = None
     input: InputConfig = InputConfig()
@@ -118,6 +120,7 @@ class Decoder(Autoregressive):
             build=build,
             memory_dim=config.memory_dim,
             positions=config.positions,
+            window=config.window,
             scan=config.scan,
             remat=config.remat,
             rngs=rngs,

@@ -35,9 +35,11 @@ class MultiHeadAttention(nnx.Module):
       num_kv_heads: key/value heads, K; None is ``num_heads``.
       use_bias: biases in the four projections.
       key_bias: a bias in the keys' projection; None is ``use_bias``.
+      out_bias: a bias in the projection of the output; None is ``use_bias``.
       qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
       memory_norm: a norm of vectors of size ``memory_dim``, which the memory is made of; None is none.
       rope_base: base wavelength of rotary positions; None is no rotation.
+      rope_scaling: how rotations are slowed down; None is not at all.
       scale: what logits are multiplied by; None is ``head_dim ** -0.5``.
       softcap: limit on the logits, see ``attend``.
       dropout_rate: on the attention weights; active when a call gets a ``dropout_key``.
@@ -60,9 +62,11 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads: int | None = None,
         use_bias: bool = True,
         key_bias: bool | None = None,
+        out_bias: bool | None = None,
         qk_norm: bool = False,
         memory_norm: nnx.Module | None = None,
         rope_base: float | None = None,
+        rope_scaling: rotary.RopeScaling | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         dropout_rate: float = 0.0,
@@ -85,17 +89,18 @@ class MultiHeadAttention(nnx.Module):
         self.query = linear(
             dim, (num_heads, head_dim), in_axes=("embed",), out_axes=inner, **options
         )
-        key_options: dict[str, Any] = dict(options)
-        key_options["use_bias"] = use_bias if key_bias is None else key_bias
-        self.key = linear(memory_dim, key_shape, **of_memory, **key_options)
+        of_keys, of_out = dict(options), dict(options)
+        of_keys["use_bias"] = use_bias if key_bias is None else key_bias
+        of_out["use_bias"] = use_bias if out_bias is None else out_bias
+        self.key = linear(memory_dim, key_shape, **of_memory, **of_keys)
         self.value = linear(memory_dim, value_shape, **of_memory, **options)
         self.out = linear(
-            (num_heads, value_dim), out_dim or dim, in_axes=inner, out_axes=("embed",), **options
+            (num_heads, value_dim), out_dim or dim, in_axes=inner, out_axes=("embed",), **of_out
         )
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.memory_norm: Any = memory_norm
-        self.rope_base = rope_base
+        self.rope_base, self.rope_scaling = rope_base, rope_scaling
         self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
@@ -126,7 +131,7 @@ class MultiHeadAttention(nnx.Module):
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:
-            keys = rotary.rotate(keys, _positions(positions, x), self.rope_base)
+            keys = self._rotated(keys, _positions(positions, x))
         if positions is not None:
             positions = jnp.broadcast_to(positions, x.shape[:-1])
         return Memory(keys, values, valid=valid, positions=positions)
@@ -175,6 +180,10 @@ class MultiHeadAttention(nnx.Module):
                 "cache that x was appended to, by extend."
             )
         return jnp.asarray(cache.length) - count
+
+    def _rotated(self, x: Array, positions: Array) -> Array:
+        assert self.rope_base is not None
+        return rotary.rotate(x, positions, self.rope_base, self.rope_scaling)
 
     def _query_positions(self, x: Array, memory: Memory) -> Array:
         """The positions of queries that came without any, [T] or [*B T]."""
@@ -263,7 +272,7 @@ class MultiHeadAttention(nnx.Module):
         query = _for_each_example(query, memory)
         if self.rope_base is not None:
             positions = self._query_positions(x, memory) if positions is None else positions
-            query = rotary.rotate(query, positions, self.rope_base)
+            query = self._rotated(query, positions)
         lead = query.shape[:-2]
         shared = memory.keys.ndim - 3
         query = query.reshape(*lead[:shared], -1, *query.shape[-2:])

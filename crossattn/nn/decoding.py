@@ -33,6 +33,7 @@ class DecoderStack(nnx.Module):
       build: makes a ``Block`` from ``nnx.Rngs``, or several such for a period of unlike blocks, which may
         read any memories; None is a ``DecoderBlock`` of ``config`` and ``memory_dim``.
       positions: position scheme of the self-attention.
+      window: how many positions a token reads, its own among them; None is all before it.
       share, scan, remat: see ``Stack``.
 
     Raises:
@@ -47,6 +48,7 @@ class DecoderStack(nnx.Module):
         memory_dim: int | None = None,
         build: Build | Sequence[Build] | None = None,
         positions: PositionScheme,
+        window: int | None = None,
         share: bool = False,
         scan: bool = False,
         remat: bool | str = False,
@@ -67,6 +69,7 @@ class DecoderStack(nnx.Module):
             remat=remat,
             rngs=rngs,
         )
+        self.before = None if window is None else window - 1
         self.bias = config.position_bias(positions, rngs, bidirectional=False)
         self.norm = config.normalise(rngs) if config.norm_first else None
 
@@ -129,7 +132,7 @@ class DecoderStack(nnx.Module):
           ValueError: weights are asked for where no layer reads a memory; or as ``Block`` does.
         """
         T = x.shape[-2]
-        mask = masks.causal()
+        mask = masks.window(self.before)
         source_mask = None
         self._check_weights(return_weights)
         if source_segment_ids is not None:
@@ -214,7 +217,8 @@ class DecoderStack(nnx.Module):
             # Queries are folded: all beams of a position, then those of the next.
             read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
         positions = jnp.asarray(states.positions) + jnp.arange(T)
-        mask, bias = masks.causal(offset=states.positions), self.bias(positions, jnp.arange(X))
+        mask = masks.window(self.before, offset=states.positions)
+        bias = self.bias(positions, jnp.arange(X))
         if states.padding is not None:
             mask = mask & masks.key_padding(jnp.arange(X) >= states.padding[:, None])
         if states.ancestors is not None:

@@ -32,6 +32,8 @@ class InputConfig:
       norm_epsilon: of a layer norm over the sum; None is no norm.
       frozen_id: a token whose embedding learns nothing where it is looked up, the ``padding_idx`` of
         PyTorch; an output layer of the same table still teaches it. None is none.
+      sinusoids_from: sinusoids are those of fairseq: wavelengths end at the last feature instead of after it,
+        a text begins at the position after this token's number, and the token has none. None is the paper's.
       sinusoid_dtype: sinusoids are read from a table of this type and ``max_length`` rows, as checkpoints
         of half precision hold them; None computes them in float32, for any number of positions.
     """
@@ -42,6 +44,7 @@ class InputConfig:
     position_std: float = 0.02
     norm_epsilon: float | None = None
     frozen_id: int | None = None
+    sinusoids_from: int | None = None
     sinusoid_dtype: str | None = None
 
 
@@ -104,6 +107,7 @@ class TokenInput(nnx.Module):
             None if epsilon is None else norm("layer", dim, epsilon=epsilon, dtype=dtype, rngs=rngs)
         )
         self.sinusoids = positions == "sinusoidal"
+        self.sinusoids_from = config.sinusoids_from
         self.stored = config.sinusoid_dtype if self.sinusoids else None
         self.max_length = max_length
         self.frozen_id = config.frozen_id
@@ -164,7 +168,7 @@ class TokenInput(nnx.Module):
             self.check(tokens.shape[-1])
             positions = jnp.arange(tokens.shape[-1])
         if self.sinusoids:
-            x = x + self._sinusoids(positions, x.shape[-1]).astype(x.dtype)
+            x = x + self._sinusoids(tokens, positions, x.shape[-1]).astype(x.dtype)
         if self.learned is not None:
             x = x + self.learned(positions).astype(x.dtype)
         if self.types is not None:
@@ -175,7 +179,13 @@ class TokenInput(nnx.Module):
             x = self.norm(x)
         return placed(dropout(x, self.dropout_rate, key), "embed")
 
-    def _sinusoids(self, positions: Int[Array, "*B T"], dim: int) -> Float[Array, "*B T D"]:
+    def _sinusoids(
+        self, tokens: Int[Array, "*B T"], positions: Int[Array, "*#B T"], dim: int
+    ) -> Float[Array, "*#B T D"]:
+        if self.sinusoids_from is not None:
+            longest = 10000.0 ** (dim / (dim - 2))  # so that the last feature's is 10000
+            vectors = sinusoidal(positions + self.sinusoids_from + 1, dim, longest)
+            return jnp.where((tokens == self.sinusoids_from)[..., None], 0, vectors)
         if self.stored is None:
             return sinusoidal(positions, dim)
         table = jnp.asarray(sinusoid_table(self.max_length, dim).astype(self.stored))

@@ -17,6 +17,7 @@ from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
 from crossattn.ops.dropout import dropout
+from crossattn.ops.positions.rotary import RopeScaling
 from crossattn.types import Array, Float, Key
 
 
@@ -30,10 +31,11 @@ class AttentionConfig:
       head_dim: H; None is D / N.
       value_dim: size of a value head, Hv; None is H.
       use_bias: biases in linear layers.
-      key_bias: a bias in the projection of keys; None is ``use_bias``.
+      key_bias, out_bias: a bias in the projection of keys, of the output; None is ``use_bias``.
       scale: what logits are multiplied by; None is ``H ** -0.5``.
       qk_norm: norm on query and key heads.
       rope_base: rotary self-attention; None is none.
+      rope_scaling: how its rotations are slowed down; None is not at all.
       dropout_rate: on attention weights.
     """
 
@@ -43,9 +45,11 @@ class AttentionConfig:
     value_dim: int | None = None
     use_bias: bool = True
     key_bias: bool | None = None
+    out_bias: bool | None = None
     scale: float | None = None
     qk_norm: bool = False
     rope_base: float | None = None
+    rope_scaling: RopeScaling | None = None
     dropout_rate: float = 0.0
 
 
@@ -141,6 +145,7 @@ class BlockConfig:
             num_kv_heads=config.num_kv_heads,
             use_bias=config.use_bias,
             key_bias=config.key_bias,
+            out_bias=config.out_bias,
             scale=config.scale,
             qk_norm=config.qk_norm,
             dropout_rate=config.dropout_rate,
@@ -168,7 +173,9 @@ class BlockConfig:
 
     def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
         """A sublayer in which ``x`` reads itself; ``causal``, no later positions."""
-        attention = self._attention(self.attention, rngs, rope_base=self.attention.rope_base)
+        own = self.attention
+        rotary: dict[str, Any] = dict(rope_base=own.rope_base, rope_scaling=own.rope_scaling)
+        attention = self._attention(own, rngs, **rotary)
         return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
 
     def cross_attention(

@@ -17,7 +17,7 @@ def shift_right(labels: Int[AnyArray, "B T"], start_id: int, pad_id: int) -> Int
 def last_first(labels: Int[AnyArray, "B T"], pad_id: int) -> Int[Array, "B T"]:
     """The last token that is no padding, then all labels but the last.
 
-    mBART's labels end with the language's code, and its decoder starts from it.
+    mBART's and PLBart's labels end with the language's code, and the decoder starts from it.
     """
     tokens = jnp.where(labels == IGNORED, pad_id, labels)
     last = jnp.sum(tokens != pad_id, axis=1, keepdims=True) - 1

@@ -1,12 +1,14 @@
 """The parity table: small random models of every family, here and in ``transformers``.
 
-    python -m experiments.parity [--only=WORD] [--draws=N] [--seed=N]
+    python -m experiments.parity [--only=WORD] [--draws=N] [--seed=N] [--page=docs/pretrained.md]
 
 Errors are the largest differences, relative to the largest value; of generated texts, the table says how many
 are the same, and how many end before the limit. Chosen models come first, then random ones of every family.
-Exits with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
+A page that has the table gets the rows that are run, one for all random models of a family, in the place of
+its own. Exits with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +22,10 @@ from experiments.parity.cases import CASES, SEARCHED, Case, ended
 from experiments.parity.draws import random_cases
 
 SEARCHES: tuple[str, ...] = ("greedy", "beams")
+HEAD = (
+    "| model, options | logits | weights | loss | gradients | greedy | beam 4 |\n"
+    "|---|---|---|---|---|---|---|"
+)
 TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-3
 
@@ -64,21 +70,42 @@ def run(case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarra
     return compare(ours.measure(case, folder, ours.gradients_of(expected)), expected), expected
 
 
-def row(case: Case, errors: Mapping[str, float], expected: Mapping[str, np.ndarray]) -> str:
-    """One line of the table."""
+def row(name: str, errors: Mapping[str, float], ends: Mapping[str, int]) -> str:
+    """One line of the table; ``ends`` is how many texts of each search end before the limit."""
 
     def shown(*names: str) -> str:
         values = [value for name, value in errors.items() if name.startswith(names)]
         return f"{max(values):.1e}" if values else "-"
 
     def equal(name: str) -> str:
-        if name not in errors:
-            return "-"
-        return f"{1 - errors[name]:.0%}, {ended(expected[name]).sum()} of {SEARCHED} end"
+        return f"{1 - errors[name]:.0%}, {ends[name]} of {SEARCHED} end" if name in errors else "-"
 
     outputs = ("logits", "vectors", "pooled", "next sentence")
     cells = [shown(*outputs), shown("weights"), shown("loss"), shown("gradient")]
-    return f"| {case.name} | {' | '.join([*cells, *map(equal, SEARCHES)])} |"
+    return f"| {name} | {' | '.join([*cells, *map(equal, SEARCHES)])} |"
+
+
+def title(case: Case) -> str:
+    """The name of a case's row in a page, which is that of its family where it is a random one."""
+    family, random, _ = case.name.partition(", random")
+    return f"{family}, random" if random else case.name
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """The rows of a page's table by their names."""
+    lines = page.partition(f"{HEAD}\n")[2].splitlines()
+    rows = itertools.takewhile(lambda line: line.startswith("| "), lines)
+    return {line.split(" | ")[0].removeprefix("| "): line for line in rows}
+
+
+def with_rows(page: str, rows: Mapping[str, str]) -> str:
+    """The page with these rows in the place of its own, all in the order of the cases."""
+    old = rows_of(page)
+    known = dict.fromkeys(map(title, (*CASES, *random_cases(0, 1))))
+    new = [line for name in known if (line := rows.get(name, old.get(name)))]
+    before, _, after = page.partition(f"{HEAD}\n")
+    rest = after.removeprefix("".join(f"{line}\n" for line in old.values()))
+    return "\n".join([before + HEAD, *new, rest])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,18 +114,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
     parser.add_argument("--draws", default=2, type=int, metavar="N", help="random models a family")
     parser.add_argument("--seed", default=0, type=int, metavar="N", help="of the random models")
+    parser.add_argument("--page", metavar="FILE", help="a page whose table gets the rows")
     options = parser.parse_args(arguments)
     parser.needs("torch", "transformers", install="crossattn[bench]")
-    print("| model, options | logits | weights | loss | gradients | greedy | beam 4 |")
-    print("|---|---|---|---|---|---|---|")
-    wrong = []
+    print(HEAD)
+    wrong: list[str] = []
+    found: dict[str, dict[str, float]] = {}
+    ends: dict[str, dict[str, int]] = {}
     for case in (*CASES, *random_cases(options.seed, options.draws)):
         if options.only.lower() not in case.name.lower():
             continue
         with tempfile.TemporaryDirectory() as folder:
             errors, expected = run(case, Path(folder))
-        print(row(case, errors, expected), flush=True)
+        own = ends[title(case)] = {
+            name: ended(expected[name]).sum() for name in SEARCHES if name in expected
+        }
+        print(row(case.name, errors, own), flush=True)
+        largest = found.setdefault(title(case), {})
+        largest |= {name: max(error, largest.get(name, 0)) for name, error in errors.items()}
         wrong += [f"{case.name}: {text} of {case.config}" for text in differences(errors)]
+    if options.page:
+        rows = {name: row(name, errors, ends[name]) for name, errors in found.items()}
+        page = Path(options.page)
+        page.write_text(with_rows(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
     print("\n".join(["", "different:", *wrong]) if wrong else "\ndifferent: none")
     return 1 if wrong else 0
 

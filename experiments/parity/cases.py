@@ -59,18 +59,19 @@ _IDS = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
 
 
 def t5(name: str, search: int = 0, untied: tuple[str, ...] = (), **changes: Any) -> Case:
-    """A T5 with changes of its config; so are those below."""
+    """A T5 or, by its name, an mT5, with changes of its config; so are those below."""
     config = dict(
         vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
         num_heads=3, decoder_start_token_id=PAD, **_IDS,
     )  # fmt: skip
-    name = f"T5, {name}"
-    return Case(name, "T5ForConditionalGeneration", config | changes, search=search, untied=untied)
+    family, name = ("MT5", name) if name.startswith("mT5") else ("T5", f"T5, {name}")
+    model = f"{family}ForConditionalGeneration"
+    return Case(name, model, config | changes, search=search, untied=untied)
 
 
 def bart(family: str, name: str, search: int = 0, model: str = "", **changes: Any) -> Case:
     """A BART or one of its kin, by the name of its class; each begins its texts as its checkpoints do."""
-    start = {"Bart": EOS, "MBart": BOS, "Marian": PAD, "Pegasus": PAD}[family]
+    start = {"Bart": EOS, "Mvp": EOS, "Marian": PAD, "Pegasus": PAD}.get(family, BOS)
     config = dict(
         vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
         decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20,
@@ -135,9 +136,18 @@ _LLAMA = dict(
 )  # fmt: skip
 
 
-def llama(name: str, search: int = 0, **changes: Any) -> Case:
-    """A Llama."""
-    return Case(f"Llama, {name}", "LlamaForCausalLM", _LLAMA | changes, "decoder", search=search)
+def llama(name: str, search: int = 0, family: str = "Llama", **changes: Any) -> Case:
+    """A Llama or one of its kin, by the name of its class."""
+    model = f"{family}ForCausalLM"
+    return Case(f"{family}, {name}", model, _LLAMA | changes, "decoder", search=search)
+
+
+def stretched(kind: str, **rope: Any) -> dict[str, Any]:
+    """Rotary positions that are slowed down, of a model that was trained on fewer than it is given."""
+    own = dict(rope_type=kind, rope_theta=100.0, factor=3.0)
+    if kind in ("llama3", "yarn"):
+        own["original_max_position_embeddings"] = 4
+    return dict(max_position_embeddings=4, rope_parameters=own | rope)
 
 
 _CLIP_VISION = dict(
@@ -236,6 +246,8 @@ CASES = (
        tie_word_embeddings=False, untied=("lm_head.weight",)),
     t5("tied without scale, gated silu, 1+3 layers", feed_forward_proj="gated-silu",
        tie_word_embeddings=False, num_layers=1, num_decoder_layers=3),
+    t5("mT5, untied", search=12, untied=("lm_head.weight",)),
+    t5("mT5, tied, relu", feed_forward_proj="relu"),
     bart("Bart", "gelu", search=19),
     bart("Bart", "scaled, gelu_new", scale_embedding=True, activation_function="gelu_new"),
     bart("Bart", "untied, relu", tie_word_embeddings=False, activation_function="relu"),
@@ -249,6 +261,9 @@ CASES = (
          share_encoder_decoder_embeddings=False),
     bart("Pegasus", "scaled, relu", search=17, scale_embedding=True,
          activation_function="relu"),
+    bart("PLBart", "scaled", search=16, scale_embedding=True),
+    bart("Mvp", "relu", search=19, activation_function="relu"),
+    bart("Blenderbot", "scaled", search=16, scale_embedding=True, encoder_no_repeat_ngram_size=0),
     bert("masked tokens", "BertForMaskedLM"),
     bert("masked tokens, untied, relu", "BertForMaskedLM", tie_word_embeddings=False,
          hidden_act="relu"),
@@ -268,6 +283,12 @@ CASES = (
     llama("grouped heads", search=3),
     llama("tied, biases, gelu, longer heads", tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
           hidden_act="gelu", head_dim=6, num_key_value_heads=4, rope_parameters=dict(rope_theta=100.0)),
+    llama("linear", **stretched("linear")),
+    llama("dynamic", search=3, **stretched("dynamic")),
+    llama("llama3", **stretched("llama3", low_freq_factor=0.2, high_freq_factor=0.5), head_dim=12),
+    llama("yarn", **stretched("yarn", beta_fast=2.0, beta_slow=0.1), head_dim=12),
+    llama("window", search=3, family="Mistral", sliding_window=4),
+    llama("biases of queries, keys and values", search=3, family="Qwen2"),
     clip_vision("pictures"),
     clip_vision("pictures, gelu", hidden_act="gelu", layer_norm_eps=1e-2),
     clip("pictures and texts"),
@@ -278,6 +299,7 @@ CASES = (
           projector_hidden_act="relu"),
     vit("ViT, no head, relu", "ViTModel", hidden_act="relu"),
     vit("ViT, classes", "ViTForImageClassification", layer_norm_eps=1e-2),
+    vit("ViT, classes, no biases of queries, keys and values", "ViTForImageClassification", qkv_bias=False),
     vit("DeiT, no head", "DeiTModel"),
     vit("DeiT, classes of two tokens", "DeiTForImageClassificationWithTeacher"),
     captioner("Captioner, ViT and GPT-2", "vit", "gpt2", search=3),
@@ -285,6 +307,10 @@ CASES = (
               encoder=dict(hidden_size=24)),
     captioner("Captioner, ViT and TrOCR that reads another size", "vit", "trocr", search=3,
               encoder=dict(hidden_size=24), decoder=dict(cross_attention_hidden_size=24)),
+    captioner("Captioner, ViT and TrOCR with sinusoids", "vit", "trocr", search=8,
+              encoder=dict(qkv_bias=False),
+              decoder=dict(use_learned_position_embeddings=False, layernorm_embedding=False,
+                           scale_embedding=True)),
     perceiver("Fourier positions", "ForImageClassificationFourier"),
     perceiver("Fourier positions, keys as long as pixels, relu", "ForImageClassificationFourier",
               qk_channels=None, v_channels=None, num_cross_attention_heads=3, num_blocks=1,

@@ -110,6 +110,7 @@ _VIT = {
     "num_hidden_layers": _DEPTHS,
     "num_attention_heads": _HEADS,
     "patch_size": (2, [2, 3], [7, 1]),
+    "qkv_bias": (True, False),
 }  # fmt: skip
 _LLAMA = {
     "hidden_act": _ACTIVATIONS,
@@ -118,7 +119,14 @@ _LLAMA = {
     "num_key_value_heads": (1, 2, 4),
     "head_dim": (4, 6),
     "rms_norm_eps": (1e-6, 1e-2),
-    "rope": (dict(), dict(rope_parameters={"rope_theta": 50.0})),
+    "rope": (
+        dict(),
+        dict(rope_parameters={"rope_theta": 50.0}),
+        cases.stretched("linear"),
+        cases.stretched("dynamic"),
+        cases.stretched("llama3", low_freq_factor=0.2, high_freq_factor=0.5),
+        cases.stretched("yarn", beta_fast=2.0, beta_slow=0.1),
+    ),
     "num_hidden_layers": _DEPTHS,
     **_TIED,
 }

@@ -120,9 +120,8 @@ def test_a_distilled_vit_has_the_mean_of_both_logits():
     [
         (dict(encoder=checkpoints.VIT | dict(model_type="swin")), "encoder of model_type 'swin'"),
         (dict(decoder=checkpoints.GPT2 | dict(model_type="llama")), "decoder of model_type 'llama'"),
-        (dict(encoder=checkpoints.VIT | dict(qkv_bias=False)), "qkv_bias False, which is not"),
-        (dict(decoder=checkpoints.TROCR | dict(use_learned_position_embeddings=False)),
-         "use_learned_position_embeddings False, which is not"),
+        (dict(decoder=checkpoints.TROCR | dict(use_learned_position_embeddings=False, d_model=9)),
+         "d_model 9; expected an even number"),
         (dict(decoder=checkpoints.GPT2), "decoder that reads nothing"),
     ],
 )  # fmt: skip

@@ -63,9 +63,9 @@ def test_layers_of_a_tower_that_are_not_read_are_kept_and_not_built(tmp_path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (checkpoints.LLAMA | dict(rope_scaling=dict(rope_type="llama3", factor=8.0)), "rope_type 'llama3'"),
-        (checkpoints.LLAMA | dict(rope_scaling=dict(type="linear", factor=2.0)), "rope_type 'linear'"),
-        (checkpoints.LLAMA | dict(rope_parameters=dict(rope_type="yarn")), "rope_type 'yarn'"),
+        (checkpoints.LLAMA | dict(rope_scaling=dict(rope_type="longrope")), "rope_type 'longrope'"),
+        (checkpoints.LLAMA | dict(rope_scaling=dict(type="linear")), "lacks factor"),
+        (checkpoints.LLAMA | dict(model_type="qwen2", use_sliding_window=True), "use_sliding_window True"),
         (checkpoints.LLAMA | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
          "partial_rotary_factor 0.5"),
         (checkpoints.LLAMA | dict(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'; expected one of relu"),

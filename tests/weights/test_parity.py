@@ -7,10 +7,18 @@ import json
 import numpy as np
 import pytest
 
+from experiments.parity import __main__ as parity
 from experiments.parity import golden, ours, reference
-from experiments.parity.__main__ import SEARCHES, compare, differences
+from experiments.parity.__main__ import (
+    GRADIENT_TOLERANCE,
+    SEARCHES,
+    TOLERANCE,
+    compare,
+    differences,
+)
 from experiments.parity.cases import CASES, EOS, SEARCHED, ended
 from experiments.parity.draws import random_cases
+from tests.conftest import ROOT
 from tests.weights.golden.make import PATH
 
 MOST_BYTES = 1_000_000
@@ -65,6 +73,29 @@ def test_golden_files_hold_what_transformers_computes(case, kept, tmp_path):
     assert configs[0] == configs[1]
     weights = [(side / "model.safetensors").read_bytes() for side in sides]
     assert weights[0] == weights[1]
+
+
+def test_the_page_has_a_row_of_every_case_and_none_is_further_off_than_rounding():
+    rows = parity.rows_of((ROOT / "docs" / "pretrained.md").read_text())
+    assert list(rows) == list(dict.fromkeys(map(parity.title, (*CASES, *random_cases(0, 1)))))
+    for name, line in rows.items():
+        *errors, greedy, beams = line.strip(" |").split(" | ")[1:]
+        limits = [TOLERANCE] * 3 + [GRADIENT_TOLERANCE]
+        for error, limit in zip(errors, limits, strict=True):
+            assert error == "-" or float(error) <= limit, name
+        assert {greedy[:4], beams[:4]} in ({"100%"}, {"-"}), name
+
+
+def test_a_run_writes_its_rows_into_a_page_and_leaves_the_others():
+    names = [case.name for case in CASES[:3]]
+    lines = [parity.row(name, {"logits": 1e-6}, {}) for name in names]
+    page = "\n".join(["before", parity.HEAD, lines[0], lines[2], "", "after", ""])
+    new = parity.row(names[2], {"logits": 2e-6}, {})
+    changed = parity.with_rows(page, {names[2]: new, names[1]: lines[1]})
+    assert changed.splitlines()[3:-2] == [lines[0], lines[1], new]
+    assert parity.with_rows(changed, {names[2]: lines[2]}) == page.replace(
+        lines[2], f"{lines[1]}\n{lines[2]}"
+    )
 
 
 def test_golden_files_are_small_and_hold_every_case(kept):

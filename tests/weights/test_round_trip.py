@@ -140,7 +140,8 @@ def test_the_tokenizer_goes_with_the_model(tmp_path):
 
 
 def test_the_names_of_older_files_are_known(tmp_path):
-    """BERT's norms had gammas and betas, GPT-2's files the causal mask; bare models have no prefix."""
+    """BERT's norms had gammas and betas, GPT-2's files the causal mask, TrOCR's the type of its sinusoids
+    in a number; bare models have no prefix."""
 
     def bert(tensors):
         for name in list(tensors):
@@ -155,7 +156,15 @@ def test_the_names_of_older_files_are_known(tmp_path):
         tensors["h.0.attn.bias"] = np.tri(10, dtype=np.float32)[None, None]
         tensors["h.0.attn.masked_bias"] = np.array(-1e4, np.float32)
 
-    for config, change in ((checkpoints.BERT, bert), (checkpoints.GPT2, gpt2)):
+    def trocr(tensors):
+        tensors["model.decoder.embed_positions._float_tensor"] = np.zeros(1, np.float32)
+
+    sinusoids = checkpoints.TROCR | dict(use_learned_position_embeddings=False)
+    for config, change in (
+        (checkpoints.BERT, bert),
+        (checkpoints.GPT2, gpt2),
+        (sinusoids, trocr),
+    ):
         folder = checkpoints.fresh(config, tmp_path / config["model_type"] / "old")
         same_files(checkpoints.rewrite(folder, change), tmp_path / config["model_type"])
 

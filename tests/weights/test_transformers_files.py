@@ -49,6 +49,9 @@ def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
         folder, attn_implementation="eager", output_loading_info=True
     )
     assert not any(info.values()), info
+    for module in theirs.modules():  # sinusoids of TrOCR, which it leaves without numbers
+        if isinstance(getattr(module, "weights", None), torch.Tensor):
+            module.weights = None
     expected = reference.arrays(case, reference.outputs(case, theirs.eval()))
     errors = compare(ours.outputs(case, *xa.load(folder)[:2]), expected)
     assert differences(errors | {"loss": 0.0}) == []  # a mean that is 0 of some
@@ -77,11 +80,19 @@ def test_whisper_has_no_use_for_scale_embedding(tmp_path):
     close(found, wanted, ulps=1000)  # of a whole model, in float32 on both sides
 
 
-@pytest.mark.parametrize("kind", ["bart", "gpt2", "mbart", "marian", "pegasus", "t5", "whisper"])
+@pytest.mark.parametrize(
+    "kind",
+    "bart blenderbot gpt2 marian mbart mt5 mvp pegasus plbart t5 whisper".split(),
+)
 def test_a_config_that_names_no_dropout_has_that_of_transformers(kind):
     theirs = transformers.AutoConfig.for_model(kind)
-    sizes = {"t5": checkpoints.T5, "gpt2": checkpoints.GPT2, "whisper": checkpoints.WHISPER}
+    sizes = {
+        "t5": checkpoints.T5,
+        "mt5": checkpoints.T5,
+        "gpt2": checkpoints.GPT2,
+        "whisper": checkpoints.WHISPER,
+    }
     config = xa.weights.describe(sizes.get(kind, checkpoints.BART) | {"model_type": kind}).config
-    names = {"t5": "dropout_rate", "gpt2": "resid_pdrop"}
+    names = {"t5": "dropout_rate", "mt5": "dropout_rate", "gpt2": "resid_pdrop"}
     block = getattr(config, "transformer", config).block
     assert block.dropout_rate == getattr(theirs, names.get(kind, "dropout"))

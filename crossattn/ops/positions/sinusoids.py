@@ -37,6 +37,8 @@ def sinusoid_table(count: int, dim: int) -> Float[np.ndarray, "count dim"]:
     return table
 
 
-def inverse_wavelengths(count: int | float, max_wavelength: float) -> Float[AnyArray, " n"]:
+def inverse_wavelengths(
+    count: int | float, max_wavelength: float | Float[AnyArray, ""]
+) -> Float[AnyArray, " n"]:
     """Angular frequencies ``max_wavelength ** (-i / count)``, i < count, of sinusoids and rotations."""
     return max_wavelength ** (-jnp.arange(math.ceil(count), dtype=jnp.float32) / count)

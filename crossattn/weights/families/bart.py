@@ -1,4 +1,4 @@
-"""BART and mBART: names of their tensors, meaning of their configs; what their kin share."""
+"""BART, mBART, PLBart, MVP, Blenderbot: names of tensors, meaning of configs; what their kin share."""
 
 from typing import Any
 
@@ -44,7 +44,15 @@ _NAMES = {
 PREFIX = "model."
 _HALVES = ("encoder", "decoder")
 # What a config that does not say so has for padding.
-_PADDING = {"bart": 1, "mbart": 1, "marian": 58100, "pegasus": 0}
+_PADDING = {
+    "bart": 1,
+    "blenderbot": 0,
+    "marian": 58100,
+    "mbart": 1,
+    "mvp": 1,
+    "pegasus": 0,
+    "plbart": 1,
+}
 _SEPARATE = {
     "source_input.embedding": "model.encoder.embed_tokens",
     "target_input.embedding": "model.decoder.embed_tokens",
@@ -56,12 +64,14 @@ _SHARED, _SOURCE, _TARGET, _OUTPUT = (
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
+    kind = settings["model_type"]
+    settings.refuse("use_prompt", False)
     return family(
         settings,
         names,
-        norm_first=settings["model_type"] == "mbart",
+        norm_first=kind in ("mbart", "blenderbot"),
         positions="learned",
-        norm_epsilon=1e-5,
+        norm_epsilon=None if kind == "blenderbot" else 1e-5,
         dtype=dtype,
     )
 
@@ -81,6 +91,7 @@ def family(
     ``final_logits_bias`` is zeros where a file lacks it, as in transformers, unless the model needs it.
     """
     options: dict[str, Any] = dict(norm_first=norm_first, dtype=dtype)
+    kind = settings["model_type"]
     tied = settings.get("tie_word_embeddings", True)
     vocab = settings["vocab_size"]
     separate = _separate_tables(settings, names)
@@ -95,10 +106,12 @@ def family(
         positions=positions,
         max_length=settings["max_position_embeddings"],
         input=InputConfig(
-            scale=settings["d_model"] ** 0.5 if settings.get("scale_embedding") else 1.0,
-            position_offset=2 if positions == "learned" else 0,
+            scale=settings["d_model"] ** 0.5
+            if settings.get("scale_embedding", kind == "plbart")
+            else 1.0,
+            position_offset=2 if positions == "learned" and kind != "blenderbot" else 0,
             norm_epsilon=norm_epsilon,
-            frozen_id=settings.get("pad_token_id", _PADDING[settings["model_type"]]),
+            frozen_id=settings.get("pad_token_id", _PADDING[kind]),
             sinusoid_dtype=_stored_sinusoids(names) if positions == "sinusoidal" else None,
         ),
         tie_output=tied,

@@ -4,6 +4,7 @@ Its ``config.json`` names an architecture, "crossvit_9_240", and what differs fr
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
@@ -113,13 +114,16 @@ def _shape(settings: Settings) -> Mapping[str, Any]:
 
 def _block(shape: Mapping[str, Any], branch: int, dtype: Any) -> BlockConfig:
     dim = shape["embed_dim"][branch]
-    return BlockConfig.of(
+    block = BlockConfig.of(
         dim,
         shape["num_heads"][branch],
         int(dim * shape["mlp_ratio"][branch]),
         activation="gelu_exact",
         norm_epsilon=1e-6,
         dtype=dtype,
+    )
+    return replace(
+        block, attention=replace(block.attention, use_bias=shape["qkv_bias"], out_bias=True)
     )
 
 

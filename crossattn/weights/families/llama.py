@@ -1,12 +1,13 @@
-"""Llama: names of its tensors, meaning of its config."""
+"""Llama, Mistral and Qwen2: names of their tensors, meaning of their configs."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.sublayers import BlockConfig
-from crossattn.weights.formats.safetensors import CheckpointError
+from crossattn.ops.positions.rotary import RopeScaling
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 
@@ -26,33 +27,61 @@ _NAMES = {
     **under("decoder.stack.layers.{}", "model.layers.{}", _LAYER),
 }
 PREFIX = "model."
+# What a config that leaves it out has: Llama 7B's, or that of another model.
+_LLAMA = dict(vocab_size=32000, intermediate_size=11008, max_position_embeddings=2048)
+_USUAL: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": dict(
+        vocab_size=32000,
+        intermediate_size=14336,
+        num_key_value_heads=8,
+        max_position_embeddings=4096 * 32,
+        sliding_window=4096,
+    ),
+    "qwen2": dict(
+        vocab_size=151936,
+        intermediate_size=22016,
+        num_key_value_heads=32,
+        max_position_embeddings=32768,
+    ),
+}
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint; what its config leaves out is that of Llama 7B."""
+    """Module, config and rules of this checkpoint."""
+    kind = settings.get("model_type", "llama")
+    settings = Settings(_USUAL[kind] | settings)
+    settings.refuse("use_sliding_window", False)
     dim, heads = settings.get("hidden_size", 4096), settings.get("num_attention_heads", 32)
     block = BlockConfig.of(
         dim,
         heads,
-        settings.get("intermediate_size", 11008),
+        settings["intermediate_size"],
         num_kv_heads=settings.get("num_key_value_heads") or heads,
         head_dim=settings.get("head_dim"),
         activation=settings.activation("hidden_act", "silu", gated=True),
         norm="rms",
         norm_epsilon=settings.get("rms_norm_eps", 1e-6),
         use_bias=settings.get("mlp_bias", False),
-        rope_base=_rope_base(settings),
         attention_dropout_rate=settings.get("attention_dropout", 0.0),
         dtype=dtype,
     )
-    attention = replace(block.attention, use_bias=settings.get("attention_bias", False))
+    base, scaling = _rotations(settings)
+    attention = replace(
+        block.attention,
+        use_bias=kind == "qwen2" or settings.get("attention_bias", False),
+        out_bias=False if kind == "qwen2" else None,
+        rope_base=base,
+        rope_scaling=scaling,
+    )
     tied = settings.get("tie_word_embeddings", False)
     config = DecoderConfig(
-        vocab_size=settings.get("vocab_size", 32000),
+        vocab_size=settings["vocab_size"],
         block=replace(block, attention=attention),
         layers=settings.get("num_hidden_layers", 32),
         positions="rope",
-        max_length=settings.get("max_position_embeddings", 2048),
+        max_length=settings["max_position_embeddings"],
+        window=settings.get("sliding_window") if kind == "mistral" else None,
         input=InputConfig(scale=1.0, frozen_id=settings.get("pad_token_id")),
         tie_output=tied,
     )
@@ -65,22 +94,41 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     return Decoder, config, rules
 
 
-def _rope_base(settings: Settings) -> float:
-    """The base of rotary positions, which are stretched by nothing.
+def _rotations(settings: Settings) -> tuple[float, RopeScaling | None]:
+    """The base of rotary positions, and how they are slowed down.
 
     Raises:
-      CheckpointError: the config stretches them, or rotates a part of each head.
+      CheckpointError: the config slows them down in another way, or rotates a part of each head.
     """
-    scaling = settings.get("rope_scaling") or {}
-    rope = (settings.get("rope_parameters") or {}) | scaling
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise CheckpointError(
-            f"config.json has rotary positions of rope_type {kind!r}, which is not supported; expected "
-            "'default'."
-        )
-    if (share := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise CheckpointError(
-            f"config.json has partial_rotary_factor {share!r}, which is not supported; expected 1.0."
-        )
-    return float(rope.get("rope_theta", settings.get("rope_theta", 10000.0)))
+    rope = Settings((settings.get("rope_parameters") or {}) | (settings.get("rope_scaling") or {}))
+    kind = rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    rope.refuse("rope_type", "default", "linear", "dynamic", "llama3", "yarn")
+    rope.refuse("partial_rotary_factor", 1.0)
+    base = float(rope.get("rope_theta", settings.get("rope_theta", 10000.0)))
+    if kind == "default":
+        return base, None
+    longest = settings["max_position_embeddings"]
+    length = settings.get(
+        "original_max_position_embeddings", rope.get("original_max_position_embeddings", longest)
+    )
+    if kind in ("linear", "dynamic"):
+        return base, RopeScaling(kind, float(rope["factor"]), longest)
+    if kind == "llama3":
+        slow, fast = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return base, RopeScaling(kind, float(rope["factor"]), length, slow, fast)
+    factor = float(rope.get("factor") or longest / length)
+    slow, fast = float(rope.get("beta_slow") or 1), float(rope.get("beta_fast") or 32)
+    amplitude, whole = _amplitude(rope, factor), rope.get("truncate", True)
+    return base, RopeScaling(kind, factor, length, slow, fast, amplitude, whole)
+
+
+def _amplitude(rope: Settings, factor: float) -> float:
+    """What "yarn" multiplies queries and keys by."""
+
+    def grown(by: Any) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    scale, of_all = rope.get("mscale"), rope.get("mscale_all_dim")
+    return grown(scale) / grown(of_all) if scale and of_all else grown(1)

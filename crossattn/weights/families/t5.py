@@ -1,4 +1,4 @@
-"""T5, T5 v1.1 and Flan-T5: names of their tensors, meaning of their config."""
+"""T5, T5 v1.1, Flan-T5 and mT5: names of their tensors, meaning of their config."""
 
 from typing import Any
 
@@ -55,17 +55,19 @@ def _rules(gated: bool, tied: bool) -> Rules:
 def _may_be_tied(settings: Settings) -> bool:
     """Whether an output layer that is not in the file is the embedding, and not lost.
 
-    Tied models scale what goes into it, untied ones (v1.1) do not, which is all that the config said. Since
-    version 5, transformers writes both, and that all are tied: it leaves an output layer out where it equals
-    the embedding. A model that was saved without its head has none to leave out.
+    Tied models scale what goes into it, untied ones (v1.1, mT5) do not, which is all that the config said.
+    Since version 5, transformers writes both, and that all are tied: it leaves an output layer out where it
+    equals the embedding. A model that was saved without its head has none to leave out.
     """
-    headless = settings.get("architectures") in (["T5Model"], ["T5EncoderModel"])
-    return "scale_decoder_outputs" in settings and not headless
+    headless = str((settings.get("architectures") or [""])[0]).endswith(("T5Model", "EncoderModel"))
+    return not headless and ("scale_decoder_outputs" in settings or settings["model_type"] == "mt5")
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
-    gate, _, inner = settings.get("feed_forward_proj", "relu").rpartition("-")
+    mt5 = settings["model_type"] == "mt5"
+    usual = "gated-gelu" if mt5 else "relu"
+    gate, _, inner = settings.get("feed_forward_proj", usual).rpartition("-")
     gated = gate == "gated"
     # The error function is what "gelu" means elsewhere, but not in the first gated models.
     inner = "gelu_new" if gated and inner == "gelu" else inner
@@ -88,7 +90,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         mlp_dropout_rate=dropout,
         dtype=dtype,
     )
-    scaled = settings.get("scale_decoder_outputs", settings.get("tie_word_embeddings", True))
+    tied = settings.get("tie_word_embeddings", True)
+    scaled = not mt5 and settings.get("scale_decoder_outputs", tied)
     tied = scaled or ("lm_head.weight" not in names and _may_be_tied(settings))
     config = TransformerConfig(
         vocab_size=settings["vocab_size"],

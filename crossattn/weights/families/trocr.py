@@ -5,6 +5,7 @@ from typing import Any
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.weights.families.bart import DECODER_LAYER
+from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings, bart_block
 
@@ -20,24 +21,29 @@ _NAMES = {
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
     """Module, config and rules of this checkpoint."""
-    settings.refuse("use_learned_position_embeddings", True)
     dim, tied = settings["d_model"], settings.get("tie_word_embeddings", True)
+    learned, padding = (
+        settings.get("use_learned_position_embeddings", True),
+        settings.get("pad_token_id", 1),
+    )
+    if not learned and dim % 2:
+        raise CheckpointError(f"config.json has d_model {dim}; expected an even number.")
     config = DecoderConfig(
         vocab_size=settings["vocab_size"],
         block=bart_block(settings, "decoder", norm_first=False, dtype=dtype),
         layers=settings["decoder_layers"],
+        positions="learned" if learned else "sinusoidal",
         max_length=settings.get("max_position_embeddings", 512),
         input=InputConfig(
             scale=dim**0.5 if settings.get("scale_embedding") else 1.0,
             position_offset=2,
             norm_epsilon=1e-5 if settings.get("layernorm_embedding", True) else None,
-            frozen_id=settings.get("pad_token_id", 1),
+            frozen_id=padding,
+            sinusoids_from=padding,
         ),
         tie_output=tied,
         memory_dim=settings.get("cross_attention_hidden_size") or dim,
     )
-    return (
-        Decoder,
-        config,
-        Rules(_NAMES, {f"{_OUTPUT}.weight": f"{_TABLE}.weight"} if tied else {}),
-    )
+    aliases = {f"{_OUTPUT}.weight": f"{_TABLE}.weight"} if tied else {}
+    # A number that early files hold so that sinusoids know their type.
+    return Decoder, config, Rules(_NAMES, aliases, unused=(r".*\._float_tensor",))

@@ -1,5 +1,6 @@
 """ViT and DeiT: names of their tensors, meaning of their configs."""
 
+from dataclasses import replace
 from typing import Any
 
 from crossattn.models.vit import ViT, ViTConfig
@@ -54,7 +55,6 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, Rules]:
     """Config and rules of the model without heads; options are further ones of its config."""
-    settings.refuse("qkv_bias", True)
     settings.refuse("pooler_act", "tanh")
     dim = settings["hidden_size"]
     settings.refuse("pooler_output_size", dim, None)
@@ -72,8 +72,9 @@ def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, 
         attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.0),
         dtype=dtype,
     )
+    attention = replace(block.attention, use_bias=settings.get("qkv_bias", True), out_bias=True)
     config = ViTConfig(
-        block,
+        replace(block, attention=attention),
         layers=settings["num_hidden_layers"],
         patch_size=patch_size,
         image_size=image_size,

@@ -255,6 +255,19 @@ def test_relative_buckets_begin_where_transformers_rounds_them_to(
         np.testing.assert_array_equal(call(-before, zero)[1:], after[1:])
 
 
+def test_a_linear_scaling_divides_positions_and_a_dynamic_one_begins_beyond_those_of_training():
+    x, positions = array("x", 1, 4, 2, 6), np.array([[0, 2, 6, 8]])
+    linear, dynamic = (xa.rotary.RopeScaling(kind, 2.0, 9) for kind in ("linear", "dynamic"))
+    halves = xa.rotary.rotate(x, positions // 2)
+    np.testing.assert_allclose(xa.rotary.rotate(x, positions, scaling=linear), halves, atol=1e-6)
+    plain = xa.rotary.rotate(x, positions)
+    np.testing.assert_allclose(xa.rotary.rotate(x, positions, scaling=dynamic), plain, atol=1e-6)
+    further = xa.rotary.rotate(x, positions + 1, scaling=dynamic)
+    assert np.abs(further - xa.rotary.rotate(x, positions + 1)).max() > 1e-3
+    with pytest.raises(ValueError, match="kind 'linear' and factor 0.0; expected one of linear, "):
+        xa.rotary.RopeScaling("linear", 0.0, 9)
+
+
 @pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 8, True), (32, 16, False)])
 def test_too_few_buckets_or_distances_are_refused(setting):
     """Where transformers looks beside its table and stops."""
