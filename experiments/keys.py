@@ -202,9 +202,12 @@ BATCHES: dict[str, Key] = {
 }
 """Of tasks whose examples are rows as they are."""
 
+PIXELS = "[1, 8192]"
+"""Of a picture's side; both together are at most as many as a file's that is read."""
+
 PICTURES: dict[str, Key] = {
-    "data.height": Key(int, "Of pictures, in pixels.", "[1, inf)"),
-    "data.width": Key(int, "Of pictures, in pixels.", "[1, inf)"),
+    "data.height": Key(int, "Of pictures, in pixels.", PIXELS),
+    "data.width": Key(int, "Of pictures, in pixels.", PIXELS),
     **under("data", {
         "flip": Key(bool, "Half of the pictures are mirrored in training."),
         "shift": Key(int, "Pixels by which they are shifted in training, at most.", "[0, inf)"),

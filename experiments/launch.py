@@ -20,7 +20,7 @@ from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.ops.native import build
 from crossattn.train import cluster, storage
-from crossattn.train.errors import TrainError
+from crossattn.train.errors import StoreGone, TrainError
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
@@ -70,7 +70,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     """Parse flags, set the process up, call ``main`` with what is left of the command line.
 
     ``FLAGS`` of its module are those that it takes. Exit code 0, or what ``main`` returns; 2 for anything
-    the user can put right, told in one line; 130 after Ctrl-C.
+    the user can put right, told in one line; 75 where an object store does not answer; 130 after Ctrl-C.
     """
     own_process = begun()
     keep_heap()
@@ -83,7 +83,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
             watch.wait_for_cause()
         logs.keep(error)
         complain(error)
-        code, text = 2, _one_line(error)
+        code, text = os.EX_TEMPFAIL if isinstance(error, StoreGone) else 2, _one_line(error)
     except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code, text = 141, "nobody reads its output"
@@ -96,6 +96,9 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         logs.end()
     if text and (watch := cluster.current()):
         watch.fail(text, code)  # or the others would wait for this process
+    if code == os.EX_TEMPFAIL:  # or this process would wait for threads, and they for the store
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

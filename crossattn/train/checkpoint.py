@@ -232,14 +232,15 @@ class Checkpoints:
                 f" {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make room; {self._loadable()}"
             )
 
-    def _failed(self, error: Exception) -> CheckpointError:
+    def _failed(self, error: Exception) -> TrainError:
+        said = f"a checkpoint could not be written to {self.directory}"
+        if storage.in_store(self.directory) and storage.is_away(error):
+            return storage.refusal(said, error, self.directory)
         if processes.is_main():
             with contextlib.suppress(Exception):  # Where that fails too, the next start does it.
                 clean_up(self.directory)
         cause = exhausted(error) or one_line(error)
-        return CheckpointError(
-            f"a checkpoint could not be written to {self.directory}: {cause}; {self._loadable()}"
-        )
+        return CheckpointError(f"{said}: {cause}; {self._loadable()}")
 
     def _loadable(self) -> str:
         steps = self.steps

@@ -135,10 +135,8 @@ class Lease:
         return written.generation or None
 
     def _unwritable(self, error: Exception) -> TrainError:
-        cause = storage.told(error, self._folder)
-        return TrainError(
-            f"the work directory {self._folder} cannot be written: {cause}; name another with --workdir"
-        )
+        said = f"the work directory {self._folder} cannot be written"
+        return storage.refusal(said, error, self._folder, "; name another with --workdir")
 
 
 @contextlib.contextmanager

@@ -112,11 +112,8 @@ def train(
                 result = run.result(claimed.steps_before)
         except BaseException as error:
             _close_quietly(checkpoints, log)
-            if isinstance(error, OSError) and (cause := exhausted(error)):
-                raise TrainError(
-                    f"{cause}: {error}; the checkpoints in {workdir} are safe,"
-                    " start again to resume"
-                ) from error
+            if explained := _of_workdir(error, workdir):
+                raise explained from error
             raise
         checkpoints.close()
         log.close()
@@ -292,6 +289,22 @@ class _Run:
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)
+
+
+def _of_workdir(error: BaseException, workdir: Folder) -> TrainError | None:
+    """What became of the work directory, where an error comes from that; else None."""
+    if isinstance(error, OSError) and (cause := exhausted(error)):
+        return TrainError(
+            f"{cause}: {error}; the checkpoints in {workdir} are safe, start again to resume"
+        )
+    if storage.in_store(workdir):
+        if isinstance(error, Exception) and not isinstance(error, TrainError):
+            if storage.is_away(error):
+                said = f"the work directory {workdir} can no longer be reached"
+                return storage.refusal(said, error, workdir)
+    elif isinstance(error, OSError | TrainError) and not workdir.is_dir():
+        return TrainError(f"the work directory {workdir} was removed while the run was in it")
+    return None
 
 
 def _close_quietly(*things: Any) -> None:

@@ -54,10 +54,8 @@ class Spool:
                 try:
                     (self._folder / path.name).write_bytes(path.read_bytes())
                 except Exception as error:  # Each package has errors of its own.
-                    cause = storage.told(error, self._folder)
-                    raise TrainError(
-                        f"{self._folder / path.name} cannot be written: {cause}"
-                    ) from error
+                    said = f"{self._folder / path.name} cannot be written"
+                    raise storage.refusal(said, error, self._folder) from error
                 self._uploaded[path.name] = state
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from crossattn.train.errors import MissingPackage, TrainError
+from crossattn.train.errors import MissingPackage, StoreGone, TrainError
 
 Folder = Path | epath.Path
 
@@ -33,6 +33,11 @@ _NO_CREDENTIALS = (
     *("credentials", "anonymous caller", "unauthorized", "unauthenticated", "invalid_grant"),
     *("invalidaccesskeyid", "signaturedoesnotmatch", "expiredtoken", "access key id"),
 )
+_AWAY = (
+    *("could not connect", "cannot connect", "connect call failed", "connection refused"),
+    *("connection reset", "failed to connect", "timed out", "timeout", "service unavailable"),
+)
+_ATTEMPTS = 15  # of a request to s3://, by delays that double up to 20 s: minutes in all
 
 
 def folder(path: str | os.PathLike) -> Folder:
@@ -90,9 +95,25 @@ def reach(path: Folder) -> None:
             return
         files.ls(key.partition("/")[0], detail=False)
     except Exception as error:  # Each package has errors of its own.
-        raise TrainError(
-            f"the work directory {path} cannot be reached: {told(error, path)}"
-        ) from error
+        raise refusal(f"the work directory {path} cannot be reached", error, path) from error
+
+
+def refusal(sentence: str, error: BaseException, path: Folder, advice: str = "") -> TrainError:
+    """What to raise where a store refused: a sentence, why, and advice; or where it does not answer."""
+    said = f"{sentence}: {told(error, path)}"
+    if is_away(error):
+        return StoreGone(f"{said}; start again when the store answers")
+    return TrainError(f"{said}{advice}")
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether an error comes from a store that does not answer, as far as packages tell."""
+    while error is not None:
+        text = f"{type(error).__name__} {error}".lower()
+        if isinstance(error, ConnectionError | TimeoutError) or any(x in text for x in _AWAY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def told(error: BaseException, path: Folder) -> str:
@@ -234,6 +255,9 @@ def _prepare(scheme: str) -> None:
     # Arrays are written past fsspec: what it remembers of a folder is soon wrong.
     for protocol in ("gcs", "gs") if scheme == "gs" else ("s3",):
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
+    if scheme == "s3":
+        retries = {"mode": "standard", "max_attempts": _ATTEMPTS}
+        fsspec.config.conf["s3"].setdefault("config_kwargs", {})["retries"] = retries
     # Else epath leaves gs:// to TensorFlow wherever that is installed.
     os.environ.setdefault("EPATH_USE_TF", "false")
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -30,8 +30,8 @@ KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
     "data.options.pages": Key(int, "The first so many pages; 0 is all.", "[0, inf)", needed=False),
     "data.regions": Key(int, "The most regions of a page, and of a row of pages.", "[1, inf)"),
     "data.tokens": Key(int, "The most tokens of a region's text, its end included.", "[1, inf)"),
-    "data.picture_height": Key(int, "Of a region's picture, in pixels.", "[1, inf)"),
-    "data.picture_width": Key(int, "Of a region's picture, in pixels.", "[1, inf)"),
+    "data.picture_height": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
+    "data.picture_width": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
     "data.margin": Key(
         float, "Of the page around a box, in its picture too; in points.", "[0, inf)"
     ),

@@ -94,6 +94,7 @@ def test_boxes_alone_are_read_by_trees(capsys):
     ("change", "said"),
     [
         (dict(image=None), "data.image and data.text are both none"),
+        (dict(height=10**8), "data.height is 100000000; expected .* at most 8192"),
         (dict(text="caption"), "lacks data.text_len"),
         (dict(text="caption", text_len=8), "lacks the section tokenizer"),
         (

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -323,6 +324,17 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
     with pytest.raises(TrainError, match="the disk is full .* the checkpoints in .* are safe"):
         run(tmp_path, Full())
     assert_same_bits(run(tmp_path).state, whole[1].state)
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_a_work_directory_that_is_removed_is_one_sentence(tmp_path, every):
+    class Removing(Log):
+        def tick(self, step, values):
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    (tmp_path / "run").mkdir()
+    with pytest.raises(TrainError, match="the work directory .* was removed while the run was in"):
+        run(tmp_path / "run", Removing(), checkpoint={"every": every})
 
 
 def test_the_first_signal_asks_and_handlers_are_put_back():

@@ -16,7 +16,13 @@ from crossattn.train import lease, spool, storage
 from crossattn.train.checkpoint import Checkpoints, load_params
 from crossattn.train.checkpoint_files import steps_in
 from crossattn.train.config import CheckpointConfig, TrainConfig
-from crossattn.train.errors import MissingPackage, TrainError, WorkdirBusy, WorkdirMismatch
+from crossattn.train.errors import (
+    MissingPackage,
+    StoreGone,
+    TrainError,
+    WorkdirBusy,
+    WorkdirMismatch,
+)
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
 from crossattn.train.workdir import claim
@@ -148,6 +154,15 @@ def test_a_bucket_that_is_not_there_is_one_sentence(store):
     missing = store.replace("bucket", "nobucket")
     with pytest.raises(TrainError, match="cannot be reached: there is no bucket nobucket"):
         run(missing)
+
+
+def test_a_store_that_does_not_answer_is_told_apart(store_servers, monkeypatch):
+    monkeypatch.setattr(storage, "_ATTEMPTS", 1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreGone, match="cannot be reached: Could not connect .* when the store"):
+        storage.reach(storage.folder("s3://bucket/run"))
+    assert not storage.is_away(PermissionError("403 forbidden"))
+    assert not storage.is_away(FileNotFoundError("bucket"))
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
