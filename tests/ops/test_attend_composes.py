@@ -80,12 +80,26 @@ for backend, names in chosen.items():
             except NotImplementedError:
                 assert backend in ("cpu", "tokamax")  # no compiler; not installed
             print(backend, item.case)
+
+from tests.closeness import close
+
+def gradient(q, backend):
+    return jax.grad(lambda q: jax.numpy.sin(xa.attend(q, q, q, backend=backend)).sum())(q)
+
+rows = jax.random.normal(jax.random.key(0), (8, 1, 4, 2, 8))
+for backend in (None, "cpu"):
+    try:
+        found = jax.pmap(functools.partial(gradient, backend=backend))(rows)
+        close(found, gradient(rows, "reference"))
+    except NotImplementedError:
+        assert backend == "cpu"  # no compiler
+    print(backend, "pmap")
 """
 
 
 def test_any_mesh_of_eight_devices_gives_the_same_numbers():
     said = on_eight_devices("-c", SHARDED)
-    assert len(said.splitlines()) == 9 + 3 + 4 + 3 + 1 + 1, said
+    assert len(said.splitlines()) == 9 + 3 + 4 + 3 + 1 + 1 + 2, said
 
 
 KEY_1, KEY_2 = jax.random.key(1), jax.random.key(2)
