@@ -31,8 +31,6 @@ def named(path):
 
 def python_of(path):
     """The blocks of Python that a page prints, but for those that it says are not run."""
-    if path.name == "design.md":  # whose Python shows the shape of things, with ... in them
-        return []
     return [code for skipped, code in _PYTHON.findall(path.read_text()) if not skipped]
 
 
