@@ -101,6 +101,8 @@ def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatc
     monkeypatch.setattr(launch.cluster, "join", lambda seconds: None)
     for name, words in commands_of(page):
         module = importlib.import_module(f"experiments.{name}")
+        if hasattr(module, "__path__") and not hasattr(module, "main"):
+            module = importlib.import_module(f"experiments.{name}.__main__")
         if hasattr(module, "FLAGS"):
             monkeypatch.setattr(module, "main", work(module))
             assert start(name, *words) == 0, (name, words, capsys.readouterr().err)

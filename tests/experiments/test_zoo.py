@@ -67,7 +67,8 @@ def test_baselines_of_classes_are_those_of_another_library():
     task = make_task(emoji_group.get_config("tiny"))
     found = task.baselines("test")
     (train, labels), (other, expected) = task.vectors("train"), task.vectors("test")
-    for name, x in train.items():
+    for name in train.keys() - {"words"}:
+        x = train[name]
         nearest = KNeighborsClassifier(1).fit(x, labels).score(other[name], expected)
         assert found[f"nearest_{name}_accuracy"] == pytest.approx(
             nearest, abs=0.02

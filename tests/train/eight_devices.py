@@ -48,7 +48,7 @@ def train(mesh):
 if __name__ == "__main__":
     parts = train(sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2)))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), parts, train(None)
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=3e-7), parts, train(None)
     )
     (moments,) = [each for each in parts[1] if hasattr(each, "rows")]
     for tree, wanted in ((moments.rows, ROWS), (moments.columns, COLUMNS)):
