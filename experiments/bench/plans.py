@@ -38,7 +38,10 @@ _PUBLISHED: dict[str, dict[str, str]] = {
         "v5e:4x4": "config.train.accumulate=4",
         "h100:1x8": "config.train.accumulate=2",
     },
-    "perceiver_io": dict.fromkeys(("v5e:4x4", "h100:1x8"), "config.train.accumulate=8"),
+    "perceiver_io": {
+        "v5e:4x4": "config.train.accumulate=8,config.model.remat=true",
+        "h100:1x8": "config.train.accumulate=8",
+    },
     "llava_7b": {"v5e:4x4": "config.train.accumulate=8"},
     "whisper_large_v3": {"v5e:4x4": "config.train.accumulate=2"},
 }
