@@ -128,5 +128,5 @@ def _value(name: str, key: Key, text: str) -> Any:
     except (KeyError, ValueError):
         value = text
     if not key.takes(value):
-        raise SettingsError(f"--config.{name} is {text!r}; expected {key.expected}.")
+        raise SettingsError(f"--config.{name} is {value!r}; expected {key.expected}.")
     return value

@@ -129,7 +129,7 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ),
         (
             "--config.evaluate.decoding.max_new_tokens=1",
-            "max_new_tokens is '1'; expected a whole number, 2",
+            "max_new_tokens is 1; expected a whole number, 2",
         ),
         ("--config.evaluate.decoding.length_penalty=-1", "length_penalty is -1.0"),
         ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
