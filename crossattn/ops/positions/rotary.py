@@ -19,10 +19,10 @@ class RopeScaling:
     """How rotations are slowed down for texts longer than those that a model was trained on.
 
     A feature pair turns ``length / wavelength`` times in a text of training. "linear" slows all pairs by
-    ``factor``; "dynamic" raises the base, by as much as a call's last position is beyond ``length`` (keys that a
-    cache holds keep their turns, so what a text gives depends on the calls that read it). "llama3"
-    and "yarn" slow the pairs that turn ``slow`` times or less, leave those that turn ``fast`` times or more,
-    and go over from one to the other in between, by turns and by pairs.
+    ``factor``; "dynamic" raises the base, by as much as a call's last position is beyond ``length`` (cached
+    keys keep their turns, so what a text gives depends on the calls that read it). "llama3" and "yarn" slow
+    the pairs that turn ``slow`` times or less, leave those that turn ``fast`` times or more, and go over from
+    one to the other in between, by turns and by pairs.
 
     Attributes:
       kind: which.
