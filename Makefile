@@ -1,5 +1,6 @@
 # make demo   train a translator on real text, score it, draw what it attends to (about 10 minutes on 2 cores)
-# make test   the whole test suite
+# make test   the tests, without those marked slow
+# make test-all  all tests
 # make lint   formatter, linter, type checker
 # make bench  the benchmarks behind the figures of docs/results.md (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
@@ -16,12 +17,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKDIR ?= runs/demo
 
-.PHONY: demo test lint format bench conformance parity zoo accelerators docs wheel fuzz mutants clean
+.PHONY: demo test test-all lint format bench conformance parity zoo accelerators docs wheel fuzz mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m experiments.demo --workdir=$(WORKDIR)
 
 test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not slow"
+
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist=worksteal
 
 lint: $(VENV)/.dev

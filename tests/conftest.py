@@ -1,8 +1,10 @@
-"""Shape annotations are checked in every test; tiny programs are compiled without costly passes."""
+"""Eight devices for all tests; shape annotations are checked; tiny programs compile without costly passes."""
 
 import contextlib
 import gc
+import hashlib
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import jax
 import jaxlib.version
 import jaxtyping
 import pytest
+from hypothesis import settings
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests import annotations  # noqa: F401  the hook takes it from its package
@@ -18,11 +21,48 @@ from tests import annotations  # noqa: F401  the hook takes it from its package
 jaxtyping.install_import_hook("crossattn", "tests.annotations.checked")
 
 ROOT = Path(__file__).parents[1]
-# Of its two ways to compile fused loops, the older takes half as long; later versions lack it.
+DEVICES = "--xla_force_host_platform_device_count="
+# XLA's older emitters of fused loops compile in half the time; later versions lack them.
 _QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-if jaxlib.version.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
+if jaxlib.version.__version_info__ >= (0, 11):
+    _QUICK = ""
 
+
+def _flags(count, quick=_QUICK):
+    """XLA_FLAGS of the user, with so many devices and the tests' own way to compile."""
+    own = {DEVICES, *_QUICK.split()}
+    given = os.environ.get("XLA_FLAGS", "").split()
+    users = [flag for flag in given if flag not in own and not flag.startswith(DEVICES)]
+    return " ".join([*users, f"{DEVICES}{count}", quick]).strip()
+
+
+def _kept_programs():
+    """A folder of the virtual environment for compiled programs; one for each kind of processor."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else [platform.processor()]
+    features = next((x for x in lines if x.startswith(("flags", "Features"))), lines[0])
+    kind = hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:12]
+    return str(Path(sys.prefix, "cache", f"xla-{kind}"))
+
+
+# JAX reads the flags when it is first asked for devices, which is after this file.
+os.environ["XLA_FLAGS"] = _flags(8)
+_KEPT = {
+    "jax_compilation_cache_dir": jax.config.jax_compilation_cache_dir,
+    "jax_persistent_cache_min_compile_time_secs": 0.05,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+if sys.prefix != sys.base_prefix and not jax.config.jax_compilation_cache_dir:
+    _KEPT["jax_compilation_cache_dir"] = _kept_programs()
+for _name, _value in _KEPT.items():
+    if _value is not None:
+        os.environ[_name.upper()] = str(_value)  # of the processes that tests start
+        jax.config.update(_name, _value)
+
+# `make fuzz` draws more, and draws anew; everything else draws the same each time.
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 
 # Tracing makes many objects that live: collecting them often takes a tenth of the time.
 gc.set_threshold(50_000, 50, 100)
@@ -54,17 +94,26 @@ def _compile_quickly():
 
 def with_devices(count):
     """The environment of a process with so many devices, which compiles as the tests do."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
-    return os.environ | {
+    return _environment() | {
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "XLA_FLAGS": flags,
+        "XLA_FLAGS": _flags(count),
     }
 
 
+def as_users_have_it():
+    """The environment of a process of one device that compiles all anew, with XLA's defaults."""
+    kept_here = {name.upper() for name in _KEPT}
+    users = {name: value for name, value in _environment().items() if name not in kept_here}
+    return users | {"XLA_FLAGS": _flags(1, quick="")}
+
+
+def _environment():
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+
+
 def on_eight_devices(*command):
-    """What ``python COMMAND`` prints in a process of eight devices, which must end well."""
+    """The output of ``python COMMAND`` in a process of eight devices, which must end well."""
     done = subprocess.run(
         [sys.executable, *command],
         env=with_devices(8),
@@ -77,15 +126,16 @@ def on_eight_devices(*command):
     return done.stdout
 
 
-def as_users_have_it():
-    """The environment of a process that compiles with XLA's defaults, as the tests do not."""
-    flags = os.environ.get("XLA_FLAGS", "").replace(_QUICK, "").strip()
-    found = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    found.pop("XLA_FLAGS", None)
-    return found | ({"XLA_FLAGS": flags} if flags else {})
+@contextlib.contextmanager
+def one_device():
+    """Inside, code that asks JAX for its devices finds one."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("devices", "local_devices"):
+            first = getattr(jax, name)()[:1]
+            patched.setattr(jax, name, lambda *_, first=first, **__: list(first))
+        for name in ("device_count", "local_device_count"):
+            patched.setattr(jax, name, lambda *_, **__: 1)
+        yield
 
 
 @pytest.fixture
@@ -125,15 +175,10 @@ def store(request, store_servers):
 @contextlib.contextmanager
 def kept(folder):
     """Compiled code goes to a folder, and is taken from there."""
-    new = {
-        "jax_compilation_cache_dir": folder,
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    old = {name: getattr(jax.config, name) for name in new}
-    for values in (new, old):
+    before = {name: getattr(jax.config, name) for name in _KEPT}
+    for values in (before | {"jax_compilation_cache_dir": folder}, before):
         for name, value in values.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
-        if values is new:
+        if values is not before:
             yield

@@ -23,7 +23,7 @@ from crossattn.train.checkpoint import load_params
 from experiments import launch
 from experiments.settings import saved_config
 from experiments.tasks import make_task
-from tests.conftest import kept, with_devices
+from tests.conftest import kept, one_device, with_devices
 
 ROOT = Path(__file__).parents[2]
 TINY = f"--config={ROOT}/configs/libreoffice.py:fr,tiny"
@@ -39,6 +39,12 @@ STEPS = (
 @pytest.fixture(scope="module", autouse=True)
 def _keep_compiled_code(compiled_code):
     with kept(compiled_code):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_one_device():
+    with one_device():
         yield
 
 
@@ -67,7 +73,7 @@ def start(launcher, *arguments):
 def tiny_run(tmp_path_factory, compiled_code):
     """The work directory of a finished run, which no test may change."""
     workdir = tmp_path_factory.mktemp("tiny") / "run"
-    with kept(compiled_code):
+    with kept(compiled_code), one_device():
         assert start("train", TINY, *STEPS, f"--workdir={workdir}") == 0
     return workdir
 
@@ -96,7 +102,8 @@ def launched(capsys):
 
     def run(launcher, *arguments):
         capsys.readouterr()
-        code = start(launcher, *arguments)
+        with one_device():
+            code = start(launcher, *arguments)
         return code, *capsys.readouterr()
 
     return run
@@ -144,9 +151,5 @@ def steps_logged(workdir):
 
 @pytest.fixture(scope="session")
 def environment(compiled_code):
-    """Of a launcher in a process of its own, which compiles as the tests do."""
-    return with_devices(1) | {
-        "JAX_COMPILATION_CACHE_DIR": compiled_code,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    """The environment of a launcher in a process of its own, which compiles as the tests do."""
+    return with_devices(1) | {"JAX_COMPILATION_CACHE_DIR": compiled_code}

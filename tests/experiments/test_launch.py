@@ -75,6 +75,7 @@ def test_what_a_killed_process_left_half_written_is_compiled_again(tmp_path):
         return jnp.sin(x) @ x.T
 
     with kept(str(tmp_path)):
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         expected = jax.jit(program)(x)
         (entry,) = tmp_path.glob("jit_program-*-cache")
         entry.write_bytes(entry.read_bytes()[:-40])

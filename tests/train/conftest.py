@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import kept, with_devices
+from tests.conftest import kept, one_device, with_devices
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -22,6 +22,12 @@ def _keep_compiled_code(compiled_code):
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _on_one_device():
+    with one_device():
+        yield
+
+
 @pytest.fixture(scope="module")
 def toy_process(compiled_code):
     """Starts the toy program in a process of its own; whatever still runs at the end is ended."""
@@ -30,8 +36,6 @@ def toy_process(compiled_code):
     def start(workdir, options, *, devices=1, **variables):
         env = with_devices(devices) | {
             "JAX_COMPILATION_CACHE_DIR": compiled_code,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             **variables,
         }
         if "file_limit" in options:  # what it cut short, others would read

@@ -47,8 +47,6 @@ def test_the_table_says_where_an_axis_goes(axes, shape, expected):
 
 
 def test_one_device_needs_no_mesh():
-    if jax.device_count() > 1:
-        pytest.skip("of one device, and there are several: unset XLA_FLAGS")
     assert make_mesh() is None
     assert data_shard(None) == (0, 1)
     batch = {"x": np.ones((3, 2))}
@@ -250,7 +248,5 @@ def test_an_optimiser_that_lies_with_the_host_takes_the_same_steps(tmp_path):
 
 
 def test_one_device_has_no_host_to_keep_an_optimiser_with():
-    if jax.device_count() > 1:
-        pytest.skip("of one device, and there are several: unset XLA_FLAGS")
     with pytest.raises(ValueError, match="offload_optimizer is of a mesh, and there is one device"):
         make_program(ToyTask(), TrainConfig(steps=1, offload_optimizer=True), None)
