@@ -52,7 +52,7 @@ _KEPT = {
     "jax_persistent_cache_min_compile_time_secs": 0.05,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-if sys.prefix != sys.base_prefix and not jax.config.jax_compilation_cache_dir:
+if sys.prefix != sys.base_prefix and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _KEPT["jax_compilation_cache_dir"] = _kept_programs()
 for _name, _value in _KEPT.items():
     if _value is not None:
