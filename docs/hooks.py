@@ -1,7 +1,7 @@
-"""What the site's builder does beside MkDocs: the reference's pages, and links to files of the repository.
+"""Hooks of MkDocs: the pages of the reference, and links to files of the repository.
 
-The one thing to know: the reference is made from what ``crossattn`` names as public, so a name that is added
-or moved needs no change here; one without a docstring is a warning, at which ``mkdocs build --strict`` fails.
+The reference lists the public names of ``crossattn``, so an added or moved name needs no change here. A public
+name without a docstring is a warning, and ``mkdocs build --strict`` fails at warnings.
 """
 
 import importlib
@@ -19,14 +19,14 @@ from typing import Any
 import crossattn
 
 ROOT = Path(__file__).parents[1]
-# Whose public names ``crossattn`` has itself; what else is in there serves the kernels.
+# ``crossattn`` itself exports its public names; the others serve the kernels.
 _INSIDE = {"ops"}
 _WARNINGS = logging.getLogger("mkdocs.hooks.docs")
 _LINK = re.compile(r"(\]\()(\.\./[^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """The repository's address, as pyproject.toml has it, and the reference in the navigation."""
+    """Add the repository's address of pyproject.toml, and the reference to the navigation."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.repo_url = project["urls"]["Repository"]
     config.repo_name = project["name"]
@@ -35,7 +35,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each module that ``crossattn`` names, and one for what it names itself."""
+    """Add a page for each public module of ``crossattn``, and one for its own names."""
     from mkdocs.structure.files import File
 
     for _, path, content in reference():
@@ -44,7 +44,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links out of the folder of the docs lead to the repository; one to nothing is a warning."""
+    """Point links out of the docs folder to the repository; a missing target is a warning."""
 
     def to_repository(link: re.Match) -> str:
         path = posixpath.normpath(posixpath.join("docs", page.file.src_dir, link[2]))
@@ -94,7 +94,7 @@ def _rendered(module: ModuleType, placed: set, level: int = 2) -> Iterator[str]:
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a module says is public; of one that says nothing, what is defined in it, or its submodules."""
+    """The names of ``__all__``; without it, the module's own definitions, or its submodules."""
     names = getattr(module, "__all__", None)
     if names is None and hasattr(module, "__path__"):
         names = [found.name for found in pkgutil.iter_modules(module.__path__)]
@@ -115,7 +115,7 @@ def _directive(value: Any, level: int) -> str:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether it is a class or a function of this package, and no alias of a type."""
+    """Whether the value is a class or a function of this package, not an alias of a type."""
     return hasattr(value, "__qualname__") and value.__module__.startswith("crossattn")
 
 
@@ -124,14 +124,14 @@ def _path(value: Any) -> str:
 
 
 def _about(module: ModuleType) -> str:
-    """A module's docstring, in which an indented block is code, as Markdown has it."""
+    """A module's docstring as Markdown: ``::`` before an indented block becomes a colon."""
     return re.sub(r"::$", ":", inspect.getdoc(module) or "", flags=re.MULTILINE)
 
 
 def _complain_where_undocumented(value: Any) -> None:
-    """A warning for a public name without a docstring, or a public method.
+    """Warn of a public name or method without a docstring.
 
-    A method is documented where its class has it from another, or where a class beside it says what it does.
+    A method may have its docstring in a parent class or in another class of the module.
     """
     wanting = [value] if not _documented(value) else []
     if inspect.isclass(value):
@@ -146,6 +146,6 @@ def _complain_where_undocumented(value: Any) -> None:
 
 
 def _documented(value: Any) -> bool:
-    """Whether it has a docstring of its own, beyond the signature that a dataclass makes up."""
+    """Whether the value has a docstring other than the signature that a dataclass generates."""
     text = value.__doc__ or ""
     return bool(text) and not text.startswith(f"{value.__name__}(")
