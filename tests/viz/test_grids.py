@@ -37,7 +37,7 @@ def test_every_head_is_in_its_own_panel_and_named():
     for i, ax in enumerate(shown):
         layer, head = divmod(i, 3)
         np.testing.assert_allclose(ax.images[0].get_array(), values[layer, head], rtol=1e-6)
-        assert ax.get_xlabel() in (f"layer {layer} head {head}", f"L{layer} H{head}")
+        assert ax.get_xlabel() == f"L{layer} H{head}"
     first, second = shown[0].get_position(), shown[3].get_position()
     assert first.x0 == pytest.approx(second.x0)
     assert first.y0 > second.y1

@@ -59,7 +59,7 @@ def test_a_page_of_pictures_has_each_with_its_caption(tmp_path):
     [
         ([], [], r"0 picture\(s\) and 0 caption\(s\)"),
         ([np.zeros((4, 4, 3))], ["a", "b"], r"1 picture\(s\) and 2 caption\(s\)"),
-        ([np.zeros((4, 4))], ["a"], "a picture has shape"),
+        ([np.zeros((4, 4))], ["a"], "image has shape"),
     ],
 )
 def test_what_is_no_page_of_captions_is_refused(images, texts, said):
