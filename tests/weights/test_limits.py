@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.weights import CheckpointError
 from crossattn.weights.formats import ctranslate2, safetensors
-from crossattn.weights.tokenizers import sentencepiece
 from crossattn.weights.tokenizers.tokenizer import read_tokenizer
 from experiments.fetch_weights import torch_file
 from tests import whisper_vocabulary
@@ -165,22 +165,25 @@ def test_a_model_of_few_pieces_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"\xff" * 10**6, "a number has more than 64 bits"),
-        (b"\x0a" + b"\xff" * 9 + b"\x01", "it ends within a field"),
-        (b"\x0a\x80", "it ends within a number"),
+        (b"\xff" * 10**6, "is no SentencePiece model, or is damaged"),
+        (b"\x0a" + b"\xff" * 9 + b"\x01", "is no SentencePiece model, or is damaged"),
         (message(*PIECES, (1, message((3, 1)))), "a piece lacks its text"),
-        (message(*PIECES, (1, message((1, 7)))), "a piece lacks its text"),
-        (message(*PIECES, piece("c", float("nan"))), "or its kind or score is none"),
-        (message(*PIECES, (3, message((2, b"\xff\xff\xff\x7f" + bytes(40))))), "map of characters is dam"),
-        (message(*PIECES, (3, message((2, 7)))), "map of characters is none"),
-        (message(*PIECES, (3, 7)), "its part 3 is a number"),
+        (message(*PIECES, piece("c", float("nan"))), "or its score is no number"),
+        (message(*PIECES, piece("d", kind=2)), "it has 2 unknown tokens, not 1"),
+        (message(*PIECES, (3, message((2, b"\xff\xff\xff\x7f" + bytes(40))))), "is no tokenizer"),
     ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)  # fmt: skip
+    ids=["numbers", "length", "no text", "no score", "unknown", "characters"],
+)
 def test_a_damaged_sentencepiece_model_is_refused(tmp_path, raw, said):
     (tmp_path / "spiece.model").write_bytes(raw)
-    raises_one_line(said, sentencepiece.read_pieces, tmp_path / "spiece.model")
     raises_one_line(said, read_tokenizer, tmp_path, "t5")
+
+
+def test_a_missing_sentencepiece_is_named(tmp_path, monkeypatch):
+    (tmp_path / "spiece.model").write_bytes(message(*PIECES))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    said = r"spiece\.model needs sentencepiece: pip install 'crossattn\[sentencepiece\]'"
+    raises_one_line(said, read_tokenizer, tmp_path, "t5", error=ImportError)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("t5", "extra_ids"), ("pegasus", "offset")])
