@@ -21,35 +21,24 @@ from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.settings import Settings, buildable, check_numbers, read_settings
 from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
 
-# model_type of config.json -> the file of this package that knows it.
+# File of this package -> model_type of config.json, of the checkpoints that it knows.
 _FAMILIES = {
-    "annalog": "annalog",
-    "bart": "bart",
-    "bert": "bert",
-    "blenderbot": "bart",
-    "clip": "clip",
-    "clip_vision_model": "clip",
-    "crossvit": "crossvit",
-    "deit": "vit",
-    "encoder-decoder": "encoder_decoder",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "llava": "llava",
-    "marian": "marian",
-    "mbart": "bart",
-    "mistral": "llama",
-    "mt5": "t5",
-    "mvp": "bart",
-    "pegasus": "marian",
-    "perceiver": "perceiver",
-    "plbart": "bart",
-    "qwen2": "llama",
-    "t5": "t5",
-    "trocr": "trocr",
-    "vision-encoder-decoder": "vision_encoder_decoder",
-    "vit": "vit",
-    "whisper": "whisper",
+    "annalog": ["annalog"],
+    "bart": ["bart", "blenderbot", "marian", "mbart", "mvp", "pegasus", "plbart"],
+    "bert": ["bert"],
+    "clip": ["clip", "clip_vision_model"],
+    "crossvit": ["crossvit"],
+    "gpt2": ["gpt2"],
+    "llama": ["llama", "mistral", "qwen2"],
+    "llava": ["llava"],
+    "pairs": ["encoder-decoder", "vision-encoder-decoder"],
+    "perceiver": ["perceiver"],
+    "t5": ["mt5", "t5"],
+    "trocr": ["trocr"],
+    "vit": ["deit", "vit"],
+    "whisper": ["whisper"],
 }
+_FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds}
 # Those whose texts begin with a token of their own, and no other model's.
 _ALONE = ("bert", "gpt2", "llama", "llava", "mistral", "qwen2", "trocr")
 
@@ -302,7 +291,7 @@ def _kind(settings: Settings) -> Any:
 
 def _family(settings: Settings) -> Any:
     kind = _kind(settings)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
+    if not isinstance(kind, str) or kind not in _FILE_OF:
+        known = ", ".join(_FILE_OF)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
-    return importlib.import_module(f"crossattn.weights.families.{_FAMILIES[kind]}")
+    return importlib.import_module(f"crossattn.weights.families.{_FILE_OF[kind]}")

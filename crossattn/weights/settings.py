@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,3 +162,32 @@ def bart_block(
         mlp_dropout_rate=settings.get("activation_dropout", 0.0),
         **others,
     )
+
+
+def bert_block(
+    settings: Settings, *, norm_epsilon: float = 1e-12, dropout_rate: float = 0.0, **others: Any
+) -> BlockConfig:
+    """A block of BERT, ViT and all whose config is like theirs.
+
+    Args:
+      settings: the checkpoint's.
+      norm_epsilon: what a config that does not say so has; so are dropouts.
+      dropout_rate: of residuals and of attention.
+      **others: those of ``BlockConfig.of``.
+    """
+    return BlockConfig.of(
+        dim=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        mlp_dim=settings["intermediate_size"],
+        activation=settings.activation("hidden_act", "gelu"),
+        norm_epsilon=settings.get("layer_norm_eps", norm_epsilon),
+        dropout_rate=settings.get("hidden_dropout_prob", dropout_rate),
+        attention_dropout_rate=settings.get("attention_probs_dropout_prob", dropout_rate),
+        **others,
+    )
+
+
+def pair_of(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width, which may be given as one number."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
