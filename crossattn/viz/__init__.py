@@ -4,9 +4,9 @@ Importing this package does not import matplotlib; drawing does (`pip install ma
 """
 
 from crossattn.viz.alignment import alignment, gallery, heads
+from crossattn.viz.checks import GlyphWarning
 from crossattn.viz.page import page
 from crossattn.viz.pictures import captions, patches
-from crossattn.viz.warning import GlyphWarning
 from crossattn.viz.writing import save
 
 __all__ = ["GlyphWarning", "alignment", "captions", "gallery", "heads", "page", "patches", "save"]

@@ -1,10 +1,14 @@
-"""Checks of what is drawn; each refusal is one sentence."""
+"""Checks of arrays, tokens and links before they are drawn, each one sentence; and the warning of fonts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+
+class GlyphWarning(UserWarning):
+    """No font on this machine has some characters; they are drawn as their U+ codes."""
 
 
 def checked_weights(weights: ArrayLike, *axes: str, name: str = "weights") -> np.ndarray:
@@ -83,8 +87,14 @@ def checked_columns(columns: int | None, default: int) -> int:
     return default if columns is None else columns
 
 
-def checked_image(image: np.ndarray) -> np.ndarray:
-    """A picture as matplotlib draws it, [H W] or [H W 3]."""
-    if image.ndim != 3 or image.shape[-1] not in (1, 3) or 0 in image.shape:
-        raise ValueError(f"image has shape {image.shape}; expected [H W 1] or [H W 3].")
-    return image[..., 0] if image.shape[-1] == 1 else image
+def checked_image(image: ArrayLike) -> np.ndarray:
+    """A picture as matplotlib draws it, [H W] or [H W 3], from 0 to 1."""
+    picture = np.asarray(image)
+    if not picture.size or (picture.ndim != 2 and picture.shape[2:] not in ((1,), (3,))):
+        raise ValueError(
+            f"image has shape {list(picture.shape)}; expected [H, W], [H, W, 1] or [H, W, 3]"
+        )
+    picture = picture / 255 if picture.dtype == np.uint8 else picture.astype(np.float64)
+    if not (picture.min() >= 0 and picture.max() <= 1):
+        raise ValueError("image has values outside 0 to 1; expected uint8, or floats from 0 to 1")
+    return picture[..., 0] if picture.shape[2:] == (1,) else picture

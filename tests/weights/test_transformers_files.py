@@ -22,7 +22,7 @@ from tests.closeness import close  # noqa: E402
 from tests.weights import checkpoints  # noqa: E402
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@checkpoints.each(CASES, every=6)
 def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
     theirs = reference.build(case, tmp_path / "theirs")
     model, params, _ = xa.load(tmp_path / "theirs")
@@ -39,7 +39,7 @@ def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
         assert torch.equal(tensor, wanted[name]), name
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@checkpoints.each(CASES, every=6)
 def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
     cls = getattr(transformers, case.model)
     config = cls.config_class(**case.config).to_dict() | {"architectures": [case.model]}
