@@ -1,4 +1,4 @@
-"""Where a checkpoint's folder is: here, or fetched from the Hugging Face hub."""
+"""Finds a checkpoint's folder: a local one, or one fetched from the Hugging Face hub."""
 
 import fnmatch
 import json
@@ -70,7 +70,7 @@ def _fetched(hub: Any, name: str) -> Path:
 
 
 def wanted(files: list[str]) -> list[str]:
-    """Of a repository's files at its top, those to fetch: the weights once, and what lies beside them.
+    """The files to fetch among those at a repository's top: the weights once, configs and tokenizers.
 
     Variants of the weights (``model.fp16.safetensors``) stay there, and the parts of what is there whole.
     """

@@ -39,7 +39,7 @@ _FAMILIES = {
     "whisper": ["whisper"],
 }
 _FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds}
-# Those whose texts begin with a token of their own, and no other model's.
+# Decoders without an encoder, whose texts begin with bos_token_id.
 _ALONE = ("bert", "gpt2", "llama", "llava", "mistral", "qwen2", "trocr")
 
 
@@ -70,7 +70,7 @@ class Pretrained:
         return self.module(self.config, rngs=rngs)
 
     def target_in(self, labels: Int[AnyArray, "B T"]) -> Int[Array, "B T"]:
-        """What an encoder-decoder is given to predict these labels: the same, one later.
+        """The decoder's input that predicts these labels: the same tokens, one position later.
 
         Args:
           labels: tokens, end-of-sentence included; -100 where nothing is to be predicted.
@@ -103,7 +103,7 @@ class Pretrained:
 
     @property
     def ids(self) -> dict[str, Any]:
-        """What ``crossattn.decode`` asks for: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
+        """The ids for ``crossattn.decode``: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
 
         As in transformers they are those of ``generation_config.json``, where there is one: what it leaves
         open is not asked of ``config.json``. Padding is then an end, and without an end texts run on.
@@ -240,8 +240,8 @@ def _configured(
 def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
 
-    What was loaded is written as it was: the same files, names, dtypes, metadata and order, to the bit where
-    the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
+    A loaded checkpoint is written as it was: the same files, names, dtypes, metadata and order, to the bit
+    where the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
     Float64 is computed in float32, unless ``jax_enable_x64`` is set: what has changed since it was loaded is
     written as float64 with float32's digits. Other files of the folder stay behind.
     """
@@ -282,7 +282,7 @@ def _types(files: safetensors.TensorFiles, names: Mapping[str, str]) -> dict[str
 
 
 def _kind(settings: Settings) -> Any:
-    """What ``transformers`` calls the model type; timm has an architecture, "crossvit_9_240"."""
+    """The model type of ``transformers``, or the first word of timm's architecture, "crossvit_9_240"."""
     architecture = settings.get("architecture")
     if "model_type" not in settings and isinstance(architecture, str):
         return architecture.partition("_")[0]

@@ -197,7 +197,7 @@ class Rules:
         return tensors
 
     def constant(self, name: str) -> Constant | None:
-        """What a tensor of this name must hold, if the model computes it."""
+        """The values that a tensor of this name must hold, if the model computes it."""
         matches = (make for key, make in self.constants.items() if re.fullmatch(key, name))
         return next(matches, None)
 

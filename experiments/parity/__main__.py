@@ -53,7 +53,7 @@ def compare(
 
 
 def differences(errors: Mapping[str, float]) -> list[str]:
-    """What is further off than rounding explains."""
+    """The errors that are larger than rounding explains."""
     limits = dict.fromkeys(SEARCHES, 0.0)
     return [
         f"{name}: {error:.2g}"
@@ -64,7 +64,7 @@ def differences(errors: Mapping[str, float]) -> list[str]:
 
 
 def run(case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """What is between both sides of a case, and what ``transformers`` measured."""
+    """The errors of a case, and the results of ``transformers``."""
     model = reference.build(case, folder)
     expected = reference.measure(case, model, folder)
     return compare(ours.measure(case, folder, ours.gradients_of(expected)), expected), expected

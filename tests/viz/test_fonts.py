@@ -18,7 +18,7 @@ OLD_PERSIAN = "\U000103a0\U000103a1"
 
 @pytest.fixture(autouse=True)
 def fresh_fonts(monkeypatch):
-    """What a test does to the font list and to what was warned about ends with the test."""
+    """Changes of the font list, and warnings given once, end with the test."""
     known = font_manager.fontManager.ttflist
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(known))
     caches = fonts._charmap, fonts._family_of, fonts._fonts, fonts._warn_once

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of sizes and types is not believed: refused by name, in little memory."""
+"""Sizes and types in a checkpoint's files are not believed: refused by name, in little memory."""
 
 import json
 import shutil

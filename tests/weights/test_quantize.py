@@ -40,7 +40,7 @@ SUMMED = {
 
 
 def summed(path):
-    """Of a matrix; None of anything else."""
+    """The summed axes of a matrix; None for anything else."""
     return next((axes for end, axes in SUMMED.items() if path.endswith(end)), None)
 
 
@@ -50,7 +50,7 @@ def step(path, array):
 
 
 def multiplied(held):
-    """What int8 values and scales stand for."""
+    """The numbers that int8 values and scales stand for."""
     return np.asarray(held.qvalue, np.float32) * np.asarray(held.scale)
 
 

@@ -1,4 +1,4 @@
-"""What is loaded and saved again is the same files, to the bit."""
+"""A checkpoint that is loaded and saved again has the same files, to the bit."""
 
 import filecmp
 import json

@@ -46,7 +46,7 @@ _HALVES = ("encoder", "decoder")
 _PRE_NORM = ("mbart", "blenderbot", "pegasus")
 _SINUSOIDAL = ("marian", "pegasus")
 _NORMED_INPUT = ("bart", "mbart", "mvp", "plbart")
-# What a config that does not say so has for padding.
+# The padding of configs that name none.
 _PADDING = {
     "bart": 1,
     "blenderbot": 0,

@@ -48,7 +48,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     classes = settings.get("num_labels", 2) if labels is None else len(labels)
     options = dict(num_classes=classes, distillation_output=heads is _TWO_HEADS)
     config, rules = encoder(settings, dtype, **options)
-    # Beside its heads, the model without them is one module.
+    # The model without heads is one module of the model with them.
     return ViT, config, rules.inside("", model) | Rules(heads)
 
 

@@ -126,7 +126,7 @@ def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes its place once it is complete."""
+    """A temporary path; its file takes the place of ``path`` once it is complete."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     yield partial
     os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""What timm's CrossViT computes, in one small file: ``python -m tests.weights.golden.make_crossvit``.
+"""Results of timm's CrossViT in one small file: ``python -m tests.weights.golden.make_crossvit``.
 
 Its weights are random by their names and are not kept. Needs timm and torchvision.
 """
@@ -22,7 +22,7 @@ SMALL = dict(
 
 
 def image(config: dict) -> np.ndarray:
-    """What it is given, [2 H W C]."""
+    """Two random pictures, [2 H W C]."""
     height, width = config["model_args"]["img_size"]
     random = np.random.RandomState(0).standard_normal((2, height, width, 3))
     return random.astype(np.float32)
