@@ -1,5 +1,7 @@
 """Heads and galleries: every panel in its place, one colour scale, tokens on the outside."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,12 @@ def panels(figure):
 def written(ax):
     across = [tick.get_text() for tick in ax.get_xticklabels()]
     return across, [tick.get_text() for tick in ax.get_yticklabels()]
+
+
+def apart(figure):
+    """Whether no panel's cells and labels lie over another's."""
+    boxes = [ax.get_tightbbox() for ax in figure.axes]
+    return not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +74,7 @@ def test_links_are_outlined_in_every_head():
 
 def test_panels_do_not_overlap_and_stay_inside_the_figure():
     figure = viz.heads(weights(3, 5, 3, 4), SOURCE, TARGET, title="Heads")
-    boxes = [ax.get_tightbbox() for ax in figure.axes]
-    for i, a in enumerate(boxes):
-        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
+    assert apart(figure)
     size = figure.get_size_inches()
     drawn = figure.get_tightbbox()
     assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= size[0] and drawn.y1 <= size[1]
@@ -95,9 +101,7 @@ def test_a_gallery_holds_sentences_of_different_lengths():
     assert [ax.get_title(loc="left") for ax in shown] == ["a", "b", "c"]
     assert [len(ax.patches) for ax in shown] == [1, 0, 2]
     assert {ax.images[0].get_clim() for ax in shown} == {(0, values[0].max())}
-    boxes = [ax.get_tightbbox() for ax in figure.axes]
-    for i, a in enumerate(boxes):
-        assert not any(a.overlaps(b) for b in boxes[i + 1 :])
+    assert apart(figure)
 
 
 def test_a_gallery_of_long_sentences_is_one_column():
