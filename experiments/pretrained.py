@@ -1,6 +1,6 @@
 """The model of a published checkpoint, to be trained on: ``config.model.name = "pretrained"``.
 
-The one thing to know: a run keeps, in ``assets/pretrained``, all of the checkpoint but its weights: config,
+A run keeps, in ``assets/pretrained``, all of the checkpoint but its weights: config,
 settings of generation, tokenizer, names of tensors. So it goes on, is evaluated, and is exported
 (``experiments.export``) without the folder that ``config.init.from`` names.
 """
@@ -253,7 +253,7 @@ def _tokenizers(
 
 
 def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
-    """What stands around texts: of the tokenizer, and the start that the model's config asks for."""
+    """The tokens around a text: the tokenizer's, and the start that the model's config asks for."""
     before, after = frame_of(backend)
     eos = () if after else np.ravel(model.ids["eos_id"])[:1]
     after = after or tuple(int(id) for id in eos)

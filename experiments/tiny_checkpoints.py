@@ -1,6 +1,6 @@
 """Checkpoints of random parameters, small enough to be trained in seconds: ``config.init.from = "tiny:t5"``.
 
-The one thing to know: they are files as ``transformers`` writes them, tokenizers of bytes among them, so that
+They are files as ``transformers`` writes them, tokenizers of bytes among them, so that
 whatever begins from a published checkpoint is tried with them, without a download.
 """
 

@@ -3,12 +3,10 @@
 Importing this package does not import matplotlib; drawing does (`pip install matplotlib`).
 """
 
-from crossattn.viz.alignment import alignment, gallery
-from crossattn.viz.captions import captions
-from crossattn.viz.heads import heads
+from crossattn.viz.alignment import alignment, gallery, heads
+from crossattn.viz.checks import GlyphWarning
 from crossattn.viz.page import page
-from crossattn.viz.patches import patches
-from crossattn.viz.scripts import GlyphWarning
+from crossattn.viz.pictures import captions, patches
 from crossattn.viz.writing import save
 
 __all__ = ["GlyphWarning", "alignment", "captions", "gallery", "heads", "page", "patches", "save"]

@@ -1,7 +1,7 @@
-"""Which source token each target token read: one heatmap, or several in one figure.
+"""Which source token each target token read: one heatmap, several sentences, or all heads.
 
-The source runs along the top, the target down the side, so a monotone translation is a
-diagonal. Tokens may be in any script; see `fonts.py` for what happens without a font.
+The source runs along the top, the target down the side, so a monotone translation is a diagonal. Tokens
+may be in any script.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
-from crossattn.viz.checks import (
-    checked_count,
-    checked_links,
-    checked_panel_lists,
-    checked_tokens,
-    checked_weights,
-)
+from crossattn.viz.checks import checked_columns, checked_links, checked_tokens, checked_weights
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -46,26 +40,18 @@ def alignment(
       ValueError: wrong rank, NaN or infinity, token counts or links that do not fit weights.
     """
     values = checked_weights(weights, "T, S")
-    checked_tokens(values, source_tokens, target_tokens)
+    checked_tokens(values.shape, source_tokens, target_tokens)
     pairs = checked_links(links, values.shape)
 
-    from crossattn.viz import figure, fonts, heatmap, layout
+    from crossattn.viz import heatmap
 
-    source, target = fonts.labels(source_tokens), fonts.labels(target_tokens)
-    scale = heatmap.Scale.of(values)
-    if ax is not None:
-        cell = heatmap.cell_of(ax, values.shape)
-        heatmap.draw(ax, values, source, target, scale=scale, links=pairs, cell=cell)
-        heatmap.caption(ax, title)
-        heatmap.colour_bar_beside(ax, scale)
-        return figure.figure_of(ax)
-    picture = figure.Picture()
-    panel = picture.add_subplot()
-    cell = layout.cell_inches(*values.shape)
-    heatmap.draw(panel, values, source, target, scale=scale, links=pairs, cell=cell)
-    heatmap.name_axes(panel)
-    layout.arrange(picture, [[panel]], cell, scale, title)
-    return picture
+    panel = heatmap.Panel(values, source_tokens, target_tokens, pairs)
+    if ax is None:
+        return heatmap.draw_rows([[panel]], title, named=True)
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("ax belongs to no figure (was it removed?); make one with fig.subplots()")
+    return heatmap.draw_into(ax, figure, panel, title)
 
 
 def gallery(
@@ -91,35 +77,78 @@ def gallery(
     Raises:
       ValueError: lists of different lengths, and whatever `alignment` refuses.
     """
-    links = [None] * len(weights) if links is None else links
-    titles = [""] * len(weights) if titles is None else titles
-    panels = checked_panel_lists(
+    lists = dict(
         weights=weights,
         source_tokens=source_tokens,
         target_tokens=target_tokens,
-        links=links,
-        titles=titles,
+        links=[None] * len(weights) if links is None else links,
+        titles=[""] * len(weights) if titles is None else titles,
     )
-    values = [checked_weights(w, "T, S", f"weights[{i}]") for i, w in enumerate(weights)]
-    for i, panel in enumerate(panels):
-        checked_tokens(values[i], panel[1], panel[2], f"[{i}]")
-    pairs = [checked_links(links[i], v.shape, f"links[{i}]") for i, v in enumerate(values)]
-    longest = max(max(v.shape) for v in values)
-    across = checked_count(columns, "columns", default=2 if longest <= 30 else 1)
+    if len(set(map(len, lists.values()))) > 1:
+        said = ", ".join(f"{len(own)} {name}" for name, own in lists.items())
+        raise ValueError(f"a gallery needs one entry a sentence in every list, got {said}")
+    if not len(weights):
+        raise ValueError("a gallery needs at least one sentence, got none")
+    sentences = []
+    for i, (own, source, target, pairs, name) in enumerate(zip(*lists.values(), strict=True)):
+        values = checked_weights(own, "T, S", name=f"weights[{i}]")
+        checked_tokens(values.shape, source, target, f"[{i}]")
+        gold = checked_links(pairs, values.shape, f"links[{i}]")
+        sentences.append((values, source, target, gold, name))
+    longest = max(max(sentence[0].shape) for sentence in sentences)
+    across = checked_columns(columns, 2 if longest <= 30 else 1)
 
-    from crossattn.viz import figure, fonts, heatmap, layout
+    from crossattn.viz import heatmap
 
-    scale = heatmap.Scale.of(*values)
-    across = min(across, len(panels))
-    cell = layout.cell_inches(longest, longest, across=across)
-    picture = figure.Picture()
-    axes = []
-    for i, (_, source, target, _, name) in enumerate(panels):
-        ax = picture.add_subplot()
-        texts = fonts.labels(source), fonts.labels(target)
-        heatmap.draw(ax, values[i], *texts, scale=scale, links=pairs[i], cell=cell)
-        heatmap.caption(ax, name, width=values[i].shape[1] * cell)
-        axes.append(ax)
-    rows = [axes[i : i + across] for i in range(0, len(axes), across)]
-    layout.arrange(picture, rows, cell, scale, title)
-    return picture
+    panels = [heatmap.Panel(*sentence) for sentence in sentences]
+    return heatmap.draw_rows(_rows(panels, across), title)
+
+
+def heads(
+    weights: ArrayLike,
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    *,
+    links: Iterable[Any] | None = None,
+    title: str | None = None,
+    columns: int | None = None,
+) -> "matplotlib.figure.Figure":
+    """Draws weights [N, T, S] or [L, N, T, S] as a grid of heatmaps, one a head.
+
+    Layers run downward and heads across; a single layer wraps. Heads and layers are numbered
+    from 0, as in the array. Tokens stand on the outer axes only.
+
+    Args:
+      weights: [N, T, S] or [L, N, T, S], any finite numbers in any dtype.
+      source_tokens: S strings; target_tokens: T strings.
+      links: gold (source, target) pairs, outlined in every head.
+      title: a line above the picture.
+      columns: heads in a row, for [N, T, S] only.
+
+    Raises:
+      ValueError: wrong rank, NaN or infinity, token counts or links that do not fit weights.
+    """
+    values = checked_weights(weights, "N, T, S", "L, N, T, S")
+    checked_tokens(values.shape, source_tokens, target_tokens)
+    pairs = checked_links(links, values.shape)
+    by_layer = values.ndim == 4
+    if by_layer and columns is not None:
+        raise ValueError("columns is for weights [N, T, S]; [L, N, T, S] has one row a layer")
+    count = values.shape[-3]
+    # All up to four in a row, else whichever of 4 and 3 leaves no hole.
+    usual = 3 if count % 4 and count % 3 == 0 else min(count, 4)
+    across = count if by_layer else min(count, checked_columns(columns, usual))
+
+    from crossattn.viz import heatmap
+
+    panels = []
+    for i, own in enumerate(values.reshape(-1, *values.shape[-2:])):
+        source = source_tokens if i < across else ()
+        target = target_tokens if i % across == 0 else ()
+        name = f"L{i // count} H{i % count}" if by_layer else f"head {i}"
+        panels.append(heatmap.Panel(own, source, target, pairs, below=name))
+    return heatmap.draw_rows(_rows(panels, across), title, largest=0.2, tallest=14.0)
+
+
+def _rows(panels: list[Any], across: int) -> list[list[Any]]:
+    return [panels[i : i + across] for i in range(0, len(panels), across)]

@@ -1,67 +1,122 @@
-"""One heatmap on one set of axes: colours, cell grid, tokens, links. Imports matplotlib."""
+"""Heatmaps of attention: panels in rows on one colour scale, their cells of one size. Imports matplotlib."""
 
+import itertools
+import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from crossattn.viz.figure import figure_of
-from crossattn.viz.fonts import Label, headline
+from crossattn.viz.figure import GREY, GRID, INK, Picture
+from crossattn.viz.fonts import Label, label, labels
 
 COLOURS = "Blues"  # near white to dark, lightness falls all the way: prints well in grey
 LINK = "#d95f02"
-INK, GREY, GRID = "#222222", "#666666", "#dddddd"
-READABLE = 5.5  # points: the smallest token text; denser axes label every second or third cell
+_READABLE = 5.5  # points: the smallest token text; denser axes label every second or third cell
+_BAR = 0.11  # inches across the colour bar
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The range of weights that the colours span; every panel of a figure shares one."""
+class Panel:
+    """One heatmap: weights [T, S], tokens (none: a bare axis), links [k, 2], a title and a line below."""
 
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, *arrays: np.ndarray) -> "Scale":
-        low = min(0.0, *(float(a.min()) for a in arrays))
-        high = max(float(a.max()) for a in arrays)
-        return cls(low, high if high > low else low + 1.0)
-
-    def mappable(self) -> ScalarMappable:
-        return ScalarMappable(Normalize(self.low, self.high), COLOURS)
+    weights: np.ndarray
+    source: Sequence[str]
+    target: Sequence[str]
+    links: np.ndarray
+    title: str | None = None
+    below: str = ""
 
 
-def draw(
-    ax: Axes,
-    weights: np.ndarray,
-    source: Sequence[Label],
-    target: Sequence[Label],
+def colours_of(*weights: np.ndarray) -> ScalarMappable:
+    """The colours of all weights of a figure: from 0, or the least below it, to the largest."""
+    low = min(0.0, *(float(w.min()) for w in weights))
+    high = max(float(w.max()) for w in weights)
+    return ScalarMappable(Normalize(low, high if high > low else low + 1.0), COLOURS)
+
+
+def draw_rows(
+    rows: Sequence[Sequence[Panel]],
+    title: str | None,
     *,
-    scale: Scale,
-    links: np.ndarray,
-    cell: float,
-) -> None:
-    """Draws weights [T, S] with source labels on top and target labels down the side.
+    largest: float = 0.32,
+    tallest: float = math.inf,
+    named: bool = False,
+) -> Picture:
+    """Rows of panels with one colour bar, in a figure that grows around its labels.
 
-    An empty list of labels leaves its axis bare. `cell` is the side of a cell in inches, which
-    sets the size of the text.
+    Args:
+      rows: of panels.
+      title: a line above everything.
+      largest: inches of a cell where there is room.
+      tallest: inches of all cells of a column.
+      named: write which side is which.
     """
-    rows, columns = weights.shape
-    ax.set_facecolor("white")
-    ax.imshow(
-        weights,
-        cmap=COLOURS,
-        norm=Normalize(scale.low, scale.high),
-        aspect="equal",
-        interpolation="nearest",
-        origin="upper",
+    shapes = [[panel.weights.shape for panel in row] for row in rows]
+    columns = itertools.zip_longest(*shapes, fillvalue=(0, 0))
+    widths = [max(shape[1] for shape in column) for column in columns]
+    heights = [max(shape[0] for shape in row) for row in shapes]
+    longest = max(*widths, *heights)
+    cell = min(largest, 12 / sum(widths), tallest / sum(heights), 11 / longest)
+    picture = Picture()
+    written = label(title or "")
+    heading = picture.suptitle(
+        written.text, x=0.01, ha="left", color=INK, fontsize=12, **written.style
     )
+    # A title that is wider than the panels has place to their right.
+    spare = max(0.0, heading.get_window_extent().width / picture.dpi / cell - sum(widths))
+    ratios = [*widths, _BAR / cell, spare + 1e-3]
+    grid = picture.add_gridspec(len(rows), len(ratios), width_ratios=ratios, height_ratios=heights)
+    colours = colours_of(*(panel.weights for row in rows for panel in row))
+    for i, row in enumerate(rows):
+        for j, panel in enumerate(row):
+            ax = picture.add_subplot(grid[i, j], anchor="NW")
+            draw(ax, panel, colours, cell)
+            if named:
+                ax.xaxis.set_label_position("top")
+                ax.set_xlabel("source", color=GREY, fontsize=9, labelpad=6)
+                ax.set_ylabel("target", color=GREY, fontsize=9, labelpad=6)
+    tall = 1 + int(
+        np.searchsorted(np.cumsum(heights) * cell, 1.5)
+    )  # rows that the bar stands beside
+    bar = picture.add_subplot(grid[:tall, len(widths)])
+    finish_bar(picture.colorbar(colours, cax=bar), sum(heights[:tall]) * cell)
+    _fit(picture, np.array([sum(ratios), sum(heights)]), cell)
+    return picture
+
+
+def _fit(picture: Picture, cells: np.ndarray, cell: float) -> None:
+    """Sizes the figure so that its (across, down) cells are of `cell` inches; then its layout is done."""
+    engine: Any = picture.get_layout_engine()
+    engine.set(w_pad=0.06, h_pad=0.06, wspace=0, hspace=0)
+    *panels, _bar = picture.axes
+    first = np.array(panels[0].get_images()[0].get_array()).shape[::-1]
+    size = cells * cell + 8  # enough for the labels
+    for aspect in ("auto", "equal"):  # labels are measured where a panel fills its place
+        for ax in panels:
+            ax.set_aspect(aspect)
+        picture.set_size_inches(*size)
+        engine.execute(picture)
+        # Labels stay as they are, so all that is lacking or too much is the cells'.
+        grown = cell - size * panels[0].get_position(original=True).size / first
+        size = size + cells * grown
+    picture.set_layout_engine("none")
+
+
+def draw(ax: Axes, panel: Panel, colours: ScalarMappable, cell: float) -> None:
+    """Draws a panel on axes; ``cell`` is the side of a cell in inches, which sets the size of the text."""
+    rows, columns = panel.weights.shape
+    ax.set_facecolor("white")
+    shared: Any = colours.norm
+    ax.imshow(panel.weights, cmap=COLOURS, norm=shared, aspect="equal", interpolation="nearest")
     for spine in ax.spines.values():
         spine.set(color=GRID, linewidth=0.6)
     if cell >= 0.08:
@@ -71,79 +126,53 @@ def draw(
     ax.grid(which="major", visible=False)
     ax.tick_params(which="both", length=0, pad=3, left=False, right=False, top=False, bottom=False)
     ax.tick_params(labeltop=True, labelbottom=False, labelleft=True, labelright=False)
-    _write_source(ax, source, cell)
-    _write_target(ax, target, cell)
-    _outline(ax, links, cell)
+    _write_source(ax, labels(panel.source), cell)
+    _write_target(ax, labels(panel.target), cell)
+    _outline(ax, panel.links, cell)
+    if panel.title:
+        wrapped = label(textwrap.fill(panel.title, max(24, int(columns * cell * 14))))
+        style: Any = dict(color=INK, fontsize=10, pad=8, **wrapped.style)
+        ax.set_title(wrapped.text, loc="left", **style)
+    if panel.below:
+        ax.xaxis.set_label_position("bottom")
+        ax.set_xlabel(panel.below, color=INK, fontsize=8, labelpad=4)
 
 
-def cell_of(ax: Axes, shape: tuple[int, ...]) -> float:
-    """Side in inches of a cell when [T, S] cells fill axes of the size that ax has now."""
-    rows, columns = shape
-    box = ax.get_window_extent()
-    return min(box.width / columns, box.height / rows) / figure_of(ax).dpi
+def draw_into(ax: Axes, figure: Figure, panel: Panel, title: str | None) -> Figure:
+    """Draws a panel on axes of another figure, whose size stays; the colour bar takes some of their place."""
+    rows, columns = panel.weights.shape
+    box, colours = ax.get_window_extent(), colours_of(panel.weights)
+    cell = min(box.width / columns, box.height / rows) / figure.dpi
+    draw(ax, replace(panel, title=title), colours, cell)
+    finish_bar(figure.colorbar(colours, ax=ax, fraction=0.04, pad=0.03), box.height / figure.dpi)
+    return figure
 
 
-def name_axes(ax: Axes) -> None:
-    """Says which side is which."""
-    ax.xaxis.set_label_position("top")
-    ax.set_xlabel("source", color=GREY, fontsize=9, labelpad=6)
-    ax.set_ylabel("target", color=GREY, fontsize=9, labelpad=6)
-
-
-def caption(ax: Axes, text: str | None, width: float = 8.0) -> None:
-    """Writes a title above the tokens, wrapped near `width` inches."""
-    if text:
-        wrapped = textwrap.fill(text, max(30, int(width * 14)))
-        name = headline(wrapped)
-        ax.set_title(name.text, loc="left", color=INK, fontsize=10, pad=8, **name.style)
-
-
-def caption_below(ax: Axes, text: str) -> None:
-    """Writes which head this is under its panel, where no tokens are."""
-    ax.xaxis.set_label_position("bottom")
-    ax.set_xlabel(text, color=INK, fontsize=8, labelpad=4)
-
-
-def colour_bar(axes: Axes, scale: Scale, *, height: float) -> None:
-    """Draws the legend of the colours into axes that are `height` inches high."""
-    bar = figure_of(axes).colorbar(scale.mappable(), cax=axes)
-    _finish_bar(bar, scale, height)
-
-
-def colour_bar_beside(ax: Axes, scale: Scale) -> None:
-    """Draws the legend of the colours in space taken from the right of ax."""
-    figure = figure_of(ax)
-    bar = figure.colorbar(scale.mappable(), ax=ax, fraction=0.04, pad=0.03)
-    _finish_bar(bar, scale, ax.get_window_extent().height / figure.dpi)
-
-
-def _finish_bar(bar: Colorbar, scale: Scale, height: float) -> None:
+def finish_bar(bar: Colorbar, height: float) -> None:
+    """Ticks and name of a colour bar of so many inches."""
     count = 3 if height >= 0.8 else 2
-    ticks = np.linspace(scale.low, scale.high, count).tolist()
+    ticks = np.linspace(bar.vmin, bar.vmax, count).tolist()
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.ax.tick_params(length=2, width=0.5, color=GREY, labelsize=8, labelcolor=INK)
     bar.outline.set(linewidth=0.5, edgecolor=GRID)
-    if height >= 0.8:
+    if height >= 1.2:
         bar.set_label("attention weight", color=GREY, fontsize=9)
 
 
 def _write_source(ax: Axes, source: Sequence[Label], cell: float) -> None:
     places = _places(source, cell)
-    size = _text_size(cell)
     ax.set_xticks(places, labels=[source[i].text for i in places])
     ticks = ax.get_xticklabels()
-    if not ticks:
-        return
     for text, i in zip(ticks, places, strict=True):
-        text.set(color=INK, fontsize=size, **source[i].style)
-    dpi = figure_of(ax).dpi
-    widest = max(text.get_window_extent().width for text in ticks) / dpi
-    if widest < 0.92 * cell * (places[1] - places[0] if len(places) > 1 else 1):
+        text.set(color=INK, fontsize=_text_size(cell), **source[i].style)
+    room = 0.92 * cell * 72 * (places[1] if len(places) > 1 else 1)
+    widest = max((text.get_window_extent().width for text in ticks), default=0)
+    if widest * 72 / ax.get_figure(root=True).dpi < room:
         return
-    angle = 45 if cell >= 0.22 and len(places) <= 30 else 90
+    steep = cell < 0.22 or len(places) > 30
     for text in ticks:
-        text.set(rotation=angle, rotation_mode="anchor", ha="left")
-        text.set_verticalalignment("center" if angle == 90 else "baseline")
+        text.set(rotation=90 if steep else 45, rotation_mode="anchor", ha="left")
+        text.set_verticalalignment("center" if steep else "baseline")
 
 
 def _write_target(ax: Axes, target: Sequence[Label], cell: float) -> None:
@@ -155,21 +184,20 @@ def _write_target(ax: Axes, target: Sequence[Label], cell: float) -> None:
 
 def _text_size(cell: float) -> float:
     """Points of token text for cells of so many inches."""
-    return float(np.clip(cell * 72 * 0.6, READABLE, 10))
+    return float(np.clip(cell * 72 * 0.6, _READABLE, 10))
 
 
-def _places(labels: Sequence[Label], cell: float) -> list[int]:
+def _places(tokens: Sequence[Label], cell: float) -> list[int]:
     """Which cells get their label: all, or every k-th when the cells are too small for text."""
-    step = max(1, int(np.ceil(READABLE * 1.15 / (cell * 72) - 1e-6)))
-    return list(range(0, len(labels), step))
+    step = max(1, math.ceil(_READABLE * 1.15 / (cell * 72) - 1e-6))
+    return list(range(0, len(tokens), step))
 
 
 def _outline(ax: Axes, links: np.ndarray, cell: float) -> None:
     width = float(np.clip(cell * 6, 0.6, 1.8))
     inset = 0.06  # keeps neighbours' outlines apart
+    side = 1 - 2 * inset
+    style: Any = dict(fill=False, edgecolor=LINK, linewidth=width, gid="link")
     for source, target in np.unique(links, axis=0):
         corner = (source - 0.5 + inset, target - 0.5 + inset)
-        side = 1 - 2 * inset
-        ax.add_patch(
-            Rectangle(corner, side, side, fill=False, edgecolor=LINK, linewidth=width, gid="link")
-        )
+        ax.add_patch(Rectangle(corner, side, side, **style))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crossattn.viz.checks import checked_weights
+from crossattn.viz.checks import checked_image, checked_weights
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -28,7 +28,7 @@ def page(
     """Draws the regions of a page over its picture and returns the figure.
 
     Args:
-      image: [H, W] grey or [H, W, 3], uint8, or floats from 0 to 1.
+      image: [H, W] or [H, W, 1] grey or [H, W, 3], uint8, or floats from 0 to 1.
       boxes: [n, 4], left, top, right and bottom of each region in fractions of the page.
       classes: n names; one colour each.
       expected: n names that are right; a region of another class is dashed and names both.
@@ -40,7 +40,7 @@ def page(
       ValueError: shapes or counts that do not fit, a box outside the page or of no area, NaN in the weights,
         or no such region.
     """
-    picture, places = _checked_image(image), _checked_boxes(boxes)
+    picture, places = checked_image(image), _checked_boxes(boxes)
     for name, names in (("classes", classes), ("expected", expected)):
         if names is not None and len(names) != len(places):
             raise ValueError(
@@ -48,27 +48,30 @@ def page(
             )
     read = None if weights is None else _checked_row(weights, len(places), region)
 
-    from crossattn.viz import figure, heatmap
+    from crossattn.viz import heatmap
+    from crossattn.viz.figure import INK, Picture
+    from crossattn.viz.fonts import label
 
-    drawn = figure.Picture()
+    drawn = Picture()
     height, width = picture.shape[:2]
-    ratios = [1.0] if read is None else [1.0, 1.0, 0.03]
-    panels = drawn.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
-    drawn.set_size_inches(sum(ratios) * (_INCHES * width / height + 0.6), _INCHES + 0.6)
-    for ax in panels[:2]:
+    scaled = places * np.array([width, height, width, height])
+    titles = [title or ""]
+    if read is not None:
+        titles.append(f"read by region {region}, {classes[region]}")
+    drawn.set_size_inches(len(titles) * (_INCHES * width / height + 0.6), _INCHES + 0.6)
+    panels = drawn.subplots(1, len(titles), squeeze=False)[0]
+    for ax, written in zip(panels, map(label, titles), strict=True):
         ax.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="bilinear")
         ax.set_axis_off()
-    scaled = places * np.array([width, height, width, height])
+        ax.set_title(written.text, loc="left", color=INK, fontsize=10, pad=8, **written.style)
     _draw_classes(panels[0], scaled, classes, classes if expected is None else expected)
-    heatmap.caption(panels[0], title)
     if read is not None:
-        panels[0].set_zorder(
-            1
-        )  # what is written beside its regions lies over the other panel's margin
-        scale = heatmap.Scale.of(read)
-        _draw_weights(panels[1], scaled, read / scale.high, region)
-        heatmap.colour_bar(panels[2], scale, height=_INCHES)
-        heatmap.caption(panels[1], f"read by region {region}, {classes[region]}")
+        panels[0].set_zorder(1)  # the names beside its regions lie over the other panel's margin
+        colours = heatmap.colours_of(read)
+        for box, shade in zip(scaled, colours.to_rgba(read, alpha=0.65), strict=True):
+            _outline(panels[1], box, edgecolor=heatmap.GRID, facecolor=shade)
+        _outline(panels[1], scaled[region], edgecolor=heatmap.LINK, facecolor="none", lw=1.8)
+        heatmap.finish_bar(drawn.colorbar(colours, ax=panels[1], fraction=0.04), _INCHES)
     return drawn
 
 
@@ -78,7 +81,7 @@ def _draw_classes(
     import matplotlib
     from matplotlib.patches import Patch
 
-    from crossattn.viz.fonts import headline
+    from crossattn.viz.fonts import label
 
     names = sorted({*classes, *expected})
     palette = matplotlib.colormaps[_PALETTE]
@@ -87,23 +90,16 @@ def _draw_classes(
         line = "-" if name == right else (0, (3, 2))
         _outline(ax, box, edgecolor=colours[name], facecolor=(*colours[name][:3], 0.12), ls=line)
         said = f"{number}" if name == right else f"{number} {name}, not {right}"
-        label = headline(said)
-        style = dict(color=colours[name], fontsize=6, va="center", **label.style)
-        ax.text(box[2] + 2, (box[1] + box[3]) / 2, label.text, ha="left", **style)
-    keys = [Patch(color=colours[name], label=headline(name).text) for name in names]
-    ax.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=5, fontsize=7)
-
-
-def _draw_weights(ax: Any, boxes: np.ndarray, shares: np.ndarray, region: int) -> None:
-    import matplotlib
-
-    from crossattn.viz import heatmap
-
-    colours = matplotlib.colormaps[heatmap.COLOURS]
-    for box, share in zip(boxes, shares, strict=True):
-        shade = colours(float(share))
-        _outline(ax, box, edgecolor=heatmap.GRID, facecolor=(*shade[:3], 0.65))
-    _outline(ax, boxes[region], edgecolor=heatmap.LINK, facecolor="none", lw=1.8)
+        beside = label(said)
+        style = dict(color=colours[name], fontsize=6, va="center", **beside.style)
+        ax.text(box[2] + 2, (box[1] + box[3]) / 2, beside.text, ha="left", **style)
+    shown = [label(name) for name in names]
+    keys = [Patch(color=colours[n], label=own.text) for n, own in zip(names, shown, strict=True)]
+    legend = ax.legend(
+        handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=5, fontsize=7
+    )
+    for text, own in zip(legend.get_texts(), shown, strict=True):
+        text.set(**own.style)
 
 
 def _outline(ax: Any, box: np.ndarray, **style: Any) -> None:
@@ -112,16 +108,6 @@ def _outline(ax: Any, box: np.ndarray, **style: Any) -> None:
     left, top, right, bottom = box - 0.5  # a pixel's middle is a whole number
     options = {"lw": 0.9, "gid": "region"} | style
     ax.add_patch(Rectangle((left, top), right - left, bottom - top, **options))
-
-
-def _checked_image(image: ArrayLike) -> np.ndarray:
-    picture = np.asarray(image)
-    if picture.ndim not in (2, 3) or picture.shape[2:] not in ((), (3,)) or not picture.size:
-        raise ValueError(f"image has shape {list(picture.shape)}; expected [H, W] or [H, W, 3]")
-    picture = picture / 255 if picture.dtype == np.uint8 else picture.astype(np.float64)
-    if not (picture.min() >= 0 and picture.max() <= 1):
-        raise ValueError("image has values outside 0 to 1; expected uint8, or floats from 0 to 1")
-    return picture
 
 
 def _checked_boxes(boxes: ArrayLike) -> np.ndarray:

@@ -1,9 +1,9 @@
 """A figure to a file: the suffix says the format, the file appears whole or not at all."""
 
+import io
 import os
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -21,23 +21,16 @@ def save(fig: "matplotlib.figure.Figure", path: str | os.PathLike[str]) -> Path:
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
         raise ValueError(f"{path.name!r} must end in {', '.join(FORMATS)}: that picks the format")
+    drawn = io.BytesIO()
+    colour = fig.get_facecolor()  # not the style's, which may be dark
+    options: Any = dict(dpi=200, facecolor=colour, bbox_inches="tight", pad_inches=0.08)
+    fig.savefig(drawn, format=suffix[1:], **options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Drawn beside the target and renamed: a crash or a full disk keeps the picture before.
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=suffix)
-    os.close(handle)
+    # A crash or a full disk keeps the picture before.
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        fig.savefig(
-            draft,
-            format=suffix[1:],
-            dpi=200,
-            facecolor=fig.get_facecolor(),  # not the style's, which may be dark
-            bbox_inches="tight",
-            pad_inches=0.08,
-        )
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(draft, 0o666 & ~umask)  # mkstemp makes private files
-        os.replace(draft, path)
+        partial.write_bytes(drawn.getvalue())
+        os.replace(partial, path)
     finally:
-        Path(draft).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return path

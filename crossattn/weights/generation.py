@@ -14,7 +14,7 @@ from crossattn.decode import constraints, penalties, sampling, stopping
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.weights.formats.safetensors import CheckpointError
 
-# What would change the text and is not done here: the values at which it does nothing, the one to say first.
+# Settings that would change the text and are not supported: the values at which they do nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -51,7 +51,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "task": (None,),
     "return_timestamps": (None, False),
 }  # fmt: skip
-# The same of draws; other searches go without them.
+# The same for draws; other searches ignore them.
 _UNSUPPORTED_DRAWS: dict[str, tuple[Any, ...]] = {
     "typical_p": (1.0,),
     "top_h": (None,),
@@ -69,7 +69,7 @@ def _ids(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(type(token) is int for token in value)
 
 
-# What is done here: what is expected, and whether a value is that.
+# Supported settings: the expected value in words, and a test of it.
 _COUNT = "0 or more", lambda x: type(x) is int and x >= 0
 _POSITIVE = "a number above 0", lambda x: _number(x) and x > 0
 _SEVERAL = "a token or several", lambda x: type(x) is int or _ids(x)
@@ -97,7 +97,7 @@ _SUPPORTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a checkpoint asks for: its ``generation_config.json`` alone, or without one ``config.json``.
+    """The settings of generation of a checkpoint: ``generation_config.json`` alone, or else ``config.json``.
 
     A setting that the file leaves open is open, whatever the other says.
 
@@ -107,7 +107,7 @@ def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str
     """
     if own is not None:
         return _given(own)
-    # Of a pair, or of a language model that reads pictures.
+    # A pair, or a language model that reads pictures, has the settings in a part of its config.
     nested = config.get("decoder") or config.get("text_config") or {}
     settings = _given(nested) | _given(config)
     if config.get("force_bos_token_to_be_generated") and "bos_token_id" in settings:
@@ -271,13 +271,13 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
 
 
 def _penalties(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
-    """What takes no padding for tokens."""
+    """Processors that count no padding as tokens."""
     if (penalty := settings.get("repetition_penalty", 1.0)) != 1:
         yield sampling.repetition_penalty(penalty)
 
 
 def _draws(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
-    """What shapes the distribution that is drawn from, after all else."""
+    """Processors that shape the distribution of draws, after all others."""
     if (temperature := settings.get("temperature", 1.0)) != 1:
         yield sampling.temperature(temperature)
     if k := settings.get("top_k", 50):  # what transformers has where nothing is said

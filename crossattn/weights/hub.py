@@ -1,15 +1,23 @@
-"""Where a checkpoint's folder is: here, or fetched from the Hugging Face hub."""
+"""Finds a checkpoint's folder: a local one, or one fetched from the Hugging Face hub."""
 
 import fnmatch
+import json
+import re
+import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from crossattn.weights.formats.pickles import only_pickles, refusal
-from crossattn.weights.formats.safetensors import WEIGHTS, CheckpointError
+from crossattn.weights.formats.safetensors import INDEX, WEIGHTS, CheckpointError
 from crossattn.weights.settings import read_settings
 
 # Configs, tokenizers: what lies beside the weights. Never pickles, nor another framework's weights.
 _BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja")
+# For configs that do not name a class. All of these have their output layer.
+_CLASSES = {"bert": "BertForPreTraining", "gpt2": "GPT2LMHeadModel"}
+_SPEECH, _PAIR = "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM"
+# The name that early files of T5 have for their class, which is no longer there.
+_RENAMED = {"T5WithLMHeadModel": "T5ForConditionalGeneration"}
 
 
 def find_folder(source: str | Path) -> Path:
@@ -21,9 +29,7 @@ def find_folder(source: str | Path) -> Path:
     """
     folder = Path(source)
     if folder.is_dir():
-        files = [path.name for path in folder.iterdir()]
-        if only_pickles(files):
-            raise refusal(source, files, read_settings(folder / "config.json")[1], source)
+        refuse_pickles(source, [path.name for path in folder.iterdir()], folder, to=source)
         return folder
     if folder.exists():
         raise CheckpointError(f"{source} is a file; expected the folder that it is in.")
@@ -57,18 +63,59 @@ def _fetched(hub: Any, name: str) -> Path:
             return Path(hub.snapshot_download(name, local_files_only=True))
         except Exception:
             raise unreachable from None
-    if only_pickles(files):
+    if _only_pickles(files):
         folder = Path(hub.snapshot_download(name, allow_patterns=["config.json"]))
-        settings = read_settings(folder / "config.json")[1]
-        raise refusal(name, files, settings, name.rpartition("/")[2])
+        refuse_pickles(name, files, folder, to=name.rpartition("/")[2])
     return Path(hub.snapshot_download(name, allow_patterns=wanted(files)))
 
 
 def wanted(files: list[str]) -> list[str]:
-    """Of a repository's files at its top, those to fetch: the weights once, and what lies beside them.
+    """The files to fetch among those at a repository's top: the weights once, configs and tokenizers.
 
     Variants of the weights (``model.fp16.safetensors``) stay there, and the parts of what is there whole.
     """
     parts = [f for f in fnmatch.filter(files, "*-of-*.safetensors") if f.count(".") == 1]
     beside = [f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in _BESIDE)]
     return sorted([*beside, *([WEIGHTS] if WEIGHTS in files else parts)])
+
+
+def _only_pickles(files: Collection[str]) -> list[str]:
+    """The pickles among a checkpoint's files, where they hold its weights and no other does."""
+    pickled = sorted(fnmatch.filter(files, "pytorch_model*.bin"))
+    return pickled if {WEIGHTS, INDEX}.isdisjoint(files) else []
+
+
+def refuse_pickles(
+    source: str | Path, files: Collection[str], folder: Path, *, to: str | Path
+) -> None:
+    """Refuses a checkpoint that is there as pickles only, with the line that converts it.
+
+    Args:
+      source: its folder, or its name on the hub.
+      files: its files' names.
+      folder: has its ``config.json``; the class that it names decides which output layer survives.
+      to: the folder that is to hold the converted checkpoint; its tokenizer too, where that is another.
+    """
+    if not (pickled := _only_pickles(files)):
+        return
+    settings = read_settings(folder / "config.json")[1]
+    classes = [_model_class(settings)]
+    if to != source:
+        classes.append("AutoProcessor" if settings["model_type"] == "whisper" else "AutoTokenizer")
+    old, new = json.dumps(str(source)), json.dumps(str(to))
+    steps = [f"t.{name}.from_pretrained({old}).save_pretrained({new})" for name in classes]
+    code = shlex.quote("; ".join(["import transformers as t", *steps]))
+    then = f", then load {to}" if to != source else ""
+    raise CheckpointError(
+        f"{source} has only {pickled[0]}, a pickle, which is never read here; convert it once "
+        f"where you trust it{then}: python -c {code}"
+    )
+
+
+def _model_class(settings: dict[str, Any]) -> str:
+    listed = settings.get("architectures")
+    named = listed[0] if isinstance(listed, list) and listed else ""
+    if re.fullmatch(r"[A-Za-z]\w*", str(named), re.ASCII):  # it goes into a command
+        return _RENAMED.get(named, named)
+    kind = settings["model_type"]
+    return _CLASSES.get(kind, _SPEECH if kind == "whisper" else _PAIR)

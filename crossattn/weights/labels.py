@@ -1,4 +1,4 @@
-"""What a decoder is given to predict its labels: the labels, one later."""
+"""The decoder's input that predicts its labels: the labels, one position later."""
 
 import jax.numpy as jnp
 

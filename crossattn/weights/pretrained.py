@@ -21,36 +21,25 @@ from crossattn.weights.rules import AllNames, Names, Rules, canonical
 from crossattn.weights.settings import Settings, buildable, check_numbers, read_settings
 from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
 
-# model_type of config.json -> the file of this package that knows it.
+# File of this package -> model_type of config.json, of the checkpoints that it knows.
 _FAMILIES = {
-    "annalog": "annalog",
-    "bart": "bart",
-    "bert": "bert",
-    "blenderbot": "bart",
-    "clip": "clip",
-    "clip_vision_model": "clip",
-    "crossvit": "crossvit",
-    "deit": "vit",
-    "encoder-decoder": "encoder_decoder",
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "llava": "llava",
-    "marian": "marian",
-    "mbart": "bart",
-    "mistral": "llama",
-    "mt5": "t5",
-    "mvp": "bart",
-    "pegasus": "marian",
-    "perceiver": "perceiver",
-    "plbart": "bart",
-    "qwen2": "llama",
-    "t5": "t5",
-    "trocr": "trocr",
-    "vision-encoder-decoder": "vision_encoder_decoder",
-    "vit": "vit",
-    "whisper": "whisper",
+    "annalog": ["annalog"],
+    "bart": ["bart", "blenderbot", "marian", "mbart", "mvp", "pegasus", "plbart"],
+    "bert": ["bert"],
+    "clip": ["clip", "clip_vision_model"],
+    "crossvit": ["crossvit"],
+    "gpt2": ["gpt2"],
+    "llama": ["llama", "mistral", "qwen2"],
+    "llava": ["llava"],
+    "pairs": ["encoder-decoder", "vision-encoder-decoder"],
+    "perceiver": ["perceiver"],
+    "t5": ["mt5", "t5"],
+    "trocr": ["trocr"],
+    "vit": ["deit", "vit"],
+    "whisper": ["whisper"],
 }
-# Those whose texts begin with a token of their own, and no other model's.
+_FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds}
+# Decoders without an encoder, whose texts begin with bos_token_id.
 _ALONE = ("bert", "gpt2", "llama", "llava", "mistral", "qwen2", "trocr")
 
 
@@ -81,7 +70,7 @@ class Pretrained:
         return self.module(self.config, rngs=rngs)
 
     def target_in(self, labels: Int[AnyArray, "B T"]) -> Int[Array, "B T"]:
-        """What an encoder-decoder is given to predict these labels: the same, one later.
+        """The decoder's input that predicts these labels: the same tokens, one position later.
 
         Args:
           labels: tokens, end-of-sentence included; -100 where nothing is to be predicted.
@@ -114,7 +103,7 @@ class Pretrained:
 
     @property
     def ids(self) -> dict[str, Any]:
-        """What ``crossattn.decode`` asks for: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
+        """The ids for ``crossattn.decode``: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
 
         As in transformers they are those of ``generation_config.json``, where there is one: what it leaves
         open is not asked of ``config.json``. Padding is then an end, and without an end texts run on.
@@ -251,8 +240,8 @@ def _configured(
 def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
 
-    What was loaded is written as it was: the same files, names, dtypes, metadata and order, to the bit where
-    the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
+    A loaded checkpoint is written as it was: the same files, names, dtypes, metadata and order, to the bit
+    where the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
     Float64 is computed in float32, unless ``jax_enable_x64`` is set: what has changed since it was loaded is
     written as float64 with float32's digits. Other files of the folder stay behind.
     """
@@ -293,7 +282,7 @@ def _types(files: safetensors.TensorFiles, names: Mapping[str, str]) -> dict[str
 
 
 def _kind(settings: Settings) -> Any:
-    """What ``transformers`` calls the model type; timm has an architecture, "crossvit_9_240"."""
+    """The model type of ``transformers``, or the first word of timm's architecture, "crossvit_9_240"."""
     architecture = settings.get("architecture")
     if "model_type" not in settings and isinstance(architecture, str):
         return architecture.partition("_")[0]
@@ -302,7 +291,7 @@ def _kind(settings: Settings) -> Any:
 
 def _family(settings: Settings) -> Any:
     kind = _kind(settings)
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
+    if not isinstance(kind, str) or kind not in _FILE_OF:
+        known = ", ".join(_FILE_OF)
         raise CheckpointError(f"config.json has model_type {kind!r}; expected one of {known}.")
-    return importlib.import_module(f"crossattn.weights.families.{_FAMILIES[kind]}")
+    return importlib.import_module(f"crossattn.weights.families.{_FILE_OF[kind]}")

@@ -8,7 +8,7 @@ tensor must be accounted for.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -104,17 +104,11 @@ class Rules:
 
     def __or__(self, other: "Rules") -> "Rules":
         """Both families' rules; they have no name in common."""
-        return Rules(
-            {**self.names, **other.names},
-            {**self.aliases, **other.aliases},
-            {**self.constants, **other.constants},
-            self.unused + other.unused,
-            {**self.beside, **other.beside},
-            self.rows + other.rows,
-            self.flat + other.flat,
-            self.pointwise + other.pointwise,
-            self.untransposed + other.untransposed,
-        )
+        joined: dict[str, Any] = {}
+        for own in fields(self):
+            a, b = getattr(self, own.name), getattr(other, own.name)
+            joined[own.name] = a + b if isinstance(a, tuple) else {**a, **b}
+        return Rules(**joined)
 
     def inside(self, module: str, theirs: str | None = None) -> "Rules":
         """The same rules one level down, in a module of ours ("": in none) and in one of theirs.
@@ -203,7 +197,7 @@ class Rules:
         return tensors
 
     def constant(self, name: str) -> Constant | None:
-        """What a tensor of this name must hold, if the model computes it."""
+        """The values that a tensor of this name must hold, if the model computes it."""
         matches = (make for key, make in self.constants.items() if re.fullmatch(key, name))
         return next(matches, None)
 

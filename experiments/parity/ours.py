@@ -1,4 +1,4 @@
-"""What this library computes of a case, from the checkpoint that ``transformers`` wrote."""
+"""The results of this library for a case, from the checkpoint that ``transformers`` wrote."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,7 +60,7 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
 
 
 def outputs(case: Case, model: Any, params: Any) -> dict[str, np.ndarray]:
-    """What one pass gives, as ``reference.outputs`` does."""
+    """The results of one pass, as ``reference.outputs`` gives them."""
     few = {name: jnp.asarray(array[:ROWS]) for name, array in inputs(case).items()}
     measured = jax.jit(lambda params: _forward(case, model, params, few))(params)
     return compared(case, {name: np.asarray(array) for name, array in measured.items()})
@@ -99,7 +99,7 @@ def _forward(
 
 
 def _perceive(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """What a Perceiver says, and the weights with which it reads inputs and is read."""
+    """A Perceiver's logits, and the weights with which it reads inputs and is read."""
     given: Any = dict(tokens=data.get("source"), image=data.get("image"))
     given |= dict(segment_ids=data.get("present"), return_weights=True)
     logits, inputs, latents = xa.apply(model, params, **given)
@@ -116,7 +116,7 @@ def _prompted(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, 
 
 
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """What the heads of a BERT say; of one without heads, its vectors and the mean of what it pools."""
+    """Logits of a BERT's heads; without heads, its vectors, its pooled vector and that one's mean as loss."""
     vectors = module.encode(data["source"], data["present"], types=data["types"]).vectors
     if not config.masked_lm:
         pooled = module.pooled(vectors)

@@ -1,4 +1,4 @@
-"""What ``transformers`` computes of a case, and a checkpoint of it."""
+"""The results of ``transformers`` for a case, and its checkpoint."""
 
 import tempfile
 import warnings
@@ -113,7 +113,7 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
 
 
 def outputs(case: Case, model: Any) -> dict[str, Any]:
-    """What one pass gives: logits, cross-attention weights, the loss."""
+    """The results of one pass: logits, cross-attention weights, the loss."""
     import torch
 
     data = _tensors(case)
@@ -131,7 +131,7 @@ def outputs(case: Case, model: Any) -> dict[str, Any]:
 
 
 def arrays(case: Case, measured: dict[str, Any]) -> dict[str, np.ndarray]:
-    """What was measured, as it is compared."""
+    """The measurements as arrays, as they are compared."""
     return compared(case, {name: tensor.detach().numpy() for name, tensor in measured.items()})
 
 

@@ -9,7 +9,7 @@ EOS = 2
 _OUT = r"(encoder_attn\.out_proj|EncDecAttention\.o|crossattention\.(output\.dense|c_proj))"
 _DOWN = r"(fc2|DenseReluDense\.wo|mlp\.(c|down)_proj|layer\.\d+\.output\.dense)"
 _FACTORS = {
-    # Those of T5 are long as they are: its attention does not divide by the root of their size.
+    # T5's queries are left out: its attention does not divide by the root of their size.
     r"(q_proj|q_attn|query)\.weight$": 3.0,
     rf"{_OUT}\.weight$": 3.0,
     rf"{_DOWN}\.weight$": 0.3,

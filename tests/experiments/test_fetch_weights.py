@@ -145,6 +145,12 @@ def test_a_tensor_out_of_order_is_refused(tensor, tmp_path):
         torch_file.read_tensors(path)
 
 
+def test_plain_values_come_back(tmp_path):
+    plain = {"itos": ["<pad>", "a"], "n": [1, 2.5, None, True, "x" * 999], "t": (2**70, b"raw")}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(plain))
+    assert torch_file.read_plain(tmp_path / "a.pkl") == plain
+
+
 @pytest.mark.parametrize("content", [b"", b"PK not a zip", b"\x80\x02"])
 def test_damaged_files_are_named(content, tmp_path):
     path = tmp_path / "cut.pt"

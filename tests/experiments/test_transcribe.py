@@ -68,7 +68,7 @@ def test_the_generation_config_is_what_transformers_asks_for(folder):
 
 
 # A random model writes characters that no font has.
-any_character = pytest.mark.filterwarnings("ignore::crossattn.viz.scripts.GlyphWarning")
+any_character = pytest.mark.filterwarnings("ignore::crossattn.viz.GlyphWarning")
 
 
 @any_character

@@ -26,11 +26,12 @@ def test_a_panel_for_the_picture_and_one_for_each_weight(channels, tmp_path):
 @pytest.mark.parametrize(
     ("image", "heat", "said"),
     [
-        ((4, 4), np.ones((2, 2)), "image has shape"),
+        ((4,), np.ones((2, 2)), "image has shape"),
         ((4, 4, 2), np.ones((2, 2)), "image has shape"),
         ((4, 4, 1), np.ones(4), "'read' have shape"),
         ((4, 4, 1), -np.ones((2, 2)), "'read' are negative"),
         ((4, 4, 1), np.full((2, 2), np.nan), "'read' are negative or not finite"),
+        ((0, 4), np.ones((2, 2)), "image has shape"),
     ],
 )
 def test_what_is_no_heat_over_a_picture_is_refused(image, heat, said):
@@ -59,7 +60,7 @@ def test_a_page_of_pictures_has_each_with_its_caption(tmp_path):
     [
         ([], [], r"0 picture\(s\) and 0 caption\(s\)"),
         ([np.zeros((4, 4, 3))], ["a", "b"], r"1 picture\(s\) and 2 caption\(s\)"),
-        ([np.zeros((4, 4))], ["a"], "a picture has shape"),
+        ([np.zeros((4, 4, 2))], ["a"], "image has shape"),
     ],
 )
 def test_what_is_no_page_of_captions_is_refused(images, texts, said):

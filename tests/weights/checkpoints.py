@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import pytest
 from safetensors.numpy import load_file, save_file
 
 import crossattn as xa
@@ -82,6 +83,13 @@ ALL = {
         WHOLE_CLIP,
     )
 }
+
+
+def each(cases, every=1):
+    """A test of each case; all but every so many run in the second stage."""
+    marks = [pytest.mark.slow if index % every else () for index in range(len(cases))]
+    params = [pytest.param(c, id=c.name, marks=m) for c, m in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize("case", params)
 
 
 def fresh(config: dict, folder: Path) -> Path:

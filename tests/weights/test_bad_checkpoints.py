@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is said in one sentence."""
+"""An error in a checkpoint is one sentence."""
 
 import json
 import sys

@@ -34,7 +34,10 @@ def test_fused_projections_are_taken_apart():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("encoder/conv1/bias"), "lacks encoder/conv1/bias"),
+        (
+            lambda t: t.update({"encoder/conv1/weight_scale": np.ones(3)}),
+            "has encoder/conv1/weight_s",
+        ),
         (lambda t: t.update({"other": np.zeros(3, np.float32)}), "has other besides"),
         (
             lambda t: t["encoder/layer_0/self_attention/linear_0/bias"].fill(1),
@@ -54,7 +57,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     raw = ctranslate2_files.pack({"a": np.ones((3, 2), np.float32)})
     for size in (0, 3, 20, 30, len(raw) - 10, len(raw) - 1):
         path.write_bytes(raw[:size])
-        with pytest.raises(CheckpointError, match=r"model\.bin is (empty|cut short)"):
+        with pytest.raises(CheckpointError, match=r"model\.bin is cut short"):
             ctranslate2.read(path)
     path.write_bytes(ctranslate2_files.pack({}, version=7))
     with pytest.raises(CheckpointError, match="begins with version 7"):

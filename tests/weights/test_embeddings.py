@@ -1,4 +1,4 @@
-"""What enters a loaded model, beside transformers: odd and stored sinusoids; what padding's vector learns."""
+"""Inputs of a loaded model, held to transformers: odd and stored sinusoids, padding's gradient."""
 
 import dataclasses
 

@@ -125,7 +125,7 @@ def test_changes_are_those_of_generate(tmp_path, source):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_first_tokens_are_suppressed_behind_a_prompt_of_several(tmp_path, source, beams):
-    """Where nothing is forced: a token is forced behind a start of one token only."""
+    """Nothing is forced there: a token is forced behind a start of one token only."""
     settings = dict(begin_suppress_tokens=list(range(3, 14)), forced_bos_token_id=14)
     model = saved(tmp_path, "bart", settings)
     rest = np.random.default_rng(1).integers(3, VOCAB, (ROWS, 2))

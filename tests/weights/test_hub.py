@@ -1,4 +1,4 @@
-"""What is fetched from the hub, and what is not: a stand-in for ``huggingface_hub`` keeps a list of it."""
+"""Files that are fetched from the hub, by a stand-in for ``huggingface_hub`` that lists them."""
 
 import fnmatch
 import inspect

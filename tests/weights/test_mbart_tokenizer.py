@@ -25,7 +25,7 @@ def folder(request, tmp_path):
 
 
 def marked(ids, language, languages):
-    """Where each of the two puts the language and the end."""
+    """The ids with the language and the end, where each of the two puts them."""
     return [*ids, 2, language] if languages == 25 else [language, *ids, 2]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.weights import CheckpointError
-from crossattn.weights.formats.pickles import refusal
+from crossattn.weights.hub import refuse_pickles
 from tests.peers import peer
 from tests.weights import checkpoints
 
@@ -24,8 +24,11 @@ def line(folder):
     return shlex.split(str(raised.value).partition("trust it: ")[2])
 
 
-def class_of(settings):
-    [name] = re.findall(r"t\.(\w+)\.", str(refusal("a", ["pytorch_model.bin"], settings, "a")))
+def class_of(settings, folder):
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError) as raised:
+        refuse_pickles("a", ["pytorch_model.bin"], folder, to="a")
+    [name] = re.findall(r"t\.(\w+)\.", str(raised.value))
     return name
 
 
@@ -78,12 +81,17 @@ def test_the_line_converts_the_whole_model(make, tmp_path):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_the_class_is_that_of_the_config_or_has_its_output_layer():
-    assert class_of({"model_type": "bert", "architectures": ["BertModel"]}) == "BertModel"
-    assert class_of({"architectures": ["T5WithLMHeadModel"]}) == "T5ForConditionalGeneration"
-    assert class_of({"model_type": "marian"}) == "AutoModelForSeq2SeqLM"
-    assert class_of({"model_type": "whisper"}) == "AutoModelForSpeechSeq2Seq"
-    assert class_of({"model_type": "gpt2", "architectures": ["x; import os"]}) == "GPT2LMHeadModel"
+def test_the_class_is_that_of_the_config_or_has_its_output_layer(tmp_path):
+    assert class_of({"model_type": "bert", "architectures": ["BertModel"]}, tmp_path) == "BertModel"
+    assert (
+        class_of({"architectures": ["T5WithLMHeadModel"]}, tmp_path) == "T5ForConditionalGeneration"
+    )
+    assert class_of({"model_type": "marian"}, tmp_path) == "AutoModelForSeq2SeqLM"
+    assert class_of({"model_type": "whisper"}, tmp_path) == "AutoModelForSpeechSeq2Seq"
+    assert (
+        class_of({"model_type": "gpt2", "architectures": ["x; import os"]}, tmp_path)
+        == "GPT2LMHeadModel"
+    )
 
 
 def test_what_is_no_checkpoint_of_weights_is_not_called_one(tmp_path):

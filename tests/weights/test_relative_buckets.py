@@ -47,7 +47,7 @@ def test_relative_buckets_are_those_of_transformers(bidirectional):
 
 
 def on_a_boundary(distances, buckets, longest, bidirectional):
-    """Where the exact bucket of a distance is a whole number, or nearly."""
+    """Distances whose exact bucket is a whole number, or nearly."""
     own = buckets // 2 if bidirectional else buckets
     exact = own // 2
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -14,7 +14,7 @@ from tests.peers import peer
 torch = peer("torch")
 transformers = peer("transformers")
 
-from crossattn.weights.pretrained import _FAMILIES  # noqa: E402
+from crossattn.weights.pretrained import _FILE_OF  # noqa: E402
 from experiments.parity import ours, reference  # noqa: E402  (it needs torch)
 from experiments.parity.__main__ import compare, differences  # noqa: E402
 from experiments.parity.cases import CASES, FRAMES, MELS  # noqa: E402
@@ -22,7 +22,7 @@ from tests.closeness import close  # noqa: E402
 from tests.weights import checkpoints  # noqa: E402
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@checkpoints.each(CASES, every=6)
 def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
     theirs = reference.build(case, tmp_path / "theirs")
     model, params, _ = xa.load(tmp_path / "theirs")
@@ -39,7 +39,7 @@ def test_a_file_of_transformers_is_written_again_to_the_bit(case, tmp_path):
         assert torch.equal(tensor, wanted[name]), name
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@checkpoints.each(CASES, every=6)
 def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
     cls = getattr(transformers, case.model)
     config = cls.config_class(**case.config).to_dict() | {"architectures": [case.model]}
@@ -60,7 +60,7 @@ def test_transformers_reads_a_fresh_model_of_every_family(case, tmp_path):
 def test_every_family_of_transformers_has_a_case():
     kinds = {getattr(transformers, case.model).config_class.model_type for case in CASES}
     halves = {"trocr"}  # of a captioner
-    assert kinds | halves >= _FAMILIES.keys() & set(transformers.CONFIG_MAPPING)
+    assert kinds | halves >= _FILE_OF.keys() & set(transformers.CONFIG_MAPPING)
 
 
 def test_whisper_has_no_use_for_scale_embedding(tmp_path):

@@ -1,4 +1,4 @@
-"""BART, mBART, PLBart, MVP, Blenderbot: names of tensors, meaning of configs; what their kin share."""
+"""BART, mBART, PLBart, MVP, Blenderbot, Marian, Pegasus: names of tensors, meaning of configs."""
 
 from typing import Any
 
@@ -43,7 +43,10 @@ _NAMES = {
 }
 PREFIX = "model."
 _HALVES = ("encoder", "decoder")
-# What a config that does not say so has for padding.
+_PRE_NORM = ("mbart", "blenderbot", "pegasus")
+_SINUSOIDAL = ("marian", "pegasus")
+_NORMED_INPUT = ("bart", "mbart", "mvp", "plbart")
+# The padding of configs that name none.
 _PADDING = {
     "bart": 1,
     "blenderbot": 0,
@@ -63,35 +66,16 @@ _SHARED, _SOURCE, _TARGET, _OUTPUT = (
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
-    kind = settings["model_type"]
-    settings.refuse("use_prompt", False)
-    return family(
-        settings,
-        names,
-        norm_first=kind in ("mbart", "blenderbot"),
-        positions="learned",
-        norm_epsilon=None if kind == "blenderbot" else 1e-5,
-        dtype=dtype,
-    )
+    """Module, config and rules of this checkpoint.
 
-
-def family(
-    settings: Settings,
-    names: Names,
-    *,
-    norm_first: bool,
-    positions: PositionScheme,
-    norm_epsilon: float | None,
-    needs_bias: bool = False,
-    dtype: Any,
-) -> tuple[Any, TransformerConfig, Rules]:
-    """What BART, mBART, Marian and Pegasus have in common, which is nearly everything.
-
-    ``final_logits_bias`` is zeros where a file lacks it, as in transformers, unless the model needs it.
+    ``final_logits_bias`` is zeros where a file lacks it, as in transformers; but Marian learns it, and
+    a model saved without its head has lost it.
     """
-    options: dict[str, Any] = dict(norm_first=norm_first, dtype=dtype)
+    settings.refuse("use_prompt", False)
     kind = settings["model_type"]
+    needs_bias = settings.get("architectures") == ["MarianModel"]
+    positions: PositionScheme = "sinusoidal" if kind in _SINUSOIDAL else "learned"
+    options: dict[str, Any] = dict(norm_first=kind in _PRE_NORM, dtype=dtype)
     tied = settings.get("tie_word_embeddings", True)
     vocab = settings["vocab_size"]
     separate = _separate_tables(settings, names)
@@ -110,7 +94,7 @@ def family(
             if settings.get("scale_embedding", kind == "plbart")
             else 1.0,
             position_offset=2 if positions == "learned" and kind != "blenderbot" else 0,
-            norm_epsilon=norm_epsilon,
+            norm_epsilon=1e-5 if kind in _NORMED_INPUT else None,
             frozen_id=settings.get("pad_token_id", _PADDING[kind]),
             sinusoid_dtype=_stored_sinusoids(names) if positions == "sinusoidal" else None,
         ),

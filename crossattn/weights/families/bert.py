@@ -9,9 +9,8 @@ from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.outputs import OutputConfig
-from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, Shape, under
-from crossattn.weights.settings import Settings
+from crossattn.weights.settings import Settings, bert_block
 
 _PROJECTIONS = {"query": "self.query", "key": "self.key", "value": "self.value"}
 _ATTENTION = {**_PROJECTIONS, "out": "output.dense"}
@@ -57,7 +56,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     head = reads_on or names.has("cls.predictions", kind, _WITH_HEAD)
     shared: dict[str, Any] = dict(
         vocab_size=settings["vocab_size"],
-        block=_block(settings, dtype),
+        block=bert_block(settings, dropout_rate=0.1, norm_first=False, dtype=dtype),
         layers=settings["num_hidden_layers"],
         max_length=settings["max_position_embeddings"],
         input=InputConfig(
@@ -91,20 +90,6 @@ def without_heads(settings: Settings, names: Names, dtype: Any) -> tuple[BertCon
     """Config and rules of an encoder that is a module of another model."""
     own = Settings({**settings, "architectures": ["BertModel"]})
     return configure(own, names, dtype)[1], _BARE
-
-
-def _block(settings: Settings, dtype: Any) -> BlockConfig:
-    return BlockConfig.of(
-        dim=settings["hidden_size"],
-        num_heads=settings["num_attention_heads"],
-        mlp_dim=settings["intermediate_size"],
-        activation=settings.activation("hidden_act", "gelu"),
-        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
-        norm_first=False,
-        dropout_rate=settings.get("hidden_dropout_prob", 0.1),
-        attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.1),
-        dtype=dtype,
-    )
 
 
 def _rules(tied: bool, names: Names) -> Rules:

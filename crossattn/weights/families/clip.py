@@ -9,7 +9,7 @@ from crossattn.models.vit import ViT, ViTConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, under
-from crossattn.weights.settings import Settings
+from crossattn.weights.settings import Settings, pair_of
 
 _LAYER = {
     "attention_residual.norm": "layer_norm1",
@@ -78,12 +78,11 @@ def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[V
       layers: how many of its layers are read, without the norm behind the last one; None is all, with it.
     """
     depth = settings.get("num_hidden_layers", 12)
-    size, patch = settings.get("image_size", 224), settings.get("patch_size", 32)
     config = ViTConfig(
         _block(settings, dim=768, heads=12, dtype=dtype),
         layers=depth if layers is None else layers,
-        patch_size=patch if isinstance(patch, int) else tuple(patch),
-        image_size=(size, size) if isinstance(size, int) else tuple(size),
+        patch_size=pair_of(settings.get("patch_size", 32)),
+        image_size=pair_of(settings.get("image_size", 224)),
         channels=settings.get("num_channels", 3),
         patch_bias=False,
         input_norm=True,

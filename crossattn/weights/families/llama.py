@@ -27,7 +27,7 @@ _NAMES = {
     **under("decoder.stack.layers.{}", "model.layers.{}", _LAYER),
 }
 PREFIX = "model."
-# What a config that leaves it out has: Llama 7B's, or that of another model.
+# Defaults of configs that leave a setting out: those of Llama 7B, or of the first model of the kind.
 _LLAMA = dict(vocab_size=32000, intermediate_size=11008, max_position_embeddings=2048)
 _USUAL: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -123,7 +123,7 @@ def _rotations(settings: Settings) -> tuple[float, RopeScaling | None]:
 
 
 def _amplitude(rope: Settings, factor: float) -> float:
-    """What "yarn" multiplies queries and keys by."""
+    """The factor by which "yarn" multiplies queries and keys."""
 
     def grown(by: Any) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0

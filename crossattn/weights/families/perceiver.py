@@ -38,7 +38,7 @@ _NAMES = {
     **under("layers.layers.{}", "perceiver.encoder.self_attends.{}", _LAYER),
     "output.bias": "embedding_decoder.bias",
 }
-# Of the decoder, which for classes is one inside another.
+# Names in the decoder; the decoder of classes is one inside another.
 _QUERIES, _WRITE = "output_position_encodings.position_embeddings", "decoding_cross_attention"
 # Constants of the classes, which no config says.
 _FOURIER: dict[str, Any] = dict(image_size=(224, 224), bands=64)
@@ -111,7 +111,7 @@ def _num_labels(settings: Settings) -> int:
 
 
 def _block(settings: Settings, dtype: Any) -> BlockConfig:
-    """Of a layer between the latents."""
+    """The config of a layer between the latents."""
     dim = settings["d_latents"]
     keys = settings.get("qk_channels") or dim
     block = BlockConfig.of(
@@ -129,7 +129,7 @@ def _block(settings: Settings, dtype: Any) -> BlockConfig:
 
 
 def _read(settings: Settings, block: BlockConfig, memory_dim: int) -> BlockConfig:
-    """Of the block in which latents read inputs: keys are as long as those, unless the config says."""
+    """The config of the block in which latents read inputs; keys are as long as these by default."""
     keys = settings.get("qk_channels")
     values = settings.get("v_channels")
     if keys is None:
@@ -145,7 +145,7 @@ def _read(settings: Settings, block: BlockConfig, memory_dim: int) -> BlockConfi
 
 
 def _write(settings: Settings, block: BlockConfig, kind: str) -> BlockConfig:
-    """Of the block in which queries read latents; what it is like the classes say, not the config."""
+    """The config of the block in which queries read latents; the class decides it, not config.json."""
     if kind == "masked":
         dim = settings["d_model"]
         attention = _heads(block, _TEXT_HEADS, _TEXT_KEYS, dim)

@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from crossattn.models.vit import ViT, ViTConfig
-from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.rules import Names, Rules, under
-from crossattn.weights.settings import Settings
+from crossattn.weights.settings import Settings, bert_block, pair_of
 
 _LAYER = {
     "attention_residual.norm": "layernorm_before",
@@ -49,7 +48,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     classes = settings.get("num_labels", 2) if labels is None else len(labels)
     options = dict(num_classes=classes, distillation_output=heads is _TWO_HEADS)
     config, rules = encoder(settings, dtype, **options)
-    # Beside its heads, the model without them is one module.
+    # The model without heads is one module of the model with them.
     return ViT, config, rules.inside("", model) | Rules(heads)
 
 
@@ -58,26 +57,13 @@ def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, 
     settings.refuse("pooler_act", "tanh")
     dim = settings["hidden_size"]
     settings.refuse("pooler_output_size", dim, None)
-    image_size, patch_size = (
-        (size, size) if isinstance(size, int) else tuple(size)
-        for size in (settings["image_size"], settings["patch_size"])
-    )
-    block = BlockConfig.of(
-        dim,
-        settings["num_attention_heads"],
-        settings["intermediate_size"],
-        activation=settings.activation("hidden_act", "gelu"),
-        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
-        dropout_rate=settings.get("hidden_dropout_prob", 0.0),
-        attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.0),
-        dtype=dtype,
-    )
+    block = bert_block(settings, dtype=dtype)
     attention = replace(block.attention, use_bias=settings.get("qkv_bias", True), out_bias=True)
     config = ViTConfig(
         replace(block, attention=attention),
         layers=settings["num_hidden_layers"],
-        patch_size=patch_size,
-        image_size=image_size,
+        patch_size=pair_of(settings["patch_size"]),
+        image_size=pair_of(settings["image_size"]),
         channels=settings.get("num_channels", 3),
         distillation_token=settings["model_type"] == "deit",
         **options,

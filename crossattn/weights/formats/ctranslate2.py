@@ -5,10 +5,9 @@ shape, its type and its bytes. Query, key and value projections are fused there;
 """
 
 import math
-import mmap
 import os
+import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,7 @@ def read(path: str | os.PathLike) -> Tensors:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                raise CheckpointError(f"{path} is empty; expected a CTranslate2 model.")
-            cursor = _Cursor(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+        cursor = _Cursor(path.read_bytes(), path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
     (version,) = cursor.numbers("I")
@@ -58,85 +54,80 @@ def read(path: str | os.PathLike) -> Tensors:
     return tensors
 
 
-def whisper(tensors: Tensors) -> Tensors:
-    """The tensors of a Whisper under the names that ``transformers`` gives them, in float32.
-
-    Raises:
-      CheckpointError: a tensor is missing or left over: the model is no Whisper, or is quantised.
-    """
-    left = {name: x for name, x in tensors.items() if x.ndim and name != _TIED}
-    try:
-        renamed = dict(_whisper(left))
-    except KeyError as error:
-        raise CheckpointError(f"the model lacks {error.args[0]}; expected a Whisper.") from None
-    if left:
-        raise CheckpointError(
-            f"the model has {', '.join(sorted(left)[:4])} besides the tensors of a Whisper; expected "
-            "one in float16 or float32."
-        )
-    return {name: np.ascontiguousarray(x, np.float32) for name, x in renamed.items()}
-
-
+_MODULES = {
+    "conv1": ["conv1"],
+    "conv2": ["conv2"],
+    "embeddings": ["embed_tokens"],
+    "position_encodings": ["embed_positions"],
+    "layer_norm": ["layer_norm"],
+}
+_LAYER = {
+    "self_attention/layer_norm": ["self_attn_layer_norm"],
+    "self_attention/linear_0": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "self_attention/linear_1": ["self_attn.out_proj"],
+    "ffn/layer_norm": ["final_layer_norm"],
+    "ffn/linear_0": ["fc1"],
+    "ffn/linear_1": ["fc2"],
+}
+_CROSS = {
+    "attention/layer_norm": ["encoder_attn_layer_norm"],
+    "attention/linear_0": ["encoder_attn.q_proj"],
+    "attention/linear_1": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
+    "attention/linear_2": ["encoder_attn.out_proj"],
+}
+_LEAVES = {
+    "gamma": "weight",
+    "beta": "bias",
+    "encodings": "weight",
+    "weight": "weight",
+    "bias": "bias",
+}
 _TIED = "decoder/projection/weight"  # the embedding's other name
 
 
-def _whisper(left: Tensors) -> Iterator[tuple[str, np.ndarray]]:
-    """Takes each tensor out of ``left`` as it is renamed."""
-    for part in ("conv1", "conv2"):
-        for leaf in ("weight", "bias"):
-            yield f"model.encoder.{part}.{leaf}", left.pop(f"encoder/{part}/{leaf}")
-    yield "model.decoder.embed_tokens.weight", left.pop("decoder/embeddings/weight")
-    for side in ("encoder", "decoder"):
-        positions = left.pop(f"{side}/position_encodings/encodings")
-        yield f"model.{side}.embed_positions.weight", positions
-        yield from _norm(left, f"{side}/layer_norm", f"model.{side}.layer_norm")
-        layer = 0
-        while f"{side}/layer_{layer}/ffn/linear_0/weight" in left:
-            yield from _layer(left, f"{side}/layer_{layer}", f"model.{side}.layers.{layer}")
-            layer += 1
+def whisper(tensors: Tensors) -> Tensors:
+    """The tensors of a Whisper under the names that ``transformers`` gives them, in float32.
 
+    Projections are fused along their outputs, and keys have biases of 0 there.
 
-def _layer(left: Tensors, theirs: str, ours: str) -> Iterator[tuple[str, np.ndarray]]:
-    own, cross = f"{theirs}/self_attention", f"{theirs}/attention"
-    yield from _norm(left, f"{own}/layer_norm", f"{ours}.self_attn_layer_norm")
-    yield from _linear(left, f"{own}/linear_0", f"{ours}.self_attn", "q_proj", "k_proj", "v_proj")
-    yield from _linear(left, f"{own}/linear_1", f"{ours}.self_attn", "out_proj")
-    if f"{cross}/linear_0/weight" in left:
-        yield from _norm(left, f"{cross}/layer_norm", f"{ours}.encoder_attn_layer_norm")
-        yield from _linear(left, f"{cross}/linear_0", f"{ours}.encoder_attn", "q_proj")
-        yield from _linear(left, f"{cross}/linear_1", f"{ours}.encoder_attn", "k_proj", "v_proj")
-        yield from _linear(left, f"{cross}/linear_2", f"{ours}.encoder_attn", "out_proj")
-    yield from _norm(left, f"{theirs}/ffn/layer_norm", f"{ours}.final_layer_norm")
-    yield from _linear(left, f"{theirs}/ffn/linear_0", ours, "fc1")
-    yield from _linear(left, f"{theirs}/ffn/linear_1", ours, "fc2")
-
-
-def _norm(left: Tensors, theirs: str, ours: str) -> Iterator[tuple[str, np.ndarray]]:
-    yield f"{ours}.weight", left.pop(f"{theirs}/gamma")
-    yield f"{ours}.bias", left.pop(f"{theirs}/beta")
-
-
-def _linear(left: Tensors, theirs: str, ours: str, *parts: str) -> Iterator[tuple[str, np.ndarray]]:
-    """A linear layer, or several of one size fused along their outputs; keys have no bias."""
-    for leaf in ("weight", "bias"):
-        fused = left.pop(f"{theirs}/{leaf}")
-        if len(fused) % len(parts):
+    Raises:
+      CheckpointError: a tensor is left over: the model is no Whisper, or is quantised. (One that is missing
+        is named where the checkpoint is loaded.)
+    """
+    renamed: Tensors = {}
+    for name, tensor in tensors.items():
+        if not tensor.ndim or name == _TIED:
+            continue
+        side, layer, module, leaf = _parts(name)
+        known = _MODULES if layer is None else _LAYER | _CROSS
+        if module not in known or leaf not in _LEAVES:
             raise CheckpointError(
-                f"{theirs}/{leaf} has {len(fused)} rows, which are not {len(parts)} times as many."
+                f"the model has {name} besides the tensors of a Whisper; expected one in float16 or float32."
             )
-        pieces = np.split(fused, len(parts))
-        for part, piece in zip(parts, pieces, strict=True):
-            if (part, leaf) == ("k_proj", "bias"):
-                if piece.any():
-                    raise CheckpointError(f"{theirs} has a bias on its keys; a Whisper has none.")
-            else:
-                yield f"{ours}.{part}.{leaf}", piece
+        owner = f"model.{side}." + ("" if layer is None else f"layers.{layer}.")
+        parts, leaf = known[module], _LEAVES[leaf]
+        if len(tensor) % len(parts):
+            raise CheckpointError(
+                f"{name} has {len(tensor)} rows; expected {len(parts)} equal parts."
+            )
+        for part, piece in zip(parts, np.split(tensor, len(parts)), strict=True):
+            if not (leaf == "bias" and part.endswith("k_proj")):
+                renamed[f"{owner}{part}.{leaf}"] = np.ascontiguousarray(piece, np.float32)
+            elif piece.any():
+                raise CheckpointError(f"{name} has a bias on its keys; a Whisper has none.")
+    return renamed
+
+
+def _parts(name: str) -> tuple[str, str | None, str, str]:
+    """Half, number of the layer, module and leaf of a name like ``decoder/layer_1/ffn/linear_0/weight``."""
+    found = re.fullmatch(r"(encoder|decoder)/(?:layer_(\d+)/)?(.+)/(\w+)", name)
+    return found.groups() if found else ("", None, "", "")  # pyright: ignore[reportReturnType]
 
 
 class _Cursor:
     """A place in the file; every step checks that the file goes that far."""
 
-    def __init__(self, raw: mmap.mmap, path: Path):
+    def __init__(self, raw: bytes, path: Path):
         self._raw, self._path, self._at = raw, path, 0
 
     def _take(self, size: int) -> int:

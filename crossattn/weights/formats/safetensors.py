@@ -3,6 +3,7 @@
 Tensors are read one at a time. Nothing here knows what a tensor is for; nothing is ever unpickled.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -30,17 +31,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its name, its header as it stands there, and the shape of each tensor in it."""
+    """One file: its name, its header as it stands there, each tensor's shape and its type ("BF16")."""
 
     file: str
     header: bytes
     shapes: Mapping[str, tuple[int, ...]]
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """The type of each tensor, by the names of safetensors: "F32", "BF16"."""
-        entries = json.loads(self.header)
-        return {name: entries[name]["dtype"] for name in self.shapes}
+    dtypes: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,10 @@ def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, 
     """One file, whole or not at all; the same tensors and metadata give the same bytes."""
     from safetensors.numpy import save_file
 
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     # The serialiser takes addresses: what it gets must be contiguous.
     solid = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    save_file(solid, partial, metadata=None if metadata is None else dict(metadata))
-    os.replace(partial, path)
+    with _whole(path) as partial:
+        save_file(solid, partial, metadata=None if metadata is None else dict(metadata))
 
 
 def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
@@ -123,11 +118,17 @@ def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
     if changed:
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         header += b" " * (-len(header) % 8)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    with open(partial, "wb") as file:
+    with _whole(path) as partial, open(partial, "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name in names:
             file.write(np.asarray(tensors[name], order="C").reshape(-1).view(np.uint8).data)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A temporary path; its file takes the place of ``path`` once it is complete."""
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    yield partial
     os.replace(partial, path)
 
 
@@ -151,19 +152,21 @@ def _open(path: Path) -> Any:
 
 
 def _shard(folder: Path, name: str) -> Shard:
-    with _open(folder / name) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}
-        for key, own in slices.items():
-            # They are nothing without scales, which lie elsewhere in each family, and promote to nothing.
-            if (dtype := str(own.get_dtype())).startswith(("F4", "F6_", "F8")):
-                raise CheckpointError(
-                    f"{folder / name} has {key} in {dtype}; expected F64, F32, F16 or BF16; save it in one "
-                    "of these where it was quantised."
-                )
-        shapes = {key: tuple(own.get_shape()) for key, own in slices.items()}
-    with open(folder / name, "rb") as file:  # it has been read as one, so this much is there
+    with _open(folder / name):  # which checks it
+        pass
+    with open(folder / name, "rb") as file:
         header = file.read(int.from_bytes(file.read(8), "little"))
-    return Shard(name, header, shapes)
+    entries = json.loads(header)
+    entries.pop("__metadata__", None)
+    for key, entry in entries.items():
+        # They are nothing without scales, which lie elsewhere in each family, and promote to nothing.
+        if entry["dtype"].startswith(("F4", "F6_", "F8")):
+            raise CheckpointError(
+                f"{folder / name} has {key} in {entry['dtype']}; expected F64, F32, F16 or BF16; save it in "
+                "one of these where it was quantised."
+            )
+    shapes = {key: tuple(entry["shape"]) for key, entry in entries.items()}
+    return Shard(name, header, shapes, {key: entry["dtype"] for key, entry in entries.items()})
 
 
 def _weight_map(path: Path) -> tuple[bytes, dict[str, str]]:

@@ -21,7 +21,7 @@ Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Shardin
 
 @dataclass(frozen=True)
 class Layout:
-    """What a checkpoint was, beside its parameters: enough to write the same files again.
+    """A checkpoint's files without the parameters: enough to write the same files again.
 
     Attributes:
       files: file -> its tensors' names -> those names in the family's rules.
@@ -224,7 +224,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return self.rules.whole(ordered[0], parts)
 
     def saved(self, name: str, layout: Layout) -> np.ndarray:
-        """What a file holds under this name, be it a parameter or not."""
+        """The tensor that a file holds under this name, be it a parameter or not."""
         if name in self:
             return self[name]
         if name in layout.constants:

@@ -1,153 +1,188 @@
-"""Vocabularies as SentencePiece writes them: read here, so that nothing but ``tokenizers`` is needed.
+"""SentencePiece vocabularies of the families: pieces, under ids and with specials of their own.
 
-A model file is one protocol buffer message; ``fields`` takes it apart, whatever its schema.
-
-Source: sentencepiece_model.proto of https://github.com/google/sentencepiece.
+The package ``sentencepiece`` knows the files' schema; a ``tokenizers.Tokenizer`` is made of what is in them.
 """
 
+import json
 import math
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from crossattn.weights.formats.safetensors import CheckpointError
 
 _UNIGRAM = 1
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of pieces
+_MOST = 100_000  # tokens that a config may add to a vocabulary
+
+Vocabulary = list[tuple[str, float]]
+
+# The order of fairseq, behind the pieces. The first line is mBART's, both are mBART-50's.
+_LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM "
+    "ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+).split()
+_MORE_LANGUAGES = (
+    "af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE "
+    "sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+).split()
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A token: its text, its log-probability and what kind of token it is."""
-
-    text: str
-    score: float
-    kind: int
-
-    @property
-    def is_control(self) -> bool:
-        """It stands for no text: beginning, end, padding."""
-        return self.kind == _CONTROL
-
-    @property
-    def is_user_defined(self) -> bool:
-        """Text that is never cut."""
-        return self.kind == _USER_DEFINED
-
-
-@dataclass(frozen=True)
-class SentencePieces:
-    """A unigram model.
-
-    Attributes:
-      pieces: by their ids.
-      charsmap: the normalisation of characters, compiled; empty for none.
-      bytes: characters without a piece are spelt in bytes.
-    """
-
-    pieces: tuple[Piece, ...]
-    charsmap: bytes
-    bytes: bool
-
-    @property
-    def unknown(self) -> int:
-        """The id of what has no piece."""
-        return next(i for i, piece in enumerate(self.pieces) if piece.kind == _UNKNOWN)
-
-
-def read_pieces(path: Path) -> SentencePieces:
-    """The model of a file.
+def read_pieces(path: Path) -> Any:
+    """The message of a model file, a ``ModelProto`` of ``sentencepiece_model.proto``.
 
     Raises:
       CheckpointError: the file is no SentencePiece model, or one of another kind than unigram.
+      ImportError: the package is missing.
     """
     try:
-        parts: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
-        for number, value in fields(path.read_bytes()):
-            if number in parts:
-                if not isinstance(value, bytes):
-                    raise ValueError(f"its part {number} is a number")
-                parts[number].append(value)
-        pieces = tuple(map(_piece, parts[1]))
-        trainer, normaliser = (
-            dict(field for part in parts[number] for field in fields(part)) for number in (2, 3)
-        )
-        kinds = [piece.kind for piece in pieces]
-        charsmap = _charsmap(normaliser.get(2, b""))
-    except (ValueError, LookupError, TypeError, struct.error) as error:
-        raise CheckpointError(f"{path} is no SentencePiece model: {error}") from None
-    if kinds.count(_UNKNOWN) != 1:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2 as schema
+    except ImportError:
+        raise ImportError(
+            f"reading {path} needs sentencepiece: pip install 'crossattn[sentencepiece]'"
+        ) from None
+    try:
+        model = schema.ModelProto.FromString(path.read_bytes())
+    except DecodeError:
+        raise CheckpointError(f"{path} is no SentencePiece model, or is damaged.") from None
+    unknown = [piece.type for piece in model.pieces].count(_UNKNOWN)
+    if unknown != 1:
         raise CheckpointError(
-            f"{path} is no SentencePiece model: it has {kinds.count(_UNKNOWN)} unknown tokens, not 1"
+            f"{path} is no SentencePiece model: it has {unknown} unknown tokens, not 1."
         )
-    if trainer.get(3, _UNIGRAM) != _UNIGRAM:
+    if not all(piece.piece and math.isfinite(piece.score) for piece in model.pieces):
+        raise CheckpointError(
+            f"{path} is damaged: a piece lacks its text, or its score is no number."
+        )
+    if model.trainer_spec.model_type != _UNIGRAM:
         raise CheckpointError(
             f"{path} is a SentencePiece model of another kind than unigram; save its tokenizer as "
             "tokenizer.json with transformers first."
         )
-    return SentencePieces(pieces, charsmap, bool(trainer.get(35, 0)))
+    return model
 
 
-def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of the fields of a message: integers, or the bytes of all else.
+def marian(source: Path, ids: Path) -> Any:
+    """The pieces of one language under the ids of the vocabulary that both share.
 
-    Raises:
-      ValueError: it ends within a field, or is none.
+    Text of the target is cut by the same pieces, where the file is that of the source; decoding needs no
+    more than the ids.
     """
-    at = 0
-    while at < len(message):
-        key, at = _integer(message, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _integer(message, at)
-            yield number, value
-            continue
-        if wire == 2:
-            size, at = _integer(message, at)
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"a field has wire type {wire}, which does not exist")
-        if at + size > len(message):
-            raise ValueError("it ends within a field")
-        yield number, message[at : at + size]
-        at += size
+    model, order = read_pieces(source), json.loads(ids.read_text(encoding="utf-8"))
+    scores = {piece.piece: piece.score for piece in model.pieces}
+    # A token of the target alone is taken for what no other token covers, as if it were a character.
+    least = min(scores.values()) - 10.0
+    vocabulary = [(text, scores.get(text, least)) for text in sorted(order, key=order.__getitem__)]
+    if [order[text] for text, _ in vocabulary] != list(range(len(order))):
+        raise CheckpointError(f"{ids} does not number its tokens from 0 on, each once.")
+    languages = [text for text in order if text.startswith(">>") and text.endswith("<<")]
+    special = ["</s>", "<unk>", *(["<pad>"] if "<pad>" in order else []), *languages]
+    return _unigram(model, vocabulary, order["<unk>"], special)
 
 
-def _integer(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first, at most ten, and where it ends."""
-    value = shift = 0
-    while True:
-        if at == len(message):
-            raise ValueError("it ends within a number")
-        if shift == 70:
-            raise ValueError("a number has more than 64 bits")
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+def t5(path: Path) -> Any:
+    """Behind the pieces stand the places of missing spans, ``<extra_id_0>`` last."""
+    model, count = read_pieces(path), _count(path, "extra_ids", 100)
+    extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
+    vocabulary = _scored(model.pieces) + [(text, 0.0) for text in extra]
+    special = [piece.piece for piece in model.pieces if piece.type in (_CONTROL, _UNKNOWN)]
+    return _unigram(model, vocabulary, _unknown(model), [*special, *extra])
 
 
-def _piece(message: bytes) -> Piece:
-    known = dict(fields(message))
-    text, [score], kind = (
-        known.get(1),
-        struct.unpack("<f", known.get(2, bytes(4))),
-        known.get(3, _NORMAL),
+def pegasus(path: Path) -> Any:
+    """Before the pieces stand padding, end, two masks and tokens that are never used, 105 in all."""
+    model, offset = read_pieces(path), _count(path, "offset", 103)
+    special = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
+    special += [f"<unk_{i}>" for i in range(2, offset)][: offset + 2 - len(special)]
+    vocabulary = [(text, 0.0) for text in special] + _scored(model.pieces[2:])
+    return _unigram(model, vocabulary, _unknown(model) + offset, special)
+
+
+def mbart(path: Path) -> Any:
+    """The four specials of fairseq, the pieces one id later than theirs, languages, and a mask.
+
+    Text is marked with its language, behind the end in mBART and before the text in mBART-50; the language is
+    the ``src_lang`` of ``tokenizer_config.json``, or English. ``with_language`` makes it another.
+    """
+    from tokenizers import AddedToken
+
+    model, configs = read_pieces(path), ("tokenizer_config.json", "config.json")
+    classes = [setting(path, "tokenizer_class", "", config) or "" for config in configs]
+    fifty = any(name.startswith("MBart50") for name in classes)
+    languages = _LANGUAGES + _MORE_LANGUAGES if fifty else _LANGUAGES
+    if [piece.piece for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
+        raise CheckpointError(
+            f"{path} begins with {model.pieces[0].piece}; expected <unk>, <s>, </s>, as mBART's does."
+        )
+    first = ["<s>", "<pad>", "</s>", "<unk>"]
+    vocabulary = [(text, 0.0) for text in first] + _scored(model.pieces[3:])
+    vocabulary += [(text, 0.0) for text in [*languages, "<mask>"]]
+    # The mask takes the blank before it.
+    special = [*first, *languages, AddedToken("<mask>", lstrip=True)]
+    backend = _unigram(model, vocabulary, first.index("<unk>"), special)
+    own = setting(path, "src_lang", None) or "en_XX"
+    if own not in languages:
+        raise CheckpointError(
+            f"tokenizer_config.json has src_lang {own!r}; expected one of {', '.join(languages)}."
+        )
+    single = f"{own} $A </s>" if fifty else f"$A </s> {own}"
+    return _template(backend, single, single.replace("$A", "$A $B"), (own, "</s>"))
+
+
+def _unigram(model: Any, vocabulary: Vocabulary, unknown: int, special: Sequence[Any]) -> Any:
+    """Text as SentencePiece cuts it; an end is added."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+    from tokenizers.pre_tokenizers import Metaspace
+
+    spelt, charsmap = model.trainer_spec.byte_fallback, model.normalizer_spec.precompiled_charsmap
+    backend = Tokenizer(models.Unigram(vocabulary, unknown, spelt))
+    steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = Metaspace(prepend_scheme="always")
+    metaspace = decoders.Metaspace(prepend_scheme="always")
+    backend.decoder = (
+        decoders.Sequence([decoders.ByteFallback(), metaspace]) if spelt else metaspace
     )
-    if not isinstance(text, bytes) or not isinstance(kind, int) or not math.isfinite(score):
-        raise ValueError("a piece lacks its text, or its kind or score is none")
-    return Piece(text.decode("utf-8"), score, kind)
+    backend.add_special_tokens(list(special))
+    whole = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
+    backend.add_tokens([AddedToken(text, normalized=True) for text in whole])
+    return _template(backend, "$A </s>", "$A </s> $B </s>", ("</s>",))
 
 
-def _charsmap(compiled: Any) -> bytes:
-    """A compiled map of characters: the size of its trie, the trie, and the texts that it points to."""
-    if not isinstance(compiled, bytes):
-        raise ValueError("its map of characters is none")
-    size = int.from_bytes(compiled[:4], "little")
-    if compiled and not (0 < size <= len(compiled) - 4 and size % 4 == 0):
-        raise ValueError("its map of characters is damaged")
-    return compiled
+def _template(backend: Any, single: str, pair: str, special: Sequence[str]) -> Any:
+    from tokenizers import processors
+
+    tokens = [(text, backend.token_to_id(text)) for text in special]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=tokens
+    )
+    return backend
+
+
+def _scored(pieces: Any) -> Vocabulary:
+    return [(piece.piece, piece.score) for piece in pieces]
+
+
+def _unknown(model: Any) -> int:
+    """The id of text that has no piece."""
+    return [piece.type for piece in model.pieces].index(_UNKNOWN)
+
+
+def _count(path: Path, name: str, default: int) -> int:
+    """How many tokens the config beside a file adds."""
+    value = setting(path, name, default)
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise CheckpointError(
+            f"{path.with_name('tokenizer_config.json')} has {name} {value!r}; expected 0 to {_MOST}."
+        )
+    return value
+
+
+def setting(path: Path, name: str, default: Any, config: str = "tokenizer_config.json") -> Any:
+    """From the config beside a file, if there is one."""
+    beside = path.with_name(config)
+    if not beside.is_file():
+        return default
+    return json.loads(beside.read_text(encoding="utf-8")).get(name, default)

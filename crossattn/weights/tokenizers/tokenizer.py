@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from crossattn.weights.formats.safetensors import CheckpointError
-from crossattn.weights.tokenizers import unigram
-from crossattn.weights.tokenizers.unigram import setting
+from crossattn.weights.tokenizers import sentencepiece
+from crossattn.weights.tokenizers.sentencepiece import setting
 
 # A vocabulary, of which a tokenizer is made; and what else says how text and sound go in.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.spm")
@@ -48,7 +48,7 @@ def read_target_tokenizer(folder: Path, model_type: str = "") -> Any:
     whole = folder / "tokenizer.json"
     if model_type != "marian" or whole.is_file() or not all(path.is_file() for path in paths):
         return None
-    return _tried(paths[0], unigram.marian(*paths))
+    return _tried(paths[0], sentencepiece.marian(*paths))
 
 
 def read_tokenizer(folder: Path, model_type: str = "") -> Any:
@@ -60,7 +60,7 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
 
     Raises:
       CheckpointError: a file is damaged.
-      ImportError: there is a tokenizer, but no ``tokenizers`` to read it.
+      ImportError: the package that reads it is missing: ``tokenizers``, or ``sentencepiece``.
     """
     whole = (_whole, "tokenizer.json")
     own = _KINDS.get(model_type)
@@ -76,7 +76,7 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
             ) from None
         try:
             return _tried(paths[0], make(*paths))
-        except CheckpointError:
+        except (CheckpointError, ImportError):
             raise
         except BaseException as error:
             # The backend raises bare Exception on a malformed file; its panics are not even that.
@@ -183,11 +183,11 @@ def _mark_special(backend: Any, names: Sequence[str]) -> None:
 
 
 _KINDS: dict[str, tuple[Any, ...]] = {
-    "marian": (unigram.marian, "source.spm", "vocab.json"),
-    "t5": (unigram.t5, "spiece.model"),
-    "mt5": (unigram.t5, "spiece.model"),
-    "pegasus": (unigram.pegasus, "spiece.model"),
-    "mbart": (unigram.mbart, "sentencepiece.bpe.model"),
+    "marian": (sentencepiece.marian, "source.spm", "vocab.json"),
+    "t5": (sentencepiece.t5, "spiece.model"),
+    "mt5": (sentencepiece.t5, "spiece.model"),
+    "pegasus": (sentencepiece.pegasus, "spiece.model"),
+    "mbart": (sentencepiece.mbart, "sentencepiece.bpe.model"),
     "gpt2": (_byte_level, "vocab.json", "merges.txt"),
     "bart": (_bart, "vocab.json", "merges.txt"),
     "mvp": (_bart, "vocab.json", "merges.txt"),

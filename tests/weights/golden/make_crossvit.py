@@ -1,16 +1,10 @@
-"""What timm's CrossViT computes, in one small file: ``python -m tests.weights.golden.make_crossvit``.
+"""Results of timm's CrossViT in one small file: ``python -m tests.weights.golden.make_crossvit``.
 
-Its weights are random by their names and are not kept. timm wants torchvision for what no CrossViT has; where
-it is not installed an empty stand-in does.
+Its weights are random by their names and are not kept. Needs timm and torchvision.
 """
 
-import importlib.machinery
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
-from unittest import mock
 
 import numpy as np
 
@@ -28,7 +22,7 @@ SMALL = dict(
 
 
 def image(config: dict) -> np.ndarray:
-    """What it is given, [2 H W C]."""
+    """Two random pictures, [2 H W C]."""
     height, width = config["model_args"]["img_size"]
     random = np.random.RandomState(0).standard_normal((2, height, width, 3))
     return random.astype(np.float32)
@@ -37,8 +31,9 @@ def image(config: dict) -> np.ndarray:
 def measure(config: dict) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Tensors of a model of timm, and its logits and what its class tokens read at the last exchange."""
     import torch
+    from timm.models import crossvit
 
-    model = _library().CrossVit(num_classes=config["num_classes"], **config["model_args"]).eval()
+    model = crossvit.CrossVit(num_classes=config["num_classes"], **config["model_args"]).eval()
     tensors = {name: weight(name, tuple(x.shape)) for name, x in model.state_dict().items()}
     model.load_state_dict({name: torch.from_numpy(x) for name, x in tensors.items()})
     fused = {}
@@ -50,46 +45,6 @@ def measure(config: dict) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
         logits = model(torch.from_numpy(image(config).transpose(0, 3, 1, 2)))
     found = {"logits": logits} | {f"read by {branch}": x for branch, x in fused.items()}
     return tensors, {name: x.numpy() for name, x in found.items()}
-
-
-def _library():
-    if importlib.util.find_spec("torchvision") is None:
-        sys.meta_path.append(_Nothing())
-    from timm.models import crossvit
-
-    return crossvit
-
-
-class _Nothing:
-    """Finds torchvision and all that is in it, empty."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torchvision":
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        module = ModuleType(spec.name)
-        module.__getattr__ = _anything
-        return module
-
-    def exec_module(self, module):
-        pass
-
-
-def _anything(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return mock.MagicMock(name=name) if name[0].islower() else _Names(name, (), {})
-
-
-class _Names(type):
-    """A class whose attributes are what they are called."""
-
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return name
 
 
 if __name__ == "__main__":

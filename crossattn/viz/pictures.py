@@ -1,0 +1,124 @@
+"""Pictures in rows: with what was written of each beneath, or with heat over the patches that were read.
+
+Imports matplotlib only when it draws.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from crossattn.viz.checks import checked_image
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CAPTION = 24  # letters in a line of a caption
+_LINE = 0.17  # inches
+_COLUMNS = 5
+_HEAT = "inferno"
+
+
+def captions(
+    images: Sequence[Float[np.ndarray, "..."]],
+    texts: Sequence[str],
+    title: str = "",
+    *,
+    columns: int = 6,
+) -> "Figure":
+    """Pictures in rows, their captions beneath, in any script.
+
+    Args:
+      images: each [H W], [H W 1] or [H W 3], uint8 or from 0 to 1, of any sizes.
+      texts: a caption each; a line break stays one.
+      title: a line above all.
+      columns: the most pictures in a row.
+
+    Raises:
+      ValueError: there are none, or not as many captions as pictures, or a picture has another shape.
+    """
+    if not len(images) or len(images) != len(texts):
+        raise ValueError(
+            f"got {len(images)} picture(s) and {len(texts)} caption(s); expected as many, one or more."
+        )
+    shown = [checked_image(image) for image in images]
+    lines = [
+        [line for own in text.split("\n") for line in textwrap.wrap(own, _CAPTION) or [""]]
+        for text in texts
+    ]
+    columns = min(columns, len(images))
+    rows = [lines[i : i + columns] for i in range(0, len(lines), columns)]
+    heights = [1.85 + _LINE * max(map(len, row)) for row in rows]
+
+    from crossattn.viz.fonts import label
+
+    figure, axes = _grid(len(images), columns, 1.95, heights, title)
+    for ax, image, own in zip(axes, shown, lines, strict=True):
+        ax.imshow(image, cmap="gray", vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[], frame_on=False)
+        beneath = label("\n".join(own))
+        ax.set_xlabel(beneath.text, fontsize=8, **beneath.style)
+    return figure
+
+
+def patches(
+    image: Float[np.ndarray, "..."],
+    weights: Mapping[str, Float[np.ndarray, "..."]],
+    title: str = "",
+) -> "Figure":
+    """A picture, and beside it once for each of the weights, with heat over its patches; five in a row.
+
+    Args:
+      image: [H W], [H W 1] or [H W 3], uint8 or from 0 to 1.
+      weights: by what is written over each panel, how much was read of each patch of a grid [h w] over the
+        whole picture. The colours of a panel go from 0 to its largest weight, which its title names.
+      title: a line above all.
+
+    Raises:
+      ValueError: the picture or a weight has another shape, or weights are negative or not finite.
+    """
+    shown = checked_image(image)
+    for name, heat in weights.items():
+        if heat.ndim != 2 or 0 in heat.shape:
+            raise ValueError(f"the weights {name!r} have shape {heat.shape}; expected [h w].")
+        if not (np.isfinite(heat).all() and (heat >= 0).all()):
+            raise ValueError(
+                f"the weights {name!r} are negative or not finite; expected 0 or more."
+            )
+
+    from crossattn.viz.fonts import label
+
+    height, width = shown.shape[:2]
+    count = 1 + len(weights)
+    heights = [2.6 * height / width + 0.35] * -(-count // _COLUMNS)
+    figure, axes = _grid(count, min(count, _COLUMNS), 2.6, heights, title)
+    place: Any = dict(extent=(0, width, height, 0), interpolation="nearest")
+    for ax, (name, heat) in zip(axes, [("", None), *weights.items()], strict=True):
+        ax.imshow(shown, cmap="gray", vmin=0, vmax=1, **place)
+        ax.set_axis_off()
+        if heat is not None:
+            top = float(heat.max()) or 1.0
+            colours = dict(cmap=_HEAT, vmin=0, vmax=top, alpha=0.65)
+            ax.imshow(heat, **colours, **place)
+            above = label(f"{name}, up to {heat.max():.2f}")
+            ax.set_title(above.text, fontsize=9, **above.style)
+    return figure
+
+
+def _grid(
+    count: int, columns: int, width: float, heights: Sequence[float], title: str
+) -> tuple["Figure", list[Any]]:
+    """A figure of so many axes in rows, of these inches."""
+    from crossattn.viz.figure import Picture
+    from crossattn.viz.fonts import label
+
+    figure, above = Picture(), label(title)
+    figure.set_size_inches(width * columns, sum(heights) + (0.35 if title else 0))
+    if title:
+        figure.suptitle(above.text, fontsize=11, **above.style)
+    axes = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).ravel()
+    for ax in axes[count:]:
+        ax.remove()
+    return figure, list(axes[:count])
