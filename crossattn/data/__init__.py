@@ -28,7 +28,6 @@ _SUBMODULES = (
     "shards",
     "sources",
     "speech",
-    "stream",
     "textfiles",
     "tokenizers",
     "whisper_tokens",

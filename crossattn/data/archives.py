@@ -1,8 +1,8 @@
 """Debian packages, npm packages and zip files, read without believing what they say of themselves.
 
-Whoever made a file chose its sizes: each is held to the file, and what comes out of it to a limit. Nothing is
-given away before the checksums of what it came from hold; nothing is unpacked to disk. The outer file of a
-Debian package is taken apart here, because Python has no reader of `ar` and dpkg-deb is not everywhere.
+Whoever made a file chose its sizes: what comes out of it is held to one limit, `LARGEST` or 200 times the
+size of the file. Nothing is unpacked to disk, so nothing leaves a folder, and links are left out. A Debian
+package is an `ar` archive, which Python has no reader of, and python-debian's never ends on a negative size.
 """
 
 import bz2
@@ -10,15 +10,12 @@ import gzip
 import hashlib
 import io
 import lzma
-import re
 import struct
 import subprocess
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +27,22 @@ IN_MEMORY = 2**28
 # Text packs 15 times, sound and weights hardly; zeros a thousand times.
 _RATIO, _ALWAYS = 200, 2**26
 _CHUNK = 2**18
-_LONGEST_NAME = 2**16
-_XZ_MEMORY = 2**28
-_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
-    "gz": lambda: zlib.decompressobj(wbits=31),
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
-    "bz2": bz2.BZ2Decompressor,
-}
+_OPENERS: dict[str, Callable[[Any], Any]] = {"gz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
 # The standard library reads no zstd before Python 3.14; machines whose packages use it have dpkg-deb.
 _BY_DPKG = {"data": "--fsys-tarfile", "control": "--ctrl-tarfile"}
+# A damaged file makes the readers raise almost anything.
+_UNREADABLE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+    struct.error,
+    gzip.BadGzipFile,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+)
 
 
 class Damaged(ValueError):
@@ -48,32 +52,34 @@ class Damaged(ValueError):
 def deb_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files of a Debian package whose names begin and end so.
 
-    Each is as the package's own list of MD5 sums says, and where that has it not, as the checksums of the
-    compression say. Links are left out.
+    Each is as the package's own list of MD5 sums says.
 
     Raises:
-      Damaged: the file is no whole Debian package, or unpacks to more than ``LARGEST``.
+      Damaged: the file is no whole Debian package, or unpacks to more than is read.
       OSError: it cannot be read.
     """
 
     def wanted(name: str) -> bool:
         return name.startswith(prefix) and name.endswith(suffix)
 
-    with path.open("rb") as file:
-        parts = _parts(file)
-        sums = _md5_sums(path, file, parts["control"])
-        held = _Tar(path, file, parts["data"])
-        seen = set()
-        for name, is_file, content in held.members(wanted):
+    try:
+        sums, seen = {}, set()
+        for _, listed in _deb_part(path, "control", "md5sums".__eq__):
+            lines = (listed or b"").decode("utf-8", "surrogateescape").splitlines()
+            sums = {line[34:]: line[:32] for line in lines}
+        for name, content in _deb_part(path, "data", wanted):
             seen.add(name)
-            if not is_file:
+            if content is None:
                 continue
-            if name in sums:
-                if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums[name]:
-                    raise Damaged(f"{name} in it is not as its md5sums says")
-            elif not held.checked:
+            if name not in sums:
                 raise Damaged(f"it has no checksum of {name}")
+            if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums[name]:
+                raise Damaged(f"{name} in it is not as its md5sums says")
             yield name, content
+    except Damaged:
+        raise
+    except _UNREADABLE as error:
+        raise Damaged(str(error) or type(error).__name__) from None
     if missing := {name for name in sums if wanted(name)} - seen:
         raise Damaged(f"it lacks {min(missing)}, which its md5sums lists")
 
@@ -81,57 +87,38 @@ def deb_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, 
 def tgz_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files of a .tgz archive whose names begin and end so.
 
-    Links are left out. A pinned archive has been held to its checksum before; the limits are for others.
-
     Raises:
-      Damaged: the file is no such archive, not whole, or unpacks to more than ``LARGEST``.
+      Damaged: the file is no such archive, not whole, or unpacks to more than is read.
       OSError: it cannot be read.
     """
-    limit, size = _unpacked_limit(path.stat().st_size), 0
+
+    def wanted(name: str) -> bool:
+        return name.startswith(prefix) and name.endswith(suffix)
+
     try:
-        with tarfile.open(path, "r|gz") as archive:
-            for member in archive:
-                size += member.size
-                _hold(size, limit)
-                if (
-                    member.isreg()
-                    and member.name.startswith(prefix)
-                    and member.name.endswith(suffix)
-                ):
-                    yield member.name, archive.extractfile(member).read()
-    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        with gzip.open(path) as stream:
+            for name, content in _tar_files(stream, _unpacked_limit(path.stat().st_size), wanted):
+                if content is not None:
+                    yield name, content
+    except Damaged:
+        raise
+    except _UNREADABLE as error:
         raise Damaged(f"it is no whole archive: {error}") from None
 
 
-def inflated(
-    file: Any, kind: str, limit: int, check: Callable[[Any], None] = lambda stream: None
-) -> Iterator[bytes]:
-    """What a file holds that is compressed as ``kind`` (gz, xz, bz2), piece by piece, checksums compared.
-
-    Args:
-      limit: of the bytes that come out.
-      check: is given the decompressor at the end.
+def gunzip(raw: bytes, limit: int = IN_MEMORY) -> bytes:
+    """The content of a file that is compressed by gzip, its checksum compared.
 
     Raises:
-      Damaged: it is damaged, holds more, or something stands behind it.
+      Damaged: it is damaged, or holds more than the limit.
     """
-    stream, size = _DECOMPRESSORS[kind](), 0
     try:
-        while not stream.eof:
-            left = getattr(stream, "unconsumed_tail", b"")
-            data = left or (file.read(_CHUNK) if getattr(stream, "needs_input", True) else b"")
-            out = stream.decompress(data, _CHUNK)
-            if not data and not out and not stream.eof:
-                raise Damaged("it is cut short")
-            size += len(out)
-            _hold(size, limit)
-            if out:
-                yield out
-    except (zlib.error, lzma.LZMAError, OSError, EOFError, MemoryError) as error:
+        with gzip.open(io.BytesIO(raw)) as stream:
+            content = stream.read(limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise Damaged(f"its compressed data are damaged: {error}") from None
-    if stream.unused_data or file.read(1):
-        raise Damaged("something stands behind its compressed data")
-    check(stream)
+    _hold(len(content), limit)
+    return content
 
 
 def zip_member(path: Path, name: str, limit: int = LARGEST) -> Iterator[bytes]:
@@ -144,6 +131,8 @@ def zip_member(path: Path, name: str, limit: int = LARGEST) -> Iterator[bytes]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            if name not in archive.namelist():
+                raise Damaged(f"it lacks {name}")
             info = archive.getinfo(name)
             if info.flag_bits & 0x61:
                 raise Damaged(f"{name} in it is encrypted or a patch; expected it plain")
@@ -156,24 +145,84 @@ def zip_member(path: Path, name: str, limit: int = LARGEST) -> Iterator[bytes]:
                     yield piece
     except Damaged:
         raise
-    except OSError:
-        raise
-    except KeyError:
-        raise Damaged(f"it lacks {name}") from None
-    except _OF_ZIPS as error:
+    except _UNREADABLE as error:
         raise Damaged(str(error) or type(error).__name__) from None
 
 
-# A damaged directory makes the module raise almost anything.
-_OF_ZIPS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    ArithmeticError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-)
+def _deb_part(
+    path: Path, part: str, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes | None]]:
+    """`_tar_files` of the member "control" or "data" of a package (see `man 5 deb`)."""
+    kind, packed = _deb_member(path, part)
+    limit = _unpacked_limit(len(packed))
+    if kind == "zst":
+        yield from _by_dpkg(path, _BY_DPKG[part], limit, wanted)
+    elif kind in _OPENERS:
+        with _OPENERS[kind](io.BytesIO(packed)) as stream:
+            yield from _tar_files(stream, limit, wanted)
+    else:
+        raise Damaged(f"its {part} is compressed in the unknown way {kind!r}")
+
+
+def _deb_member(path: Path, part: str) -> tuple[str, bytes]:
+    """The compression and the bytes of a part of a package."""
+    with path.open("rb") as file:
+        if file.read(8) != b"!<arch>\n":
+            raise Damaged("it does not begin like one")
+        while len(head := file.read(60)) == 60:
+            name, size = head[:16].decode("ascii").strip().rstrip("/"), head[48:58].strip()
+            if head[58:] != b"`\n" or not size.isdigit():
+                raise Damaged("the header of a member is damaged")
+            if name.startswith(f"{part}.tar."):
+                packed = file.read(min(int(size), path.stat().st_size))
+                return name.removeprefix(f"{part}.tar."), packed
+            file.seek(int(size) + int(size) % 2, io.SEEK_CUR)
+    raise Damaged(f"it has no member {part}.tar")
+
+
+def _by_dpkg(
+    path: Path, option: str, limit: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes | None]]:
+    try:
+        process = subprocess.Popen(
+            ["dpkg-deb", option, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        raise Damaged("it is compressed by zstd, and there is no dpkg-deb to read it") from None
+    with process:
+        try:
+            yield from _tar_files(process.stdout, limit, wanted)
+        finally:
+            process.kill()
+
+
+def _tar_files(
+    stream: Any, limit: int, wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes | None]]:
+    """(name, content) of what is wanted of a tar archive; content is None where it is no file.
+
+    The stream is read to its end, where compression has its checksum.
+    """
+    stream = _Limited(stream, limit)
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            if wanted(name := member.name.removeprefix("./")):
+                yield name, archive.extractfile(member).read() if member.isreg() else None
+    while stream.read(_CHUNK):
+        pass
+
+
+class _Limited:
+    """A file of which no more than so many bytes are read."""
+
+    def __init__(self, file: Any, limit: int):
+        self._file, self._limit, self._size = file, limit, 0
+
+    def read(self, size: int) -> bytes:
+        piece = self._file.read(min(size, _CHUNK))
+        self._size += len(piece)
+        _hold(self._size, self._limit)
+        return piece
 
 
 def _hold(size: int, limit: int, what: str = "it") -> None:
@@ -185,194 +234,3 @@ def _hold(size: int, limit: int, what: str = "it") -> None:
 
 def _unpacked_limit(packed: int) -> int:
     return min(LARGEST, max(_ALWAYS, _RATIO * packed))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A member of the outer archive: its name, where it begins, and its size."""
-
-    name: str
-    start: int
-    size: int
-
-
-def _parts(file: Any) -> dict[str, _Part]:
-    """The members "control" and "data" of a package, which is an `ar` archive (see `man 5 deb`)."""
-    end = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    if file.read(8) != b"!<arch>\n":
-        raise Damaged("it does not begin like one")
-    at, members = 8, []
-    while at < end:
-        file.seek(at)
-        head = file.read(60)
-        name, size = head[:16].rstrip(b" "), head[48:58].rstrip(b" ")
-        if head[58:] != b"`\n" or not name.isascii() or not size.isdigit():
-            raise Damaged(f"there is no header of a member at byte {at}")
-        part = _Part(name.decode("ascii").rstrip("/"), at + 60, int(size))
-        if part.start + part.size > end:
-            raise Damaged("it is cut short")
-        members.append(part)
-        at = part.start + part.size + part.size % 2
-    if not members or members[0].name != "debian-binary":
-        raise Damaged("its first member is not debian-binary")
-    file.seek(members[0].start)
-    if file.read(2) != b"2.":
-        raise Damaged("it is of another version than 2")
-    parts = {}
-    for key in ("control", "data"):
-        own = [part for part in members if part.name.split(".")[:2] == [key, "tar"]]
-        if len(own) != 1:
-            raise Damaged(f"it has {len(own)} members {key}.tar; expected one")
-        parts[key] = own[0]
-    return parts
-
-
-def _md5_sums(path: Path, file: Any, part: _Part) -> dict[str, str]:
-    """File -> checksum, as the package lists them; empty where it does not."""
-    sums = {}
-    for _, is_file, content in _Tar(path, file, part).members(lambda name: name == "md5sums"):
-        for line in content.decode("utf-8", "surrogateescape").splitlines() if is_file else ():
-            entry = re.fullmatch(r"([0-9a-f]{32})  (.+)", line)
-            if entry is None:
-                raise Damaged("its md5sums has a line that is none")
-            sums[entry[2]] = entry[1]
-    return sums
-
-
-class _Tar:
-    """A tar archive in a package: read once for its checksums, then for its members."""
-
-    def __init__(self, path: Path, file: Any, part: _Part):
-        self._path, self._file, self._part = path, file, part
-        self.checked = part.name.endswith((".gz", ".bz2"))
-        self._size, self._held = 0, []
-        for piece in self._pieces():
-            self._size += len(piece)
-            self._held.append(piece)
-            if self._size > _ALWAYS:  # it is read once more instead
-                self._held.clear()
-
-    def members(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bool, bytes]]:
-        """(name, whether it is a file, content) of those wanted."""
-        again = self._size > _ALWAYS
-        source, at, longer = _Forward(self._pieces() if again else iter(self._held)), 0, None
-        while (head := source.take(512)).strip(b"\0"):
-            at += 512
-            name, kind, size = _header(head)
-            if size > self._size - at:
-                raise Damaged("it is cut short")
-            at += size + -size % 512
-            if kind in (b"L", b"K"):  # a name that is too long for a header: its own, its target's
-                if size > _LONGEST_NAME:
-                    raise Damaged(f"a name in it has {size} bytes")
-                text = source.take(size).rstrip(b"\0").decode("utf-8", "surrogateescape")
-                longer = text if kind == b"L" else longer
-                source.skip(-size % 512)
-                continue
-            name, longer = (longer or name).removeprefix("./"), None
-            if kind not in (b"0", b"\0", b"1", b"2", b"3", b"4", b"5", b"6", b"7"):
-                raise Damaged(f"{name} in it is of the unknown kind {kind!r}")
-            if wanted(name):
-                yield name, kind in (b"0", b"\0", b"7"), source.take(size)
-                source.skip(-size % 512)
-            else:
-                source.skip(size + -size % 512)
-
-    def _pieces(self) -> Iterator[bytes]:
-        name, _, kind = self._part.name.partition(".tar")
-        limit = _unpacked_limit(self._part.size)
-        self._file.seek(self._part.start)
-        if kind == ".zst":
-            return _by_dpkg(self._path, _BY_DPKG[name], limit)
-        window = _Window(self._file, self._part.size)
-        if not kind:
-            return iter(lambda: window.read(_CHUNK), b"")
-        if kind[1:] not in _DECOMPRESSORS:
-            raise Damaged(f"{self._part.name} is compressed in an unknown way")
-        return inflated(window, kind[1:], limit, self._note)
-
-    def _note(self, stream: Any) -> None:
-        if isinstance(stream, lzma.LZMADecompressor):
-            self.checked = stream.check in (lzma.CHECK_CRC32, lzma.CHECK_CRC64, lzma.CHECK_SHA256)
-
-
-def _header(head: bytes) -> tuple[str, bytes, int]:
-    """Name, kind and size of a member, by its header of 512 bytes (see `man 5 tar`)."""
-    blank = head[:148] + b" " * 8 + head[156:]
-    if sum(blank) != _octal(head[148:156]):
-        raise Damaged("the header of a file in it is damaged")
-    name = head[:100].partition(b"\0")[0]
-    if head[257:263] == b"ustar\0" and head[345]:
-        name = head[345:500].partition(b"\0")[0] + b"/" + name
-    # Sizes stand for what follows; links and folders have none.
-    size = _octal(head[124:136]) if head[156:157] in (b"0", b"\0", b"7", b"L", b"K") else 0
-    return name.decode("utf-8", "surrogateescape"), head[156:157], size
-
-
-def _octal(field: bytes) -> int:
-    digits = field.strip(b" \0")
-    if not re.fullmatch(rb"[0-7]*", digits):
-        raise Damaged("a number in the header of a file in it is damaged")
-    return int(digits or b"0", 8)
-
-
-class _Window:
-    """A part of a file, as a file."""
-
-    def __init__(self, file: Any, size: int):
-        self._file, self._left = file, size
-
-    def read(self, size: int) -> bytes:
-        chunk = self._file.read(min(size, self._left))
-        self._left -= len(chunk)
-        return chunk
-
-
-class _Forward:
-    """Pieces of bytes, to be taken in other pieces."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces, self._piece, self._at = pieces, b"", 0
-
-    def take(self, size: int) -> bytes:
-        """The next bytes, so many."""
-        pieces = []
-        while size:
-            if self._at == len(self._piece):
-                self._piece, self._at = next(self._pieces, b""), 0
-                if not self._piece:
-                    raise Damaged("it is cut short")
-            pieces.append(self._piece[self._at : self._at + size])
-            self._at += len(pieces[-1])
-            size -= len(pieces[-1])
-        return b"".join(pieces)
-
-    def skip(self, size: int) -> None:
-        """Leaves out the next bytes."""
-        while size:
-            size -= len(self.take(min(size, _CHUNK)))
-
-
-def _by_dpkg(path: Path, option: str, limit: int) -> Iterator[bytes]:
-    size = 0
-    with tempfile.TemporaryFile() as complaint:
-        try:
-            process = subprocess.Popen(
-                ["dpkg-deb", option, str(path)], stdout=subprocess.PIPE, stderr=complaint
-            )
-        except OSError:
-            raise Damaged("it is compressed by zstd, and there is no dpkg-deb to read it") from None
-        with process:
-            try:
-                while piece := process.stdout.read(_CHUNK):
-                    size += len(piece)
-                    _hold(size, limit)
-                    yield piece
-            except BaseException:  # too much of it, or nobody wants the rest
-                process.kill()
-                raise
-        if process.returncode:
-            complaint.seek(0)
-            said = complaint.read(1000).decode("utf-8", "replace").strip()
-            raise Damaged(said or f"dpkg-deb ended with {process.returncode}")

@@ -20,6 +20,10 @@ from crossattn.data.errors import DataUnavailable
 
 _LOG = logging.getLogger(__name__)
 _APT = ("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1")
+_PIP = (
+    *("-m", "pip", "--disable-pip-version-check", "download", "-q"),
+    *("--no-deps", "--ignore-requires-python", "--only-binary=:all:"),
+)
 _TIMEOUT = 600  # seconds for one client call
 
 
@@ -65,21 +69,7 @@ def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | No
     filename = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     path = folder / filename
     if not path.exists():
-        args = [
-            "--no-deps",
-            "--ignore-requires-python",
-            "--only-binary=:all:",
-            f"{name}=={version}",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "download",
-            "-q",
-            *args,
-        ]
+        command = [sys.executable, *_PIP, f"{name}=={version}"]
         _download([filename], command, folder, pattern=filename, sha256=sha256)
     _refuse_another(path, sha256)
     return path

@@ -9,7 +9,6 @@ is a place in the stream of windows, so it stays a few numbers and does not depe
 import contextlib
 import functools
 import logging
-import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -216,27 +215,24 @@ class TrainIterator:
     """Iterator of batch dicts whose state resumes it bit for bit.
 
     Attributes:
-        examples: those that are trained on; 0 of a stream, of which nobody knows.
+        examples: those that are trained on.
         dropped: pairs left out for their length; of features it shows when they are read.
         cut_sources, cut_targets: texts shortened to the maximal length.
     """
 
-    examples = dropped = cut_sources = cut_targets = 0
+    dropped = cut_sources = cut_targets = 0
 
     def __init__(
         self,
         dataset: grain.IterDataset,
-        encoded: Fillable | None,
+        encoded: Fillable,
         fingerprint: int,
-        stop: threading.Event | None = None,
     ):
-        """`stop` is set, for whoever waits for data, when the iterator is closed."""
         self._iterator = iter(dataset)
         # Stops the prefetching thread before the interpreter takes its modules away.
-        self._finalizer = weakref.finalize(self, _end, self._iterator, stop)
+        self._finalizer = weakref.finalize(self, self._iterator.close)
         self._fingerprint = fingerprint
-        if encoded is not None:
-            self.examples = len(encoded)
+        self.examples = len(encoded)
         if isinstance(encoded, EncodedPairs):
             self.dropped = encoded.dropped
             self.cut_sources, self.cut_targets = encoded.cut_sources, encoded.cut_targets
@@ -278,12 +274,6 @@ def _in_our_words() -> Iterator[None]:
         yield
     except (DataError, DataUnavailable) as error:
         raise type(error)(str(error).partition("\n")[0]) from None
-
-
-def _end(iterator: Any, stop: threading.Event | None) -> None:
-    if stop is not None:
-        stop.set()
-    iterator.close()
 
 
 class _Planner:

@@ -56,7 +56,7 @@ def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     prefix = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
     packed = dict(fetch.read_deb(listed, prefix)).get("", b"")
     try:
-        raw = b"".join(archives.inflated(io.BytesIO(packed), "gz", archives.IN_MEMORY))
+        raw = archives.gunzip(packed)
     except archives.Damaged:
         raw = None
     lines = _text(listed, raw).splitlines()

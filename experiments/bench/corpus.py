@@ -1,7 +1,5 @@
 """The input side at any size: a corpus prepared, killed and not, and read while training.
 
-It tells also what training on a stream of the same lines costs a process.
-
     python -m experiments.bench.corpus
     python -m experiments.bench.corpus --pairs=200000 --folder=/tmp/corpus
 
@@ -10,9 +8,7 @@ Sentences of the phrase grammar, one to four in a pair, are written to files, pr
 batch, and the most memory that it held, at this size and at a small one. Takes some minutes.
 """
 
-import contextlib
 import hashlib
-import json
 import multiprocessing
 import os
 import resource
@@ -35,7 +31,7 @@ from experiments.options import Options
 from experiments.tasks import make_task
 
 _ROOT = Path(__file__).parents[2]
-_SMALL, _BATCHES, _HELD_OUT, _SHARDS = 20_000, 300, 200, 8
+_SMALL, _BATCHES, _HELD_OUT = 20_000, 300, 200
 
 
 def main() -> None:
@@ -60,16 +56,9 @@ def main() -> None:
     print(
         f"killed {kills} times and started again: {'the same' if same else 'OTHER'} files ({whole})"
     )
-    for count in folders:
-        # The tokenizers of streams, which are kept.
-        write_shards(folders[count])
-        make_task(config_of(folders[count], stream=True)).train_iterator(0, 1).close()
-    for stream in (False, True):
-        peaks = {count: measured(folders[count], stream) for count in folders}
-        more = peaks[options.pairs] - peaks[_SMALL]
-        print(
-            f"{options.pairs:,} pairs take {more / 2**20:.0f} MiB more than {_SMALL:,}", flush=True
-        )
+    peaks = {count: measured(folders[count]) for count in folders}
+    more = peaks[options.pairs] - peaks[_SMALL]
+    print(f"{options.pairs:,} pairs take {more / 2**20:.0f} MiB more than {_SMALL:,}", flush=True)
 
 
 def write_pairs(folder: Path, count: int) -> None:
@@ -88,26 +77,10 @@ def write_pairs(folder: Path, count: int) -> None:
         partial.rename(path)
 
 
-def write_shards(folder: Path) -> None:
-    """The pairs as JSONL in shards, where they are not there yet."""
-    if (folder / f"shard-{_SHARDS - 1}.jsonl").exists():
-        return
-    with contextlib.ExitStack() as stack:
-        paths = [folder / f"shard-{i}.partial" for i in range(_SHARDS)]
-        files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
-        with (folder / "train.tsv").open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                pair = dict(zip(("source", "target"), line[:-1].split("\t"), strict=True))
-                files[number % _SHARDS].write(json.dumps(pair) + "\n")
-    for path in paths:
-        path.rename(path.with_suffix(".jsonl"))
-
-
-def config_of(folder: Path, data: str = "data", stream: bool = False) -> ConfigDict:
+def config_of(folder: Path, data: str = "data") -> ConfigDict:
     """A translation of these files, kept under the folder."""
     config = libreoffice.get_config()
-    name = "stream:{}/shard-*.jsonl" if stream else "files:{}/{{split}}.tsv"
-    config.data.name = name.format(folder)
+    config.data.name = f"files:{folder}/{{split}}.tsv"
     config.data.data_dir = str(folder / data)
     return config
 
@@ -199,20 +172,17 @@ def checksums(data: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def measured(folder: Path, stream: bool) -> int:
+def measured(folder: Path) -> int:
     """Starts a process that reads batches, prints what it took, and returns the most that it held."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     start = time.time()
-    process = context.Process(
-        target=read_batches, args=(config_of(folder, stream=stream).to_dict(), theirs)
-    )
+    process = context.Process(target=read_batches, args=(config_of(folder).to_dict(), theirs))
     process.start()
     first, rate, most = ours.recv()
     process.join()
-    what = f"{folder.name} pairs{' as a stream' if stream else ''}"
     print(
-        f"{what}: first batch {first - start:.1f} s after the start of the process, then {rate:.0f} "
+        f"{folder.name} pairs: first batch {first - start:.1f} s after its start, then {rate:.0f} "
         f"batches/s; at most {most / 2**20:.0f} MiB held",
         flush=True,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from crossattn.data.encoded import ANY_LENGTH, EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
-from crossattn.data.pipeline import TrainIterator, train_batches
+from crossattn.data.pipeline import train_batches
 from crossattn.data.prepare import (
     PreparedCorpus,
     is_prepared,
@@ -25,9 +25,7 @@ from crossattn.data.prepare import (
     prepared_dir,
 )
 from crossattn.data.sources import identity, open_source
-from crossattn.data.stream import Stream, stream_batches
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
-from crossattn.train import processes
 from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
 from experiments.pretrained import Checkpoint, UnreadVocabulary
@@ -64,7 +62,6 @@ class Corpus:
         self.config = config
         self.assets = assets
         self._side, self._link_share, self._whole = side, link_share, whole
-        self._stream = _stream_of(config)
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
     def split(self, name: str) -> Sequence[dict[str, Any]]:
@@ -92,17 +89,11 @@ class Corpus:
             process_count=process_count,
             batch_multiple=row_shares(config_mesh(self.config)),
         )
-        if self._stream is not None:
-            return _Together(stream_batches(self._stream, self._prepared.encoding, **shared))
         lengths = dict(source_len=self._source_len, target_len=data.target_len)
         return train_batches(self.train_pairs(), mode=data.mode, **lengths, **shared)
 
     def train_pairs(self) -> EncodedPairs:
         """The training split as tokens, in memory or on disk."""
-        if self._stream is not None:
-            raise DataError(
-                f"{self.config.data.name} has no end; this task learns from data that do"
-            )
         prepared, share, seed = self._prepared, self._link_share, self.config.seed
         if not is_prepared(prepared):
             train = self.split("train")
@@ -117,10 +108,6 @@ class Corpus:
 
     def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
         """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
-        if self._stream is not None:
-            raise DataError(
-                f"{self.config.data.name} is tokenised while it is read; there is nothing to prepare"
-            )
         for name in self._sides:
             if not self._trained(name):
                 self._keep(name)
@@ -217,13 +204,12 @@ class Corpus:
         kept = self._kept(name)
         if kept.exists():
             return Tokenizer.load(kept.parent, kept.stem)
-        if self._stream is not None or len(self.split("train")) > _IN_MEMORY:
+        if len(self.split("train")) > _IN_MEMORY:
             return self._keep(name)
         return self._train(name)
 
     def _train(self, name: str) -> Tokenizer:
-        stream, options = self._stream, self.config.tokenizer
-        train = self.split("train") if stream is None else stream.head("train", _SAMPLE)
+        options, train = self.config.tokenizer, self.split("train")
         count = min(len(train), _SAMPLE)
         examples = (train[i * len(train) // count] for i in range(count))
         values = (example[side] for example in examples for side in self._sides[name])
@@ -280,47 +266,6 @@ class UnreadCorpus:
         # As the config asks; a tokenizer that is trained on little text comes out smaller.
         self.tokenizer = self.output_tokenizer = UnreadVocabulary(config.tokenizer.vocab_size)
         self.target_tokenizer = None if config.tokenizer.get("joint", True) else self.tokenizer
-
-
-def _stream_of(config: Any) -> Stream | None:
-    """The stream that the data are, if they are one; refused where the rest of the config does not fit."""
-    data = config.data
-    kind, _, pattern = data.name.partition(":")
-    if kind != "stream":
-        return None
-    options = data.get("options", {})
-    stream = Stream.named(pattern, reverse=data.get("reverse", False), **options)
-    if (mode := data.get("mode", "pack")) != "pack":
-        raise DataError(f"config.data.mode is {mode!r}; a stream is only packed, 'pack'")
-    if stream.lanes is not None and data.batch_size % stream.lanes:
-        raise DataError(
-            f"config.data.options.lanes is {stream.lanes}; expected a divisor of config.data.batch_size, "
-            f"{data.batch_size}"
-        )
-    return stream
-
-
-class _Together:
-    """Batches of a stream, of which every process has its own lanes and saves those of all."""
-
-    def __init__(self, own: TrainIterator):
-        self._own = own
-
-    def __next__(self) -> dict[str, Any]:
-        return next(self._own)
-
-    def get_state(self) -> dict[str, Any]:
-        """The state of all processes, each of which must ask for it."""
-        states = processes.gather(self._own.get_state())
-        return states[0] | {"lanes": {k: lane for s in states for k, lane in s["lanes"].items()}}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with this process's part."""
-        self._own.set_state(state)
-
-    def close(self) -> None:
-        """Stops the prefetching thread."""
-        self._own.close()
 
 
 def _refuse_another(path: Folder) -> None:

@@ -12,25 +12,30 @@ import pytest
 PAGE = '<html><body><div class="x"><p id="bm_system">menu</p></div><div id="DisplayArea">{}</div>'
 
 
-def write_deb(path: Path, files: dict[str, str], kind: str = "xz", sums: bool = True) -> None:
-    """A Debian package: an `ar` archive with a tar of files and one of what is said about them."""
+def write_deb(
+    path: Path, files: dict[str, str], kind: str = "xz", listed: dict[str, str] | None = None
+) -> None:
+    """A Debian package: an `ar` archive with a tar of files and one of what is said about them.
+
+    `listed` are the files that its checksums are of, if not its own.
+    """
     contents = {f"./{name}": text.encode() for name, text in files.items()}
-    listed = "".join(
-        f"{hashlib.md5(raw).hexdigest()}  {name[2:]}\n" for name, raw in contents.items()
+    sums = "".join(
+        f"{hashlib.md5(text.encode()).hexdigest()}  {name}\n"
+        for name, text in (files if listed is None else listed).items()
     )
-    control = {"./control": b"Package: x\n"} | ({"./md5sums": listed.encode()} if sums else {})
-    end = f".{kind}" if kind else ""
+    control = {"./control": b"Package: x\n", "./md5sums": sums.encode()}
     members = [
         ("debian-binary", b"2.0\n"),
-        (f"control.tar{end}", tar_of(control, kind)),
-        (f"data.tar{end}", tar_of(contents, kind)),
+        (f"control.tar.{kind}", tar_of(control, kind)),
+        (f"data.tar.{kind}", tar_of(contents, kind)),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(ar_of(members))
 
 
 def tar_of(files: dict[str, bytes], kind: str) -> bytes:
-    """A tar archive as dpkg writes it; `kind` is gz, xz, bz2 or nothing."""
+    """A tar archive as dpkg writes it; `kind` is gz, xz or bz2."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=f"w:{kind}", format=tarfile.GNU_FORMAT) as tar:
         for name, raw in files.items():

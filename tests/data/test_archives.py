@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import io
 import lzma
 import random
 import struct
@@ -29,17 +28,16 @@ def content(files=FILES):
     return {name.removeprefix("usr/share/"): text.encode() for name, text in files.items()}
 
 
-@pytest.mark.parametrize("kind", ["xz", "gz", "bz2", ""])
+@pytest.mark.parametrize("kind", ["xz", "gz", "bz2"])
 def test_a_package_is_read_however_it_is_compressed(tmp_path, kind):
     write_deb(tmp_path / "x_1.deb", FILES, kind)
     assert read(tmp_path / "x_1.deb") == content()
 
 
-@pytest.mark.parametrize("sums", [True, False], ids=["md5sums", "no_md5sums"])
-@pytest.mark.parametrize("kind", ["gz", "xz", "bz2", ""])
-def test_no_flipped_bit_gives_another_text(tmp_path, kind, sums):
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
+def test_no_flipped_bit_gives_another_text(tmp_path, kind):
     path = tmp_path / "x_1.deb"
-    write_deb(path, FILES, kind, sums)
+    write_deb(path, FILES, kind)
     whole, rng, refused = path.read_bytes(), random.Random(0), 0
     for _ in range(60):
         place = rng.randrange(len(whole))
@@ -51,10 +49,10 @@ def test_no_flipped_bit_gives_another_text(tmp_path, kind, sums):
         except DataUnavailable as error:
             assert "x_1.deb is not a readable Debian package (" in str(error)
             refused += 1
-    assert refused > (5 if kind == "" else 30)
+    assert refused > 30
 
 
-@pytest.mark.parametrize("kind", ["gz", "xz", ""])
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
 def test_no_package_cut_short_is_read(tmp_path, kind):
     path = tmp_path / "x_1.deb"
     write_deb(path, FILES, kind)
@@ -74,7 +72,7 @@ def test_a_member_of_an_impossible_size_ends_the_reading(tmp_path, size):
     write_deb(path, FILES)
     raw = path.read_bytes()
     path.write_bytes(raw[:56] + size + raw[66:])
-    with pytest.raises(DataUnavailable, match="no header of a member at byte 8|it is cut short"):
+    with pytest.raises(DataUnavailable, match="is not a readable Debian package"):
         read(path)
 
 
@@ -112,35 +110,19 @@ def test_a_small_package_that_unpacks_to_much_is_refused_in_little_memory(
     assert peak < 2**24
 
 
-def test_what_is_too_large_to_hold_is_unpacked_twice_to_the_same(tmp_path, monkeypatch):
-    write_deb(tmp_path / "x_1.deb", FILES)
-    monkeypatch.setattr(archives, "_ALWAYS", 2000)
-    assert read(tmp_path / "x_1.deb") == content()
-
-
-def test_a_file_that_is_listed_and_missing_is_missed(tmp_path):
-    path = tmp_path / "x_1.deb"
-    write_deb(path, FILES, "")
-    few = {name: text for name, text in FILES.items() if "page3" not in name}
-    raw = path.read_bytes()
-    data = tar_of({f"./{name}": text.encode() for name, text in FILES.items()}, "")
-    fewer = tar_of({f"./{name}": text.encode() for name, text in few.items()}, "")
-    path.write_bytes(raw.replace(data, fewer.ljust(len(data), b"\0")))
-    with pytest.raises(DataUnavailable, match=r"lacks usr/share/page3\.html"):
-        read(path)
-
-
-def test_compression_that_keeps_no_checksum_needs_the_packages_own(tmp_path):
-    path = tmp_path / "x_1.deb"
-    plain = tar_of({f"./{name}": text.encode() for name, text in FILES.items()}, "")
-    members = [
-        ("debian-binary", b"2.0\n"),
-        ("control.tar.gz", tar_of({"./control": b""}, "gz")),
-        ("data.tar.xz", lzma.compress(plain, check=lzma.CHECK_NONE)),
-    ]
-    path.write_bytes(ar_of(members))
-    with pytest.raises(DataUnavailable, match="it has no checksum of usr/share/page0.html"):
-        read(path)
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (FILES | {"usr/share/page9.html": ""}, r"lacks usr/share/page9\.html"),
+        ({}, "it has no checksum of usr/share/page0.html"),
+        (FILES | {"usr/share/page0.html": "x"}, "page0.html in it is not as its md5sums says"),
+    ],
+    ids=["missing", "unlisted", "other"],
+)
+def test_files_are_held_to_the_list_of_the_package(tmp_path, listed, said):
+    write_deb(tmp_path / "x_1.deb", FILES, listed=listed)
+    with pytest.raises(DataUnavailable, match=said):
+        read(tmp_path / "x_1.deb")
 
 
 def test_zstd_without_dpkg_is_named(tmp_path, monkeypatch):
@@ -224,9 +206,13 @@ def test_pieces_are_small_and_add_up(tmp_path):
     assert max(map(len, pieces)) <= 2**18
 
 
-def test_what_stands_behind_compressed_data_is_refused():
+def test_compressed_data_are_held_to_their_end_and_a_limit():
     packed = gzip.compress(b"text")
-    assert b"".join(archives.inflated(io.BytesIO(packed), "gz", 9)) == b"text"
-    for wrong, said in ((packed + b"x", "stands behind"), (packed[:-1], "cut short")):
+    assert archives.gunzip(packed, 9) == b"text"
+    for wrong, limit, said in (
+        (packed + b"x", 9, "damaged"),
+        (packed[:-1], 9, "damaged"),
+        (packed, 3, "unpacks to more"),
+    ):
         with pytest.raises(archives.Damaged, match=said):
-            list(archives.inflated(io.BytesIO(wrong), "gz", 9))
+            archives.gunzip(wrong, limit)

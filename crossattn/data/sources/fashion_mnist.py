@@ -4,7 +4,6 @@ From the Debian package `dataset-fashion-mnist`. The test pictures are those of 
 5,000 of its training pictures are for validation.
 """
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -102,7 +101,7 @@ def read_idx(files: dict[str, bytes], name: str) -> UInt8[np.ndarray, "..."]:
     """
     if name not in files:
         raise archives.Damaged(f"it lacks {name}")
-    raw = b"".join(archives.inflated(io.BytesIO(files[name]), "gz", _LARGEST))
+    raw = archives.gunzip(files[name], _LARGEST)
     axes = raw[3] if raw[:3] == b"\0\0\x08" and len(raw) > 3 else 0
     shape = np.frombuffer(raw[4 : 4 + 4 * axes], ">u4").astype(int)
     if not axes or len(shape) != axes or len(raw) - 4 - 4 * axes != shape.prod():
