@@ -18,11 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import tpu
-from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import Mask, lowering, tiles
-from crossattn.types import Array, Float, Key
+from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.masks import lowering, tiles
+from crossattn.types import Array
 
-REUSES = True
 _HIDDEN = -1e30  # the kernel adds as much itself, and twice float32's least would be -inf
 
 
@@ -31,46 +30,27 @@ def rank(platform: str) -> int | None:
     return 20 if platform == "tpu" else None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: Any,
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
     tpu.refuse_elsewhere()
-    _refuse(q, softcap, dropout_key, return_weights)
-    returned = tpu.Returned(return_lse, return_rows)
-    return _attend(q, k, v, mask, bias, scale, returned, known)
-
-
-def _attend(q, k, v, mask, bias, scale, returned: tpu.Returned, known: Any) -> AttentionOutput:
+    call.refuse("flash attention for TPUs", "weights", "dropout", "softcap", "float64")
+    q, k, v, mask, known = call.q, call.k, call.v, call.mask, call.known
     T, S, N, Hv, dtype = q.shape[-3], k.shape[-3], q.shape[-2], v.shape[-1], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
     causal = tiled.band == (None, 0)
     rest = tiled.rest if causal else tiled.band.mask & tiled.rest
     lowered = lowering.Lowered(False, None, None, None, rest)
-    prepared = lowering.prepare(q, k, v, bias, mask, lowered)
+    prepared = lowering.prepare(q, k, v, call.bias, mask, lowered)
     # Mosaic has no float16.
-    q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), scale)
+    q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), call.scale)
     # A column of the values is left free for the log-sum-exp.
-    width = tpu.padded(max(q.shape[-1], Hv + returned.lse))
+    width = tpu.padded(max(q.shape[-1], Hv + call.return_lse))
     operands = [_heads(x.astype(q.dtype), N, batch, width) for x in (q, prepared.k, prepared.v)]
-    bias = None if bias is None else prepared.bias.astype(jnp.float32)
+    bias = None if call.bias is None else prepared.bias.astype(jnp.float32)
     added = [lowering.one_batch(x, 3, batch) for x in (bias, prepared.allowed)]
     matrix = any(x is not None for x in added)
-    kernel = Kernel(T, S, causal, Hv if returned.lse else None, matrix, exact)
+    kernel = Kernel(T, S, causal, Hv if call.return_lse else None, matrix, exact)
     ids = tpu.segment_ids(tiled.ids, T, S, batch, always=not matrix)
     if known is not None:
         known = _known(known, T, operands[0], batch)
@@ -79,8 +59,8 @@ def _attend(q, k, v, mask, bias, scale, returned: tpu.Returned, known: Any) -> A
     out = jnp.moveaxis(out[..., :T, :Hv].reshape(*batch, N, T, Hv), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     peak, total, lse = (x[..., :T].reshape(*batch, N, T) for x in (*rows, lse))
-    output = output._replace(rows=(peak, total)) if returned.rows else output
-    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
+    output = output._replace(rows=(peak, total)) if call.return_rows else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if call.return_lse else output
 
 
 def _heads(x: Array, N: int, batch: tuple[int, ...], width: int) -> Array:
@@ -226,14 +206,3 @@ def _library() -> Any:
             "this JAX's flash attention does not say what its backward pass needs"
         )
     return library
-
-
-def _refuse(q, softcap, dropout_key, weights: bool) -> None:
-    if weights:
-        raise NotImplementedError("flash attention never has the weights")
-    if dropout_key is not None:
-        raise NotImplementedError("flash attention for TPUs has no dropout")
-    if softcap is not None:
-        raise NotImplementedError("flash attention for TPUs has no softcap")
-    if q.dtype == jnp.float64:
-        raise NotImplementedError("flash attention computes in float32")
