@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import tpu
+from crossattn.ops import passes, tpu
 from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import lowering, tiles
 from crossattn.types import Array
@@ -100,11 +100,20 @@ class Kernel(NamedTuple):
 
     def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
         """Output, and the peak and the sum of every row of logits."""
-        static = True, self.causal, 1.0, self._blocks(q, k), False
         with tpu.precision(self.exact), jax.named_scope("flash_attention_fwd"):
             matrix = self._added(q, k, bias, allowed)
-            out, total, peak = _library()._flash_attention(q, k, v, matrix, ids, *static)
+            out, (_, *rows) = passes.watched("pallas_call", self._attention(ids), q, k, v, matrix)
+        total, peak = (x[..., 0] for x in rows)  # the same along all lanes
         return out, peak, total
+
+    def _attention(self, ids: Any) -> Any:
+        """The library's function of q, k, v and what is added to the logits."""
+
+        def attention(q: Array, k: Array, v: Array, matrix: Array | None) -> Array:
+            static: dict[str, Any] = dict(causal=self.causal, block_sizes=self._blocks(q, k))
+            return _library().flash_attention(q, k, v, matrix, ids, **static)
+
+        return attention
 
     def backward(self, q, k, v, bias, allowed, ids, known, d_out, d_lse) -> tuple:
         """Gradients of q, k, v, and of the bias."""
@@ -114,10 +123,15 @@ class Kernel(NamedTuple):
             # sum, and of the values, where it is 0, nothing.
             out = out.astype(jnp.float32).at[..., self.column].set(-d_lse)
             d_out = d_out.at[..., self.column].set(1)
-        static = False, self.causal, 1.0, self._blocks(q, k), False
+
+        def given(shapes: Any) -> list[Array]:
+            rows = zip((total, peak), shapes[1:], strict=True)
+            return [out, *(jnp.broadcast_to(x[..., None], kind.shape) for x, kind in rows)]
+
         with tpu.precision(self.exact), jax.named_scope("flash_attention_bwd"):
-            residuals = q, k, v, self._added(q, k, bias, allowed), ids, out, total, peak
-            dq, dk, dv, ds, _ = _library()._flash_attention_bwd(*static, residuals, d_out)
+            operands = q, k, v, self._added(q, k, bias, allowed)
+            attention = self._attention(ids)
+            dq, dk, dv, ds = passes.pulled("pallas_call", attention, given, d_out, *operands)
         if bias is None:
             return dq, dk, dv, None
         # Of all that one number of the bias is for, examples apart.
@@ -198,11 +212,6 @@ def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, A
 
 def _library() -> Any:
     try:
-        library = importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
+        return importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
     except ImportError as error:
         raise NotImplementedError(f"this JAX has no flash attention for TPUs: {error}") from error
-    if not all(hasattr(library, name) for name in ("_flash_attention", "_flash_attention_bwd")):
-        raise NotImplementedError(
-            "this JAX's flash attention does not say what its backward pass needs"
-        )
-    return library

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import tpu
+from crossattn.ops import passes, tpu
 from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.ops.masks.tiles import Seen, Static
@@ -105,12 +105,20 @@ class Kernel(NamedTuple):
         return out, lse if rows else None
 
     def backward(self, q, k, v, segment_ids, seen, out, lse, d_out) -> Any:
-        """Gradients of q, k and v. The library has no public name for this pass alone."""
+        """Gradients of q, k and v."""
 
         def one(infos: Any, q, k, v, segment_ids, out, lse, d_out):
-            residuals = (q, k, v, segment_ids, None, out, lse, *infos[1:])
-            back = _library().kernel._splash_attention_bwd
-            return back(res=residuals, do=d_out, **self.options)[3:6]
+            kernel = _library().kernel.SplashAttentionKernel(*infos, **self.options)
+
+            def known(shapes: Any) -> list[Array]:
+                *scratch, _, lanes = shapes
+                along_lanes = jnp.broadcast_to(lse[..., None], lanes.shape)
+                return [*(jnp.zeros(x.shape, x.dtype) for x in scratch), out, along_lanes]
+
+            def attention(q, k, v):
+                return kernel(q, k, v, segment_ids)
+
+            return passes.pulled("pallas_call", attention, known, d_out.astype(q.dtype), q, k, v)
 
         return self._map(one, seen, q, k, v, segment_ids, out, lse, d_out)
 
@@ -258,6 +266,4 @@ def _library() -> _Library:
         library = _Library(*map(importlib.import_module, parts))
     except ImportError as error:
         raise NotImplementedError(f"this JAX has no splash attention: {error}") from error
-    if not hasattr(library.kernel, "_splash_attention_bwd"):
-        raise NotImplementedError("this JAX's splash attention has no backward pass of its own")
     return library
