@@ -1,15 +1,27 @@
 """The one function that everything goes through: ``attend(q, k, v, mask)``.
 
-It checks its arguments, then hands them to the first backend that keeps the contract for this call.
+The way of a call, each step in one file:
+
+    attend            checks its arguments (arguments.py) and makes one value of them: ``Call`` (call.py)
+      |
+    primitive.py      stands in the program as one operation, until the platform is known (platforms.py);
+      |               in reverse mode as a second one, by derivative.py, which is told what the first found
+      |
+    spread.py         asks on which mesh the arrays lie (placement.py), and gives each device its part
+      |
+    backends          the first that keeps the contract for the call runs; the others have said why not
+
+Weights, dropout and lengths that are symbols leave out the second step, and arrays on Explicit mesh axes,
+whose places are types, change the second for the third.
 """
 
-import functools
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
-from crossattn.ops.choice import DispatchResult, first_that_fits, warn_where_slow, widened
+from crossattn.ops.backends import Ran, first_that_fits, warn_where_slow, widened
+from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Mask
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.promotion import as_written
@@ -110,9 +122,9 @@ def attend(
 
     The kernel is chosen where the program is lowered, for that platform: one function exports to CPU, GPU
     and TPU, and on a mesh each device runs it on its own examples and heads. It differentiates in
-    reverse and forward mode (``jax.jvp``, ``jax.hessian``), to any order; a fused kernel of an
-    accelerator that is asked for by name does so in reverse mode alone. Where none is asked for, and neither
-    weights nor dropout are, ``jax.linear_transpose`` takes it in v.
+    reverse and forward mode (``jax.jvp``, ``jax.hessian``), to any order; a fused kernel that is asked for
+    by name on Explicit mesh axes does so in reverse mode alone. Where neither weights nor dropout are asked
+    for, ``jax.linear_transpose`` takes it in v.
 
     Args:
       q: queries [*B T N H], any number of leading batch axes.
@@ -171,7 +183,7 @@ def run(
     late: bool = True,
     wide: bool = False,
     **returned,
-) -> DispatchResult:
+) -> Ran:
     """Check the arguments of ``attend`` and run the first backend that fits; see there.
 
     With ``late`` that may be left open until the program is lowered, and the result names none; with ``wide``
@@ -195,35 +207,17 @@ def run(
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), widened(q.dtype) if wide else q.dtype)
         weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
         lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
-        return DispatchResult(backends.AttentionOutput(out, weights, lse), None)
-    options = dict(
-        bias=bias,
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        softcap=softcap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key if dropout_rate > 0 else None,
-        **returned,
-    )
-    late = late and backend is None and primitive.suits(q, k, options)
-    explicit = placement.mesh_of((q, k, v, mask, bias)) is not None
-    if late and not explicit:
-        return DispatchResult(primitive.attend(q, k, v, mask, options, wide), None)
-    if not explicit and placement.attended_on((q, k, v, mask, bias)) is None:
-        return first_that_fits(backend, q, k, v, mask, options, wide)
-    attended, tried = spread.attend(_part_by(backend, late), q, k, v, mask, options, wide)
-    return DispatchResult(attended, tried.backend, tried.skipped)
-
-
-@functools.cache
-def _part_by(backend: str | None, late: bool) -> Any:
-    """One function for each backend, so that what was compiled for it is found again."""
-
-    def run_part(
-        q, k, v, mask, options: dict, wide: bool
-    ) -> tuple[backends.AttentionOutput, spread.Tried]:
-        if late:
-            return primitive.attend(q, k, v, mask, options, wide), spread.Tried(None, ())
-        ran = first_that_fits(backend, q, k, v, mask, options, wide)
-        return ran.attended, spread.Tried(ran.backend, ran.skipped)
-
-    return run_part
+        return Ran(AttentionOutput(out, weights, lse))
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    key = dropout_key if dropout_rate > 0 else None
+    operands = (q, k, v, mask, bias, scale, softcap, key)
+    call = Call(*operands, dropout_rate=dropout_rate, wide=wide, backend=backend, **returned)
+    late = late and primitive.suits(call)
+    # Places that types say matter now; any others are asked for where the program is lowered.
+    mesh = placement.mesh_of(operands) if late else placement.attended_on(operands)
+    if not placement.is_explicit(mesh):
+        return primitive.attend(call) if late else spread.attend(first_that_fits, mesh, call)
+    # A kernel that is named may refuse to give what parts are merged by: that shows while it is traced.
+    run_part = primitive.attend if late and backend is None else first_that_fits
+    return spread.attend(run_part, mesh, call)

@@ -2,8 +2,7 @@
 
 JAX's interface differentiates even lengths alone, takes head sizes that are multiples of 8 and equal for keys
 and values, and biases of full size: operands are padded to that here. It rounds the log-sum-exp to the
-operands' type, has no gradient for it, and no name for the backward pass alone: forward and backward kernel
-are taken out of the program that JAX traces for both.
+operands' type, has no gradient for it, and no name for the backward pass alone (``passes``).
 
 Run here: the same code with XLA's products in the place of the kernels. Compiled for H100, not run: cuDNN.
 """
@@ -14,9 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from crossattn.ops import passes
 from crossattn.types import Array
 
 _FORWARD = "dot_product_attention_fwd_wrapper"
@@ -179,60 +178,21 @@ def _alone(call: Callable) -> Callable:
 
 def _trained(call: _Call, given: Operands, mask: Any, lengths: dict) -> tuple[Array, Array]:
     """Output and log-sum-exp [B N T], by the forward kernel of a training step."""
-    kept = []
-
-    def keep(compute: Callable[[], list[Array]]) -> list[Array]:
-        kept.append(compute())
-        return kept[-1]
-
-    def differentiated(given, mask, lengths):
-        return jax.vjp(lambda given: call.kernel(given, mask, lengths), given)[0]
-
-    out = _evaluate(keep, differentiated, given, mask, lengths)
-    return out, kept[-1][1]
+    out, results = passes.watched(_FORWARD, lambda given: call.kernel(given, mask, lengths), given)
+    return out, results[1]
 
 
 def _gradients(call: _Call, given: Operands, mask, lengths, out, lse, d_out) -> Operands:
     """By the backward kernel, of what the forward kernel gave."""
 
-    def both(given, mask, lengths, d_out):
-        return jax.vjp(lambda given: call.kernel(given, mask, lengths), given)[1](d_out)[0]
+    def known(shapes: Any) -> list[Array]:
+        pairs = zip((out, lse), shapes, strict=True)
+        return [x.reshape(kind.shape).astype(kind.dtype) for x, kind in pairs]
 
-    return _evaluate(lambda compute: (out, lse), both, given, mask, lengths, d_out)
+    def kernel(given: Operands) -> Array:
+        return call.kernel(given, mask, lengths)
 
-
-def _evaluate(forward: Callable[[Callable], Any], call: Callable, *arguments: Any) -> Any:
-    """``call`` of arguments, where ``forward`` says what cuDNN's forward kernel gives."""
-    traced, shapes = jax.make_jaxpr(call, return_shape=True)(*arguments)
-    results = _run(forward, traced, jax.tree.leaves(arguments))
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-
-def _run(forward: Callable[[Callable], Any], traced: Any, arguments: list[Any]) -> list[Any]:
-    values = dict(zip(traced.jaxpr.invars, arguments, strict=True))
-    values |= dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
-
-    def read(x: Any) -> Any:
-        return x.val if isinstance(x, Literal) else values[x]
-
-    for equation in traced.jaxpr.eqns:
-        given = [read(x) for x in equation.invars]
-
-        def compute(equation: Any = equation, given: list[Any] = given) -> list[Any]:
-            if equation.primitive.name in ("jit", "pjit"):
-                return _run(forward, equation.params["jaxpr"], given)
-            parameters = equation.primitive.get_bind_params(equation.params)
-            results = equation.primitive.bind(*given, **parameters)
-            return results if equation.primitive.multiple_results else [results]
-
-        if equation.primitive.name == _FORWARD:
-            shapes = [x.aval for x in equation.outvars]
-            results = zip(forward(compute), shapes, strict=True)
-            results = [x.reshape(kind.shape).astype(kind.dtype) for x, kind in results]
-        else:
-            results = compute()
-        values |= dict(zip(equation.outvars, results, strict=True))
-    return [read(x) for x in traced.jaxpr.outvars]
+    return passes.pulled(_FORWARD, kernel, known, d_out, given)[0]
 
 
 __all__ = ["attention"]

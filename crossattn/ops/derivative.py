@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 from crossattn.ops import platforms
@@ -55,10 +54,6 @@ def call(
     return trees[-1].unflatten(results)
 
 
-_call = Primitive("attention")
-_call.multiple_results = True
-
-
 def _run(*leaves, name, run, rule):
     return run(*leaves)
 
@@ -94,11 +89,7 @@ def _call_batch(axis, arguments, axes, *, name, run, rule):
     return results, [0] * len(results)
 
 
-_call.def_impl(_run)
-_call.def_abstract_eval(_call_shapes)
-ad.primitive_jvps[_call] = _call_differentiate
-batching.fancy_primitive_batchers[_call] = _call_batch
-platforms.register(_call, _run)
+_call = platforms.operation("attention", _run, _call_shapes, _call_differentiate, _call_batch)
 
 
 class Derivative(NamedTuple):
@@ -138,10 +129,6 @@ def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> 
     avals = tuple(jax.typeof(x) for x in results)
     outputs = _linear.bind(*known, *moving, derivative=flattened, count=len(known), avals=avals)
     return tree.unflatten(outputs)
-
-
-_linear = Primitive("attention_derivative")
-_linear.multiple_results = True
 
 
 def _evaluate(*arguments, derivative, count, avals):
@@ -219,9 +206,6 @@ def _mapped(aval: Any, size: int, like: Any) -> Any:
     return aval.update(shape=(size, *aval.shape), sharding=sharding)
 
 
-_linear.def_impl(_evaluate)
-_linear.def_abstract_eval(_shapes)
-ad.primitive_jvps[_linear] = _differentiate
-ad.primitive_transposes[_linear] = _transpose
-batching.fancy_primitive_batchers[_linear] = _batch
-platforms.register(_linear, _evaluate)
+_linear = platforms.operation(
+    "attention_derivative", _evaluate, _shapes, _differentiate, _batch, _transpose
+)

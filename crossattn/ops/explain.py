@@ -9,7 +9,9 @@ from typing import Any
 import jax
 
 from crossattn.ops import attend as attending
-from crossattn.ops import backends, choice, platforms
+from crossattn.ops import backends, platforms
+from crossattn.ops.backends import Ran, Refused
+from crossattn.ops.call import AttentionOutput
 from crossattn.ops.masks import AnyOf, Mask, Not
 
 _NAMES = ("bias", "scale", "softcap", "dropout_rate", "dropout_key", "return_weights", "return_lse")
@@ -79,7 +81,7 @@ def explain(
     )
 
 
-def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> choice.DispatchResult:
+def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> Ran:
     """What ``attend`` runs, with every array replaced by its shape."""
     dispatched = []
     given = {"q": q, "k": k, "v": v, "mask": mask, **options}
@@ -94,8 +96,8 @@ def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> choice.DispatchRe
 
     try:
         jax.eval_shape(call, arrays)
-    except choice.Refused as refusal:
-        return choice.DispatchResult(backends.AttentionOutput(None), None, refusal.skipped)
+    except Refused as refusal:
+        return Ran(AttentionOutput(None), None, refusal.skipped)
     return dispatched[0]
 
 

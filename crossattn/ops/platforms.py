@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.interpreters import mlir
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 # Part of the key of jit's caches: what was traced for one platform does not serve another.
 _target = jax.make_user_context(None)
@@ -50,11 +51,41 @@ def of_arrays(arrays: Sequence[Any]) -> Target:
     return Target(_ALIASES.get(platform, platform), len(devices) < 2)
 
 
-def register(primitive: Any, run: Callable[..., Any]) -> None:
-    """Lowers a primitive as ``run`` of its operands and parameters, traced for each platform anew."""
-    for name in ("cpu", "tpu", "cuda", "rocm"):
-        mlir.register_lowering(primitive, _Lowering(run, name), platform=name)
+def operation(
+    name: str,
+    run: Callable[..., Any],
+    shapes: Callable[..., Any],
+    differentiate: Callable[..., Any],
+    batch: Callable[..., Any],
+    transpose: Callable[..., Any] | None = None,
+) -> Primitive:
+    """An operation of a program, traced for each platform that the program is lowered for.
+
+    Args:
+      name: what a reader of a jaxpr sees.
+      run: what it computes, a list, of its operands and parameters.
+      shapes: of the results, and so on: what JAX asks of a primitive.
+      differentiate: its rule of ``jax.jvp``.
+      batch: of ``jax.vmap``, which is told of the mapped axis.
+      transpose: of ``jax.linear_transpose``, where it has one.
+    """
+
+    def eagerly(*operands: Any, **parameters: Any) -> Any:
+        with lowered_for(of_arrays(operands)):
+            return run(*operands, **parameters)
+
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(eagerly)
+    primitive.def_abstract_eval(shapes)
+    ad.primitive_jvps[primitive] = differentiate
+    batching.fancy_primitive_batchers[primitive] = batch
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    for platform in ("cpu", "tpu", "cuda", "rocm"):
+        mlir.register_lowering(primitive, _Lowering(run, platform), platform=platform)
     mlir.register_lowering(primitive, _Lowering(run, None))
+    return primitive
 
 
 class _Lowering:

@@ -3,32 +3,30 @@
 Only there are the platform and the devices known, so that one traced function runs on, and exports to, CPU,
 GPU and TPU with the best kernel of each, every device computing its own part. Differentiated in reverse
 mode it is a second operation, whose kernel gets what the first one found; forward mode and second orders go
-through "chunked" and "reference".
+through "chunked" and "reference". ``jax.lax.platform_dependent`` would trace the kernels of all platforms
+in every call, which takes six times as long, and ``jax.custom_vjp`` has no forward mode.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching
+from jax.interpreters import ad
 from jax.sharding import PartitionSpec
 
 from crossattn import axes
-from crossattn.ops import choice, derivative, platforms
-from crossattn.ops.backends import AttentionOutput, chunked, reference
-from crossattn.ops.blockwise import blocks
+from crossattn.ops import backends, derivative, platforms
+from crossattn.ops.backends import Ran, widened
+from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
 from crossattn.ops.derivative import Derivative
-from crossattn.ops.masks import Mask, slices
-from crossattn.ops.masks.slices import Form
 from crossattn.ops.parallel import placement, spread
-from crossattn.ops.parallel.placement import Names, named
+from crossattn.ops.parallel.placement import alike
 from crossattn.ops.promotion import as_written
 
-_TRACED = ("bias", "scale", "softcap")
+_VALUES = 2  # the place of v among a call's arrays
 
 
 @dataclass(frozen=True)
@@ -36,196 +34,126 @@ class Problem:
     """What of a call is known before the program runs.
 
     Attributes:
-      form: of the tree of operands.
-      mask: the mask without its arrays.
-      numbers: options that are plain numbers.
-      lse: whether the log-sum-exp is returned.
-      rows: whether what the backward pass needs is returned too.
+      form: the call without its arrays.
       rules: the table of ``crossattn.axes`` in force.
-      wide: whether the output is float32 at least, of a part that is yet to be merged.
+      lse: whether the log-sum-exp is returned.
+      wide: whether the output is float32 at least.
+      rows: whether what the backward pass needs is returned too.
     """
 
-    form: Any
-    mask: Form
-    numbers: tuple[tuple[str, Any], ...]
-    lse: bool
-    rows: bool
+    form: Form
     rules: Any
-    wide: bool = False
+    lse: bool
+    wide: bool
+    rows: bool = False
 
-    def unpack(self, arrays: Sequence[Any]) -> tuple[Any, Any, Any, Mask | None, dict[str, Any]]:
-        """The arguments of a backend."""
-        given = self.form.unflatten(arrays)
-        options = {**dict.fromkeys(_TRACED), **dict(self.numbers)}
-        options |= {name: given[name] for name in _TRACED if name in given}
-        options |= dict(dropout_rate=0.0, dropout_key=None)
-        options |= dict(return_weights=False, return_lse=self.lse)
-        return given["q"], given["k"], given["v"], self.mask.mask(given["mask"]), options
+    @property
+    def returned(self) -> int:
+        """How many results have a derivative: the output, and the log-sum-exp."""
+        return 1 + self.lse
 
-    def gathers(self, arrays: Sequence[Any]) -> bool:
-        """Whether devices that hold a part of the length each get all keys and values."""
-        given = self.form.unflatten(arrays)
-        with axes.use_rules(dict(self.rules)):
-            mesh = placement.attended_on(arrays)
-            return mesh is not None and "T" in spread.split_of(mesh, *map(given.get, "qkv")).axes
-
-    def names(self, arrays: Sequence[Any]) -> list[Names]:
-        """What the axes of each operand are."""
-        given = self.form.unflatten(arrays)
-        axis_names: dict[str, Any] = {
-            name: named(given[name], "S", "N", None) for name in ("k", "v")
-        }
-        axis_names |= dict(q=named(given["q"], "T", "N", None), scale=None, softcap=None)
-        axis_names["mask"] = [
-            named(x, *inner) for x, inner in zip(given["mask"], self.mask.inner, strict=True)
-        ]
-        if "bias" in given:
-            axis_names["bias"] = named(given["bias"], "N", "T", "S")
-        axis_names = {name: axis_names[name] for name in given}
-        return jax.tree.leaves(axis_names, is_leaf=lambda x: x is None or isinstance(x, Names))
+    def results(self, output: AttentionOutput) -> list[Any]:
+        """Those of a backend."""
+        return [output.out, *([output.lse] if self.lse else [])]
 
 
-def suits(q: Any, k: Any, options: dict[str, Any]) -> bool:
+def suits(call: Call) -> bool:
     """Whether a call can be left open until it is lowered."""
-    if options["return_weights"] or options["dropout_key"] is not None:
-        return False
-    return not blocks.is_symbolic(*q.shape, *k.shape)
+    return not (call.return_weights or call.dropout_key is not None or call.symbolic)
 
 
-def attend(
-    q, k, v, mask: Mask | None, options: dict[str, Any], wide: bool = False
-) -> AttentionOutput:
-    """Output, and the log-sum-exp where it is asked for; for ``wide``, ``choice.first_that_fits``."""
-    terms, form = slices.taken_apart(mask)
-    given = dict(q=q, k=k, v=v, mask=terms)
-    given |= {name: options[name] for name in _TRACED if hasattr(options[name], "dtype")}
-    plain = tuple((name, options[name]) for name in _TRACED if name not in given)
-    arrays, structure = jax.tree.flatten(given)
+def attend(call: Call) -> Ran:
+    """Output, and the log-sum-exp where it is asked for."""
+    arrays, form = taken_apart(call)
     rules = tuple(sorted(axes.rules().items()))
-    problem = Problem(structure, form, plain, options["return_lse"], False, rules, wide)
-    results = _attend.bind(*blocks.alike(list(map(jnp.asarray, arrays))), problem=problem)
-    return AttentionOutput(results[0], None, results[1] if problem.lse else None)
-
-
-def _compute(problem: Problem, arrays: Sequence[Any], known: Any = None) -> AttentionOutput:
-    """By the first backend that fits, each device its part."""
-    q, k, v, mask, options = problem.unpack(arrays)
-    options |= dict(return_rows=problem.rows, known=known)
-    with axes.use_rules(dict(problem.rules)):
-        if placement.attended_on((q, k, v, mask, options)) is None:
-            ran = choice.first_that_fits(None, q, k, v, mask, options, problem.wide)
-        else:
-            attended, tried = spread.attend(_part, q, k, v, mask, options, problem.wide)
-            ran = choice.DispatchResult(attended, tried.backend, tried.skipped)
-    choice.warn_where_slow(ran)
-    return ran.attended
-
-
-def _part(q, k, v, mask, options: dict, wide: bool) -> tuple[AttentionOutput, spread.Tried]:
-    ran = choice.first_that_fits(None, q, k, v, mask, options, wide)
-    attended = ran.attended
-    if options["return_rows"] and attended.rows is None:
-        # Of a backend that does not reuse them; every device has some.
-        nothing = jnp.zeros((*q.shape[:-3], q.shape[-2], q.shape[-3]), _wide(q))
-        attended = attended._replace(rows=tuple(blocks.alike((nothing, nothing, q))[:2]))
-    return attended, spread.Tried(ran.backend, ran.skipped)
-
-
-def _wide(x: Any) -> Any:
-    return choice.widened(x.dtype)
+    problem = Problem(form, rules, call.return_lse, call.wide)
+    results = _attend.bind(*alike(list(map(jnp.asarray, arrays))), problem=problem)
+    return Ran(AttentionOutput(results[0], None, results[1] if problem.lse else None))
 
 
 @as_written
 def _run(*arrays: Any, problem: Problem) -> list[Any]:
-    output = _compute(problem, arrays)
-    results = [output.out, *([output.lse] if problem.lse else [])]
+    call = replace(problem.form.call(arrays), return_rows=problem.rows)
+    with axes.use_rules(dict(problem.rules)):
+        ran = spread.attend(backends.first_that_fits, placement.attended_on(arrays), call)
+    backends.warn_where_slow(ran)
+    results = problem.results(ran.attended)
     if problem.rows:
         shapes = _shapes(*map(jax.typeof, arrays), problem=problem)[len(results) :]
-        nothing = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-        results += nothing if output.rows is None else output.rows
-    return list(blocks.alike((*results, *arrays))[: len(results)])
-
-
-def _run_eagerly(*arrays: Any, problem: Problem) -> list[Any]:
-    with platforms.lowered_for(platforms.of_arrays(arrays)):
-        return _run(*arrays, problem=problem)
+        results += ran.attended.rows or [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    return list(alike((*results, *arrays))[: len(results)])
 
 
 def _shapes(*avals: Any, problem: Problem) -> list[Any]:
     """Output [*B T N Hv]; log-sum-exp; of the rows of logits the peak and the sum, [*B N T] all three."""
-    given = problem.form.unflatten(avals)
-    q, v = given["q"], given["v"]
+    q, _, v, *_ = avals
     meshed = next((x for x in avals if not x.sharding.mesh.empty), q)
 
     def shaped(shape: Sequence[int], dtype: Any) -> Any:
         sharding = meshed.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
         return q.update(shape=tuple(shape), dtype=dtype, sharding=sharding, weak_type=False)
 
-    rows = *q.shape[:-3], q.shape[-2], q.shape[-3]
-    results = [shaped((*q.shape[:-1], v.shape[-1]), _wide(q) if problem.wide else q.dtype)]
+    wide, rows = widened(q.dtype), (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    results = [shaped((*q.shape[:-1], v.shape[-1]), wide if problem.wide else q.dtype)]
     results += [shaped(rows, jnp.dtype("float32"))] * problem.lse
-    return results + [shaped(rows, _wide(q))] * (2 * problem.rows)
+    return results + [shaped(rows, wide)] * (2 * problem.rows)
 
 
 def _differentiate(primals, tangents, *, problem: Problem):
     results = _attend.bind(*primals, problem=replace(problem, rows=True))
     moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero))
     moving = tuple(i for i in moving if jnp.issubdtype(primals[i].dtype, jnp.inexact))
-    returned = 1 + problem.lse
     moved = derivative.linear(
         _derivative(problem, moving),
         (list(primals), list(results)),
         [tangents[i] for i in moving],
-        results[:returned],
+        results[: problem.returned],
     )
-    results = results if problem.rows else results[:returned]
-    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[returned:]]
+    results = results if problem.rows else results[: problem.returned]
+    still = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results[problem.returned :]]
     return results, [*moved, *still]
 
 
 def _transpose(cotangents, *operands, problem: Problem):
     """``jax.linear_transpose`` in the values, which alone it is linear in; 0 are as good as any."""
-    value = problem.form.unflatten(range(len(operands)))["v"]
-    if [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)] != [value]:
+    if [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)] != [_VALUES]:
         raise NotImplementedError("attend is linear in v alone, so it is transposed in no other.")
 
     def of_values(v: Any) -> list[Any]:
-        return _attend.bind(*_with(operands, [value], [v]), problem=problem)
+        return _attend.bind(*_with(operands, [_VALUES], [v]), problem=problem)
 
-    _, pull = jax.vjp(of_values, ad.zeros_like_aval(operands[value].aval))
+    _, pull = jax.vjp(of_values, ad.zeros_like_aval(operands[_VALUES].aval))
     [moved] = pull(list(map(ad.instantiate_zeros, cotangents)))
-    return [moved if i == value else None for i in range(len(operands))]
+    return [moved if i == _VALUES else None for i in range(len(operands))]
 
 
 def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
     """Of output and log-sum-exp in those operands; ``_gradients`` is its backward pass."""
 
-    def pushed(module: Any, residuals: Any, tangents: Any) -> Any:
+    def pushed(name: str, residuals: Any, tangents: Any) -> Any:
         arrays, _ = residuals
         points = tuple(arrays[i] for i in moving)
-        return jax.jvp(_plain(problem, arrays, moving, module), points, tuple(tangents))[1]
+        return jax.jvp(_plain(problem, arrays, moving, name), points, tuple(tangents))[1]
 
     def forward(residuals: Any, tangents: Any) -> Any:
-        given = problem.form.unflatten(residuals[0])
-        small = chunked.unsuited(given["q"], given["k"]) is not None
-        module = reference if small else chunked
-        return pushed(module, residuals, tangents)
+        q, k, *_ = residuals[0]
+        small = backends.get("chunked").unsuited(q, k) is not None
+        return pushed("reference" if small else "chunked", residuals, tangents)
 
     def backward(residuals: Any, cotangents: Any) -> Any:
         arrays, results = residuals
-        operands = blocks.alike((*arrays, *results, *cotangents))
+        operands = alike((*arrays, *results, *cotangents))
         return _gradients.bind(*operands, problem=problem, moving=moving)
 
-    return Derivative(forward, backward, partial(pushed, reference))
+    return Derivative(forward, backward, partial(pushed, "reference"))
 
 
-def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], module: Any) -> Any:
+def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], backend: str) -> Any:
     """Output and log-sum-exp as a function of some operands, by operations that JAX differentiates."""
 
     def call(*points: Any) -> list[Any]:
-        q, k, v, mask, options = problem.unpack(_with(arrays, moving, points))
-        output = choice.call(module, q, k, v, mask, options, problem.wide)
-        return [output.out, *([output.lse] if problem.lse else [])]
+        given = problem.form.call(_with(arrays, moving, points))
+        return problem.results(backends.run(backend, given))
 
     return call
 
@@ -235,37 +163,34 @@ def _with(arrays: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -
     return [changed.get(i, x) for i, x in enumerate(arrays)]
 
 
-def _taken_apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list, list]:
+def _apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list, list]:
     """Operands of the call, what it gave, and the cotangents of output and log-sum-exp."""
-    returned = 1 + problem.lse
+    returned, operands = problem.returned, list(operands)
     count = len(operands) - 2 * returned - 2
-    operands = list(operands)
     return operands[:count], operands[count:-returned], operands[-returned:]
 
 
 @as_written
 def _run_back(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
-    arrays, results, cotangents = _taken_apart(operands, problem)
+    arrays, results, cotangents = _apart(operands, problem)
     known = results[0], *results[-2:]
-    if problem.gathers(arrays):
-        # Keys and values that devices gather are gathered anew, when the cotangents are there: neither kept
-        # since the forward pass, nor all gathered as soon as it ends.
-        arrays, cotangents = jax.lax.optimization_barrier((arrays, cotangents))
+    with axes.use_rules(dict(problem.rules)):
+        mesh = placement.attended_on(arrays)
+        if mesh is not None and "T" in spread.split_of(mesh, *arrays[:3]).axes:
+            # Keys and values that devices gather are gathered anew, when the cotangents are there: neither
+            # kept since the forward pass, nor all gathered as soon as it ends.
+            arrays, cotangents = jax.lax.optimization_barrier((arrays, cotangents))
 
-    def forward(*points: Any) -> list[Any]:
-        given = _with(arrays, moving, points)
-        attended = _compute(replace(problem, rows=False), given, known)
-        return [attended.out, *([attended.lse] if problem.lse else [])]
+        def forward(*points: Any) -> list[Any]:
+            call = problem.form.call(_with(arrays, moving, points))
+            ran = spread.attend(backends.first_that_fits, mesh, replace(call, known=known))
+            backends.warn_where_slow(ran)
+            return problem.results(ran.attended)
 
-    points = [arrays[i] for i in moving]
-    _, pull = jax.vjp(forward, *blocks.alike((*points, *operands))[: len(points)])
-    gradients = pull(cotangents)
-    return list(blocks.alike((*gradients, *operands))[: len(moving)])
-
-
-def _run_back_eagerly(*operands: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
-    with platforms.lowered_for(platforms.of_arrays(operands)):
-        return _run_back(*operands, problem=problem, moving=moving)
+        points = [arrays[i] for i in moving]
+        _, pull = jax.vjp(forward, *alike((*points, *operands))[: len(points)])
+        gradients = pull(cotangents)
+    return list(alike((*gradients, *operands))[: len(moving)])
 
 
 def _shapes_back(*avals: Any, problem: Problem, moving: tuple[int, ...]) -> list[Any]:
@@ -274,79 +199,69 @@ def _shapes_back(*avals: Any, problem: Problem, moving: tuple[int, ...]) -> list
 
 def _differentiate_back(primals, tangents, *, problem: Problem, moving: tuple[int, ...]):
     """Second order, through the reference: there output and rows follow from the operands."""
-    arrays, results, cotangents = _taken_apart(primals, problem)
+    arrays, _, cotangents = _apart(primals, problem)
     count, points = len(moving), [arrays[i] for i in moving]
 
     def first_order(*given: Any) -> list[Any]:
-        plain = _plain(problem, arrays, moving, reference)
+        plain = _plain(problem, arrays, moving, "reference")
         return list(jax.vjp(plain, *given[:count])[1](list(given[count:])))
 
-    given = [tangents[i] for i in moving] + list(tangents[len(arrays) + len(results) :])
+    given = [tangents[i] for i in moving] + list(tangents[-problem.returned :])
     given = [ad.instantiate_zeros(t) for t in given]
     # Without the checkpoint a backward pass over this would hold the matrix until it runs.
     moved = jax.jvp(jax.checkpoint(first_order), (*points, *cotangents), tuple(given))[1]
     return _gradients.bind(*primals, problem=problem, moving=moving), moved
 
 
-def _batch(axis, arguments, mapped, *, problem: Problem):
-    names = problem.names(_unmapped(arguments, mapped))
-    return _batched(_attend, _run, axis, arguments, mapped, names, problem=problem)
+def _batch(axis, operands, mapped, *, problem: Problem):
+    names = problem.form.names(_unmapped(operands, mapped))
+    return _batched(_attend, _run, axis, operands, mapped, names, problem=problem)
 
 
-def _batch_back(axis, arguments, mapped, *, problem: Problem, moving: tuple[int, ...]):
-    arrays, results, cotangents = _taken_apart(_unmapped(arguments, mapped), problem)
-    names = problem.names(arrays)
-    rows = Names((*names[_first_of(problem)][:-3], "N", "T"))
-    out = Names((*rows[:-2], "T", "N", None))
-    names = [*names, out, *[rows] * (len(results) - 1), out, *[rows] * (len(cotangents) - 1)]
+def _batch_back(axis, operands, mapped, *, problem: Problem, moving: tuple[int, ...]):
+    arrays, results, cotangents = _apart(_unmapped(operands, mapped), problem)
+    out = named(arrays[0], "T", "N", None)
+    rows, names = Names((*out[:-3], "N", "T")), problem.form.names(arrays)
+    for given in (results, cotangents):
+        names += [out, *[rows] * (len(given) - 1)]
     own = dict(problem=problem, moving=moving)
-    return _batched(_gradients, _run_back, axis, arguments, mapped, names, **own)
+    return _batched(_gradients, _run_back, axis, operands, mapped, names, **own)
 
 
-def _first_of(problem: Problem) -> int:
-    """Where the queries are among the operands."""
-    count = problem.form.num_leaves
-    return problem.form.unflatten(range(count))["q"]
+def _unmapped(operands: Sequence[Any], mapped: Sequence[int | None]) -> list[Any]:
+    """The shapes of one member of the mapped axis."""
+    avals = (jax.typeof(x) for x in operands)
+    pairs = zip(avals, mapped, strict=True)
+    return [
+        x if a is None else jax.ShapeDtypeStruct((*x.shape[:a], *x.shape[a + 1 :]), x.dtype)
+        for x, a in pairs
+    ]
 
 
-def _unmapped(arguments, mapped) -> list[Any]:
-    """The shapes that the operation is written for."""
-
-    def without(x: Any, axis: int | None) -> Any:
-        shape = [n for i, n in enumerate(x.shape) if i != axis]
-        return jax.ShapeDtypeStruct(shape, x.dtype)
-
-    return [without(x, axis) for x, axis in zip(arguments, mapped, strict=True)]
-
-
-def _batched(
-    primitive: Primitive, run: Any, axis: Any, arguments, mapped, names: list[Any], **static: Any
-):
+def _batched(operation: Any, run: Any, axis: Any, operands, mapped, names, **static: Any):
     """A mapped axis is one more batch axis, the first: what is split by it stays so."""
     if all(a is None for a in mapped):
-        results = primitive.bind(*arguments, **static)
+        results = operation.bind(*operands, **static)
         return results, [None] * len(results)
     if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
-        results = derivative.vmap(axis, partial(run, **static), list(mapped))(*arguments)
+        results = derivative.vmap(axis, partial(run, **static), list(mapped))(*operands)
         return results, [0] * len(results)
-    lead = max(len(n) - len(_inner(n)) for n in names if n is not None)
+    lead = max(len(n) - _inner(n) for n in names if n is not None)
     moved = [
-        x if n is None else _first_axis(x, a, lead, len(_inner(n)), axis.size)
-        for x, a, n in zip(arguments, mapped, names, strict=True)
+        x if n is None else _first_axis(x, a, lead, _inner(n), axis.size)
+        for x, a, n in zip(operands, mapped, names, strict=True)
     ]
-    problem = replace(static["problem"], rules=_with_mapped(static["problem"].rules, axis))
-    results = primitive.bind(*moved, **static | {"problem": problem})
+    problem = static["problem"]
+    rules = tuple(rule for rule in problem.rules if rule[0] != "mapped")
+    if axis.spmd_name is not None:  # what it says is of the outermost batch axis, this one
+        rules = (*rules, ("mapped", tuple(axis.spmd_name)))
+    results = operation.bind(*moved, **static | {"problem": replace(problem, rules=rules)})
     return results, [0] * len(results)
 
 
-def _with_mapped(rules: Any, axis: Any) -> Any:
-    """The table with what ``spmd_axis_name`` says of the outermost batch axis, this one."""
-    others = tuple(rule for rule in rules if rule[0] != "mapped")
-    return others if axis.spmd_name is None else (*others, ("mapped", tuple(axis.spmd_name)))
-
-
-def _inner(names: Names) -> tuple:
-    return tuple(n for n in names if not isinstance(n, int))
+def _inner(names: Names) -> int:
+    """How many axes follow those of the batch."""
+    return sum(not isinstance(name, int) for name in names)
 
 
 def _first_axis(x: Any, axis: int | None, lead: int, inner: int, size: int) -> Any:
@@ -359,24 +274,7 @@ def _first_axis(x: Any, axis: int | None, lead: int, inner: int, size: int) -> A
     return x
 
 
-def _primitive(
-    name: str, run: Callable, eagerly: Callable, shapes: Callable, jvp: Callable, batch: Callable
-) -> Primitive:
-    """An operation of several results, and what JAX asks of one."""
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(eagerly)
-    primitive.def_abstract_eval(shapes)
-    ad.primitive_jvps[primitive] = jvp
-    batching.fancy_primitive_batchers[primitive] = batch
-    platforms.register(primitive, run)
-    return primitive
-
-
-_attend = _primitive("attend", _run, _run_eagerly, _shapes, _differentiate, _batch)
-ad.primitive_transposes[_attend] = _transpose
-_gradients = _primitive(
-    "attend_gradients", _run_back, _run_back_eagerly, _shapes_back, _differentiate_back, _batch_back
+_attend = platforms.operation("attend", _run, _shapes, _differentiate, _batch, _transpose)
+_gradients = platforms.operation(
+    "attend_gradients", _run_back, _shapes_back, _differentiate_back, _batch_back
 )
-
-__all__ = ["attend", "suits"]

@@ -6,7 +6,7 @@ of one block; what does not fit is an error of the compiler, so it is counted he
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,6 @@ Blocks = tuple[tuple[int, int], ...]
 _WIDEST = 512  # queries or keys of a block
 _HELD = 2**26  # bytes of matrices that are made at a time
 _MEMORY = 16 * 2**20  # bytes that a kernel may have, unless the compiler is told otherwise
-
-
-class Returned(NamedTuple):
-    """What is asked for beside the output."""
-
-    lse: bool
-    rows: bool
 
 
 def refuse_elsewhere() -> None:

@@ -158,7 +158,7 @@ def _cut_mask(mask: Any, change: Callable[[Any, int], Any]) -> Any:
     if not isinstance(mask, Mask):
         return change(mask, 3)
     leaves, structure = jax.tree.flatten(mask)
-    inner = [len(names) for names in slices.axes_of(mask)]
+    inner = [len(axes) for *_, axes in mask.arrays()]
     return structure.unflatten([change(x, n) for x, n in zip(leaves, inner, strict=True)])
 
 

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 import crossattn as xa
 from crossattn.decode import generate
-from crossattn.ops import choice
+from crossattn.ops import backends
 from crossattn.train.sharding import MeshConfig, batch_sharding, make_mesh, params_sharding
 from tests.models import every_model
 from tests.ops.pretended_gpu import pretended_gpu
@@ -65,7 +65,7 @@ def placed(name, given, mesh):
 
 def fault(function, shapes, fused=tuple(PLATFORMS)):
     """What is wrong with a function's programs for accelerators."""
-    choice._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said, pretended_gpu():
         warnings.simplefilter("always")
         try:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import crossattn as xa
-from crossattn.ops import choice
+from crossattn.ops import backends
 from crossattn.ops.masks import Band, Lengths, Segments
 from tests.ops.pretended_gpu import pretended_gpu
 
@@ -177,7 +177,7 @@ def lowered(function, kind, platform):
         results = function(kind, *operands)
         return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(results))
 
-    choice._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said, pretended_gpu():
         warnings.simplefilter("always")
         traced = jax.jit(jax.value_and_grad(loss, tuple(floating))).trace(*kind.shapes)

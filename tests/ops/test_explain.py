@@ -9,7 +9,7 @@ import pytest
 
 import crossattn as xa
 from crossattn import __main__ as program
-from crossattn.ops import backends, choice, platforms
+from crossattn.ops import backends, platforms
 
 BIG = jax.ShapeDtypeStruct((64, 65536, 8, 64), jnp.float32)  # 8 GB an array, 10 TB of logits
 SMALL = jnp.ones((1, 4, 2, 8))
@@ -39,9 +39,9 @@ def as_gpu(monkeypatch):
     monkeypatch.setattr(backends, "_FEW", 0)  # few queries would be the reference's by choice
     monkeypatch.setattr(backends, "ordered", lambda platform: ("fast", "reference"))
     monkeypatch.setattr(backends, "get", {"fast": fast, "reference": reference}.__getitem__)
-    choice._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
     yield fast
-    choice._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
@@ -115,7 +115,7 @@ def test_an_accelerator_that_runs_plain_jax_says_so_once_a_reason(as_gpu):
 def test_the_fallback_that_skips_no_kernel_says_so_too(monkeypatch):
     """As on a GPU: float32 operands that cuDNN refuses go through the chunks."""
     monkeypatch.setattr(backends, "ordered", lambda platform: ("jax_nn", "chunked", "reference"))
-    choice._warn_once.cache_clear()
+    backends._warn_once.cache_clear()
     long = jax.ShapeDtypeStruct((1, 8192, 8, 64), jnp.float32)
     with pytest.warns(UserWarning, match="'chunked' on this gpu.*jax_nn: cuDNN .* not float32"):
         jax.export.export(jax.jit(xa.attend), platforms=["cuda"])(long, long, long)

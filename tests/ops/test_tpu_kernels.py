@@ -1,5 +1,6 @@
 """JAX's kernels for TPUs keep attend's promises, in Pallas's interpret mode, and fit a TPU core's memory."""
 
+import dataclasses
 import functools
 import re
 
@@ -13,6 +14,7 @@ import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends, platforms, tpu
 from crossattn.ops.backends import flash_tpu, splash
+from crossattn.ops.call import Call
 from crossattn.testing.case import array
 
 m = xa.masks
@@ -28,21 +30,20 @@ def _without_a_tpu(monkeypatch):
         return real(*arguments, **{**options, "interpret": True})
 
     monkeypatch.setattr(pallas, "pallas_call", interpreted)
+    monkeypatch.setitem(platforms._ALIASES, "cpu", "tpu")
     with platforms.lowered_for(platforms.Target("tpu", True)):
         yield
 
 
 def reusing(name):
     """``attend`` by a backend whose backward pass gets what a call before it found."""
-    module = backends.get(name)
 
     def attend(q, k, v, mask=None, *, bias=None, scale=None):
-        options = dict(bias=bias, scale=q.shape[-1] ** -0.5 if scale is None else scale)
-        options |= dict(softcap=None, dropout_rate=0.0, dropout_key=None)
-        options |= dict(return_weights=False, return_lse=False)
         mask = None if mask is None else m.as_mask(mask, q.ndim)
-        found = jax.lax.stop_gradient(module.attend(q, k, v, mask, return_rows=True, **options))
-        return module.attend(q, k, v, mask, known=(found.out, *found.rows), **options).out
+        call = Call(q, k, v, mask, bias, q.shape[-1] ** -0.5 if scale is None else scale)
+        with_rows = dataclasses.replace(call, return_rows=True)
+        found = jax.lax.stop_gradient(backends.run(name, with_rows))
+        return backends.run(name, dataclasses.replace(call, known=(found.out, *found.rows))).out
 
     return attend
 
@@ -134,8 +135,8 @@ def test_a_kernel_keeps_the_digits_of_float32_and_asks_no_more_of_bfloat16():
             return xa.attend(q, q, q, backend=backend, scale=1.0).astype(float).sum()
 
         with jax.default_matmul_precision("highest"):
-            text = str(jax.make_jaxpr(jax.grad(loss))(jnp.zeros((1, 128, 1, 128), dtype)))
-        return re.findall(r" dot_general\[.*? precision=([^\n]*)", text, re.DOTALL)
+            text = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, 128, 1, 128), dtype)).as_text()
+        return re.findall(r"stablehlo.dot_general .*?precision = \[(\w*)", text)
 
     for backend in ("splash", "flash_tpu"):
         wide, narrow = precisions(jnp.float32, backend), precisions(jnp.bfloat16, backend)
@@ -156,7 +157,7 @@ def test_heads_that_fit_nowhere_are_refused_with_the_reason():
     q = jax.ShapeDtypeStruct((1, 128, 1, 8192), jnp.float32)
     for backend in ("splash", "flash_tpu"):
         with pytest.raises(NotImplementedError, match="size 8192 in float32 do not fit"):
-            jax.eval_shape(functools.partial(xa.attend, backend=backend), q, q, q)
+            jax.jit(functools.partial(xa.attend, backend=backend)).lower(q, q, q)
 
 
 @pytest.mark.parametrize(

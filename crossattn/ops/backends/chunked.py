@@ -15,20 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import derivative, dropout, platforms
-from crossattn.ops.backends import AttentionOutput, few_queries
+from crossattn.ops.backends import few_queries
 from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.blocks import Plan
 from crossattn.ops.blockwise.scores import EXACT, Operands, Rows, Setting
+from crossattn.ops.call import AttentionOutput, Call, is_symbolic
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask, lengths, slices
-from crossattn.types import Array, Float, Key
+from crossattn.ops.parallel.placement import alike, full_like
+from crossattn.types import Array, Float
 
 # Up to so many logits the reference, which has them all in memory, was not slower; measured on CPU
 # (experiments/bench/block_sizes.py), for the others an estimate.
 _SMALL = {"cpu": 1 << 18, "gpu": 1 << 24, "tpu": 1 << 24}
-
-
-REUSES = True
 
 
 def rank(platform: str) -> int | None:
@@ -41,52 +40,37 @@ def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | 
     if few_queries(q, k):
         return "for few queries, as in decoding, the reference reads keys and values where they lie"
     logits = math.prod(q.shape[:-1]) * k.shape[-3]
-    if blocks.is_symbolic(logits):
+    if is_symbolic(logits):
         return None  # The length may turn out to be any.
     if logits <= _SMALL[platforms.platform()]:
         return f"with {logits} logits in all, it is faster to compute them at once"
     return None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: float | Float[Array, ""],
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
-    if return_weights:
-        raise NotImplementedError("it never has the whole matrix of weights")
-    T, S = q.shape[-3], k.shape[-3]
-    plan = None
-    if blocks.is_symbolic(T, S):
-        if dropout_key is not None:
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
+    call.refuse("it", "weights")
+    q, k, v, mask, bias = call.q, call.k, call.v, call.mask, call.bias
+    (T, S), plan, known = call.lengths, None, call.known
+    if is_symbolic(T, S):
+        if call.dropout_key is not None:
             raise NotImplementedError("it has no dropout for symbolic lengths")
         plan = blocks.plan_of_symbols(T, S)
         q, k, v, mask, bias = _padded(plan, q, k, v, mask, bias)
-    given, setting, values = scores.prepare(q, k, v, mask, bias, scale, softcap, dropout_key)
+    options = call.scale, call.softcap, call.dropout_key
+    given, setting, values = scores.prepare(q, k, v, mask, bias, *options)
     rows = math.prod((*q.shape[:-3], q.shape[-2]))
     plan = blocks.plan(T, S, rows, mask) if plan is None else plan
     if known is not None:
-        known = blocks.alike((_known(given.q, k.shape[-2], known), given))[0]
-    out_and_sums: Any = _attend(plan, dropout_rate, given, values, setting, known)
+        known = alike((_known(given.q, k.shape[-2], known), given))[0]
+    out_and_sums: Any = _attend(plan, call.dropout_rate, given, values, setting, known)
     out, lse, sums = out_and_sums
     out = jnp.swapaxes(scores.ungrouped(out), -2, -3).astype(q.dtype)
     lse, *sums = (scores.ungrouped(x[..., None])[..., 0] for x in (lse, *sums))
-    lse = lse.astype(jnp.float32) if return_lse else None
+    lse = lse.astype(jnp.float32) if call.return_lse else None
     if plan.T is not T:
         out, lse = out[..., :T, :, :], None if lse is None else lse[..., :T]
-    return AttentionOutput(out, None, lse, tuple(sums) if return_rows else None)
+    return AttentionOutput(out, None, lse, tuple(sums) if call.return_rows else None)
 
 
 def _known(q: Float[Array, "*B K G T H"], K: int, known: Any) -> tuple[Array, Rows]:
@@ -135,7 +119,7 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
 
     def begin(queries):
         q = queries.of(given.q, -2)
-        return blocks.full_like(q, 0, (*q.shape[:-1], Hv)), scores.no_rows(q)
+        return full_like(q, 0, (*q.shape[:-1], Hv)), scores.no_rows(q)
 
     def step(queries, keys, carry, state):
         mixed, rows = carry
@@ -157,7 +141,7 @@ def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Settin
         peak = queries.put(peak, rows.peak + poison, -1)
         return queries.put(out, mixed, -2), Rows(peak, queries.put(total, rows.total, -1))
 
-    state = blocks.full_like(given.q, 0, (*lead, plan.T, Hv)), scores.no_rows(given.q)
+    state = full_like(given.q, 0, (*lead, plan.T, Hv)), scores.no_rows(given.q)
     return blocks.sweep(plan, blocks.visits(setting.mask, plan), state, begin, step, end)
 
 
@@ -208,7 +192,7 @@ def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_l
     mean = jnp.sum(d_out * out, -1)  # of the weights' gradients, under the weights
 
     def begin(queries):
-        return blocks.full_like(queries.of(given.q, -2), 0)
+        return full_like(queries.of(given.q, -2), 0)
 
     def step(queries, keys, d_q, state):
         d_given, d_v = state
@@ -236,7 +220,7 @@ def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_l
         )
         return d_given, d_v
 
-    state = scores.no_gradient(given), blocks.full_like(v, 0)
+    state = scores.no_gradient(given), full_like(v, 0)
     state = blocks.sweep(plan, blocks.visits(setting.mask, plan), state, begin, step, end)
     return jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), state, (given, v))
 

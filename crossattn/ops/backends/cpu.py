@@ -1,7 +1,7 @@
 """A fused kernel for CPUs: the score matrix is never in memory, operands are read where they lie.
 
 Written in C++ (``crossattn/ops/native/``), built on first use where there is a compiler.
-It has gradients of any order; forward mode (``jax.jvp``) recomputes through "chunked" or "reference".
+It has gradients in reverse mode; ``crossattn.ops.primitive`` brings the others.
 
 Source: online softmax, Milakov and Gimelshein 2018; the backward pass, Dao et al. 2022, "FlashAttention".
 """
@@ -13,15 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import derivative, native
-from crossattn.ops.backends import AttentionOutput, chunked, reference
-from crossattn.ops.blockwise import blocks
-from crossattn.ops.derivative import Derivative
-from crossattn.ops.masks import Explicit, Mask
+from crossattn.ops import native
+from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.masks import Mask
 from crossattn.ops.masks.ranges import ranges
-from crossattn.types import Array, Bool, Float, Int, Key
-
-REUSES = True
+from crossattn.ops.parallel.placement import alike
+from crossattn.types import Array, Bool, Int
 
 
 def rank(platform: str) -> int | None:
@@ -29,35 +26,22 @@ def rank(platform: str) -> int | None:
     return -10 if platform == "cpu" else None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: Any,
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
-    _refuse(q, bias, softcap, dropout_key, return_weights)
-    if blocks.is_symbolic(*q.shape, *k.shape):
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
+    call.refuse("it", "float64", "weights", "bias", "softcap", "dropout")
+    if call.symbolic:
         raise NotImplementedError("an exported program, as symbolic shapes are for, cannot call it")
     native.load()
-    allowed = _operands(mask, q.ndim - 3, q.shape[-3], k.shape[-3])
-    dtype, (q, k, v) = q.dtype, (x.astype(jnp.float32) for x in (q, k, v))
+    allowed = _operands(call.mask, call.q.ndim - 3, *call.lengths)
+    q, k, v = (x.astype(jnp.float32) for x in (call.q, call.k, call.v))
+    scale, known = call.scale, call.known
     if not isinstance(scale, (int, float)):
         q, scale = q * scale, 1.0
     known = None if known is None else tuple(x.astype(jnp.float32) for x in known)
-    results: Any = _forward(*blocks.alike((q, k, v, allowed, known)), scale=float(scale))
-    lse, rows = results[1] if return_lse else None, results[2:] if return_rows else None
-    return AttentionOutput(results[0].astype(dtype), None, lse, rows)
+    results: Any = _attend(float(scale), *alike((q, k, v, allowed, known)))
+    lse = results[1] if call.return_lse else None
+    rows = results[2:] if call.return_rows else None
+    return AttentionOutput(results[0].astype(call.q.dtype), None, lse, rows)
 
 
 class _Mask(NamedTuple):
@@ -109,23 +93,8 @@ def _leading(x, ndim: int):
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
-def _refuse(q: Array, bias, softcap, dropout_key, return_weights: bool) -> None:
-    if q.dtype == jnp.float64:
-        raise NotImplementedError("it computes in float32")
-    if return_weights:
-        raise NotImplementedError("it never has the weights")
-    for name, value in (("bias", bias), ("softcap", softcap), ("dropout", dropout_key)):
-        if value is not None:
-            raise NotImplementedError(f"it has no {name}")
-
-
-def _forward(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
-    """``_kernel`` with a derivative."""
-    run, rule = partial(_kernel, scale=scale), partial(_forward_jvp, scale)
-    return derivative.call("CrossattnForward", run, rule, q, k, v, allowed, known)
-
-
-def _kernel(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
     """Output [*B T N Hv]; of each row of logits the log-sum-exp, the peak and the sum, [*B N T].
 
     The latter two are for the backward pass alone: they carry no gradient. What is known is not
@@ -141,89 +110,22 @@ def _kernel(q, k, v, allowed: _Mask, known: Any, scale: float) -> Any:
     return out, lse, peak, total
 
 
-def _forward_jvp(scale: float, primals, tangents) -> Any:
-    primals_out: Any = _forward(*primals, scale=scale)
-    out, lse, *rows = primals_out
-    at, d_qkv = (*primals[:4], out, *rows), tangents[:3]
-    d_out, d_lse = derivative.linear(_derivative(scale), at, d_qkv, (out, lse))
-    return primals_out, (d_out, d_lse)
+def _forward(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
+    results: Any = _attend(scale, q, k, v, allowed, known)
+    out, _, *rows = results
+    return results, (q, k, v, *allowed, out, *rows)
 
 
-def _derivative(scale: float) -> Derivative:
-    """Of output and log-sum-exp in q, k and v; ``_backward`` is its backward pass."""
-
-    def forward(residuals, tangents):
-        q, k, v, allowed, *_ = residuals
-        module = chunked if chunked.unsuited(q, k) is None else reference
-        return jax.jvp(_plain(allowed, scale, module), (q, k, v), tangents)[1]
-
-    def backward(residuals, cotangents):
-        return _backward(*residuals, *cotangents, scale=scale)
-
-    def smooth(residuals, tangents):
-        q, k, v, allowed, *_ = residuals
-        return jax.jvp(_plain(allowed, scale, reference), (q, k, v), tangents)[1]
-
-    return Derivative(forward, backward, smooth)
+def _backward(scale: float, operands: tuple, cotangents: tuple) -> Any:
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in operands[:3])
+    return *_call("CrossattnBackward", shapes, (*operands, *cotangents[:2]), scale), None, None
 
 
-def _backward(*operands: Any, scale: float) -> Any:
-    """``_gradients`` with a derivative."""
-    run = partial(_gradients, scale=scale)
-    return derivative.call("CrossattnBackward", run, partial(_backward_jvp, scale), *operands)
-
-
-def _gradients(q, k, v, allowed, out, peak, total, d_out, d_lse, scale: float):
-    """Of q, k and v."""
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (q, k, v))
-    operands = (q, k, v, *allowed, out, peak, total, d_out, d_lse)
-    return _call("CrossattnBackward", shapes, operands, scale)
+_attend.defvjp(_forward, _backward)
 
 
 def _call(target: str, results: tuple, operands: tuple, scale: float) -> tuple:
     call = jax.ffi.ffi_call(target, results, vmap_method="broadcast_all")
     outputs = call(*operands, scale=np.float32(scale))
     # In shard_map the results vary over the mesh as the operands do; the call does not say so.
-    return blocks.alike((operands, *outputs))[1:]
-
-
-def _backward_jvp(scale: float, primals, tangents) -> Any:
-    """Second order, through the reference: there out, peak and total follow from q, k and v."""
-    q, k, v, allowed, _, _, _, d_out, d_lse = primals
-
-    def first_order(q, k, v, d_out, d_lse):
-        return jax.vjp(_plain(allowed, scale, reference), q, k, v)[1]((d_out, d_lse))
-
-    primals_out = _backward(*primals, scale=scale)
-    moving = (*tangents[:3], *tangents[7:])
-    # Without the checkpoint a backward pass over this would hold the matrix until it runs.
-    return primals_out, jax.jvp(jax.checkpoint(first_order), (q, k, v, d_out, d_lse), moving)[1]
-
-
-def _plain(allowed: _Mask, scale: float, module: Any) -> Any:
-    """Output and log-sum-exp as a function of q, k and v, by another backend."""
-
-    def call(q, k, v):
-        mask = _again(allowed, q.shape[-3], k.shape[-3])
-        options: dict[str, Any] = dict(bias=None, softcap=None)
-        options |= dict(dropout_rate=0.0, dropout_key=None, return_weights=False)
-        output = module.attend(q, k, v, mask, scale=scale, return_lse=True, **options)
-        return output.out, output.lse
-
-    return call
-
-
-def _again(allowed: _Mask, T: int, S: int) -> Mask:
-    """The mask that the operands were made from."""
-    matrix = jnp.ones((1, 1, 1), bool)
-    keys = jnp.arange(S)
-    if allowed.interval.size:
-        first, last = jnp.moveaxis(allowed.interval[..., None, :, None, :], -1, 0)
-        matrix = matrix & (first <= keys) & (keys < last)
-    if allowed.numbers.size:
-        low, high = (jnp.moveaxis(allowed.limits, -1, 0)[i][..., None] for i in (0, 1))
-        numbers = allowed.numbers[..., None, :]
-        matrix = matrix & ((low <= numbers) & (numbers <= high)).all(-3)[..., None, :, :]
-    if allowed.bytes.size:
-        matrix = matrix & allowed.bytes
-    return Mask((Explicit(matrix),))
+    return alike((operands, *outputs))[1:]

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops import tpu
-from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import Mask, lowering, tiles
-from crossattn.types import Array, Float, Key
+from crossattn.ops import passes, tpu
+from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.masks import lowering, tiles
+from crossattn.types import Array
 
-REUSES = True
 _HIDDEN = -1e30  # the kernel adds as much itself, and twice float32's least would be -inf
 
 
@@ -31,46 +30,27 @@ def rank(platform: str) -> int | None:
     return 20 if platform == "tpu" else None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: Any,
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
     tpu.refuse_elsewhere()
-    _refuse(q, softcap, dropout_key, return_weights)
-    returned = tpu.Returned(return_lse, return_rows)
-    return _attend(q, k, v, mask, bias, scale, returned, known)
-
-
-def _attend(q, k, v, mask, bias, scale, returned: tpu.Returned, known: Any) -> AttentionOutput:
+    call.refuse("flash attention for TPUs", "weights", "dropout", "softcap", "float64")
+    q, k, v, mask, known = call.q, call.k, call.v, call.mask, call.known
     T, S, N, Hv, dtype = q.shape[-3], k.shape[-3], q.shape[-2], v.shape[-1], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
     causal = tiled.band == (None, 0)
     rest = tiled.rest if causal else tiled.band.mask & tiled.rest
     lowered = lowering.Lowered(False, None, None, None, rest)
-    prepared = lowering.prepare(q, k, v, bias, mask, lowered)
+    prepared = lowering.prepare(q, k, v, call.bias, mask, lowered)
     # Mosaic has no float16.
-    q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), scale)
+    q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), call.scale)
     # A column of the values is left free for the log-sum-exp.
-    width = tpu.padded(max(q.shape[-1], Hv + returned.lse))
+    width = tpu.padded(max(q.shape[-1], Hv + call.return_lse))
     operands = [_heads(x.astype(q.dtype), N, batch, width) for x in (q, prepared.k, prepared.v)]
-    bias = None if bias is None else prepared.bias.astype(jnp.float32)
+    bias = None if call.bias is None else prepared.bias.astype(jnp.float32)
     added = [lowering.one_batch(x, 3, batch) for x in (bias, prepared.allowed)]
     matrix = any(x is not None for x in added)
-    kernel = Kernel(T, S, causal, Hv if returned.lse else None, matrix, exact)
+    kernel = Kernel(T, S, causal, Hv if call.return_lse else None, matrix, exact)
     ids = tpu.segment_ids(tiled.ids, T, S, batch, always=not matrix)
     if known is not None:
         known = _known(known, T, operands[0], batch)
@@ -79,8 +59,8 @@ def _attend(q, k, v, mask, bias, scale, returned: tpu.Returned, known: Any) -> A
     out = jnp.moveaxis(out[..., :T, :Hv].reshape(*batch, N, T, Hv), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     peak, total, lse = (x[..., :T].reshape(*batch, N, T) for x in (*rows, lse))
-    output = output._replace(rows=(peak, total)) if returned.rows else output
-    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
+    output = output._replace(rows=(peak, total)) if call.return_rows else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if call.return_lse else output
 
 
 def _heads(x: Array, N: int, batch: tuple[int, ...], width: int) -> Array:
@@ -120,11 +100,20 @@ class Kernel(NamedTuple):
 
     def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
         """Output, and the peak and the sum of every row of logits."""
-        static = True, self.causal, 1.0, self._blocks(q, k), False
         with tpu.precision(self.exact), jax.named_scope("flash_attention_fwd"):
             matrix = self._added(q, k, bias, allowed)
-            out, total, peak = _library()._flash_attention(q, k, v, matrix, ids, *static)
+            out, (_, *rows) = passes.watched("pallas_call", self._attention(ids), q, k, v, matrix)
+        total, peak = (x[..., 0] for x in rows)  # the same along all lanes
         return out, peak, total
+
+    def _attention(self, ids: Any) -> Any:
+        """The library's function of q, k, v and what is added to the logits."""
+
+        def attention(q: Array, k: Array, v: Array, matrix: Array | None) -> Array:
+            static: dict[str, Any] = dict(causal=self.causal, block_sizes=self._blocks(q, k))
+            return _library().flash_attention(q, k, v, matrix, ids, **static)
+
+        return attention
 
     def backward(self, q, k, v, bias, allowed, ids, known, d_out, d_lse) -> tuple:
         """Gradients of q, k, v, and of the bias."""
@@ -134,10 +123,15 @@ class Kernel(NamedTuple):
             # sum, and of the values, where it is 0, nothing.
             out = out.astype(jnp.float32).at[..., self.column].set(-d_lse)
             d_out = d_out.at[..., self.column].set(1)
-        static = False, self.causal, 1.0, self._blocks(q, k), False
+
+        def given(shapes: Any) -> list[Array]:
+            rows = zip((total, peak), shapes[1:], strict=True)
+            return [out, *(jnp.broadcast_to(x[..., None], kind.shape) for x, kind in rows)]
+
         with tpu.precision(self.exact), jax.named_scope("flash_attention_bwd"):
-            residuals = q, k, v, self._added(q, k, bias, allowed), ids, out, total, peak
-            dq, dk, dv, ds, _ = _library()._flash_attention_bwd(*static, residuals, d_out)
+            operands = q, k, v, self._added(q, k, bias, allowed)
+            attention = self._attention(ids)
+            dq, dk, dv, ds = passes.pulled("pallas_call", attention, given, d_out, *operands)
         if bias is None:
             return dq, dk, dv, None
         # Of all that one number of the bias is for, examples apart.
@@ -218,22 +212,6 @@ def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, A
 
 def _library() -> Any:
     try:
-        library = importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
+        return importlib.import_module("jax.experimental.pallas.ops.tpu.flash_attention")
     except ImportError as error:
         raise NotImplementedError(f"this JAX has no flash attention for TPUs: {error}") from error
-    if not all(hasattr(library, name) for name in ("_flash_attention", "_flash_attention_bwd")):
-        raise NotImplementedError(
-            "this JAX's flash attention does not say what its backward pass needs"
-        )
-    return library
-
-
-def _refuse(q, softcap, dropout_key, weights: bool) -> None:
-    if weights:
-        raise NotImplementedError("flash attention never has the weights")
-    if dropout_key is not None:
-        raise NotImplementedError("flash attention for TPUs has no dropout")
-    if softcap is not None:
-        raise NotImplementedError("flash attention for TPUs has no softcap")
-    if q.dtype == jnp.float64:
-        raise NotImplementedError("flash attention computes in float32")

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import cudnn, platforms
-from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import Mask, lowering
-from crossattn.types import Array, Float, Key
+from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.masks import lowering
+from crossattn.types import Array
 
-REUSES = True
 _DTYPES = (jnp.bfloat16, jnp.float16)  # of cuDNN
 
 
@@ -27,54 +26,26 @@ def rank(platform: str) -> int | None:
     return 10 if platform == "gpu" else None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: Any,
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
     on_gpu = platforms.platform() == "gpu"
-    _refuse(q, softcap, dropout_key, return_weights)
-    (_refuse_on_gpu if on_gpu else _refuse_elsewhere)(q, k, v, return_lse)
-    lowered = lowering.lower(mask, q.shape[-3], k.shape[-3])
+    call.refuse("jax.nn.dot_product_attention", "weights", "softcap", "dropout", "float64")
+    (_refuse_on_gpu if on_gpu else _refuse_elsewhere)(call)
     # XLA's path rounds the weights to the operands' dtype; in float32 there is nothing to round to.
-    compute = q.dtype if on_gpu else jnp.float32
-    dtype, (q, k, v) = q.dtype, (x.astype(compute) for x in (q, k, v))
-    if on_gpu and not isinstance(scale, (int, float)):
-        q, scale = (q * scale).astype(compute), 1.0
-    prepared = lowering.prepare(q, k, v, bias, mask, lowered)
-    operands, keywords = lowering.folded(prepared, lowered, q.shape[:-3])
+    kernel = lowering.kernel(call, call.q.dtype if on_gpu else jnp.float32, fold_scale=on_gpu)
     if not on_gpu:
-        if bias is not None:
-            operands = (*operands[:3], operands[3].astype(compute), operands[4])
-        options: dict[str, Any] = dict(scale=scale, implementation="xla") | keywords
-        out = jax.nn.dot_product_attention(*operands, **options)
-        return AttentionOutput(_repaired(out, q, v, prepared).astype(dtype))
-    known = None if known is None else _folded(known, compute)
-    wanted = dict(known=known, return_lse=return_lse, return_rows=return_rows)
-    out, lse = cudnn.attention(operands, keywords, scale=scale, **wanted)
-    output = AttentionOutput(_repaired(out, q, v, prepared).astype(dtype))
-    if lse is None:
-        return output
-    lse = lse.reshape(*q.shape[:-3], q.shape[-2], q.shape[-3])
-    if return_lse:
-        output = output._replace(lse=lowering.repair_lse(lse, prepared))
-    return output._replace(rows=(lse, jnp.ones_like(lse))) if return_rows else output
-
-
-def _repaired(out: Array, q: Array, v: Array, prepared: lowering.Prepared) -> Array:
-    return lowering.repair(out.reshape(*q.shape[:-1], v.shape[-1]), prepared)
+        options: dict[str, Any] = dict(scale=kernel.scale, implementation="xla") | kernel.keywords
+        return kernel.output(jax.nn.dot_product_attention(*kernel.operands, **options))
+    known = None if call.known is None else _folded(call.known, call.q.dtype)
+    out, lse = cudnn.attention(
+        kernel.operands,
+        kernel.keywords,
+        scale=kernel.scale,
+        known=known,
+        return_lse=call.return_lse,
+        return_rows=call.return_rows,
+    )
+    return kernel.output(out, None if lse is None else (lse, jnp.ones_like(lse)))
 
 
 def _folded(known: Any, dtype: Any) -> tuple[Array, Array]:
@@ -84,23 +55,13 @@ def _folded(known: Any, dtype: Any) -> tuple[Array, Array]:
     return out.reshape(-1, *out.shape[-3:]).astype(dtype), lse.reshape(-1, *lse.shape[-2:])
 
 
-def _refuse(q: Array, softcap, dropout_key, weights: bool) -> None:
-    if weights:
-        raise NotImplementedError("jax.nn.dot_product_attention does not return weights")
-    if softcap is not None:
-        raise NotImplementedError("jax.nn.dot_product_attention has no softcap")
-    if dropout_key is not None:
-        raise NotImplementedError("jax.nn.dot_product_attention has no dropout")
-    if q.dtype == jnp.float64:
-        raise NotImplementedError("jax.nn.dot_product_attention computes its softmax in float32")
-
-
-def _refuse_on_gpu(q: Array, k: Array, v: Array, lse: bool) -> None:
-    if q.dtype not in _DTYPES:
-        raise NotImplementedError(f"cuDNN attention takes bfloat16 or float16, not {q.dtype}")
-    if (k.dtype, v.dtype) != (q.dtype, q.dtype):
+def _refuse_on_gpu(call: Call) -> None:
+    dtype, others = call.q.dtype, (call.k.dtype, call.v.dtype)
+    if dtype not in _DTYPES:
+        raise NotImplementedError(f"cuDNN attention takes bfloat16 or float16, not {dtype}")
+    if others != (dtype, dtype):
         raise NotImplementedError(
-            f"cuDNN attention takes one dtype, not {q.dtype} to read {k.dtype} and {v.dtype}"
+            f"cuDNN attention takes one dtype, not {dtype} to read {others[0]} and {others[1]}"
         )
     if not platforms.one_device():
         raise NotImplementedError(
@@ -109,10 +70,9 @@ def _refuse_on_gpu(q: Array, k: Array, v: Array, lse: bool) -> None:
         )
 
 
-def _refuse_elsewhere(q: Array, k: Array, v: Array, lse: bool) -> None:
-    if lse:
-        raise NotImplementedError("the log-sum-exp of jax.nn.dot_product_attention has no gradient")
-    if q.shape[-1] != v.shape[-1]:
+def _refuse_elsewhere(call: Call) -> None:
+    call.refuse("jax.nn.dot_product_attention", "log-sum-exp")
+    if call.q.shape[-1] != call.v.shape[-1]:
         raise NotImplementedError(
             "jax.nn.dot_product_attention needs values of the keys' head size"
         )

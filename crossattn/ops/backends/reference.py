@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import backends, dropout, platforms
-from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import Mask
+from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.promotion import as_written
-from crossattn.types import Array, Bool, Float, Key
+from crossattn.types import Array, Bool, Float
 
 # Full float32 products also where the hardware would round their inputs.
 _EXACT = jax.lax.Precision.HIGHEST
@@ -25,29 +24,19 @@ def rank(platform: str) -> int | None:
     return 0 if platform == "cpu" else 100
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: float | Float[Array, ""],
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-) -> AttentionOutput:
+def attend(call: Call) -> AttentionOutput:
     """See ``crossattn.attend``."""
-    allowed = None if mask is None else mask.block(jnp.arange(q.shape[-3]), jnp.arange(k.shape[-3]))
-    options = (allowed, bias, scale, softcap)
-    if dropout_key is None and backends.few_queries(q, k):
+    q, k, v, mask = call.q, call.k, call.v, call.mask
+    allowed = None if mask is None else mask.block(*map(jnp.arange, call.lengths))
+    options = (allowed, call.bias, call.scale, call.softcap)
+    if call.dropout_key is None and backends.few_queries(q, k):
         read = _one_query if platforms.platform() == "cpu" else _few_queries
         out, weights, lse = read(q, k, v, *options)
     else:
-        out, weights, lse = _attend(q, k, v, *options, dropout_rate, dropout_key, clean=True)
-    return AttentionOutput(out, weights if return_weights else None, lse if return_lse else None)
+        dropped = call.dropout_rate, call.dropout_key
+        out, weights, lse = _attend(q, k, v, *options, *dropped, clean=True)
+    weights, lse = weights if call.return_weights else None, lse if call.return_lse else None
+    return AttentionOutput(out, weights, lse)
 
 
 def _cleaned(q, k, v, allowed, bias, scale, softcap):

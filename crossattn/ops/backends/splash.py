@@ -18,13 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.ops import tpu
-from crossattn.ops.backends import AttentionOutput
+from crossattn.ops import passes, tpu
+from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Mask, lowering, tiles
 from crossattn.ops.masks.tiles import Seen, Static
-from crossattn.types import Array, Float, Key
+from crossattn.types import Array
 
-REUSES = True
 _TABLE = 2**19  # bytes for numbers of blocks: half of a core's scalar memory
 
 
@@ -33,37 +32,18 @@ def rank(platform: str) -> int | None:
     return 10 if platform == "tpu" else None
 
 
-def attend(
-    q: Float[Array, "*B T N H"],
-    k: Float[Array, "*B S K H"],
-    v: Float[Array, "*B S K Hv"],
-    mask: Mask | None,
-    *,
-    bias: Float[Array, "*#B #N #T #S"] | None,
-    scale: Any,
-    softcap: float | Float[Array, ""] | None,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
-    return_weights: bool,
-    return_lse: bool,
-    return_rows: bool = False,
-    known: Any = None,
-) -> AttentionOutput:
-    """See ``crossattn.attend``; for ``known``, ``backends``."""
+def attend(call: Call) -> AttentionOutput:
+    """See ``crossattn.attend``."""
     tpu.refuse_elsewhere()
-    _refuse(q, bias, softcap, dropout_key, return_weights)
-    returned = tpu.Returned(return_lse, return_rows)
-    return _attend(q, k, v, mask, scale, softcap, returned, known)
-
-
-def _attend(q, k, v, mask, scale, softcap, returned: tpu.Returned, known: Any) -> AttentionOutput:
+    call.refuse("splash attention", "weights", "bias", "dropout", "traced softcap", "float64")
+    q, k, v, mask, known = call.q, call.k, call.v, call.mask, call.known
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
     unlowered = lowering.Lowered(False, None, None, None, Mask(()))
     prepared = lowering.prepare(q, k, v, None, mask, unlowered)
     # Mosaic has no float16.
     compute = jnp.float32 if dtype == jnp.float16 else dtype
-    q = tpu.scaled(prepared.q.astype(compute), scale)
+    q = tpu.scaled(prepared.q.astype(compute), call.scale)
     k, v = prepared.k.astype(q.dtype), prepared.v.astype(q.dtype)
     batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
     seen = None
@@ -75,15 +55,17 @@ def _attend(q, k, v, mask, scale, softcap, returned: tpu.Returned, known: Any) -
     if known is not None:
         known = _known(known, q, batch)
     q, k, v = (tpu.heads_first(x, batch) for x in (q, k, v))
-    kernel = _kernel(q, k, v, tiled.band, seen, softcap, returned.lse, exact)
-    out, lse = _fused(kernel, any(returned), (q, k, v, segment_ids, seen), known)
+    kernel = _kernel(q, k, v, tiled.band, seen, call.softcap, call.return_lse, exact)
+    out, lse = _fused(
+        kernel, call.return_lse or call.return_rows, (q, k, v, segment_ids, seen), known
+    )
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
     output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     if lse is None:
         return output
     lse = lse[..., :T].reshape(*batch, N, T)
-    output = output._replace(rows=(lse, jnp.ones_like(lse))) if returned.rows else output
-    return output._replace(lse=lowering.repair_lse(lse, prepared)) if returned.lse else output
+    output = output._replace(rows=(lse, jnp.ones_like(lse))) if call.return_rows else output
+    return output._replace(lse=lowering.repair_lse(lse, prepared)) if call.return_lse else output
 
 
 def _known(known: Any, q: Array, batch: tuple[int, ...]) -> tuple[Array, Array]:
@@ -123,12 +105,20 @@ class Kernel(NamedTuple):
         return out, lse if rows else None
 
     def backward(self, q, k, v, segment_ids, seen, out, lse, d_out) -> Any:
-        """Gradients of q, k and v. The library has no public name for this pass alone."""
+        """Gradients of q, k and v."""
 
         def one(infos: Any, q, k, v, segment_ids, out, lse, d_out):
-            residuals = (q, k, v, segment_ids, None, out, lse, *infos[1:])
-            back = _library().kernel._splash_attention_bwd
-            return back(res=residuals, do=d_out, **self.options)[3:6]
+            kernel = _library().kernel.SplashAttentionKernel(*infos, **self.options)
+
+            def known(shapes: Any) -> list[Array]:
+                *scratch, _, lanes = shapes
+                along_lanes = jnp.broadcast_to(lse[..., None], lanes.shape)
+                return [*(jnp.zeros(x.shape, x.dtype) for x in scratch), out, along_lanes]
+
+            def attention(q, k, v):
+                return kernel(q, k, v, segment_ids)
+
+            return passes.pulled("pallas_call", attention, known, d_out.astype(q.dtype), q, k, v)
 
         return self._map(one, seen, q, k, v, segment_ids, out, lse, d_out)
 
@@ -276,19 +266,4 @@ def _library() -> _Library:
         library = _Library(*map(importlib.import_module, parts))
     except ImportError as error:
         raise NotImplementedError(f"this JAX has no splash attention: {error}") from error
-    if not hasattr(library.kernel, "_splash_attention_bwd"):
-        raise NotImplementedError("this JAX's splash attention has no backward pass of its own")
     return library
-
-
-def _refuse(q, bias, softcap, dropout_key, weights: bool) -> None:
-    if weights:
-        raise NotImplementedError("splash attention never has the weights")
-    if bias is not None:
-        raise NotImplementedError("splash attention has no bias")
-    if dropout_key is not None:
-        raise NotImplementedError("splash attention has no dropout")
-    if softcap is not None and not isinstance(softcap, (int, float)):
-        raise NotImplementedError("splash attention takes a softcap that is a plain number")
-    if q.dtype == jnp.float64:
-        raise NotImplementedError("splash attention computes in float32")

@@ -8,15 +8,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.export
 import jax.numpy as jnp
 
 from crossattn.ops import platforms
+from crossattn.ops.call import is_symbolic
+from crossattn.ops.integers import HIGHEST, LOWEST
 from crossattn.ops.masks import Mask
 from crossattn.ops.masks.ranges import Limits, Ranges, ranges
 from crossattn.types import Array, Bool, Int
-
-_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 
 # Queries and keys of a block, by platform and by what a mask lets a loop skip: "nothing", "half" (one end
 # of each query's row, as a causal mask does), "most" (both ends, or places anywhere). On CPU, forward and
@@ -109,11 +108,6 @@ def plan(T: int, S: int, rows: int, mask: Mask | None = None, platform: str | No
     return Plan(T, S, _even(T, max(_LEAST, queries)), _even(S, max(_LEAST, keys)))
 
 
-def is_symbolic(*sizes: Any) -> bool:
-    """Whether a size is one of ``jax.export``'s symbols, known only when the program is called."""
-    return any(map(jax.export.is_symbolic_dim, sizes))
-
-
 def plan_of_symbols(T: Any, S: Any) -> Plan:
     """Blocks of a fixed size for lengths that are not known, and the lengths that a number of them fills."""
     size = _LEAST
@@ -186,8 +180,8 @@ def _meets_interval(first: Any, last: Any, plan: Plan) -> Bool[Array, "*#B #I J"
 def _meets_limits(limits: Limits, plan: Plan) -> Bool[Array, "*#B #I J"]:
     """Whether the keys' numbers, from the least to the greatest, overlap the queries' limits."""
     empty = limits.low > limits.high
-    low = _by_block(jnp.where(empty, _HIGHEST, limits.low), plan.T, plan.queries).min(-1)
-    high = _by_block(jnp.where(empty, _LOWEST, limits.high), plan.T, plan.queries).max(-1)
+    low = _by_block(jnp.where(empty, HIGHEST, limits.low), plan.T, plan.queries).min(-1)
+    high = _by_block(jnp.where(empty, LOWEST, limits.high), plan.T, plan.queries).max(-1)
     numbers = _by_block(limits.numbers, plan.S, plan.keys)
     least, greatest = numbers.min(-1)[..., None, :], numbers.max(-1)[..., None, :]
     return (least <= high[..., None]) & (greatest >= low[..., None])
@@ -254,31 +248,3 @@ def _span(i: Any, size: int, length: int) -> Span:
 def whole(length: int) -> Span:
     """One span of everything."""
     return Span(0, jnp.arange(length), None)
-
-
-def alike(tree: Any) -> Any:
-    """Every array varies over the mesh axes of ``shard_map`` that any of them varies over.
-
-    What varies meets what does not in loops and in ``custom_vjp``, where JAX wants it said.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    owns = [varying(x) for x in leaves]
-    every = frozenset[str]().union(*owns)
-    leaves = [_vary(x, every - own) for x, own in zip(leaves, owns, strict=True)]
-    return jax.tree.unflatten(structure, leaves)
-
-
-def full_like(x: Array, value: Any, shape: tuple[int, ...] | None = None) -> Array:
-    """A constant of x's dtype that varies over mesh axes as ``x`` does."""
-    return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), varying(x))
-
-
-def varying(x: Any) -> frozenset[str]:
-    """The mesh axes of ``shard_map`` that an array varies over."""
-    kind: Any = jax.typeof(x)
-    # JAX has moved this attribute, and a key array may have neither.
-    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
-
-
-def _vary(x: Any, axes: frozenset[str]) -> Any:
-    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import dropout
-from crossattn.ops.blockwise import blocks
 from crossattn.ops.blockwise.blocks import Span
 from crossattn.ops.masks import Explicit, Mask
+from crossattn.ops.parallel import placement
 from crossattn.types import AnyArray, Array, Bool, Float, Shaped
 
 # Full float32 products also where the hardware would round their inputs.
@@ -109,7 +109,7 @@ def prepare(
     arrays, form = jax.tree.flatten(mask)
     setting = Setting(q_poison.astype(compute), k_poison.astype(compute), key, arrays, form)
     values = None if v is None else _head_major(_finite(v).astype(compute))
-    return blocks.alike((operands, setting, values))
+    return placement.alike((operands, setting, values))
 
 
 def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
@@ -195,7 +195,7 @@ def only(allowed: Bool[Array, "..."] | None, x: Array, other: float = 0) -> Arra
 def no_rows(q: Float[Array, "*B K G t H"]) -> Rows:
     """Rows of which nothing was read yet."""
     one = q[..., 0]
-    return Rows(blocks.full_like(one, -jnp.inf), blocks.full_like(one, 0))
+    return Rows(placement.full_like(one, -jnp.inf), placement.full_like(one, 0))
 
 
 def extend(rows: Rows, block: Scores) -> tuple[Rows, Array, Array]:
@@ -235,7 +235,7 @@ def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: 
 def no_gradient(given: Operands) -> Operands:
     """Zeros, to add to: of a bias in a narrow dtype too, a sum needs float32 at least."""
     wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), given)
-    return jax.tree.map(lambda x: blocks.full_like(x, 0), wide)
+    return jax.tree.map(lambda x: placement.full_like(x, 0), wide)
 
 
 def spread(

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from crossattn.ops.arguments import check_broadcast, check_mask, check_number, check_operands
 from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.summaries import Asked, summarise
+from crossattn.ops.call import Names, named
 from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel import placement
-from crossattn.ops.parallel.placement import Names, named
 from crossattn.ops.parallel.spread import heads_of
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float
@@ -109,7 +109,7 @@ def attention_stats(
 def _stats(top_k: int, q, k, mask, bias, scale, softcap, asked: Asked) -> AttentionStats:
     heads = (*q.shape[:-3], q.shape[-2])
     given, setting, _ = scores.prepare(q, k, None, mask, bias, scale, softcap)
-    given, setting, asked = blocks.alike((given, setting, asked))
+    given, setting, asked = placement.alike((given, setting, asked))
     plan = blocks.plan(q.shape[-3], k.shape[-3], math.prod(heads), mask)
     return _arranged(summarise(plan, top_k, given, setting, asked), heads)
 
@@ -123,7 +123,7 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
     split = split.without("T") if split.nested else split
     split, k, _ = heads_of(split, q, k, k)
     leaves, structure = jax.tree.flatten(mask)
-    inner = [] if mask is None else slices.axes_of(mask)
+    inner = [] if mask is None else [axes for *_, axes in mask.arrays()]
     names = (
         *places,
         [named(x, *axes) for x, axes in zip(leaves, inner, strict=True)],

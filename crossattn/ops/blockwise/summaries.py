@@ -16,6 +16,7 @@ from crossattn.ops.blockwise import blocks, scores
 from crossattn.ops.blockwise.blocks import Plan, Span
 from crossattn.ops.blockwise.scores import Operands, Rows, Scores, Setting
 from crossattn.ops.derivative import Derivative
+from crossattn.ops.parallel import placement
 from crossattn.types import Array
 
 
@@ -72,14 +73,17 @@ def _forward(plan: Plan, top_k: int, given: Operands, setting: Setting, asked: A
         weights = scores.softmax(scores.scores(given, setting, queries, keys), _at(rows, queries))
         return carry, keys.add(mass, weights.sum(-2), -1)
 
-    mass = blocks.full_like(given.q, 0, (*given.q.shape[:-2], plan.S))
+    mass = placement.full_like(given.q, 0, (*given.q.shape[:-2], plan.S))
     mass = blocks.sweep(plan, visits, mass, lambda _: (), receive, lambda _, carry, mass: mass)
     return row._replace(lse=scores.log_sum_exp(rows), mass=mass), places, rows
 
 
 def _begin(top_k: int, given: Operands, asked: Asked, queries: Span) -> Any:
     q = queries.of(given.q, -2)
-    zero, none = blocks.full_like(q[..., 0], 0), blocks.full_like(q[..., 0].astype(jnp.int32), -1)
+    zero, none = (
+        placement.full_like(q[..., 0], 0),
+        placement.full_like(q[..., 0].astype(jnp.int32), -1),
+    )
     top = (*zero.shape, top_k)
     sums = Smooth(
         lse=None,
@@ -88,9 +92,9 @@ def _begin(top_k: int, given: Operands, asked: Asked, queries: Span) -> Any:
         expected=zero,
         inside=None if asked.first is None else zero,
         mass=None,
-        top=blocks.full_like(zero, -jnp.inf, top),
+        top=placement.full_like(zero, -jnp.inf, top),
     )
-    return sums, Places(none, blocks.full_like(none, -1, top)), scores.no_rows(q)
+    return sums, Places(none, placement.full_like(none, -1, top)), scores.no_rows(q)
 
 
 def _step(top_k: int, given, setting, asked: Asked, queries: Span, keys: Span, carry, state) -> Any:
@@ -180,7 +184,7 @@ def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
     mean = _mean_slope(plan, residuals, d)
 
     def begin(queries):
-        return blocks.full_like(queries.of(given.q, -2), 0)
+        return placement.full_like(queries.of(given.q, -2), 0)
 
     def step(queries, keys, d_q, state):
         block = scores.scores(given, setting, queries, keys)
@@ -214,7 +218,7 @@ def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
     for name in ("entropy", "maximum", "expected", "inside"):
         if getattr(smooth, name) is not None:
             mean = mean + getattr(d, name) * getattr(smooth, name)
-    zero = blocks.full_like(mean, 0)
+    zero = placement.full_like(mean, 0)
 
     def begin(queries):
         return queries.of(zero, -1)

@@ -9,7 +9,8 @@ Array arguments may have leading batch axes ``*B`` and never a heads axis (``exp
 
 import functools
 import operator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any, dataclass_transform
 
 import jax
@@ -36,6 +37,11 @@ _FAR = 2**30  # farther than any two indices are apart
 _static = functools.partial(field, metadata={"static": True})
 
 
+def _axes(*names: str) -> Any:
+    """A field's array has these axes after those of the batch: "N" heads, "T" queries, "S" keys."""
+    return field(metadata={"axes": names})
+
+
 def _rows(x: AnyArray) -> AnyArray:
     """[*B X] -> [*B 1 X 1]: one value a query, ready to compare with keys."""
     return jnp.asarray(x)[..., None, :, None]
@@ -55,9 +61,9 @@ def _per_row(x: AnyArray | int) -> AnyArray:
 class Band:
     """``q_pos - left <= k_pos <= q_pos + right``; None means unlimited on that side."""
 
-    q_positions: Int[AnyArray, "*#B T"] | None
-    k_positions: Int[AnyArray, "*#B S"] | None
-    offset: Int[AnyArray, "*#B"] | int | None
+    q_positions: Int[AnyArray, "*#B T"] | None = _axes("T")
+    k_positions: Int[AnyArray, "*#B S"] | None = _axes("S")
+    offset: Int[AnyArray, "*#B"] | int | None = _axes()
     left: int | None = _static()
     right: int | None = _static()
 
@@ -76,23 +82,13 @@ class Band:
             allowed = allowed & (k >= moved(q, -self.left))
         return allowed
 
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        """The arrays whose last axis is as long as the queries or the keys: "T" or "S" of each."""
-        return {"q_positions": (self.q_positions, "T"), "k_positions": (self.k_positions, "S")}
-
-    @property
-    def is_plain_causal(self) -> bool:
-        """The lower triangle by index: no offset, no explicit positions, no window."""
-        given = (self.q_positions, self.k_positions, self.offset)
-        return self.left is None and self.right == 0 and all(x is None for x in given)
-
 
 @_pytree
 class Lengths:
     """Keys with index below ``k_lengths``, for queries with index below ``q_lengths``."""
 
-    k_lengths: Int[AnyArray, "*B"] | int
-    q_lengths: Int[AnyArray, "*B"] | int | None
+    k_lengths: Int[AnyArray, "*B"] | int = _axes()
+    q_lengths: Int[AnyArray, "*B"] | int | None = _axes()
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         allowed = _columns(keys) < _per_row(self.k_lengths)
@@ -100,46 +96,34 @@ class Lengths:
             allowed = allowed & (_rows(queries) < _per_row(self.q_lengths))
         return allowed
 
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        return {}
-
 
 @_pytree
 class KeyPadding:
     """Keys marked valid."""
 
-    valid: Bool[AnyArray, "*B S"]
+    valid: Bool[AnyArray, "*B S"] = _axes("S")
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         return _columns(self.valid[..., keys])
-
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        return {"valid": (self.valid, "S")}
 
 
 @_pytree
 class Segments:
     """Queries and keys of the same segment; segment 0 is padding and reads nothing."""
 
-    q_segment_ids: Int[AnyArray, "*B T"]
-    k_segment_ids: Int[AnyArray, "*B S"]
+    q_segment_ids: Int[AnyArray, "*B T"] = _axes("T")
+    k_segment_ids: Int[AnyArray, "*B S"] = _axes("S")
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         q, k = _rows(self.q_segment_ids[..., queries]), _columns(self.k_segment_ids[..., keys])
         return (q == k) & (q > 0)
-
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        return {
-            "q_segment_ids": (self.q_segment_ids, "T"),
-            "k_segment_ids": (self.k_segment_ids, "S"),
-        }
 
 
 @_pytree
 class Explicit:
     """The matrix itself."""
 
-    allowed: Bool[AnyArray, "*#B #N #T #S"]
+    allowed: Bool[AnyArray, "*#B #N #T #S"] = _axes("N", "T", "S")
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         allowed = self.allowed
@@ -148,13 +132,6 @@ class Explicit:
         if allowed.shape[-1] != 1:
             allowed = allowed[..., keys]
         return allowed
-
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        shape = self.allowed.shape
-        return {
-            "allowed (axis -2)": (self.allowed[..., 0] if shape[-2] > 1 else None, "T"),
-            "allowed (axis -1)": (self.allowed if shape[-1] > 1 else None, "S"),
-        }
 
 
 @_pytree
@@ -167,12 +144,6 @@ class AnyOf:
         blocks = [mask.block(queries, keys) for mask in self.masks]
         return functools.reduce(jnp.logical_or, blocks)
 
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        terms = [term for mask in self.masks for term in mask.terms]
-        return {
-            f"{name} (part {i})": x for i, t in enumerate(terms) for name, x in t.sizes().items()
-        }
-
 
 @_pytree
 class Not:
@@ -182,9 +153,6 @@ class Not:
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         return ~self.mask.block(queries, keys)
-
-    def sizes(self) -> dict[str, tuple[AnyArray | None, str]]:
-        return AnyOf((self.mask,)).sizes()
 
 
 Term = Band | Lengths | KeyPadding | Segments | Explicit | AnyOf | Not
@@ -221,16 +189,29 @@ class Mask:
         blocks = [term.block(queries, keys) for term in self.terms]
         return functools.reduce(jnp.logical_and, blocks, jnp.ones((), bool))
 
+    def arrays(self) -> "Iterator[tuple[Term, str, Any, tuple[str, ...]]]":
+        """Each array with its term, its name and its axes after those of the batch, as leaves are ordered."""
+        for term in self.terms:
+            if isinstance(term, (AnyOf, Not)):
+                for mask in term.masks if isinstance(term, AnyOf) else (term.mask,):
+                    yield from mask.arrays()
+                continue
+            for each in fields(term):
+                x = getattr(term, each.name)
+                if "axes" in each.metadata and x is not None:
+                    yield term, each.name, x, each.metadata["axes"]
+
     def check(self, T: int, S: int) -> None:
         """Raise ValueError if an array of a term is not for ``T`` queries and ``S`` keys."""
-        lengths = {"T": T, "S": S}
-        for term in self.terms:
-            for name, (x, axis) in term.sizes().items():
-                if x is not None and x.shape[-1] != lengths[axis]:
-                    what = "queries" if axis == "T" else "keys"
+        lengths = {"T": (T, "queries"), "S": (S, "keys")}
+        for term, name, x, axes in self.arrays():
+            for axis, size in zip(axes[::-1], jnp.shape(x)[::-1], strict=False):
+                shared = isinstance(term, Explicit) and size == 1
+                if axis in lengths and size != lengths[axis][0] and not shared:
+                    length, what = lengths[axis]
                     raise ValueError(
-                        f"mask: {name} of {type(term).__name__} has length {x.shape[-1]}; expected "
-                        f"{axis} = {lengths[axis]}, the number of {what}."
+                        f"mask: {name} of {type(term).__name__} has length {size}; expected "
+                        f"{axis} = {length}, the number of {what}."
                     )
 
     @as_written

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Band, Explicit, Lengths, Mask
 from crossattn.ops.masks.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int
@@ -171,11 +172,58 @@ def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -
     return x.reshape(-1, *own)
 
 
-def folded(prepared: Prepared, lowered: Lowered, batch: tuple[int, ...]) -> tuple[tuple, dict]:
-    """The arguments q, k, v, bias and mask of such a kernel, and its keywords for what was lowered."""
-    arrays = (prepared.q, prepared.k, prepared.v)
-    operands = [one_batch(x, 3, batch, whole=True) for x in arrays]
+@dataclass(frozen=True)
+class Kernel:
+    """A call for kernels that take ``jax.nn.dot_product_attention``'s arguments.
+
+    Attributes:
+      operands: q, k, v, bias and mask, with one batch axis.
+      keywords: what of the mask was lowered.
+      scale: a number where ``operands`` have the scale in them.
+      prepared: what is left to repair.
+      call: what it serves.
+    """
+
+    operands: tuple[Any, ...]
+    keywords: dict[str, Any]
+    scale: Any
+    prepared: Prepared
+    call: Any
+
+    def output(self, out: Array, rows: tuple[Array, Array] | None = None) -> AttentionOutput:
+        """From output [B T N Hv] and rows [B N T] of the kernel: log-sum-exp, 1."""
+        q, v = self.call.q, self.call.v
+        out = repair(out.reshape(*q.shape[:-1], v.shape[-1]), self.prepared)
+        output = AttentionOutput(out.astype(q.dtype))
+        if rows is None:
+            return output
+        lse, ones = (x.reshape(*q.shape[:-3], q.shape[-2], q.shape[-3]) for x in rows)
+        if self.call.return_lse:
+            output = output._replace(lse=repair_lse(lse, self.prepared))
+        return output._replace(rows=(lse, ones)) if self.call.return_rows else output
+
+
+def kernel(call: Call, dtype: Any, fold_scale: bool = True, windows: bool = True) -> Kernel:
+    """A call as such a kernel takes it, its operands of a dtype.
+
+    Args:
+      call: of ``attend``.
+      dtype: in which the kernel computes.
+      fold_scale: whether a scale that is an array is multiplied into the queries.
+      windows: whether the kernel's own window may be used.
+    """
+    q, k, v = (x.astype(dtype) for x in (call.q, call.k, call.v))
+    scale, batch = call.scale, q.shape[:-3]
+    if fold_scale and not isinstance(scale, (int, float)):
+        q, scale = (q * scale).astype(dtype), 1.0
+    lowered = lower(call.mask, *call.lengths)
+    if lowered.left and not windows:
+        lowered = Lowered(False, None, None, None, call.mask or Mask(()))
+    prepared = prepare(q, k, v, call.bias, call.mask, lowered)
+    operands = [one_batch(x, 3, batch, whole=True) for x in (prepared.q, prepared.k, prepared.v)]
     operands += [one_batch(x, 3, batch) for x in (prepared.bias, prepared.allowed)]
+    if dtype == jnp.float32 and operands[3] is not None:
+        operands[3] = operands[3].astype(dtype)
     keywords: dict[str, Any] = {"is_causal": lowered.causal}
     if lowered.left is not None:
         keywords["local_window_size"] = (lowered.left, 0)
@@ -184,4 +232,4 @@ def folded(prepared: Prepared, lowered: Lowered, batch: tuple[int, ...]) -> tupl
         if length is not None:  # A length of 0 would leave its queries nothing: they are repaired.
             whole = one_batch(jnp.maximum(length, 1), 0, batch, whole=True)
             keywords[f"{name}_seq_lengths"] = whole
-    return tuple(operands), keywords
+    return Kernel(tuple(operands), keywords, scale, prepared, call)

@@ -5,24 +5,14 @@ their places in the whole. ``part`` cuts the arrays of each term and moves its i
 a mask of the same terms, and no matrix of T x S is made on the way.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.masks import (
-    AnyOf,
-    Band,
-    Explicit,
-    KeyPadding,
-    Lengths,
-    Mask,
-    Not,
-    Segments,
-    Term,
-)
+from crossattn.ops.masks import AnyOf, Band, Lengths, Mask, Not, Term
 from crossattn.types import Array, Int
 
 Start = int | Int[Array, ""]
@@ -48,55 +38,17 @@ def part(
 
 def shift(mask: Mask, first_query: Start = 0, first_key: Start = 0) -> Mask:
     """The mask whose query 0 and key 0 are these ones of the whole; arrays are left as they are."""
+    if all(isinstance(first, int) and first == 0 for first in (first_query, first_key)):
+        return mask  # kernels know a band that goes by index as such
     return Mask(tuple(_shift(term, first_query, first_key) for term in mask.terms))
 
 
 def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any]) -> Mask:
     """``change(x, axis of queries, axis of keys)`` for each array of each term; None: it has none."""
-
-    def over(x: Any, *inner: str) -> Any:
-        places = places_of(x, *inner)
-        return change(x, places.get("T"), places.get("S"))
-
-    return _map(mask, over)
-
-
-def axes_of(mask: Mask) -> list[tuple[str, ...]]:
-    """For each array of the mask, in the order of its leaves, what its axes after those of the batch are."""
-    named = []
-    _map(mask, lambda x, *inner: named.append(inner) or x)
-    return named
-
-
-@dataclass(frozen=True)
-class Form:
-    """A mask without its arrays: what of it is known before a program runs.
-
-    Attributes:
-      structure: of its leaves.
-      numbers: those of them that are plain numbers, by their place.
-      inner: of the arrays, what their axes after those of the batch are.
-    """
-
-    structure: Any
-    numbers: tuple[tuple[int, int], ...]
-    inner: tuple[tuple[str, ...], ...]
-
-    def mask(self, arrays: Sequence[Any]) -> Mask | None:
-        """The mask with these arrays."""
-        leaves = list(arrays)
-        for place, number in self.numbers:
-            leaves.insert(place, number)
-        return self.structure.unflatten(leaves)
-
-
-def taken_apart(mask: Mask | None) -> tuple[list[Any], Form]:
-    """The arrays of a mask, and the rest, which can be compared; a plain number stays one."""
     leaves, structure = jax.tree.flatten(mask)
-    inner = [] if mask is None else axes_of(mask)
-    numbers = tuple((i, x) for i, x in enumerate(leaves) if isinstance(x, int))
-    pairs = [(x, n) for x, n in zip(leaves, inner, strict=True) if not isinstance(x, int)]
-    return [x for x, _ in pairs], Form(structure, numbers, tuple(n for _, n in pairs))
+    places = [places_of(x, *axes) for _, _, x, axes in mask.arrays()]
+    changed = [change(x, p.get("T"), p.get("S")) for x, p in zip(leaves, places, strict=True)]
+    return structure.unflatten(changed)
 
 
 def places_of(x: Any, *inner: str) -> dict[str, int]:
@@ -137,33 +89,3 @@ def _shift(term: Term, first_query: Start, first_key: Start) -> Term:
     if isinstance(term, Not):
         return Not(shift(term.mask, first_query, first_key))
     return term
-
-
-def _map(mask: Mask, change: Callable[..., Any]) -> Mask:
-    return Mask(tuple(_map_term(term, change) for term in mask.terms))
-
-
-def _map_term(term: Term, change: Callable[..., Any]) -> Term:
-    """``change(x, *inner)`` for each array, ``inner`` the names of its axes after those of the batch."""
-
-    def over(x: Any, *inner: str) -> Any:
-        return None if x is None else change(x, *inner)
-
-    if isinstance(term, Band):
-        return replace(
-            term,
-            q_positions=over(term.q_positions, "T"),
-            k_positions=over(term.k_positions, "S"),
-            offset=over(term.offset),
-        )
-    if isinstance(term, Lengths):
-        return Lengths(over(term.k_lengths), over(term.q_lengths))
-    if isinstance(term, KeyPadding):
-        return KeyPadding(over(term.valid, "S"))
-    if isinstance(term, Segments):
-        return Segments(over(term.q_segment_ids, "T"), over(term.k_segment_ids, "S"))
-    if isinstance(term, Explicit):
-        return Explicit(over(term.allowed, "N", "T", "S"))
-    if isinstance(term, Not):
-        return Not(_map(term.mask, change))
-    return AnyOf(tuple(_map(one, change) for one in term.masks))

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from crossattn.ops.call import named
 from crossattn.ops.parallel import placement
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Float
@@ -51,7 +52,7 @@ def merge(
     mesh = placement.mesh_of(parts)
     if mesh is None:
         return _merged(*parts)
-    names = (placement.named(out1, "T", "N", None), placement.named(lse1, "N", "T")) * 2
+    names = (named(out1, "T", "N", None), named(lse1, "N", "T")) * 2
     split = placement.Split.of(mesh, tuple(zip(parts, names, strict=True)))
     return split.run_elementwise(_merged, parts, names, names[:2])
 

@@ -17,16 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from crossattn import axes as logical
-from crossattn.ops.blockwise.blocks import varying
-
-
-class Names(tuple):
-    """What each axis of an array is: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
-
-
-def named(x: Any, *inner: Any) -> Names:
-    """The names of an array's axes, given the last ones; those before them are batch axes."""
-    return Names((*range(jnp.ndim(x) - len(inner), 0, -1), *inner))
+from crossattn.ops.call import Names
+from crossattn.types import Array
 
 
 def mesh_of(tree: Any) -> AbstractMesh | None:
@@ -41,10 +33,12 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
 
 def attended_on(tree: Any) -> AbstractMesh | None:
     """The mesh over whose devices attention is split: of Explicit axes, or of Auto ones in the table."""
-    mesh = mesh_of(tree)
-    if mesh is not None:
-        return mesh
-    return next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
+    return mesh_of(tree) or next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
+
+
+def is_explicit(mesh: Any) -> bool:
+    """Whether types of arrays say how they lie on some axis of a mesh."""
+    return mesh is not None and AxisType.Explicit in mesh.axis_types
 
 
 @dataclass(frozen=True)
@@ -234,3 +228,31 @@ def _order(name: Any) -> tuple[int, int]:
 
 def _is_names(x: Any) -> bool:
     return isinstance(x, Names)
+
+
+def alike(tree: Any) -> Any:
+    """Every array varies over the mesh axes of ``shard_map`` that any of them varies over.
+
+    What varies meets what does not in loops and in ``custom_vjp``, where JAX wants it said.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    owns = [varying(x) for x in leaves]
+    every = frozenset[str]().union(*owns)
+    leaves = [_vary(x, every - own) for x, own in zip(leaves, owns, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def full_like(x: Array, value: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """A constant of x's dtype that varies over mesh axes as ``x`` does."""
+    return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), varying(x))
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes of ``shard_map`` that an array varies over."""
+    kind: Any = jax.typeof(x)
+    # JAX has moved this attribute, and a key array may have neither.
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
+
+
+def _vary(x: Any, axes: frozenset[str]) -> Any:
+    return jax.lax.pcast(x, tuple(axes), to="varying") if axes else x

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from crossattn.ops.attend import attend
+from crossattn.ops.call import Names, named
 from crossattn.ops.masks import Mask, as_mask, lengths, slices
 from crossattn.ops.parallel import placement, ring
 from crossattn.ops.parallel.merge import merge_over
-from crossattn.ops.parallel.placement import Names, Split, named
+from crossattn.ops.parallel.placement import Split
 from crossattn.ops.parallel.spread import Plan, Strategy, heads_of, plan
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
@@ -112,7 +113,8 @@ def _over_devices(q, k, v, bias, numbers, mask, setting, mesh, strategy):
         return x, Names(None if ring_ and name == "S" else name for name in names)
 
     leaves, structure = jax.tree.flatten(mask)
-    padded = [pad(x, *inner) for x, inner in zip(leaves, slices.axes_of(mask), strict=True)]
+    axes = [axes for *_, axes in mask.arrays()]
+    padded = [pad(x, *inner) for x, inner in zip(leaves, axes, strict=True)]
     cut = bool(S % devices or T % multiples["T"])
     bias, bias_names = (None, None) if bias is None else pad(bias, "N", "T", "S")
 

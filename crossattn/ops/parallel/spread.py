@@ -7,19 +7,19 @@ mesh axis, keys and values are gathered (``attend_sharded`` sends them round a r
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.backends import AttentionOutput
-from crossattn.ops.masks import slices
-from crossattn.ops.masks.slices import Form
+from crossattn.ops.backends import Ran, widened
+from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
+from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel import placement
 from crossattn.ops.parallel.merge import merge_over
-from crossattn.ops.parallel.placement import Names, Split, named
+from crossattn.ops.parallel.placement import Split
 
 # So many kernels of one attention, at most, for queries of as many places.
 _MOST_PLACES = 16
@@ -36,50 +36,28 @@ class Plan:
     ring_bytes: int
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Tried:
-    """Which backend ran and which did not, in a form that comes out of ``jax.jit``."""
-
-    backend: str | None = field(metadata={"static": True})
-    skipped: tuple = field(metadata={"static": True})
-
-
-def attend(
-    run: Callable, q, k, v, mask: Any, options: dict, wide: bool = False
-) -> tuple[AttentionOutput, Tried]:
-    """``run(q, k, v, mask, options, wide)`` of each device's parts; it returns what this does."""
-    static = {name: x for name, x in options.items() if not _has_arrays(x)}
-    arrays = {name: x for name, x in options.items() if name not in static}
-    mesh = placement.attended_on((q, k, v, mask, arrays))
-    terms, form = slices.taken_apart(mask)
-    setting = _Setting(run, tuple(static.items()), wide)
-    return _attend(setting, mesh, form, q, k, v, terms, arrays)
-
-
-class _Setting(NamedTuple):
-    """Of ``attend``: what runs, options that are no arrays, and ``wide``."""
-
-    run: Callable
-    static: tuple[tuple[str, Any], ...]
-    wide: bool
+def attend(run: Callable[[Call], Ran], mesh: Any, call: Call) -> Ran:
+    """``run(call)`` of each device's part of a call on a mesh; of the whole without one."""
+    if mesh is None:
+        return run(call)
+    arrays, form = taken_apart(call)
+    return _attend(run, mesh, form, arrays)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _attend(setting: _Setting, mesh: Any, form: Form, q, k, v, terms, arrays: dict):
-    names, split = _names(q, k, v), split_of(mesh, q, k, v)
-    operands = (q, k, v, (form, terms), arrays)
-    call = partial(_call, setting, split, operands, names)
+def _attend(run: Callable[[Call], Ran], mesh: Any, form: Form, arrays: list[Any]) -> Ran:
+    call = form.call(arrays)
+    split = split_of(mesh, call.q, call.k, call.v)
     # Which weights are dropped goes by their place in the whole.
-    if split.nested or "dropout_key" in arrays:
-        return call(whole=True)
+    if split.nested or call.dropout_key is not None:
+        return _whole(run, split.without("S"), form, arrays)
     try:
-        return call()
+        return _in_parts(run, split, form, arrays)
     except NotImplementedError:
         if "S" not in split.axes:
             raise
     # Without a log-sum-exp, or for weights, all keys must be in one place.
-    return _call(setting, split.without("S"), operands, names)
+    return _in_parts(run, split.without("S"), form, arrays)
 
 
 def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
@@ -124,10 +102,6 @@ def _names(q, k, v) -> tuple[Names, Names, Names]:
     return named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
 
 
-def _has_arrays(x: Any) -> bool:
-    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(x))
-
-
 def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
     """Keys and values of which each device has the heads that its query heads read."""
     parts, K = split.parts("N"), k.shape[-2]
@@ -141,72 +115,90 @@ def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
     return split, k, v
 
 
-def _call(setting: _Setting, split: Split, operands: tuple, names: tuple, whole: bool = False):
-    run, static, wide = setting.run, dict(setting.static), setting.wide
-    q, k, v, (form, terms), arrays = operands
-    split, k, v = heads_of(split, q, k, v)
-    rows = *names[0][:-3], "N", "T"
-    out = AttentionOutput(
-        names[0],
-        Names((*rows, None)) if static["return_weights"] else None,
-        Names(rows) if static["return_lse"] else None,
-        (Names(rows), Names(rows)) if static.get("return_rows") and "S" not in split.axes else None,
-    )
-    tried: list[Tried] = []
-    if whole:
+def _whole(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran:
+    """The whole at once, which XLA cuts."""
+    split, *keys = heads_of(split, *arrays[:3])
+    ran: list[Ran] = []
 
-        def everything(given: Any) -> AttentionOutput:
-            output, said = run(*given[:3], form.mask(given[3]), static | given[4], wide)
-            tried.append(said)
-            return output
+    def everything(arrays: list[Any]) -> AttentionOutput:
+        ran.append(run(form.call(arrays)))
+        return ran[-1].attended
 
-        output = split.without("S").run_whole(everything, (q, k, v, terms, arrays), out)
-        return output, tried[0]
+    arrays = [arrays[0], *keys, *arrays[3:]]
+    output = split.run_whole(everything, arrays, _named_output(form.call(arrays), split))
+    return replace(ran[-1], attended=output)
 
-    places = [named(x, *inner) for x, inner in zip(terms, form.inner, strict=True)]
-    places_of = {"bias": lambda x: named(x, "N", "T", "S"), "known": lambda x: known}
-    known = names[0], Names(rows), Names(rows)
-    others = {n: places_of.get(n, lambda x: Names())(x) for n, x in arrays.items()}
-    merged = split.axes.get("S")
-    if merged and static["return_weights"]:
+
+def _in_parts(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran:
+    """Each device its own; where it has a part of the keys, merged with those of the others."""
+    split, *keys = heads_of(split, *arrays[:3])
+    arrays = [arrays[0], *keys, *arrays[3:]]
+    merged, ran = split.axes.get("S"), []
+    if merged and form.call(arrays).return_weights:
         raise NotImplementedError("no device has the weights of all keys")
 
-    def part(q, k, v, terms: list, given: dict) -> AttentionOutput:
-        mask, T, S = form.mask(terms), q.shape[-3], k.shape[-3]
-        if not merged:
-            at = partial(_at, run, (q, k, v, mask, static | given, wide))
-            output, said = _by_place(at, split, T) if mask and "T" in split.axes else at(0)
-            tried.append(said)
-            return output
-        if mask is not None:
-            mask = slices.shift(mask, split.first("T", T), split.first("S", S))
-        # Rounding is for the whole, as is what is known.
-        own = dict(return_lse=True, return_rows=False, known=None)
-        output, said = run(q, k, v, mask, static | given | own, True)
-        tried.append(said)
-        whole, lse = merge_over(output.out, output.lse, merged)
-        whole = whole if wide else whole.astype(q.dtype)
-        return AttentionOutput(whole, None, lse if static["return_lse"] else None)
+    def part(arrays: list[Any]) -> AttentionOutput:
+        call = form.call(arrays)
+        if merged:
+            ran.append(_merged(run, split, call))
+        elif call.mask is not None and "T" in split.axes:
+            ran.append(_by_place(run, split, call))
+        else:
+            ran.append(run(call))
+        attended = ran[-1].attended
+        if call.return_rows and not merged and attended.rows is None:
+            # Of a backend that does not reuse them; every device has some.
+            rows = *call.q.shape[:-3], call.q.shape[-2], call.q.shape[-3]
+            nothing = jnp.zeros(rows, widened(call.q.dtype))
+            attended = attended._replace(
+                rows=tuple(placement.alike((nothing, nothing, call.q))[:2])
+            )
+        return attended
 
-    output = split.run(part, (q, k, v, terms, arrays), (*names, places, others), out)
-    return output, tried[-1]
-
-
-def _at(run: Callable, operands: tuple, first: Any) -> tuple[AttentionOutput, Tried]:
-    """Queries that stand so far into the whole."""
-    q, k, v, mask, *others = operands
-    return run(q, k, v, mask if mask is None else slices.shift(mask, first), *others)
+    names = [Names() if name is None else name for name in form.names(arrays)]
+    output = split.run(part, (arrays,), (names,), _named_output(form.call(arrays), split))
+    return replace(ran[-1], attended=output)
 
 
-def _by_place(at: Callable, split: Split, T: int) -> tuple[AttentionOutput, Tried]:
+def _named_output(call: Call, split: Split) -> AttentionOutput:
+    """What the axes of the results are."""
+    out = named(call.q, "T", "N", None)
+    rows = Names((*out[:-3], "N", "T"))
+    return AttentionOutput(
+        out,
+        Names((*rows, None)) if call.return_weights else None,
+        rows if call.return_lse else None,
+        (rows, rows) if call.return_rows and "S" not in split.axes else None,
+    )
+
+
+def _merged(run: Callable, split: Split, call: Call) -> Ran:
+    """All of a query's keys, of which each device reads its own."""
+    (T, S), mask = call.lengths, call.mask
+    if mask is not None:
+        mask = slices.shift(mask, split.first("T", T), split.first("S", S))
+    # Rounding is for the whole, as is what is known.
+    own = dict(mask=mask, return_lse=True, return_rows=False, known=None, wide=True)
+    ran = run(replace(call, **own))
+    out, lse = merge_over(ran.attended.out, ran.attended.lse, split.axes["S"])
+    out = out if call.wide else out.astype(call.q.dtype)
+    return replace(ran, attended=AttentionOutput(out, None, lse if call.return_lse else None))
+
+
+def _by_place(run: Callable, split: Split, call: Call) -> Ran:
     """Of several devices' queries, each where its own stand.
 
     A kernel that goes by index must know the place when it is compiled: then every device has the kernels
     of all places, and runs its own.
     """
+    T, mask, parts = call.q.shape[-3], call.mask or Mask(()), split.parts("T")
+
+    def at(first: Any) -> Ran:
+        return run(replace(call, mask=slices.shift(mask, first)))
+
     first = split.first("T", T)
-    anywhere, known = (jax.eval_shape(partial(at, place))[1] for place in (first, T))
-    if anywhere == known or split.parts("T") > _MOST_PLACES:
+    traced, known = (jax.eval_shape(partial(at, place)) for place in (first, T))
+    if (traced.backend, traced.skipped) == (known.backend, known.skipped) or parts > _MOST_PLACES:
         return at(first)
-    places = [lambda place=place: at(place * T)[0] for place in range(split.parts("T"))]
-    return jax.lax.switch(jax.lax.axis_index(split.axes["T"]), places), known
+    places = [lambda place=place: at(place * T).attended for place in range(parts)]
+    return replace(known, attended=jax.lax.switch(jax.lax.axis_index(split.axes["T"]), places))
