@@ -4,7 +4,6 @@ The one thing to know: no launcher asks which task it has. Whatever differs betw
 A task on text begins from ``texts.TextTask``, which has tokenizers and batches too.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import model_config
 from experiments.tasks.placement import config_mesh
+from experiments.tasks.protocols import lacking
 
 Sums = dict[str, jax.Array]
 
@@ -53,7 +53,9 @@ class Task:
     Attributes:
       metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
       headline: the one by which models are compared, and whether "min" or "max" of it is best.
-      reads: arguments that the loss gives to the model's ``hidden``; () asks nothing of the model.
+      sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
+      gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
+      asks: protocol that the model keeps, see ``protocols``; None asks nothing of it.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
 
     Args:
@@ -61,9 +63,11 @@ class Task:
       assets: folder of a run that has them already; None, or an empty one, makes them.
     """
 
+    sections: Mapping[str, type] = {}
+    gives: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     headline: tuple[str, str] = ("loss", "min")
-    reads: tuple[str, ...] = ()
+    asks: type | None = None
     takes_pretrained = False
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -118,13 +122,23 @@ class Task:
         Raises:
           SettingsError: the model is none that this task can train.
         """
+        asks = cls.asks_of(config)
         if config.model.name != NAME_OF_PRETRAINED:
-            refuse_without_arguments(config, cls.reads)
+            model = models.find(config.model.name)
+            if asks is not None:
+                refuse_unfit(
+                    f"config.model.name is {model.name!r}", model.module, asks, config.task
+                )
         elif not cls.takes_pretrained:
             raise SettingsError(
                 f"config.model.name is {NAME_OF_PRETRAINED!r}, from which a {config.task} cannot begin; name"
                 " an architecture, and what it takes from a checkpoint by init.take."
             )
+
+    @classmethod
+    def asks_of(cls, config: Any) -> type | None:
+        """The protocol that the model of a config keeps."""
+        return cls.asks
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
         """Hold the checkpoint that a run begins from to this task.
@@ -132,8 +146,9 @@ class Task:
         Raises:
           SettingsError: its model is none that this task can train.
         """
-        given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
-        _refuse_unread(given, checkpoint.model.module, self.reads, self.config.task)
+        if (asks := self.asks_of(self.config)) is not None:
+            given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
+            refuse_unfit(given, checkpoint.model.module, asks, self.config.task)
 
     def refuse_unready(self) -> None:
         """Raise what would only show after a folder was claimed, or after training: data, packages."""
@@ -251,22 +266,13 @@ def shapes_of(batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
 
-def refuse_without_arguments(config: Any, reads: Sequence[str]) -> None:
-    """Hold the architecture of a config to the arguments that a task gives to its ``hidden``.
+def refuse_unfit(given: str, module: type, asks: type, task: str) -> None:
+    """Hold the class of a model to the protocol of a task.
 
     Raises:
-      SettingsError: it lacks one.
+      SettingsError: it lacks a method, or an argument of one.
     """
-    model = models.find(config.model.name)
-    _refuse_unread(f"config.model.name is {model.name!r}", model.module, reads, config.task)
-
-
-def _refuse_unread(given: str, module: Any, reads: Sequence[str], task: str) -> None:
-    """Raise where ``hidden`` of a model lacks what a loss gives it."""
-    hidden = getattr(module, "hidden", None)
-    has = inspect.signature(hidden).parameters if hidden is not None else ()
-    if lacking := [name for name in reads if name not in has]:
+    if found := lacking(module, asks):
         raise SettingsError(
-            f"{given}, whose {module.__name__} has no hidden({', '.join(reads)}, ...) and cannot be"
-            f" trained as a {task}: it lacks {', '.join(lacking)}."
+            f"{given} and cannot be trained as a {task}: {module.__name__} {found}."
         )

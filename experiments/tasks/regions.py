@@ -20,31 +20,39 @@ from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
-from experiments import keys
-from experiments.keys import Key
-from experiments.tasks import base
+from crossattn.types import Count, NonNegative
+from experiments.tasks import base, protocols, sections
 from experiments.tasks.corpus import Corpus, UnreadCorpus
 
-_KEPT = ("data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size")
-KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
-    "data.options.pages": Key(int, "The first so many pages; 0 is all.", "[0, inf)", needed=False),
-    "data.regions": Key(int, "The most regions of a page, and of a row of pages.", "[1, inf)"),
-    "data.tokens": Key(int, "The most tokens of a region's text, its end included.", "[1, inf)"),
-    "data.picture_height": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
-    "data.picture_width": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
-    "data.margin": Key(
-        float, "Of the page around a box, in its picture too; in points.", "[0, inf)"
-    ),
-}
 _BINS = 32  # of a rule on one number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsData(sections.Data):
+    """Pages and their regions.
+
+    Attributes:
+      regions: the most regions of a page, and of a row of pages.
+      tokens: the most tokens of a region's text, its end included.
+      picture_height, picture_width: of a region's picture, in pixels.
+      margin: of the page around a box, in its picture too; in points.
+    """
+
+    regions: Count
+    tokens: Count
+    picture_height: sections.Pixels
+    picture_width: sections.Pixels
+    margin: NonNegative
 
 
 class RegionsTask(base.Task):
     """Classification of regions by a ``SelfDoc``, or another model with the same ``hidden``."""
 
+    sections = {"data": RegionsData, "tokenizer": sections.Tokenizer}
+    gives = ("vocab_size", "num_classes", "tokens", "picture")
     metrics = ("loss", "accuracy", "macro_f1")
     headline = ("accuracy", "max")
-    reads = ("text", "boxes", "pictures", "segment_ids")
+    asks = protocols.RegionClassifier
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
