@@ -19,6 +19,9 @@ from tests.experiments.test_configs import CONFIGS, get_config
 
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN = (
+    ROOT / "docs" / "own.md"
+)  # its commands are of its own files: tests/extending/test_own.py runs them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _PYTHON = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -78,7 +81,7 @@ def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_c
     assert capsys.readouterr().out.strip().splitlines()[-1]  # the translation
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p))], ids=named)
+@pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p)) and p != OWN], ids=named)
 def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatch, capsys):
     """Up to where its work begins."""
     parse, configs = Options.parse_args, []
@@ -113,7 +116,7 @@ def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatc
                 module.main()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [p for p in PAGES if p != OWN], ids=named)
 def test_an_override_that_a_page_names_is_what_its_key_takes(page):
     known = {}
     for name in CONFIGS:

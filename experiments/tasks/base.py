@@ -16,9 +16,10 @@ import numpy as np
 from crossattn import functional, models
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.packing import Layout
-from crossattn.data.pipeline import feature_batches
+from crossattn.data.pipeline import EvalBatches, feature_batches, feature_eval_batches
+from crossattn.data.sources import open_source
 from crossattn.train.config import TrainIterator
-from crossattn.train.sharding import mesh_of, row_shares, spread_batch
+from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
@@ -54,6 +55,7 @@ class Task:
       metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
       headline: the one by which models are compared, and whether "min" or "max" of it is best.
       sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
+      mode: how ``features`` become rows: pad, bucket or pack, see ``feature_batches``.
       gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
       asks: protocol that the model keeps, see ``protocols``; None asks nothing of it.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
@@ -64,6 +66,7 @@ class Task:
     """
 
     sections: Mapping[str, type] = {}
+    mode = "pad"
     gives: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     headline: tuple[str, str] = ("loss", "min")
@@ -84,9 +87,24 @@ class Task:
         """(loss summed over a batch, sums to report, "loss" and "weight" among them); no key, no dropout."""
         raise NotImplementedError
 
+    @cached_property
+    def features(self) -> Mapping[str, Any]:
+        """What becomes of the values of an example, by their names, see ``crossattn.data.features``."""
+        raise NotImplementedError
+
+    def examples(self, split: str) -> Sequence[Any]:
+        """The examples of a split."""
+        data = self.config.data
+        return open_source(
+            data.name, split, data_dir=data.get("data_dir"), **data.get("options", {})
+        )
+
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """One process's share of the rows of every batch, from the start of the data."""
-        raise NotImplementedError
+        shard = shard_index, shard_count
+        return self.train_batches(
+            self.examples("train"), self.features, shard, mode=self.mode, truncation="cut"
+        )
 
     def train_batches(
         self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
@@ -111,7 +129,16 @@ class Task:
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         """All batches of a split, once, the same in every process."""
-        raise NotImplementedError
+        return (item.batch for item in self.numbered_batches(split, mesh))
+
+    def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
+        """The same with the numbers of the examples in their rows."""
+        return feature_eval_batches(
+            self.examples(split),
+            self.features,
+            batch_size=rows_on(mesh, self.config.data.batch_size),
+            batch_multiple=row_shares(mesh),
+        )
 
     # What a task may say otherwise.
 
@@ -195,7 +222,7 @@ class Task:
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a batch of training, the largest; a plan's rows are a multiple."""
-        return shapes_of(next(self.train_iterator(0, 1)))
+        return shapes_of(feature_batch(self.features, self.config.data.batch_size))
 
     def generation(self, rows: int) -> Generation:
         """Greedy generation of so many rows.
@@ -266,7 +293,7 @@ def shapes_of(batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
 
-def refuse_unfit(given: str, module: type, asks: type, task: str) -> None:
+def refuse_unfit(given: str, module: Any, asks: type, task: str) -> None:
     """Hold the class of a model to the protocol of a task.
 
     Raises:

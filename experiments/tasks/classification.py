@@ -4,7 +4,7 @@ The one thing to know: a model's ``hidden`` gets what the config names, ``image`
 [B S] with ``segment_ids``, and its ``logits`` are those of the classes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,8 @@ import numpy as np
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
-from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.losses import cross_entropy
-from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
 from crossattn.types import Rate
 from experiments.errors import SettingsError
@@ -180,30 +179,13 @@ class ClassificationTask(base.Task):
             given |= dict(tokens=batch[data.text], segment_ids=batch[f"{data.text}_segment_ids"])
         return model.logits(model.hidden(**given, key=key))
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(
-            self._corpus.split("train"), self.features, shard, mode="pad", truncation="cut"
-        )
+    def examples(self, split: str) -> Any:
+        return self._corpus.split(split)
 
     def without_data(self) -> "ClassificationTask":
         if self.config.data.text is not None:
             self._corpus: Any = UnreadCorpus(self.config)
         return self
-
-    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return base.shapes_of(base.feature_batch(self.features, self.config.data.batch_size))
-
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        return (item.batch for item in self._eval_batches(split, mesh))
-
-    def _eval_batches(self, split: str, mesh: Any) -> Any:
-        return feature_eval_batches(
-            self._corpus.split(split),
-            self.features,
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         weight = sums["weight"] or 1.0
@@ -220,7 +202,7 @@ class ClassificationTask(base.Task):
         examples = len(self._corpus.split(split))
         found, classes = np.zeros((examples, len(self.classes))), np.zeros(examples, np.int64)
         call = jax.jit(lambda params, batch: jax.nn.softmax(self.logits(params, batch)))
-        for item in self._eval_batches(split, mesh):
+        for item in self.numbered_batches(split, mesh):
             rows = item.indices >= 0
             probabilities = jax.device_get(call(params, spread_batch(item.batch, mesh)))
             found[item.indices[rows]] = probabilities[rows]
@@ -231,7 +213,7 @@ class ClassificationTask(base.Task):
         """Pixels [n F] ("picture"), counts of tokens [n V] and texts [n] ("text", "words"); classes [n]."""
         data, parts, classes = self.config.data, {}, []
         examples = self._corpus.split(split)
-        for item in self._eval_batches(split, None):
+        for item in self.numbered_batches(split, None):
             batch, present = item.batch, item.batch["valid"] > 0
             if data.image is not None:
                 pixels = batch[data.image].reshape(len(present), -1)

@@ -5,8 +5,9 @@ The examples are those of ``help_pages``: "text" and "label" lists, "boxes" and 
 length of a text alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
-from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
 from crossattn.types import Count, NonNegative
 from experiments.tasks import base, protocols, sections
@@ -52,6 +52,7 @@ class RegionsTask(base.Task):
     gives = ("vocab_size", "num_classes", "tokens", "picture")
     metrics = ("loss", "accuracy", "macro_f1")
     headline = ("accuracy", "max")
+    mode = "pack"
     asks = protocols.RegionClassifier
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -68,6 +69,7 @@ class RegionsTask(base.Task):
             picture=(data.picture_height, data.picture_width, 1),
         )
 
+    @cached_property
     def features(self) -> dict[str, Feature]:
         """What becomes of the values of a page."""
         data = self.config.data
@@ -120,27 +122,12 @@ class RegionsTask(base.Task):
         own = {f"f1_{name}": float(x) for name, x in zip(self.classes, f1, strict=True)}
         return means | {"macro_f1": macro} | own
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(
-            self.corpus.split("train"), self.features(), shard, mode="pack", truncation="cut"
-        )
+    def examples(self, split: str) -> Any:
+        return self.corpus.split(split)
 
     def without_data(self) -> "RegionsTask":
         self.corpus: Any = UnreadCorpus(self.config)
         return self
-
-    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return base.shapes_of(base.feature_batch(self.features(), self.config.data.batch_size))
-
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        batches = feature_eval_batches(
-            self.corpus.split(split),
-            self.features(),
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
-        return (item.batch for item in batches)
 
     def refuse_unready(self) -> None:
         """Raises DataError where there is no validation split."""
@@ -162,7 +149,7 @@ class RegionsTask(base.Task):
                 f"this model reads the {self.model_config.reads} alone; train one with "
                 "config.model.reads='both' to see what each modality reads of the other"
             )
-        (item,) = feature_eval_batches([dict(page)], self.features(), batch_size=1)
+        (item,) = feature_eval_batches([dict(page)], self.features, batch_size=1)
         batch = jax.tree.map(jnp.asarray, item.batch)
         logits, reading = jax.jit(self._read)(params, batch)
         count = min(len(page["text"]), self.config.data.regions)
