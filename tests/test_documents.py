@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 
+from crossattn.__main__ import USAGE
 from experiments import keys, launch
 from experiments.options import Options
 from experiments.settings import check
@@ -45,14 +46,30 @@ def commands_of(path):
             yield name, shlex.split(words.rstrip('" '))
 
 
-TINY = [
-    command
-    for page in PAGES
-    if page != README
-    for command in commands_of(page)
-    if command[0] == "train" and any(re.search(r"^--config=.*\btiny$", w) for w in command[1])
-    if not any(word.startswith("--config.mesh") for word in command[1])  # wants eight devices
-]
+def first_steps():
+    """Commands that train, each once, with the ``tiny`` variant of its config; printed as such, or slow.
+
+    But for those that want eight devices, several processes, or files of the user.
+    """
+    wanting = (
+        "--config.mesh",
+        "--distributed",
+        "--config.init.from=runs",
+        "--config.init.from=path",
+    )
+    found = {}
+    for page in PAGES:
+        for name, words in commands_of(page) if page not in (README, OWN) else ():
+            if name != "train" or any(word.startswith(wanting) for word in words):
+                continue
+            (config,) = (word for word in words if word.startswith("--config="))
+            colon = "," if ":" in config else ":"
+            tiny = config if config.endswith("tiny") else f"{config}{colon}tiny"
+            others = [w for w in words if w != config and "steps=" not in w and "workdir" not in w]
+            given = (tiny, *others)
+            marks = () if tiny == config else pytest.mark.slow
+            found.setdefault(given, pytest.param(given, marks=marks, id=" ".join(given)))
+    return found.values()
 
 
 class Parsed(Exception):
@@ -128,12 +145,21 @@ def test_an_override_that_a_page_names_is_what_its_key_takes(page):
         assert text == "..." or known[name].takes(known[name].read(text.strip("'"))), name
 
 
-@pytest.mark.parametrize("command", TINY, ids=lambda command: " ".join(command[1][1:]))
-def test_a_command_for_a_tiny_run_takes_its_first_step(command, tmp_path, compiled_code, capsys):
-    name, words = command
-    words = [word.replace("runs/", f"{tmp_path}/") for word in words]
+@pytest.mark.parametrize("given", first_steps())
+def test_a_command_that_trains_takes_its_first_step(given, tmp_path, compiled_code, capsys):
+    given = (*given, "--config.train.steps=1", f"--workdir={tmp_path / 'run'}")
     with kept(compiled_code):
-        assert start(name, *words, "--config.train.steps=1") == 0, capsys.readouterr().err
+        assert start("train", *given) == 0, capsys.readouterr().err
+
+
+def test_targets_of_make_and_commands_of_the_library_that_a_page_names_are_there(capsys):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        named_targets = re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)
+        assert set(named_targets) <= targets, named(page)
+        for command in re.findall(r"python -m crossattn (\w+)", text):
+            assert re.search(rf"^{command} ", USAGE, re.MULTILINE), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

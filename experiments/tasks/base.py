@@ -114,18 +114,16 @@ class Task:
         Args:
           examples, features: see ``feature_batches``.
           shard: which process this is, of how many.
-          options: ``mode`` and ``truncation``.
+          options: ``mode``, ``truncation``, and others than the config's.
         """
-        return feature_batches(
-            examples,
-            features,
+        usual = dict(
             batch_size=self.config.data.batch_size,
             seed=self.config.seed,
             process_index=shard[0],
             process_count=shard[1],
             batch_multiple=row_shares(config_mesh(self.config)),
-            **options,
         )
+        return feature_batches(examples, features, **usual | options)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         """All batches of a split, once, the same in every process."""

@@ -21,7 +21,6 @@ from crossattn.data.errors import DataError
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Image, Text
 from crossattn.data.packing import Layout
-from crossattn.data.pipeline import feature_batches
 from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
 from crossattn.decode.config import right_aligned
@@ -41,7 +40,7 @@ IMAGE = UNK
 """The token that stands for an image: no text has it, for tokenizers fall back on bytes."""
 
 SHOTS = (0, 2, 4)
-"""Numbers of examples before a caption whose losses are told apart."""
+"""Numbers of examples before a caption after which ``report`` scores it."""
 
 _SAMPLED = 4  # rows that ``samples`` shows
 
@@ -62,8 +61,7 @@ class InterleavedData(sections.Pictures, sections.Data):
 class InterleavedTask(base.Task):
     """The next token of captions, by a ``Flamingo`` or by a ``Decoder`` that sees no picture.
 
-    Besides the loss over all captions, ``nll_K`` is that of captions with K examples before them, and
-    ``nll_shuffled`` that of all where every row has another's pictures.
+    Besides the loss of all captions, ``nll_shuffled`` is that where every row has another's pictures.
     """
 
     sections = {
@@ -72,7 +70,7 @@ class InterleavedTask(base.Task):
         "loss": sections.CrossEntropy,
     }
     gives = ("vocab_size", "max_length", "image_size")
-    metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
+    metrics = ("loss", "nll", "nll_shuffled")
     headline = ("nll", "min")
     languages: tuple[str, ...] = ()
 
@@ -131,7 +129,10 @@ class InterleavedTask(base.Task):
             batch = batch | {"images": self._augmented(batch["images"], jax.random.fold_in(key, 1))}
         hidden = self._hidden(model, batch, key)
         loss, sums = token_loss(model, hidden, batch["target_out"], told, self.config.loss)
-        return loss, sums if key is not None else sums | self._compared(model, hidden, batch)
+        if key is None:
+            shuffled = self._shuffled_nll(model, batch) if self._sees else sums["nll"]
+            sums |= {"nll_shuffled": shuffled}
+        return loss, sums
 
     def _augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
         """Pictures [B I H W C], each changed by itself."""
@@ -145,25 +146,15 @@ class InterleavedTask(base.Task):
             batch["target_in"], segment_ids=batch["target_segment_ids"], **given, key=key
         )
 
-    def _compared(self, model: Any, hidden: jax.Array, batch: Any) -> base.Sums:
-        """Sums of the losses of captions after so many examples, and with another row's pictures."""
-        nll = _nll(model, hidden, batch)
+    def _shuffled_nll(self, model: Any, batch: Any) -> jax.Array:
+        """The summed loss of captions with the pictures of another row."""
         others = batch | {"images": jnp.roll(batch["images"], 1, axis=0)}
-        shuffled = _nll(model, self._hidden(model, others), batch) if self._sees else nll
-        sums = {"nll_shuffled": jnp.where(batch["shots"] >= 0, shuffled, 0).sum()}
-        for count in SHOTS:
-            chosen = batch["shots"] == count
-            sums |= {
-                f"nll_{count}": jnp.where(chosen, nll, 0).sum(),
-                f"weight_{count}": chosen.sum(),
-            }
-        return sums
+        nll = _nll(model, self._hidden(model, others), batch)
+        return jnp.where(batch["shots"] >= 0, nll, 0).sum()
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = sums["weight"] or 1.0
-        scores = {name: sums[name] / weight for name in ("loss", "nll", "nll_shuffled")}
-        counts = [count for count in SHOTS if sums[f"weight_{count}"]]
-        return scores | {f"nll_{k}": sums[f"nll_{k}"] / sums[f"weight_{k}"] for k in counts}
+        scores = super().scores(sums)
+        return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
         """Nats a token of trigrams counted in captions, which see no picture."""
@@ -197,15 +188,13 @@ class InterleavedTask(base.Task):
 
     def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
         data = self.config.data
-        batches = feature_batches(
+        batches = self.train_batches(
             self._corpus.split("train"),
             self._one_a_row,
+            (shard_index, shard_count),
             mode="pad",
             batch_size=data.batch_size * data.examples,
             truncation="cut",
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
             batch_multiple=data.examples,
         )
         return InterleavedBatches(batches, data.examples, self._image_tokens)

@@ -1,7 +1,7 @@
 """Methods that tasks ask of a model: a protocol for each kind of model.
 
 A class is held to the protocol of its task before anything is made: it has each method, with arguments of
-those names. Shapes have the letters of ``crossattn.types``.
+those names, but for what stands before a slash. Shapes have the letters of ``crossattn.types``.
 """
 
 import inspect
@@ -15,7 +15,7 @@ class LanguageModel(Protocol):
         """Vectors [B T D]; a token reads its own segment, and a key turns dropout on."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B T V]; where ``output_table()`` gives [V D] too, the loss holds fewer of them at once."""
         ...
 
@@ -27,7 +27,7 @@ class MaskedLanguageModel(Protocol):
         """Vectors [B T D]; a token reads its own segment."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B T V]."""
         ...
 
@@ -62,7 +62,7 @@ class TranslationModel(Generator, Protocol):
         """(vectors [B T D], weights of cross-attention [L B N T S] or None)."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B T V], as of a ``LanguageModel``."""
         ...
 
@@ -82,7 +82,7 @@ class CaptioningModel(Generator, Protocol):
         """(vectors [B T D], weights or None)."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B T V], as of a ``LanguageModel``."""
         ...
 
@@ -96,7 +96,7 @@ class InterleavedModel(Generator, Protocol):
         """Vectors [B T D]."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B T V], as of a ``LanguageModel``."""
         ...
 
@@ -108,7 +108,7 @@ class ImageClassifier(Protocol):
         """Whatever ``logits`` reads."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B classes]."""
         ...
 
@@ -120,7 +120,7 @@ class TextClassifier(Protocol):
         """Whatever ``logits`` reads."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B classes]."""
         ...
 
@@ -132,7 +132,7 @@ class ImageTextClassifier(Protocol):
         """Whatever ``logits`` reads."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B classes]."""
         ...
 
@@ -144,7 +144,7 @@ class RegionClassifier(Protocol):
         """Vectors of the regions [B R D]."""
         ...
 
-    def logits(self, hidden: Any) -> Any:
+    def logits(self, hidden: Any, /) -> Any:
         """[B R classes]."""
         ...
 
@@ -154,12 +154,13 @@ def lacking(module: type, protocol: type) -> str:
     for name, method in inspect.getmembers(protocol, inspect.isfunction):
         if name.startswith("_"):
             continue
-        asked = [each for each in inspect.signature(method).parameters.values()][1:]
+        asked = list(inspect.signature(method).parameters.values())[1:]
         call = str(inspect.Signature([p.replace(annotation=p.empty) for p in asked]))
         if not hasattr(module, name):
             return f"has no {name}{call}"
         has = inspect.signature(getattr(module, name)).parameters
-        missing = [p.name for p in asked if p.name not in has]
+        named = [p.name for p in asked if p.kind is not p.POSITIONAL_ONLY]
+        missing = [name for name in named if name not in has]
         if missing and not any(p.kind is p.VAR_KEYWORD for p in has.values()):
             return f"has no {name}{call}: it lacks {', '.join(missing)}"
     return ""

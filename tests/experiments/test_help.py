@@ -19,7 +19,7 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.types import Count
-from experiments import keys
+from experiments import help, keys
 from experiments.settings import check
 from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
@@ -110,10 +110,8 @@ def test_the_library_itself(capsys, arguments):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_key_of_a_config_has_a_meaning(launched, name):
-    path = f"--config={ROOT}/configs/{name}.py"
-    code, out, _ = launched("train", "--help=config", path)
-    assert code == 0
+def test_every_key_of_a_config_has_a_meaning(name):
+    out = help.of_config(get_config(name).to_dict(), "")
     shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
     values = flatten(get_config(name).to_dict())
     known = keys.of(get_config(name).to_dict())
@@ -121,7 +119,8 @@ def test_every_key_of_a_config_has_a_meaning(launched, name):
     for key, value in values.items():
         text = str(value).lower() if value is None or isinstance(value, bool) else repr(value)
         assert shown[key].startswith(text), (key, shown[key])
-        assert known[key].meaning in shown[key] and known[key].expected in shown[key]
+        assert known[key].meaning and known[key].meaning in shown[key]
+        assert known[key].expected in shown[key]
     check(get_config(name))
 
 
@@ -184,7 +183,7 @@ def test_the_config_that_is_shown_is_the_one_that_is_named(launched, tiny_run):
     assert "configs/libreoffice.py" in out and re.search(r"^  train.steps +900 ", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["libreoffice", "emoji_captions"])
 def test_none_is_a_value_of_every_key_that_may_be_none(launched, name):
     values = flatten(get_config(name).to_dict())
     known = keys.of(get_config(name).to_dict())

@@ -103,7 +103,7 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is
     said = refused("caption", f"--workdir={text_run}", str(tmp_path / "a.png"))
     assert "config.model.name is 'decoder', which reads no pictures" in said
     *_, last = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    assert last["nll"] != last["nll_shuffled"] and {"nll_0", "nll_2"} <= last.keys()
+    assert last["nll"] != last["nll_shuffled"]
 
 
 @pytest.mark.parametrize("config", [emoji_flamingo, emoji_llava])

@@ -101,8 +101,8 @@ def test_training_over_a_damaged_config(refused, tmp_path):
         ("data.batch_size", "8", "config.data.batch_size is '8'; expected a whole number"),
         ("data.batch_size", True, "config.data.batch_size is True"),
         ("optim.learning_rate", float("nan"), "learning_rate is nan"),
-        ("model.dim", {"a": 1}, "the config has model.dim.a, which is no key"),
-        ("model.\ud800", 1, "which is no key"),
+        ("model.dim", {"a": 1}, "the config has no key model.dim.a"),
+        ("model.\ud800", 1, "the config has no key model"),
     ],
 )
 def test_a_value_of_a_saved_config_that_does_not_fit(refused, tmp_path, key, value, said):

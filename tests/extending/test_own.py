@@ -82,7 +82,7 @@ def test_flags_of_other_tasks_are_refused(mine, launched, refused, tmp_path):
     [
         ("def hidden(self", "def vectors(self", "has no hidden(points, *, segment_ids, key)."),
         (", key=None)", ")", "has no hidden(points, *, segment_ids, key): it lacks key."),
-        ("def logits(self, hidden)", "def logits(self)", "has no logits(hidden): it lacks hidden."),
+        ("def logits(self, hidden)", "def classes(self, hidden)", "has no logits(hidden, /)."),
     ],
 )
 def test_a_model_that_lacks_what_the_task_asks_is_one_sentence(
