@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from crossattn import models
 from crossattn.data import sources
+from crossattn.data.errors import DataError
 from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
@@ -205,7 +206,7 @@ def of(config: Any) -> dict[str, Key]:
     about = "name of a file of {}, or a module of your own, a.b"
     names = {
         "task": Key({str: ""}, meaning=about.format("experiments/tasks")),
-        "seed": run.pop("seed"),
+        "seed": replace(run.pop("seed"), default=NEEDED),
     }
     sections = {
         "data": own.pop("data", {}),
@@ -235,9 +236,13 @@ def _architecture(name: Any) -> models.Architecture:
 
 
 def _of_source(name: str) -> dict[str, Key]:
-    """The options of a source of data, none of which must be given."""
+    """The options of a source of data, which may be left out; an unknown source is refused later."""
+    try:
+        options = sources.options_of(name)
+    except (DataError, ImportError):
+        return {}
     keys = {}
-    for option, said in sources.options_of(name).items():
+    for option, said in options.items():
         within = said.within if said.kind in (int, float) else ""
         kinds = {said.kind: within} if said.kind in _KINDS else {int: "[0, inf)", str: ""}
         kinds = {} if said.choices else kinds

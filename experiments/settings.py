@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from crossattn import models
-from crossattn.functional import flatten
+from crossattn.functional import flatten, nest
 from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
@@ -27,11 +27,6 @@ T = TypeVar("T")
 
 def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: Any) -> T:
     """``kind(**values)``, with errors that name the config's section."""
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    if unknown := [key for key in values if key not in known]:
-        raise SettingsError(
-            f"config.{name} has {', '.join(unknown)}; expected only {', '.join(known)}."
-        )
     try:
         return kind(**values, **more)
     except (TypeError, ValueError) as error:
@@ -215,21 +210,14 @@ def saved_config(workdir: Folder) -> ConfigDict:
         raise SettingsError(f"there is no run in {workdir}: {path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} cannot be read ({error}); restore it or train anew.") from None
-    config: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, last = name.split(".")
-        section = config
-        for parent in parents:
-            section = section.setdefault(parent, {}) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or not all(name.split(".")):
-            raise SettingsError(f"{path} is damaged (at {name!r}); restore it or train anew.")
-        section[last] = value
+    if clash := [x for x in flat if any(other.startswith(f"{x}.") for other in flat)]:
+        raise SettingsError(f"{path} is damaged (at {clash[0]!r}); restore it or train anew.")
     try:
-        config_dict = ConfigDict(config)
-    except (ValueError, TypeError) as error:
+        config = ConfigDict(nest(flat))
+    except (TypeError, ValueError) as error:
         raise SettingsError(f"{path} is damaged ({error}); restore it or train anew.") from None
     try:
-        check(config_dict)
+        check(config)
     except SettingsError as error:
         raise SettingsError(f"{path} does not fit: {error}") from None
-    return config_dict
+    return config

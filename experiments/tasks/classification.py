@@ -27,17 +27,13 @@ from experiments.tasks.corpus import Corpus, UnreadCorpus
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationData(sections.Data):
+class ClassificationData(sections.Pictures, sections.Data):
     """Pictures, texts or both, each of one class.
 
     Attributes:
       label: the value of an example that is its class.
       image: the value that is a picture; None reads none.
-      height, width: of pictures, in pixels.
       channels: 3 for colour, 1 for grey.
-      flip: half of the pictures are mirrored in training.
-      shift: the most pixels by which they are shifted in training.
-      unreadable: refuse files that are no pictures, or skip them and say which, and how many.
       text: the value that is a text; None reads none.
       text_len: the most tokens of a text, its end included.
     """
@@ -47,9 +43,6 @@ class ClassificationData(sections.Data):
     height: sections.Pixels | None = None
     width: sections.Pixels | None = None
     channels: Annotated[int, "[1, 3]"] = 3
-    flip: bool = False
-    shift: sections.Number = 0
-    unreadable: sections.Unreadable = "refuse"
     text: str | None
     text_len: sections.Length | None = None
     splits: sections.Splits

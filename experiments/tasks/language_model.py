@@ -1,7 +1,6 @@
 """Next-token prediction: a decoder-only model on one side of a corpus."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,23 +17,12 @@ from experiments.tasks.texts import TextTask
 _ROWS = 32  # texts that are gone on with at once
 
 
-@dataclass(frozen=True)
-class Tokenizer(sections.Tokenizer):
-    """One tokenizer.
-
-    Attributes:
-      joint: learn it from both sides.
-    """
-
-    joint: bool = False
-
-
 class LanguageModelTask(TextTask):
     """The next token of a ``Decoder``, or of another model with ``hidden(tokens)``."""
 
     sections = {
         "data": sections.OneSidedData,
-        "tokenizer": Tokenizer,
+        "tokenizer": sections.PairTokenizer,
         "loss": sections.CrossEntropy,
         "evaluate": sections.PlannedEvaluation,
     }

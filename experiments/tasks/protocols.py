@@ -1,51 +1,41 @@
-"""Methods that tasks ask of a model: a protocol for each kind of model.
+"""Methods that tasks ask of a model: a protocol for each kind of model, held to before anything is made.
 
-A class is held to the protocol of its task before anything is made: it has each method, with arguments of
-those names, but for what stands before a slash. Shapes have the letters of ``crossattn.types``.
+A model has each method, with arguments of those names but for what stands before a slash. A key turns dropout
+on; where ``output_table()`` gives the output layer [V D], a loss of tokens holds fewer logits at once.
 """
 
 import inspect
 from typing import Any, Protocol
 
 
-class LanguageModel(Protocol):
-    """Next tokens of a text [B T], several texts a row."""
+class Head(Protocol):
+    """Logits [... V], of tokens or of classes, of what ``hidden`` gives."""
 
-    def hidden(self, tokens: Any, *, segment_ids: Any, positions: Any, key: Any) -> Any:
-        """Vectors [B T D]; a token reads its own segment, and a key turns dropout on."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B T V]; where ``output_table()`` gives [V D] too, the loss holds fewer of them at once."""
-        ...
-
-
-class MaskedLanguageModel(Protocol):
-    """Tokens of a text [B T], read both ways."""
-
-    def hidden(self, tokens: Any, *, segment_ids: Any, key: Any) -> Any:
-        """Vectors [B T D]; a token reads its own segment."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B T V]."""
-        ...
+    def logits(self, hidden: Any, /) -> Any: ...
 
 
 class Generator(Protocol):
-    """Decoding, see ``docs/decoding.md``."""
+    """Decoding, see ``docs/decoding.md``: states, then (logits [B J T V], states) of tokens [B J T]."""
 
-    def prefill(self, batch: int, num_beams: int, cache_length: int) -> Any:
-        """States of ``decode_step``; what the model reads is given by name."""
-        ...
+    def prefill(self, batch: int, num_beams: int, cache_length: int) -> Any: ...
 
-    def decode_step(self, tokens: Any, states: Any) -> Any:
-        """[B J T] -> (logits [B J T V], states)."""
-        ...
+    def decode_step(self, tokens: Any, states: Any) -> Any: ...
 
 
-class TranslationModel(Generator, Protocol):
-    """Texts [B T] of texts [B S]."""
+class LanguageModel(Head, Protocol):
+    """Texts [B T] in, vectors [B T D] of the next tokens out; a token reads its own segment."""
+
+    def hidden(self, tokens: Any, *, segment_ids: Any, positions: Any, key: Any) -> Any: ...
+
+
+class MaskedLanguageModel(Head, Protocol):
+    """Texts [B T] in, vectors [B T D] out; a token reads all of its own segment."""
+
+    def hidden(self, tokens: Any, *, segment_ids: Any, key: Any) -> Any: ...
+
+
+class TranslationModel(Head, Generator, Protocol):
+    """Texts [B S] and [B T] in, vectors [B T D] and weights [L B N T S] or None out."""
 
     def hidden(
         self,
@@ -58,17 +48,11 @@ class TranslationModel(Generator, Protocol):
         target_positions: Any,
         key: Any,
         return_weights: bool,
-    ) -> Any:
-        """(vectors [B T D], weights of cross-attention [L B N T S] or None)."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B T V], as of a ``LanguageModel``."""
-        ...
+    ) -> Any: ...
 
 
-class CaptioningModel(Generator, Protocol):
-    """Texts [B T] of pictures or sounds [B ...]."""
+class CaptioningModel(Head, Generator, Protocol):
+    """Pictures or sounds [B ...] and texts [B T] in, vectors [B T D] and weights or None out."""
 
     def hidden(
         self,
@@ -78,75 +62,41 @@ class CaptioningModel(Generator, Protocol):
         target_segment_ids: Any,
         target_positions: Any,
         key: Any,
-    ) -> Any:
-        """(vectors [B T D], weights or None)."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B T V], as of a ``LanguageModel``."""
-        ...
+    ) -> Any: ...
 
 
-class InterleavedModel(Generator, Protocol):
-    """Next tokens of texts [B T] that pictures [B I H W C] stand in, at places [B I]."""
+class InterleavedModel(Head, Generator, Protocol):
+    """Texts [B T] with pictures [B I H W C] at places [B I] in, vectors [B T D] out."""
 
     def hidden(
         self, tokens: Any, *, segment_ids: Any, images: Any, image_positions: Any, key: Any
-    ) -> Any:
-        """Vectors [B T D]."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B T V], as of a ``LanguageModel``."""
-        ...
+    ) -> Any: ...
 
 
-class ImageClassifier(Protocol):
-    """Classes of pictures [B H W C]."""
+class ImageClassifier(Head, Protocol):
+    """Pictures [B H W C] in, whatever ``logits`` reads out."""
 
-    def hidden(self, *, image: Any, key: Any) -> Any:
-        """Whatever ``logits`` reads."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B classes]."""
-        ...
+    def hidden(self, *, image: Any, key: Any) -> Any: ...
 
 
-class TextClassifier(Protocol):
-    """Classes of texts [B S]."""
+class TextClassifier(Head, Protocol):
+    """Texts [B S] in, whatever ``logits`` reads out."""
 
-    def hidden(self, *, tokens: Any, segment_ids: Any, key: Any) -> Any:
-        """Whatever ``logits`` reads."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B classes]."""
-        ...
+    def hidden(self, *, tokens: Any, segment_ids: Any, key: Any) -> Any: ...
 
 
-class ImageTextClassifier(Protocol):
-    """Classes of pictures [B H W C] and texts [B S] together."""
+class ImageTextClassifier(Head, Protocol):
+    """Pictures [B H W C] and texts [B S] in, whatever ``logits`` reads out."""
 
-    def hidden(self, *, image: Any, tokens: Any, segment_ids: Any, key: Any) -> Any:
-        """Whatever ``logits`` reads."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B classes]."""
-        ...
+    def hidden(self, *, image: Any, tokens: Any, segment_ids: Any, key: Any) -> Any: ...
 
 
-class RegionClassifier(Protocol):
-    """Classes of the regions of pages, by texts [B R T], boxes [B R 4] and pictures [B R H W C]."""
+class RegionClassifier(Head, Protocol):
+    """Texts [B R T], boxes [B R 4] and pictures [B R H W C] of regions in, vectors [B R D] out."""
 
-    def hidden(self, text: Any, boxes: Any, pictures: Any, *, segment_ids: Any, key: Any) -> Any:
-        """Vectors of the regions [B R D]."""
-        ...
-
-    def logits(self, hidden: Any, /) -> Any:
-        """[B R classes]."""
-        ...
+    def hidden(
+        self, text: Any, boxes: Any, pictures: Any, *, segment_ids: Any, key: Any
+    ) -> Any: ...
 
 
 def lacking(module: type, protocol: type) -> str:

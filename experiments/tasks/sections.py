@@ -10,7 +10,6 @@ Pixels = Annotated[int, "[1, 8192]"]
 """A picture's side; the largest are as many as a file's that is read."""
 Number = Annotated[int, "[0, inf)"]
 Share = Annotated[float, "(0, 1)"]
-Unreadable = Literal["refuse", "skip"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +95,7 @@ class Pictures:
     width: Pixels
     flip: bool = False
     shift: Number = 0
-    unreadable: Unreadable = "refuse"
+    unreadable: Literal["refuse", "skip"] = "refuse"
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,17 @@ class Tokenizer:
 
     kind: Literal["bpe", "unigram"]
     vocab_size: Annotated[int, "[261, inf)"]
+
+
+@dataclass(frozen=True)
+class PairTokenizer(Tokenizer):
+    """One tokenizer, or one for each side.
+
+    Attributes:
+      joint: one tokenizer for both sides.
+    """
+
+    joint: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,6 @@ class PairData(sections.PackedData):
 
 
 @dataclass(frozen=True)
-class Tokenizers(sections.Tokenizer):
-    """Tokenizers of both sides.
-
-    Attributes:
-      joint: one tokenizer for both sides.
-    """
-
-    joint: bool
-
-
-@dataclass(frozen=True)
 class TranslationLoss(sections.CrossEntropy):
     """The loss of tokens, and of alignments.
 
@@ -113,7 +102,7 @@ class TranslationTask(TextTask):
 
     sections = {
         "data": PairData,
-        "tokenizer": Tokenizers,
+        "tokenizer": sections.PairTokenizer,
         "loss": TranslationLoss,
         "evaluate": Evaluation,
     }
