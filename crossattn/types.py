@@ -5,7 +5,7 @@ heads, ``G = N // K`` queries that share a key head, ``H`` head size, ``D`` mode
 size, ``V`` vocabulary, ``L`` layers.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, Key, PyTree, Shaped
@@ -15,12 +15,16 @@ __all__ = [
     "Array",
     "Axes",
     "Bool",
+    "Count",
     "Float",
     "Int",
     "Integer",
     "Key",
+    "NonNegative",
     "Params",
+    "Positive",
     "PyTree",
+    "Rate",
     "Shaped",
 ]
 
@@ -35,3 +39,10 @@ Params = dict[str, Any]
 
 Axes = dict[str, Any]
 """The same nested dict as ``Params``; each leaf is a tuple of logical axis names, one an axis."""
+
+Count = Annotated[int, "[1, inf)"]
+"""A field of a config whose range is an interval, as mathematics writes it: here, 1 or more."""
+
+Rate = Annotated[float, "[0, 1)"]
+NonNegative = Annotated[float, "[0, inf)"]
+Positive = Annotated[float, "(0, inf)"]

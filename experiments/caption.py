@@ -13,25 +13,23 @@ one that cannot be read does not stop the others; the exit code is then 1.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
 
 from crossattn import viz
-from crossattn.data.errors import DataError
-from crossattn.data.features import Image
-from experiments import launch
+from experiments import inputs, launch
 from experiments.runs import NUM_BEAMS, STEP, open_run
 from experiments.tasks.captioning import CaptioningTask
 from experiments.tasks.interleaved import InterleavedTask
-from experiments.transcribe import LANGUAGE, pictures
+from experiments.transcribe import LANGUAGE
 
 _GALLERY = flags.DEFINE_string(
     "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
 )
 FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
-_SHOWN = 256  # pixels of a picture's longer side that are drawn
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,25 +44,21 @@ def main(arguments: Sequence[str]) -> int:
     _, task, params = open_run(CaptioningTask, InterleavedTask)
     prompt = task.prompt_in(_language(task, LANGUAGE.value))
     caption = _captioner(task, params, prompt, NUM_BEAMS.value)
-    shown, failed = {}, False
-    for path, own in zip(arguments, pictures(drawing, arguments), strict=True):
-        try:
-            text, read = caption(path)
-        except DataError as error:
-            if len(arguments) == 1:
-                raise
-            launch.complain(error)
-            failed = True
-            continue
+    shown = {}
+
+    def use(path: str, own: Path | None) -> None:
+        text, read = caption(path)
         print(f"{path}: {text}", flush=True)
         if own is not None or page is not None:
-            shown[path] = _seen(task, path), text
+            shown[path] = inputs.shown(task.features["source"], path), text
         if own is not None:
             viz.save(viz.patches(shown[path][0], read(), text), own)
+
+    code = inputs.each_file(arguments, drawing, use)
     if page is not None and shown:
         images, texts = zip(*shown.values(), strict=True)
         viz.save(viz.captions(images, texts), page)
-    return int(failed)
+    return code
 
 
 def _language(task: Any, chosen: str | None) -> str | None:
@@ -124,21 +118,6 @@ def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.n
         name, again = words[word], words[:word].count(words[word])
         found[f"{name} ({again + 1})" if again else name] = weights[own].mean(0)
     return found
-
-
-def _seen(task: Any, path: str) -> np.ndarray:
-    """The part of a picture that the model gets, in more pixels than it does, values from 0 to 1."""
-    feature = task.features["source"]
-    scale = max(1, _SHOWN // max(feature.height, feature.width))
-    large = Image(
-        feature.height * scale,
-        feature.width * scale,
-        feature.channels,
-        feature.resize,
-        (0.0,),
-        (1.0,),
-    )
-    return np.clip(large.prepare(path), 0, 1)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,9 @@ import jax
 import numpy as np
 
 from crossattn import viz
-from crossattn.data.errors import DataError
-from crossattn.data.features import Image
-from experiments import launch
+from experiments import inputs, launch
 from experiments.runs import STEP, open_run
 from experiments.tasks.classification import ClassificationTask
-from experiments.transcribe import pictures
 
 FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, launch.PLOT)
 _NAMED = 3  # classes
@@ -37,18 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     drawing = launch.picture()
     _, task, params = open_run(ClassificationTask)
     classify = _classifier(task, params, drawn=drawing is not None)
-    failed = False
-    for path, own in zip(arguments, pictures(drawing, arguments), strict=True):
-        try:
-            line = classify(path, own)
-        except DataError as error:
-            if len(arguments) == 1:
-                raise
-            launch.complain(error)
-            failed = True
-        else:
-            print(f"{path}: {line}", flush=True)
-    return int(failed)
+
+    def use(path: str, own: Path | None) -> None:
+        print(f"{path}: {classify(path, own)}", flush=True)
+
+    return inputs.each_file(arguments, drawing, use)
 
 
 def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path | None], str]:
@@ -81,15 +71,10 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
         if own is not None:
             weights = {name: np.asarray(w)[0] for name, w in read(params, x).items()}
             title = line.partition(",")[0]
-            viz.save(viz.patches(_seen(feature, x[0]), weights, title), own)
+            viz.save(viz.patches(inputs.shown(feature, path), weights, title), own)
         return line
 
     return classify
-
-
-def _seen(feature: Image, x: np.ndarray) -> np.ndarray:
-    """The picture that a model gets, with values from 0 to 1."""
-    return np.clip(x * np.asarray(feature.std) + np.asarray(feature.mean), 0, 1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from crossattn.train import processes
-from experiments import launch, translate
+from experiments import inputs, launch, translate
 from experiments.runs import STEP, open_run
 from experiments.tasks.language_model import LanguageModelTask
 
@@ -31,7 +31,7 @@ FLAGS = (
 def main(arguments: Sequence[str]) -> int:
     """The command."""
     launch.keep_compiled()
-    prompts = list(arguments) or translate.shared_standard_input()
+    prompts = list(arguments) or inputs.standard_input()
     _, task, params = open_run(LanguageModelTask)
     texts = task.continued(params, prompts, _MAX_NEW_TOKENS.value, **translate.decoding())
     if processes.is_main():

@@ -45,15 +45,15 @@ def of_config(values: dict[str, Any], title: str) -> str:
     """A line for each key that such a config may hold: value, meaning, what it takes."""
     entries = flatten(values)
     rows = [
-        (name, _shown(entries[name]) if name in entries else "-", key)
-        for name, key in keys.of(entries.get("task"), entries.get("model.name")).items()
+        (name, _shown(entries[name]) if name in entries else f"({_shown(key.default)})", key)
+        for name, key in keys.of(values).items()
     ]
     names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     lines = [
         f"  {name:<{names}}  {value:<{shown}}  {key.meaning} ({key.expected})"
         for name, value, key in rows
     ]
-    head = f"{title}; a key is changed by --config.KEY=VALUE, and one with - is left out."
+    head = f"{title}; change a key by --config.KEY=VALUE; a value in brackets is a default."
     return "\n".join([head, "", *lines])
 
 

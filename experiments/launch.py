@@ -234,12 +234,10 @@ def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
         raise Refused(f"--config names {path}, which is no file; see configs/ for what there is.")
     if taken is not None:
         _refuse_foreign(argv, taken)
-    argv, extra = overrides.taken_out(argv)
+    argv, changes = overrides.taken_out(argv)
     try:
         arguments = _read(argv)
     except flags.UnrecognizedFlagError as error:
-        if error.flagname.startswith("config."):
-            raise Refused(f"--{error.flagname} changes a config; name one with --config.") from None
         raise Refused(help.unknown(error.flagname, taken or ())) from None
     except flags.Error as error:
         # What get_config raised comes as the text of a traceback; its last line says what is wrong.
@@ -248,18 +246,16 @@ def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
             raise Refused(f"--config={path}: {last}") from None
         raise
     except Exception as error:
-        if unknown := overrides.unknown_key(argv, error):
-            raise Refused(unknown) from None
         if isinstance(error, AttributeError) and "get_config" in str(error):
             raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
         raise Refused(f"--config={path} could not be read: {_one_line(error)}") from error
-    if extra:
-        overrides.put(CONFIG.value, extra)
+    if changes:
+        overrides.put(CONFIG.value, changes)
     return arguments
 
 
 def _read(argv: Sequence[str]) -> list[str]:
-    """Flags read by absl, and overrides by ml_collections, which looks for them in ``sys.argv``."""
+    """Flags read by absl; ml_collections looks for a config's in ``sys.argv``."""
     before, sys.argv = sys.argv, list(argv)
     try:
         return flags.FLAGS(sys.argv)

@@ -5,15 +5,14 @@ becomes one sentence that names it, before anything is computed.
 """
 
 import dataclasses
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from crossattn import models
-from crossattn.functional import flatten
+from crossattn.functional import flatten, nest
 from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
@@ -28,11 +27,6 @@ T = TypeVar("T")
 
 def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: Any) -> T:
     """``kind(**values)``, with errors that name the config's section."""
-    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    if unknown := [key for key in values if key not in known]:
-        raise SettingsError(
-            f"config.{name} has {', '.join(unknown)}; expected only {', '.join(known)}."
-        )
     try:
         return kind(**values, **more)
     except (TypeError, ValueError) as error:
@@ -45,14 +39,19 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     return build(
         TrainConfig,
         "train",
-        config.train.to_dict(),
+        section_of(config, "train"),
         seed=config.seed,
-        optim=build(OptimConfig, "optim", config.optim.to_dict()),
-        mesh=build(MeshConfig, "mesh", config.mesh.to_dict()),
+        optim=build(OptimConfig, "optim", section_of(config, "optim")),
+        mesh=build(MeshConfig, "mesh", section_of(config, "mesh")),
         checkpoint=build(
-            CheckpointConfig, "checkpoint", config.checkpoint.to_dict(), resume=resume
+            CheckpointConfig, "checkpoint", section_of(config, "checkpoint"), resume=resume
         ),
     )
+
+
+def section_of(config: ConfigDict, name: str) -> dict[str, Any]:
+    """Values of a section; one that is left out has none."""
+    return config[name].to_dict() if name in config else {}
 
 
 def check(config: ConfigDict) -> None:
@@ -61,32 +60,23 @@ def check(config: ConfigDict) -> None:
     Raises:
       SettingsError: names the key, its value and what was expected.
     """
-    values = flatten(config.to_dict())
-    task, model = values.get("task"), values.get("model.name")
-    kind = tasks.find(task)
-    if not isinstance(model, str):
-        given = "missing" if "model.name" not in values else _clipped(model)
-        raise SettingsError(
-            f"config.model.name is {given}; expected one of {', '.join(models.known())}."
-        )
-    own = keys.of(task, model)
-    for name, value in values.items():
+    own, given = keys.of(config), flatten(config.to_dict())
+    for name, value in given.items():
         if name not in own:
-            raise SettingsError(
-                f"the config has {name}, which is no key of a {task} by a {model}"
-                f"{keys.suggestion(name, own)} --help=config lists all."
-            )
+            raise SettingsError(keys.no_key(name, config, own))
         if not own[name].takes(value) or not _is_unicode(value):
             raise SettingsError(
                 f"config.{name} is {_clipped(value)}; expected {own[name].expected}."
             )
-    missing = [name for name, key in own.items() if key.needed and name not in values]
+    missing = [
+        name for name, key in own.items() if key.default is keys.NEEDED and name not in given
+    ]
     if missing:
         raise SettingsError(f"the config lacks {', '.join(missing)}; see --help=config.")
     for section in _shapes(config.model):
         _check_model(*section)
-    _check_init(config.to_dict().get("init", {}))
-    kind.check(config)
+    _check_init(section_of(config, "init"))
+    tasks.find(config.task).check(config)
 
 
 def _is_unicode(value: Any) -> bool:
@@ -164,14 +154,27 @@ def model_config(model: ConfigDict, **sizes: Any) -> Any:
 
 def _field_names(kind: Any) -> set[str]:
     """Of a model's config and of its parts."""
-    parts = keys.model_parts(kind)
+    parts = _parts(kind)
     own = {field.name for field in dataclasses.fields(kind)} - parts.keys()
     return own.union(*(_field_names(part) for part in parts.values()))
 
 
+def _parts(kind: type) -> dict[str, type]:
+    """The configs of other architectures that an architecture's config is made of, by their fields."""
+    hints = get_type_hints(kind)
+    return {
+        each.name: hints[each.name]
+        for each in dataclasses.fields(kind)
+        if dataclasses.is_dataclass(hints[each.name])
+        and hints[each.name] is not BlockConfig
+        and each.default is dataclasses.MISSING
+        and each.default_factory is dataclasses.MISSING
+    }
+
+
 def _shape(kind: Any, name: str, values: dict[str, Any], sizes: Mapping[str, Any]) -> Any:
     """A config of that kind from its section, and of the sizes those that are its fields."""
-    hints, parts = typing.get_type_hints(kind), keys.model_parts(kind)
+    hints, parts = get_type_hints(kind), _parts(kind)
     sections = {part: values.pop(part, {}) for part in parts}
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"])
@@ -207,21 +210,14 @@ def saved_config(workdir: Folder) -> ConfigDict:
         raise SettingsError(f"there is no run in {workdir}: {path} does not exist.") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} cannot be read ({error}); restore it or train anew.") from None
-    config: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, last = name.split(".")
-        section = config
-        for parent in parents:
-            section = section.setdefault(parent, {}) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or not all(name.split(".")):
-            raise SettingsError(f"{path} is damaged (at {name!r}); restore it or train anew.")
-        section[last] = value
+    if clash := [x for x in flat if any(other.startswith(f"{x}.") for other in flat)]:
+        raise SettingsError(f"{path} is damaged (at {clash[0]!r}); restore it or train anew.")
     try:
-        config_dict = ConfigDict(config)
-    except (ValueError, TypeError) as error:
+        config = ConfigDict(nest(flat))
+    except (TypeError, ValueError) as error:
         raise SettingsError(f"{path} is damaged ({error}); restore it or train anew.") from None
     try:
-        check(config_dict)
+        check(config)
     except SettingsError as error:
         raise SettingsError(f"{path} does not fit: {error}") from None
-    return config_dict
+    return config

@@ -18,13 +18,12 @@ from absl import flags
 
 from crossattn import viz, weights
 from crossattn.data.audio import read_audio
-from crossattn.data.errors import DataError
 from crossattn.data.mel import HOP, log_mel
 from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.speech.transcribe import Transcriber
 from crossattn.decode.speech.transcript import FRAME, TIME, Transcript
 from crossattn.weights.hub import find_folder
-from experiments import fetch_weights, launch
+from experiments import fetch_weights, inputs, launch
 
 _MODEL = flags.DEFINE_string(
     "model", "tiny.en", "tiny.en, base, the folder of a checkpoint, or its name on the hub."
@@ -54,18 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     tokens = transcriber.tokens
     if LANGUAGE.value or not tokens.multilingual:
         tokens.prefix(LANGUAGE.value, _TASK.value, times=True)  # refuses what it does not know
-    if len(arguments) == 1:
-        transcribe(transcriber, arguments[0], picture)
-        return 0
-    failed = False
-    for path, own in zip(arguments, pictures(picture, arguments), strict=True):
-        print(f"{path}:", flush=True)
-        try:
-            transcribe(transcriber, path, own)
-        except (DataError, launch.Refused) as error:
-            launch.complain(error)
-            failed = True
-    return int(failed)
+
+    def use(path: str, own: Path | None) -> None:
+        if len(arguments) > 1:
+            print(f"{path}:", flush=True)
+        transcribe(transcriber, path, own)
+
+    return inputs.each_file(arguments, picture, use)
 
 
 def transcribe(transcriber: Transcriber, path: str, picture: Path | None) -> None:
@@ -75,16 +69,6 @@ def transcribe(transcriber: Transcriber, path: str, picture: Path | None) -> Non
     show(transcript)
     if picture:
         draw(transcriber, frames, transcript, picture)
-
-
-def pictures(path: Path | None, sounds: Sequence[str]) -> list[Path | None]:
-    """A picture for each of several sounds, called after it, or numbered where two are called the same."""
-    if path is None:
-        return [None] * len(sounds)
-    names = [Path(sound).stem for sound in sounds]
-    if len(set(names)) < len(names):
-        names = [str(number) for number in range(1, len(names) + 1)]
-    return [path.with_stem(f"{path.stem}-{name}") for name in names]
 
 
 def open_whisper(

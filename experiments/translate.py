@@ -20,7 +20,7 @@ from crossattn import viz
 from crossattn.decode import constraints, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
-from experiments import launch, report
+from experiments import inputs, launch, report
 from experiments.runs import NUM_BEAMS, STEP, open_run
 from experiments.tasks.translation import TranslationTask
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     launch.keep_compiled()
     picture = launch.picture()
-    sentences = list(arguments) or shared_standard_input()
+    sentences = list(arguments) or inputs.standard_input()
     _, task, params = open_run(TranslationTask)
     config = task.config
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
@@ -126,36 +126,6 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
         title=f"cross-attention: {recipe}",
     )
     return viz.save(figure, path)
-
-
-def shared_standard_input() -> list[str]:
-    """What the main process reads, in every process: only one of them has a standard input."""
-    said: dict[str, Any] = {}
-    if processes.is_main():
-        try:
-            said = {"lines": _standard_input()}
-        except launch.Refused as error:
-            said = {"refused": str(error)}
-    said = processes.gather(said)[0]
-    if "refused" in said:
-        raise launch.Refused(said["refused"])
-    return said["lines"]
-
-
-def _standard_input() -> list[str]:
-    """Lines of standard input, which must be UTF-8."""
-    lines = []
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            lines.append(line.decode("utf-8").strip())
-        except UnicodeDecodeError as error:
-            raise launch.Refused(
-                f"line {number} of standard input is not UTF-8 (byte {error.start + 1}); convert it "
-                "first, for example with iconv."
-            ) from None
-    if not lines:
-        raise launch.Refused("got no text; give some as arguments or on standard input.")
-    return lines
 
 
 if __name__ == "__main__":

@@ -10,16 +10,19 @@ import tomllib
 
 import pytest
 
-from experiments import launch
-from experiments.keys import every
+from crossattn.__main__ import USAGE
+from experiments import keys, launch
 from experiments.options import Options
-from experiments.overrides import _value
 from experiments.settings import check
 from tests.conftest import ROOT, kept
 from tests.experiments.conftest import start
+from tests.experiments.test_configs import CONFIGS, get_config
 
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN = (
+    ROOT / "docs" / "own.md"
+)  # its commands are of its own files: tests/extending/test_own.py runs them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _PYTHON = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```python\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -43,14 +46,30 @@ def commands_of(path):
             yield name, shlex.split(words.rstrip('" '))
 
 
-TINY = [
-    command
-    for page in PAGES
-    if page != README
-    for command in commands_of(page)
-    if command[0] == "train" and any(re.search(r"^--config=.*\btiny$", w) for w in command[1])
-    if not any(word.startswith("--config.mesh") for word in command[1])  # wants eight devices
-]
+def first_steps():
+    """Commands that train, each once, with the ``tiny`` variant of its config; printed as such, or slow.
+
+    But for those that want eight devices, several processes, or files of the user.
+    """
+    wanting = (
+        "--config.mesh",
+        "--distributed",
+        "--config.init.from=runs",
+        "--config.init.from=path",
+    )
+    found = {}
+    for page in PAGES:
+        for name, words in commands_of(page) if page not in (README, OWN) else ():
+            if name != "train" or any(word.startswith(wanting) for word in words):
+                continue
+            (config,) = (word for word in words if word.startswith("--config="))
+            colon = "," if ":" in config else ":"
+            tiny = config if config.endswith("tiny") else f"{config}{colon}tiny"
+            others = [w for w in words if w != config and "steps=" not in w and "workdir" not in w]
+            given = (tiny, *others)
+            marks = () if tiny == config else pytest.mark.slow
+            found.setdefault(given, pytest.param(given, marks=marks, id=" ".join(given)))
+    return found.values()
 
 
 class Parsed(Exception):
@@ -79,7 +98,7 @@ def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_c
     assert capsys.readouterr().out.strip().splitlines()[-1]  # the translation
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p))], ids=named)
+@pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p)) and p != OWN], ids=named)
 def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatch, capsys):
     """Up to where its work begins."""
     parse, configs = Options.parse_args, []
@@ -114,20 +133,33 @@ def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatc
                 module.main()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", [p for p in PAGES if p != OWN], ids=named)
 def test_an_override_that_a_page_names_is_what_its_key_takes(page):
-    known = every()
+    known = {}
+    for name in CONFIGS:
+        config = get_config(name)
+        for source in (config.data.name, "copy", "files:mine.tsv"):
+            config.data.name = source
+            known |= keys.of(config)
     for name, text in re.findall(r"--config\.([\w.]*\w)=([^\s`\"]+)", page.read_text()):
-        if text != "...":
-            _value(name, known[name], text.strip("'"))  # which refuses it otherwise
+        assert text == "..." or known[name].takes(known[name].read(text.strip("'"))), name
 
 
-@pytest.mark.parametrize("command", TINY, ids=lambda command: " ".join(command[1][1:]))
-def test_a_command_for_a_tiny_run_takes_its_first_step(command, tmp_path, compiled_code, capsys):
-    name, words = command
-    words = [word.replace("runs/", f"{tmp_path}/") for word in words]
+@pytest.mark.parametrize("given", first_steps())
+def test_a_command_that_trains_takes_its_first_step(given, tmp_path, compiled_code, capsys):
+    given = (*given, "--config.train.steps=1", f"--workdir={tmp_path / 'run'}")
     with kept(compiled_code):
-        assert start(name, *words, "--config.train.steps=1") == 0, capsys.readouterr().err
+        assert start("train", *given) == 0, capsys.readouterr().err
+
+
+def test_targets_of_make_and_commands_of_the_library_that_a_page_names_are_there(capsys):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text()
+        named_targets = re.findall(r"(?:^|`)make ([\w-]+)", text, re.MULTILINE)
+        assert set(named_targets) <= targets, named(page)
+        for command in re.findall(r"python -m crossattn (\w+)", text):
+            assert re.search(rf"^{command} ", USAGE, re.MULTILINE), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

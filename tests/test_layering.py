@@ -12,14 +12,12 @@ FREE = {
     "functional",
     "axes",
     "rows",
-    "keys",
 }  # beside the floors: everybody may import them
 MODELS = {"ops", "nn", "models"}
 BELOW = {
     "types": set(),
     "axes": set(),
     "rows": {"axes"},
-    "keys": set(),
     "functional": {"types"},
     "ops": {"ops"} | FREE,
     "nn": {"ops", "nn"} | FREE,
@@ -40,7 +38,6 @@ CORE = {
     "functional",
     "axes",
     "rows",
-    "keys",
     "ops",
     "nn",
     "models",

@@ -7,12 +7,11 @@ path.
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from crossattn.keys import ConfigKey
 from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.clip import CLIP, CLIPConfig
 from crossattn.models.crossvit import CrossViT, CrossViTConfig
@@ -75,7 +74,6 @@ class Architecture:
       example: arguments that a model of a config can be called with, drawn at random by
         ``example(config, rows, padding)``: arrays by their names, whose first axis is rows. What has a
         length is so many places longer, which come last and are said to be padding. None if there is none.
-      keys: those of a config's section ``model`` that other models need not have, its ``KEYS``.
     """
 
     name: str
@@ -83,7 +81,6 @@ class Architecture:
     module: Any
     tiny: Callable[..., Any]
     example: Callable[..., dict[str, Any]] | None
-    keys: Mapping[str, ConfigKey]
 
 
 def known() -> list[str]:
@@ -110,8 +107,7 @@ def find(name: str) -> Architecture:
             f"{module.__name__} has no {' and no '.join(lacking)}; an architecture has {', '.join(wanted)}."
         )
     model, config, tiny = (getattr(module, part) for part in wanted)
-    example, keys = getattr(module, "example", None), getattr(module, "KEYS", {})
-    return Architecture(name, config, model, tiny, example, keys)
+    return Architecture(name, config, model, tiny, getattr(module, "example", None))
 
 
 def _imported(name: str) -> ModuleType:

@@ -22,7 +22,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
@@ -32,20 +31,8 @@ from crossattn.nn.outputs import ClassOutput
 from crossattn.nn.patches import PatchEmbedding, Size, resized
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
-from crossattn.types import Array, Float, Key
+from crossattn.types import Array, Count, Float, Key
 
-KEYS = {
-    "stages": ConfigKey(int, "How often the branches are run and exchange.", "[1, inf)"),
-    "small_patch": ConfigKey(int, "Side of a small patch, in pixels.", "[1, inf)"),
-    "large_patch": ConfigKey(int, "Side of a large patch, in pixels.", "[1, inf)"),
-    "small_layers": ConfigKey(int, "Layers of a stage on small patches.", "[1, inf)"),
-    "large_layers": ConfigKey(int, "Layers of a stage on large patches.", "[1, inf)"),
-    "large_dim": ConfigKey(int, "Model size of the branch of large patches.", "[1, inf)"),
-    "large_heads": ConfigKey(int, "Heads of the branch of large patches.", "[1, inf)"),
-    "large_mlp_dim": ConfigKey(
-        int, "Feed-forward size of the branch of large patches.", "[1, inf)"
-    ),
-}
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -67,14 +54,14 @@ class CrossViTConfig:
     """
 
     block: BlockConfig
-    large_dim: int
-    large_heads: int
-    large_mlp_dim: int
-    small_patch: int
-    large_patch: int
-    small_layers: int
-    large_layers: int
-    stages: int
+    large_dim: Count
+    large_heads: Count
+    large_mlp_dim: Count
+    small_patch: Count
+    large_patch: Count
+    small_layers: Count
+    large_layers: Count
+    stages: Count
     num_classes: int
     image_size: Size
     channels: int = 3

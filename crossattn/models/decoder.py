@@ -17,7 +17,6 @@ from typing import Any
 from flax import nnx
 
 from crossattn.functional import Build
-from crossattn.keys import ConfigKey
 from crossattn.models.transformer import with_positions
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
@@ -28,9 +27,8 @@ from crossattn.nn.outputs import OutputConfig, TokenOutput
 from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import BlockConfig, split
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Count, Float, Int, Key
 
-KEYS = {"layers": ConfigKey(int, "Depth.", "[1, inf)")}
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -55,10 +53,10 @@ class DecoderConfig:
 
     vocab_size: int
     block: BlockConfig
-    layers: int
+    layers: Count
     positions: PositionScheme = "learned"
     max_length: int = 512
-    window: int | None = None
+    window: Count | None = None
     tie_output: bool = True
     memory_dim: int | None = None
     input: InputConfig = InputConfig()

@@ -16,7 +16,7 @@ Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Lea
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,9 @@ import numpy as np
 from flax import nnx
 
 from crossattn.functional import Build
-from crossattn.keys import ConfigKey
-from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
-from crossattn.models.vit import IMAGE_KEYS, ViT, image_block, patch_reader
+from crossattn.models.vit import ViT, image_block, patch_reader
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block
 from crossattn.nn.examples import texts, vectors
@@ -37,13 +35,8 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import BlockConfig, Residual, Sublayer, split
-from crossattn.types import AnyArray, Array, Bool, Float, Int, Key
+from crossattn.types import AnyArray, Array, Bool, Count, Float, Int, Key
 
-KEYS = DECODER_KEYS | IMAGE_KEYS | {
-    "interval": ConfigKey(int, "Blocks of the language model to one that reads images.", "[1, inf)"),
-    "image_latents": ConfigKey(int, "Latents of each image.", "[1, inf)"),
-    "resampler_layers": ConfigKey(int, "Depth of the resampler.", "[1, inf)"),
-}  # fmt: skip
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -65,16 +58,16 @@ class FlamingoConfig(DecoderConfig):
       image_norm_epsilon: of the encoder's and the resampler's layer norms.
     """
 
-    interval: int = 1
-    image_dim: int = 64
+    interval: Count = 1
+    image_dim: Count = 64
     image_size: tuple[int, int] | None = None
     channels: int = 3
-    patch_size: int = 8
-    image_layers: int = 2
-    image_heads: int = 4
+    patch_size: Count = 8
+    image_layers: Annotated[int, "[0, inf)"] = 2
+    image_heads: Count = 4
     resampler_head_dim: int | None = None
-    image_latents: int = 8
-    resampler_layers: int = 2
+    image_latents: Count = 8
+    resampler_layers: Count = 2
     image_norm_epsilon: float = 1e-5
 
 

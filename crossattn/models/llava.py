@@ -17,17 +17,15 @@ Source: Liu et al. 2023, "Visual Instruction Tuning", equation 1; a projector of
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.keys import ConfigKey
-from crossattn.models.decoder import KEYS as DECODER_KEYS
 from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.models.vit import IMAGE_KEYS, ViT, ViTConfig, patch_reader
+from crossattn.models.vit import ViT, ViTConfig, patch_reader
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.images import image_positions, with_places
@@ -37,11 +35,8 @@ from crossattn.nn.patches import patch_grid
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
-from crossattn.types import AnyArray, Array, Float, Int, Key
+from crossattn.types import AnyArray, Array, Count, Float, Int, Key
 
-KEYS = DECODER_KEYS | IMAGE_KEYS | {
-    "projector_layers": ConfigKey(int, "Layers between patches and words.", "[1, 2]", needed=False),
-}  # fmt: skip
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -65,16 +60,16 @@ class LlavaConfig(DecoderConfig):
       image_id: the token that stands where an image does, once for each of its vectors; None is any.
     """
 
-    image_dim: int = 64
+    image_dim: Count = 64
     image_size: tuple[int, int] = (32, 32)
     channels: int = 3
-    patch_size: int = 8
-    image_layers: int = 2
-    image_heads: int = 4
+    patch_size: Count = 8
+    image_layers: Annotated[int, "[0, inf)"] = 2
+    image_heads: Count = 4
     image_norm_epsilon: float = 1e-5
     vision: ViTConfig | None = None
     keep_class_token: bool = False
-    projector_layers: int = 2
+    projector_layers: Annotated[int, "[1, 2]"] = 2
     projector_activation: Activation = "gelu_exact"
     projector_bias: bool = True
     image_id: int | None = None

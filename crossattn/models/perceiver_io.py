@@ -17,13 +17,12 @@ General Architecture for Structured Inputs & Outputs", sections 3.1 and 3.2.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import Block, EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
@@ -35,24 +34,10 @@ from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.positions import fourier, fourier_dim
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Count, Float, Int, Key
 
 PixelPositions = Literal["fourier", "learned"]
 
-KEYS = {
-    "layers": ConfigKey(int, "Layers of self-attention between the latents.", "[1, inf)"),
-    "repeats": ConfigKey(int, "How often those layers run, with the same parameters.", "[1, inf)"),
-    "latents": ConfigKey(int, "How many latents there are.", "[1, inf)"),
-    "pixel_positions": ConfigKey(
-        str, "How a pixel says where it stands.", choices=get_args(PixelPositions), needed=False
-    ),
-    "bands": ConfigKey(
-        int, "Frequencies of the Fourier positions of each axis.", "[1, inf)", needed=False
-    ),
-    "pixel_dim": ConfigKey(
-        int, "Size of projected pixels and of learnt positions.", "[1, inf)", needed=False
-    ),
-}  # fmt: skip
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -63,7 +48,7 @@ class PerceiverIOConfig:
     Attributes:
       block: shape of the latents' layers, whose size is D.
       layers: of self-attention between the latents.
-      latents: L.
+      latents: how many there are, L.
       repeats: how often those layers run, with the same parameters.
       read, write: shapes of the blocks in which latents read inputs, and queries read latents; None is
         ``block``. The size of ``write`` is that of the queries, E.
@@ -84,9 +69,9 @@ class PerceiverIOConfig:
     """
 
     block: BlockConfig
-    layers: int
-    latents: int
-    repeats: int = 1
+    layers: Count
+    latents: Count
+    repeats: Count = 1
     read: BlockConfig | None = None
     write: BlockConfig | None = None
     read_skip: bool = True
@@ -94,9 +79,9 @@ class PerceiverIOConfig:
     image_size: tuple[int, int] | None = None
     channels: int = 3
     pixel_positions: PixelPositions = "fourier"
-    bands: int = 64
+    bands: Count = 64
     resolution: tuple[int, int] | None = None
-    pixel_dim: int | None = None
+    pixel_dim: Count | None = None
     vocab_size: int | None = None
     token_dim: int | None = None
     max_length: int = 512

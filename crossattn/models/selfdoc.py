@@ -32,7 +32,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.keys import ConfigKey
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
@@ -46,20 +45,10 @@ from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, Sublayer, split
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
-from crossattn.types import Array, Bool, Float, Int, Key
+from crossattn.types import Array, Bool, Count, Float, Int, Key
 
 Modality = Literal["text", "picture"]
 _PAD = 0  # what texts are filled up with
-_LAYERS = "[1, inf)"
-KEYS = {
-    "part_layers": ConfigKey(int, "Layers over the tokens of a text or the patches.", _LAYERS),
-    "region_layers": ConfigKey(
-        int, "Layers of self-attention over regions, each modality.", _LAYERS
-    ),
-    "cross_layers": ConfigKey(int, "Layers across the modalities.", _LAYERS),
-    "patch": ConfigKey(int, "Side of the square patches of a picture.", _LAYERS),
-    "reads": ConfigKey(str, "What is read of a region.", choices=("both", "text", "picture")),
-}
 
 
 @dataclass(frozen=True)
@@ -84,11 +73,11 @@ class SelfDocConfig:
     block: BlockConfig
     tokens: int = 32
     picture: tuple[int, int, int] = (24, 96, 1)
-    part_layers: int = 1
-    region_layers: int = 1
-    cross_layers: int = 1
-    patch: int = 12
-    reads: str = "both"
+    part_layers: Count = 1
+    region_layers: Count = 1
+    cross_layers: Count = 1
+    patch: Count = 12
+    reads: Literal["both", "text", "picture"] = "both"
 
 
 def tiny(**changes: Any) -> SelfDocConfig:

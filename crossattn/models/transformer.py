@@ -18,7 +18,6 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
@@ -30,18 +29,11 @@ from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Count, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B frames M"]
 """Tokens; or, of a model that reads frames (Whisper), their features."""
 
-KEYS = {
-    "encoder_layers": ConfigKey(int, "Depth of the encoder.", "[1, inf)"),
-    "decoder_layers": ConfigKey(int, "Depth of the decoder.", "[1, inf)"),
-    "separate_inputs": ConfigKey(
-        bool, "Source and target have positions and norms of their own.", needed=False
-    ),
-}
 """Keys of a config's section ``model`` that other models need not have."""
 
 
@@ -52,7 +44,7 @@ class TransformerConfig:
     Attributes:
       vocab_size: target vocabulary, V.
       block: shape of every block.
-      encoder_layers, decoder_layers: depths.
+      encoder_layers, decoder_layers: depth of the encoder, and of the decoder.
       encoder_block: shape of the encoder's blocks where it differs; None is ``block``.
       source_vocab_size: None when source and target share one vocabulary and one table.
       separate_inputs: source and target have positions and norms of their own even so.
@@ -69,8 +61,8 @@ class TransformerConfig:
 
     vocab_size: int
     block: BlockConfig
-    encoder_layers: int
-    decoder_layers: int
+    encoder_layers: Count
+    decoder_layers: Count
     encoder_block: BlockConfig | None = None
     source_vocab_size: int | None = None
     separate_inputs: bool = False

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.keys import ConfigKey
 from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import vectors
@@ -30,20 +29,10 @@ from crossattn.nn.patches import PatchEmbedding, Size
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.dropout import dropout
-from crossattn.types import AnyArray, Array, Float, Key
+from crossattn.types import AnyArray, Array, Count, Float, Key
 
-KEYS = {
-    "layers": ConfigKey(int, "Layers of self-attention.", "[1, inf)"),
-    "patch_size": ConfigKey(int, "Side of a patch, in pixels.", "[1, inf)"),
-}
 """Keys of a config's section ``model`` that other models need not have."""
 
-IMAGE_KEYS = {
-    "image_dim": ConfigKey(int, "Size of the vectors of patches.", "[1, inf)"),
-    "image_layers": ConfigKey(int, "Depth of the encoder of pictures.", "[0, inf)"),
-    "image_heads": ConfigKey(int, "Heads of its attention.", "[1, inf)"),
-    "patch_size": KEYS["patch_size"],
-}
 """Keys of the section ``model`` of a language model that reads pictures, see ``patch_reader``."""
 
 
@@ -53,7 +42,7 @@ class ViTConfig:
 
     Attributes:
       block: shape of the layers.
-      layers: L.
+      layers: depth, L.
       patch_size: side of a patch, in pixels, or its height and width.
       image_size: height and width for which positions are learnt; other sizes interpolate them.
       channels: of a pixel.
@@ -70,8 +59,8 @@ class ViTConfig:
     """
 
     block: BlockConfig
-    layers: int
-    patch_size: int | Size
+    layers: Count
+    patch_size: Count | Size
     image_size: Size
     channels: int = 3
     num_classes: int | None = None

@@ -5,7 +5,7 @@ by hand, of any module.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import NormName, norm
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions.rotary import RopeScaling
-from crossattn.types import Array, Float, Key
+from crossattn.types import Array, Count, Float, Key, Positive, Rate
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,31 @@ class AttentionConfig:
     """The shape of an attention layer.
 
     Attributes:
-      num_heads: N.
-      num_kv_heads: K; None is N.
-      head_dim: H; None is D / N.
+      num_heads: query heads, N.
+      num_kv_heads: key and value heads, K; None is N.
+      head_dim: size of a head, H; None is D / N.
       value_dim: size of a value head, Hv; None is H.
       use_bias: biases in linear layers.
       key_bias, out_bias: a bias in the projection of keys, of the output; None is ``use_bias``.
       scale: what logits are multiplied by; None is ``H ** -0.5``.
       qk_norm: norm on query and key heads.
-      rope_base: rotary self-attention; None is none.
+      rope_base: base of rotary positions in self-attention; None has none.
       rope_scaling: how its rotations are slowed down; None is not at all.
       dropout_rate: on attention weights.
     """
 
-    num_heads: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    value_dim: int | None = None
+    num_heads: Count
+    num_kv_heads: Count | None = None
+    head_dim: Count | None = None
+    value_dim: Count | None = None
     use_bias: bool = True
     key_bias: bool | None = None
     out_bias: bool | None = None
-    scale: float | None = None
+    scale: Positive | None = None
     qk_norm: bool = False
-    rope_base: float | None = None
+    rope_base: Positive | None = None
     rope_scaling: RopeScaling | None = None
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class FeedForwardConfig:
     """The shape of a feed-forward network.
 
     Attributes:
-      hidden: its size, F.
-      activation: see ``FeedForward``.
+      hidden: size of the hidden layer, F.
+      activation: between its layers, see ``FeedForward``.
       use_bias: biases in linear layers.
       dropout_rate: on hidden features.
     """
 
-    hidden: int
+    hidden: Count
     activation: Activation = "relu"
     use_bias: bool = True
-    dropout_rate: float = 0.0
+    dropout_rate: Rate = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BlockConfig:
       attention: of self-attention, and of cross-attention unless ``cross`` is given.
       mlp: of the feed-forward network.
       cross: of cross-attention where it differs; None is ``attention``.
-      norm: "layer" or "rms".
+      norm: layer norm or RMS norm.
       norm_epsilon: added to the variance.
       norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
       relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
@@ -87,16 +87,16 @@ class BlockConfig:
       dtype: computation dtype.
     """
 
-    dim: int
+    dim: Count
     attention: AttentionConfig
     mlp: FeedForwardConfig
     cross: AttentionConfig | None = None
     norm: NormName = "layer"
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Positive = 1e-6
     norm_first: bool = True
-    relative_buckets: int = 32
-    relative_distance: int = 128
-    dropout_rate: float = 0.0
+    relative_buckets: Annotated[int, "[4, inf)"] = 32
+    relative_distance: Count = 128
+    dropout_rate: Rate = 0.0
     dtype: Any = None
 
     @classmethod
@@ -228,9 +228,13 @@ _MLP_KEYS = {
     "use_bias": "use_bias",
     "mlp_dropout_rate": "dropout_rate",
 }
-_OWN_KEYS = {f.name for f in fields(BlockConfig)} - {"attention", "cross", "mlp"}
-BLOCK_KEYS = frozenset({*_ATTENTION_KEYS, *_CROSS_KEYS, *_MLP_KEYS, *_OWN_KEYS})
-"""The flat names of a block's values, which are keys of config files."""
+_OWN_KEYS = [f.name for f in fields(BlockConfig) if f.name not in ("attention", "cross", "mlp")]
+BLOCK_KEYS: dict[str, tuple[type, str]] = {
+    **{name: (BlockConfig, name) for name in _OWN_KEYS},
+    **{name: (FeedForwardConfig, field) for name, field in _MLP_KEYS.items()},
+    **{name: (AttentionConfig, field) for name, field in (_ATTENTION_KEYS | _CROSS_KEYS).items()},
+}
+"""The flat names of a block's values, which are keys of config files: the class and field of each."""
 
 
 class Residual(nnx.Module):

@@ -7,6 +7,7 @@ the score.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -40,10 +41,10 @@ class Recipe:
 
     layer: int = -1
     head: int | None = None
-    row_offset: int = 0
-    symmetrise: str = "none"
+    row_offset: Annotated[int, "[0, 2]"] = 0
+    symmetrise: Literal["none", "union", "intersection", "grow-diag"] = "none"
     unlinked: bool = False
-    threshold: float = 0.0
+    threshold: Annotated[float, "[0, 1]"] = 0.0
 
     def __post_init__(self):
         if self.row_offset not in ROW_OFFSETS:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import jax
 
 from crossattn.train import xla
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
+from crossattn.types import Count, Rate
 
 
 @dataclass(frozen=True)
@@ -19,47 +20,52 @@ class CheckpointConfig:
     Attributes:
       every: steps between checkpoints.
       keep: how many of the newest stay.
-      best_metric: of the evaluation, whose best checkpoint stays too.
-      best_mode: "max" or "min".
+      best_metric: metric of the evaluation whose best checkpoint stays too.
+      best_mode: which value of that metric is best.
       resume: "auto" goes on from what is there, "must" refuses to start anew, "never" puts the old run aside
         first.
     """
 
-    every: int = 1000
-    keep: int = 2
+    every: Count = 1000
+    keep: Count = 2
     best_metric: str | None = None
-    best_mode: str = "max"
+    best_mode: Literal["max", "min"] = "max"
     resume: str = "auto"
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long a run is; ``make_train_step`` says what seed, accumulate, ema_decay and prng are.
+    """How long a run is, and how its step is computed.
 
     Attributes:
-      steps: optimiser steps in all.
+      steps: optimiser steps in all; a run may be given more later.
+      seed: of parameters, dropout and the order of the data.
+      accumulate: parts that a batch is computed in.
+      ema_decay: of averaged parameters; None keeps none.
+      prng: JAX's random implementation; None is its default.
+      log_every: steps between lines of the log.
       eval_every: steps between evaluations, 0 for only at the end.
-      compute_dtype: "float32" or "bfloat16"; parameters stay float32.
+      compute_dtype: what parameters are cast to for a step; they stay float32.
       offload_optimizer: the optimiser's state lies in the hosts' memory between steps; of a mesh.
       profile_first, profile_steps: which steps, counted from 1, ``jax.profiler`` traces; None is none.
       xla_flags: that the step is compiled with, "NAME=VALUE,...", see ``xla``.
     """
 
-    steps: int
+    steps: Count
     optim: OptimConfig = field(default_factory=OptimConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    seed: int = 0
-    accumulate: int = 1
-    ema_decay: float | None = None
-    compute_dtype: str = "float32"
-    prng: str | None = None
+    seed: Annotated[int, "[0, 4294967295]"] = 0
+    accumulate: Count = 1
+    ema_decay: Rate | None = None
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    prng: Literal["threefry2x32", "rbg", "unsafe_rbg"] | None = None
     offload_optimizer: bool = False
     xla_flags: str | None = None
-    profile_first: int | None = None
-    profile_steps: int = 5
-    log_every: int = 100
-    eval_every: int = 0
+    profile_first: Count | None = None
+    profile_steps: Count = 5
+    log_every: Count = 100
+    eval_every: Annotated[int, "[0, inf)"] = 0
 
     def __post_init__(self):
         if self.steps < 1 or self.log_every < 1 or self.checkpoint.every < 1:

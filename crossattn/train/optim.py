@@ -8,7 +8,7 @@ orthogonalise is read off the parameters' logical axes.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from crossattn.train.adafactor import Sides, scale_by_adafactor
 from crossattn.train.trainable import rate_factors, scaled
+from crossattn.types import NonNegative, Positive, Rate
 
 Schedule = Callable[[Any], jax.Array]
 
@@ -30,35 +31,45 @@ _MUON_RMS = 0.2
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """What to optimise with: name adamw, adafactor, lion, muon or sgd.
+    """What to optimise with.
 
-    schedule: constant, cosine, linear, rsqrt or wsd; warmup_steps: of linear rise;
-    final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd);
-    cooldown_fraction: share of the steps that wsd decays over; clip_norm: largest global gradient
-    norm, None for any; momentum: of muon's matrices and of sgd; train: a regular expression, found in
-    the names of the parameters that are trained, None for all; rates: factors of the learning rate of
-    some, "encoder=0.1,embedding=0.5", see trainable; mu_dtype: of the first moment (adamw, lion, muon, sgd).
     Second moments stay float32: what a step adds to one is less than bfloat16 tells apart.
+
+    Attributes:
+      name: the optimiser.
+      learning_rate: at its peak.
+      schedule: how the learning rate goes after its rise.
+      warmup_steps: steps of the linear rise.
+      final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd).
+      cooldown_fraction: share of the steps that wsd falls over.
+      weight_decay: decoupled, of matrices and tables.
+      clip_norm: largest global norm of the gradient; None is any.
+      b1, b2: decay of the first and the second moment (adamw, lion).
+      eps: added to adamw's denominator.
+      momentum: of muon's matrices and of sgd.
+      train: regular expression, found in the names of the parameters that are trained; None is all.
+      rates: factors of the learning rate, "encoder=0.1,embedding=0.5", see ``trainable``.
+      mu_dtype: of the first moment (adamw, lion, muon, sgd).
 
     Raises:
         ValueError: learning_rate or weight_decay is below 0 or not finite, or mu_dtype is another.
     """
 
-    name: str = "adamw"
-    learning_rate: float = 1e-3
-    schedule: str = "cosine"
-    warmup_steps: int = 0
-    final_fraction: float = 0.0
-    cooldown_fraction: float = 0.2
-    weight_decay: float = 0.0
-    clip_norm: float | None = 1.0
-    b1: float = 0.9
-    b2: float = 0.98
-    eps: float = 1e-9
-    momentum: float = 0.95
+    name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
+    learning_rate: NonNegative = 1e-3
+    schedule: Literal["constant", "cosine", "linear", "rsqrt", "wsd"] = "cosine"
+    warmup_steps: Annotated[int, "[0, inf)"] = 0
+    final_fraction: Annotated[float, "[0, 1]"] = 0.0
+    cooldown_fraction: Annotated[float, "[0, 1]"] = 0.2
+    weight_decay: NonNegative = 0.0
+    clip_norm: Positive | None = 1.0
+    b1: Rate = 0.9
+    b2: Rate = 0.98
+    eps: NonNegative = 1e-9
+    momentum: Rate = 0.95
     train: str | None = None
     rates: str | None = None
-    mu_dtype: str = "float32"
+    mu_dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
         if self.mu_dtype not in ("float32", "bfloat16"):

@@ -11,7 +11,7 @@ the length of the batch.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -24,14 +24,24 @@ MESH_AXES = ("data", "fsdp", "tensor", "seq")
 _SPLIT_AXES = ("TPU v5 lite", "TPU v5e")  # whose axes `jax.make_mesh` splits, too
 
 
+_Devices = Annotated[int, "[-1, inf)"]
+
+
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; -1 (one axis at most) takes all that are left."""
+    """Devices along each mesh axis; -1 (one axis at most) takes all that are left.
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
-    seq: int = 1
+    Attributes:
+      data: devices that split the batch.
+      fsdp: devices that split batch and parameters.
+      tensor: devices that split heads and vocabulary.
+      seq: devices that split lengths.
+    """
+
+    data: _Devices = -1
+    fsdp: _Devices = 1
+    tensor: _Devices = 1
+    seq: _Devices = 1
 
 
 def make_mesh(

@@ -4,7 +4,6 @@ The one thing to know: no launcher asks which task it has. Whatever differs betw
 A task on text begins from ``texts.TextTask``, which has tokenizers and batches too.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,15 +16,17 @@ import numpy as np
 from crossattn import functional, models
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.packing import Layout
-from crossattn.data.pipeline import feature_batches
+from crossattn.data.pipeline import EvalBatches, feature_batches, feature_eval_batches
+from crossattn.data.sources import open_source
 from crossattn.train.config import TrainIterator
-from crossattn.train.sharding import mesh_of, row_shares, spread_batch
+from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint, open_checkpoint
 from experiments.settings import model_config
 from experiments.tasks.placement import config_mesh
+from experiments.tasks.protocols import lacking
 
 Sums = dict[str, jax.Array]
 
@@ -53,7 +54,10 @@ class Task:
     Attributes:
       metrics: what ``evaluate`` gives, any of which may choose the best checkpoint.
       headline: the one by which models are compared, and whether "min" or "max" of it is best.
-      reads: arguments that the loss gives to the model's ``hidden``; () asks nothing of the model.
+      sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
+      mode: how ``features`` become rows: pad, bucket or pack, see ``feature_batches``.
+      gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
+      asks: protocol that the model keeps, see ``protocols``; None asks nothing of it.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
 
     Args:
@@ -61,9 +65,12 @@ class Task:
       assets: folder of a run that has them already; None, or an empty one, makes them.
     """
 
+    sections: Mapping[str, type] = {}
+    mode = "pad"
+    gives: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     headline: tuple[str, str] = ("loss", "min")
-    reads: tuple[str, ...] = ()
+    asks: type | None = None
     takes_pretrained = False
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -80,9 +87,24 @@ class Task:
         """(loss summed over a batch, sums to report, "loss" and "weight" among them); no key, no dropout."""
         raise NotImplementedError
 
+    @cached_property
+    def features(self) -> Mapping[str, Any]:
+        """What becomes of the values of an example, by their names, see ``crossattn.data.features``."""
+        raise NotImplementedError
+
+    def examples(self, split: str) -> Sequence[Any]:
+        """The examples of a split."""
+        data = self.config.data
+        return open_source(
+            data.name, split, data_dir=data.get("data_dir"), **data.get("options", {})
+        )
+
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """One process's share of the rows of every batch, from the start of the data."""
-        raise NotImplementedError
+        shard = shard_index, shard_count
+        return self.train_batches(
+            self.examples("train"), self.features, shard, mode=self.mode, truncation="cut"
+        )
 
     def train_batches(
         self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
@@ -92,22 +114,29 @@ class Task:
         Args:
           examples, features: see ``feature_batches``.
           shard: which process this is, of how many.
-          options: ``mode`` and ``truncation``.
+          options: ``mode``, ``truncation``, and others than the config's.
         """
-        return feature_batches(
-            examples,
-            features,
+        usual = dict(
             batch_size=self.config.data.batch_size,
             seed=self.config.seed,
             process_index=shard[0],
             process_count=shard[1],
             batch_multiple=row_shares(config_mesh(self.config)),
-            **options,
         )
+        return feature_batches(examples, features, **usual | options)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         """All batches of a split, once, the same in every process."""
-        raise NotImplementedError
+        return (item.batch for item in self.numbered_batches(split, mesh))
+
+    def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
+        """The same with the numbers of the examples in their rows."""
+        return feature_eval_batches(
+            self.examples(split),
+            self.features,
+            batch_size=rows_on(mesh, self.config.data.batch_size),
+            batch_multiple=row_shares(mesh),
+        )
 
     # What a task may say otherwise.
 
@@ -118,13 +147,23 @@ class Task:
         Raises:
           SettingsError: the model is none that this task can train.
         """
+        asks = cls.asks_of(config)
         if config.model.name != NAME_OF_PRETRAINED:
-            refuse_without_arguments(config, cls.reads)
+            model = models.find(config.model.name)
+            if asks is not None:
+                refuse_unfit(
+                    f"config.model.name is {model.name!r}", model.module, asks, config.task
+                )
         elif not cls.takes_pretrained:
             raise SettingsError(
                 f"config.model.name is {NAME_OF_PRETRAINED!r}, from which a {config.task} cannot begin; name"
                 " an architecture, and what it takes from a checkpoint by init.take."
             )
+
+    @classmethod
+    def asks_of(cls, config: Any) -> type | None:
+        """The protocol that the model of a config keeps."""
+        return cls.asks
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
         """Hold the checkpoint that a run begins from to this task.
@@ -132,8 +171,9 @@ class Task:
         Raises:
           SettingsError: its model is none that this task can train.
         """
-        given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
-        _refuse_unread(given, checkpoint.model.module, self.reads, self.config.task)
+        if (asks := self.asks_of(self.config)) is not None:
+            given = f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}"
+            refuse_unfit(given, checkpoint.model.module, asks, self.config.task)
 
     def refuse_unready(self) -> None:
         """Raise what would only show after a folder was claimed, or after training: data, packages."""
@@ -180,7 +220,7 @@ class Task:
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a batch of training, the largest; a plan's rows are a multiple."""
-        return shapes_of(next(self.train_iterator(0, 1)))
+        return shapes_of(feature_batch(self.features, self.config.data.batch_size))
 
     def generation(self, rows: int) -> Generation:
         """Greedy generation of so many rows.
@@ -251,22 +291,13 @@ def shapes_of(batch: Mapping[str, np.ndarray]) -> dict[str, jax.ShapeDtypeStruct
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}
 
 
-def refuse_without_arguments(config: Any, reads: Sequence[str]) -> None:
-    """Hold the architecture of a config to the arguments that a task gives to its ``hidden``.
+def refuse_unfit(given: str, module: Any, asks: type, task: str) -> None:
+    """Hold the class of a model to the protocol of a task.
 
     Raises:
-      SettingsError: it lacks one.
+      SettingsError: it lacks a method, or an argument of one.
     """
-    model = models.find(config.model.name)
-    _refuse_unread(f"config.model.name is {model.name!r}", model.module, reads, config.task)
-
-
-def _refuse_unread(given: str, module: Any, reads: Sequence[str], task: str) -> None:
-    """Raise where ``hidden`` of a model lacks what a loss gives it."""
-    hidden = getattr(module, "hidden", None)
-    has = inspect.signature(hidden).parameters if hidden is not None else ()
-    if lacking := [name for name in reads if name not in has]:
+    if found := lacking(module, asks):
         raise SettingsError(
-            f"{given}, whose {module.__name__} has no hidden({', '.join(reads)}, ...) and cannot be"
-            f" trained as a {task}: it lacks {', '.join(lacking)}."
+            f"{given} and cannot be trained as a {task}: {module.__name__} {found}."
         )

@@ -8,6 +8,7 @@ training has the captions of a picture in one row, each a segment, and reads the
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,28 +21,31 @@ from crossattn.data.features import Image, PackedTexts, TaggedText, Text
 from crossattn.data.sources import MappedSource, items_of
 from crossattn.train.evaluate import caption_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from experiments import keys
+from crossattn.types import Count
 from experiments.errors import SettingsError
-from experiments.keys import Key
-from experiments.tasks import written
+from experiments.keys import NAME_OF_PRETRAINED
+from experiments.tasks import sections
 from experiments.tasks.augmentation import augmented
 from experiments.tasks.base import Sums, feature_batch, shapes_of
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.texts import TextTask
-from experiments.tasks.written import WritesText
+from experiments.tasks.written import WritesText, WrittenData
 
-_TOKENIZER = ("tokenizer.kind", "tokenizer.vocab_size")
 _SCORES = ("bleu", "chrf", "cider")
 
-KEYS = written.KEYS | keys.PICTURES | {name: keys.TEXT[name] for name in _TOKENIZER} | {
-    "data.languages": Key(
-        str, "Of the captions, en,de: values of `language`; none tells no language.", none=True
-    ),
-    "data.row_len": Key(
-        int, "Tokens of a picture's captions in all languages together, for which training reads it once; "
-        "none gives each caption a row and a picture of its own.", "[1, inf)", none=True, needed=False,
-    ),
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class CaptioningData(sections.Pictures, WrittenData):
+    """Pictures with captions.
+
+    Attributes:
+      languages: of the captions, en,de: values of `language`; None tells no language.
+      row_len: tokens of a picture's captions in all languages together, for which training reads it once;
+        None gives each caption a row and a picture of its own.
+    """
+
+    languages: str | None
+    row_len: Count | None = None
 
 
 class CaptioningTask(WritesText):
@@ -50,6 +54,8 @@ class CaptioningTask(WritesText):
     Scores are means over the languages; ``report`` has those of each.
     """
 
+    sections = WritesText.sections | {"data": CaptioningData, "tokenizer": sections.Tokenizer}
+    gives = (*WritesText.gives, "image_size")
     metrics = (*TextTask.metrics, *_SCORES)
     scored = _SCORES
     measured = "captions"
@@ -67,7 +73,7 @@ class CaptioningTask(WritesText):
             raise SettingsError(
                 f"config.data.languages is {chosen!r}; expected distinct names, en,de, or none."
             )
-        if config.model.name == keys.NAME_OF_PRETRAINED:
+        if config.model.name == NAME_OF_PRETRAINED:
             raise SettingsError(
                 f"config.data.languages is {chosen!r}, for which a pretrained model has no tokens; take none."
             )

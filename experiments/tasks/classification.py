@@ -4,11 +4,11 @@ The one thing to know: a model's ``hidden`` gets what the config names, ``image`
 [B S] with ``segment_ids``, and its ``logits`` are those of the classes.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -16,36 +16,66 @@ import numpy as np
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
-from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.losses import cross_entropy
-from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
-from experiments import keys
+from crossattn.types import Rate
 from experiments.errors import SettingsError
-from experiments.keys import Key
-from experiments.tasks import base
+from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented
 from experiments.tasks.corpus import Corpus, UnreadCorpus
 
-KEYS = {
-    **{name: keys.TEXT[name] for name in ("data.name", "data.data_dir", "data.batch_size")},
-    **{name: key for name, key in keys.TEXT.items() if name.startswith("data.splits.")},
-    "data.label": Key(str, "The value of an example that is its class."),
-    "data.image": Key(str, "The value that is a picture; none reads none.", none=True),
-    **{name: replace(key, needed=False) for name, key in keys.PICTURES.items()},
-    "data.channels": Key(int, "3 for colour, 1 for grey.", "[1, 3]", needed=False),
-    "data.text": Key(str, "The value that is a text; none reads none.", none=True),
-    "data.text_len": Key(int, "The most tokens of a text, its end included.", "[2, inf)", needed=False),
-    "tokenizer.kind": Key(str, "Byte-pair encoding or a unigram model.", choices=("bpe", "unigram"),
-                          needed=False),
-    "tokenizer.vocab_size": Key(int, "The most tokens; 261 is every byte.", "[261, inf)", needed=False),
-    "loss.label_smoothing": Key(float, "Probability spread over all classes.", "[0, 1)"),
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationData(sections.Pictures, sections.Data):
+    """Pictures, texts or both, each of one class.
+
+    Attributes:
+      label: the value of an example that is its class.
+      image: the value that is a picture; None reads none.
+      channels: 3 for colour, 1 for grey.
+      text: the value that is a text; None reads none.
+      text_len: the most tokens of a text, its end included.
+    """
+
+    label: str
+    image: str | None
+    height: sections.Pixels | None = None
+    width: sections.Pixels | None = None
+    channels: Annotated[int, "[1, 3]"] = 3
+    text: str | None
+    text_len: sections.Length | None = None
+    splits: sections.Splits
+
+
+@dataclass(frozen=True)
+class ClassLoss:
+    """The loss of classes.
+
+    Attributes:
+      label_smoothing: probability spread over all classes.
+    """
+
+    label_smoothing: Rate
+
+
+@dataclass(frozen=True)
+class OptionalTokenizer(sections.Tokenizer):
+    """The tokenizer of texts, where some are read."""
+
+    kind: Literal["bpe", "unigram"] = "bpe"
+    vocab_size: Annotated[int, "[261, inf)"] = 1000
 
 
 class ClassificationTask(base.Task):
     """Any model with ``hidden`` and ``logits`` of classes."""
 
+    sections = {
+        "data": ClassificationData,
+        "tokenizer": OptionalTokenizer,
+        "loss": ClassLoss,
+    }
+    gives = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
     metrics = ("loss", "nll", "accuracy")
     headline = ("accuracy", "max")
 
@@ -67,12 +97,20 @@ class ClassificationTask(base.Task):
             )
         wanted = ("height", "width", "channels") if data.image is not None else ()
         wanted += ("text_len",) if data.text is not None else ()
-        if lacking := [name for name in wanted if name not in data]:
+        if lacking := [name for name in wanted if data.get(name) is None]:
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
         if data.text is not None and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
-        base.refuse_without_arguments(config, _arguments(data))
+        super().check(config)
         _classes(data)
+
+    @classmethod
+    def asks_of(cls, config: Any) -> type:
+        """By what the config names."""
+        if config.data.text is None:
+            return protocols.ImageClassifier
+        image = config.data.image
+        return protocols.TextClassifier if image is None else protocols.ImageTextClassifier
 
     def refuse_unready(self) -> None:
         """Raises DataError where there is no validation split, or its examples lack what is read."""
@@ -134,30 +172,13 @@ class ClassificationTask(base.Task):
             given |= dict(tokens=batch[data.text], segment_ids=batch[f"{data.text}_segment_ids"])
         return model.logits(model.hidden(**given, key=key))
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(
-            self._corpus.split("train"), self.features, shard, mode="pad", truncation="cut"
-        )
+    def examples(self, split: str) -> Any:
+        return self._corpus.split(split)
 
     def without_data(self) -> "ClassificationTask":
         if self.config.data.text is not None:
             self._corpus: Any = UnreadCorpus(self.config)
         return self
-
-    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return base.shapes_of(base.feature_batch(self.features, self.config.data.batch_size))
-
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        return (item.batch for item in self._eval_batches(split, mesh))
-
-    def _eval_batches(self, split: str, mesh: Any) -> Any:
-        return feature_eval_batches(
-            self._corpus.split(split),
-            self.features,
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         weight = sums["weight"] or 1.0
@@ -174,7 +195,7 @@ class ClassificationTask(base.Task):
         examples = len(self._corpus.split(split))
         found, classes = np.zeros((examples, len(self.classes))), np.zeros(examples, np.int64)
         call = jax.jit(lambda params, batch: jax.nn.softmax(self.logits(params, batch)))
-        for item in self._eval_batches(split, mesh):
+        for item in self.numbered_batches(split, mesh):
             rows = item.indices >= 0
             probabilities = jax.device_get(call(params, spread_batch(item.batch, mesh)))
             found[item.indices[rows]] = probabilities[rows]
@@ -185,7 +206,7 @@ class ClassificationTask(base.Task):
         """Pixels [n F] ("picture"), counts of tokens [n V] and texts [n] ("text", "words"); classes [n]."""
         data, parts, classes = self.config.data, {}, []
         examples = self._corpus.split(split)
-        for item in self._eval_batches(split, None):
+        for item in self.numbered_batches(split, None):
             batch, present = item.batch, item.batch["valid"] > 0
             if data.image is not None:
                 pixels = batch[data.image].reshape(len(present), -1)
@@ -217,12 +238,6 @@ def _nearest(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     squares = (known**2).sum(-1)
     parts = np.array_split(wanted, -(-len(wanted) // 256))
     return np.concatenate([(squares - 2 * part @ known.T).argmin(-1) for part in parts])
-
-
-def _arguments(data: Any) -> tuple[str, ...]:
-    """Arguments of the model's ``hidden``."""
-    image = () if data.image is None else ("image",)
-    return (*image, *(() if data.text is None else ("tokens", "segment_ids")))
 
 
 def _classes(data: Any) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ class Corpus:
         """The texts that each tokenizer learns from."""
         if self._side != "both" and "joint" not in self.config.tokenizer:
             return {"tokenizer": (self._side,)}
-        if self.config.tokenizer.joint:
+        if self.config.tokenizer.get("joint"):
             return {"tokenizer": ("source", "target")}
         return {"tokenizer": ("source",), "target_tokenizer": ("target",)}
 

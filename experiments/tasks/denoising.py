@@ -6,8 +6,9 @@ transformer".
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -17,35 +18,36 @@ from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
 from crossattn.data.denoising import denoising_eval_batches, make_denoising_iterator
 from crossattn.data.evaluation import EvalBatch
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from experiments import keys
-from experiments.keys import NAME_OF_PRETRAINED, Key
+from crossattn.types import Count
+from experiments.keys import NAME_OF_PRETRAINED
 from experiments.settings import build
+from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
 from experiments.tasks.texts import TextTask
 
 _MULTIPLE = 128  # of vocabularies: what accelerators compute at once, and meshes divide
 
-KEYS = (
-    keys.TEXT
-    | keys.SOURCE_LEN
-    | keys.SIDE
-    | {
-        "data.objective": Key(
-            str,
-            "Fill in spans that were taken out, or go on after a prefix.",
-            choices=("span_corruption", "prefix_lm"),
-        ),
-        "data.density": Key(float, "Share of the tokens that is taken out.", "(0, 1)"),
-        "data.span": Key(float, "Mean tokens of what is taken out in one piece.", "[1, inf)"),
-        "data.sentinels": Key(
-            int, "Tokens beyond the tokenizer's that stand for spans.", "[1, inf)"
-        ),
-        "evaluate.decoding.batch_size": Key(
-            int, "Texts that a plan decodes together.", "[1, inf)", needed=False
-        ),
-    }
-)
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingData(sections.TextData):
+    """Texts, and what is taken out of them.
+
+    Attributes:
+      side: which side is learnt.
+      source_len: the most tokens of a source, its end included.
+      objective: fill in spans that were taken out, or go on after a prefix.
+      density: share of the tokens that is taken out.
+      span: mean tokens of a span.
+      sentinels: tokens beyond the tokenizer's that stand for spans.
+    """
+
+    side: Literal["source", "target"]
+    source_len: sections.Length
+    objective: Literal["span_corruption", "prefix_lm"]
+    density: sections.Share
+    span: Annotated[float, "[1, inf)"]
+    sentinels: Count
 
 
 class DenoisingTask(TextTask):
@@ -55,8 +57,14 @@ class DenoisingTask(TextTask):
     ``crossattn.data.corruption``.
     """
 
+    sections = {
+        "data": DenoisingData,
+        "tokenizer": sections.Tokenizer,
+        "loss": sections.CrossEntropy,
+        "evaluate": sections.PlannedEvaluation,
+    }
     metrics = (*TextTask.metrics, "bits_per_token")
-    reads = ("source", "target_in")
+    asks = protocols.TranslationModel
 
     @classmethod
     def check(cls, config: Any) -> None:

@@ -6,8 +6,8 @@ that takes them may begin with what it has learnt. ``image_tokens`` of its confi
 takes in the text, 1 where it has none such.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,52 +21,57 @@ from crossattn.data.errors import DataError
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Image, Text
 from crossattn.data.packing import Layout
-from crossattn.data.pipeline import feature_batches
 from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
 from crossattn.decode.config import right_aligned
 from crossattn.train.evaluate import translation_scores
-from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.train.storage import Folder
-from experiments import keys
+from crossattn.types import Count
 from experiments.errors import SettingsError
-from experiments.keys import Key
 from experiments.settings import model_config
-from experiments.tasks import base
+from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented
 from experiments.tasks.corpus import Corpus, UnreadCorpus
 from experiments.tasks.ngrams import targets, trigrams
+from experiments.tasks.texts import token_loss
 
 IMAGE = UNK
 """The token that stands for an image: no text has it, for tokenizers fall back on bytes."""
 
 SHOTS = (0, 2, 4)
-"""Numbers of examples before a caption whose losses are told apart."""
+"""Numbers of examples before a caption after which ``report`` scores it."""
 
 _SAMPLED = 4  # rows that ``samples`` shows
 
-KEYS = {
-    **{name: keys.TEXT[name] for name in (
-        "data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size",
-        "loss.label_smoothing", "loss.z_loss", "loss.chunks",
-    )},
-    "data.examples": Key(int, "Pictures with captions in a row.", "[1, inf)"),
-    "data.text_len": Key(int, "The most tokens of a caption, its end included.", "[2, inf)"),
-    **keys.PICTURES,
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedData(sections.Pictures, sections.Data):
+    """Pictures with captions, several a row.
+
+    Attributes:
+      examples: pictures with captions in a row.
+      text_len: the most tokens of a caption, its end included.
+    """
+
+    examples: Count
+    text_len: sections.Length
 
 
 class InterleavedTask(base.Task):
     """The next token of captions, by a ``Flamingo`` or by a ``Decoder`` that sees no picture.
 
-    Besides the loss over all captions, ``nll_K`` is that of captions with K examples before them, and
-    ``nll_shuffled`` that of all where every row has another's pictures.
+    Besides the loss of all captions, ``nll_shuffled`` is that where every row has another's pictures.
     """
 
-    metrics = ("loss", "nll", *(f"nll_{count}" for count in SHOTS), "nll_shuffled")
+    sections = {
+        "data": InterleavedData,
+        "tokenizer": sections.Tokenizer,
+        "loss": sections.CrossEntropy,
+    }
+    gives = ("vocab_size", "max_length", "image_size")
+    metrics = ("loss", "nll", "nll_shuffled")
     headline = ("nll", "min")
-    reads = ("tokens", "segment_ids")
     languages: tuple[str, ...] = ()
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -87,6 +92,11 @@ class InterleavedTask(base.Task):
                 f"config.loss.chunks is {config.loss.chunks}; expected a divisor of the length of rows, "
                 f"{length}."
             )
+
+    @classmethod
+    def asks_of(cls, config: Any) -> type:
+        """By whether the model reads pictures."""
+        return protocols.InterleavedModel if _sees(config) else protocols.LanguageModel
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples have no picture or no caption."""
@@ -114,21 +124,15 @@ class InterleavedTask(base.Task):
         return sizes | (dict(image_size=(data.height, data.width)) if self._sees else {})
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
-        model, options, told = self.bind(params), self.config.loss, batch["shots"] >= 0
+        model, told = self.bind(params), batch["shots"] >= 0
         if key is not None and self._sees:
             batch = batch | {"images": self._augmented(batch["images"], jax.random.fold_in(key, 1))}
         hidden = self._hidden(model, batch, key)
-        loss, sums = linear_cross_entropy(
-            hidden,
-            model.output_table(),
-            batch["target_out"],
-            told,
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            chunks=options.chunks,
-        )
-        sums |= {"tokens": sums["weight"]}
-        return loss, sums if key is not None else sums | self._compared(model, hidden, batch)
+        loss, sums = token_loss(model, hidden, batch["target_out"], told, self.config.loss)
+        if key is None:
+            shuffled = self._shuffled_nll(model, batch) if self._sees else sums["nll"]
+            sums |= {"nll_shuffled": shuffled}
+        return loss, sums
 
     def _augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
         """Pictures [B I H W C], each changed by itself."""
@@ -142,25 +146,15 @@ class InterleavedTask(base.Task):
             batch["target_in"], segment_ids=batch["target_segment_ids"], **given, key=key
         )
 
-    def _compared(self, model: Any, hidden: jax.Array, batch: Any) -> base.Sums:
-        """Sums of the losses of captions after so many examples, and with another row's pictures."""
-        nll = _nll(model, hidden, batch)
+    def _shuffled_nll(self, model: Any, batch: Any) -> jax.Array:
+        """The summed loss of captions with the pictures of another row."""
         others = batch | {"images": jnp.roll(batch["images"], 1, axis=0)}
-        shuffled = _nll(model, self._hidden(model, others), batch) if self._sees else nll
-        sums = {"nll_shuffled": jnp.where(batch["shots"] >= 0, shuffled, 0).sum()}
-        for count in SHOTS:
-            chosen = batch["shots"] == count
-            sums |= {
-                f"nll_{count}": jnp.where(chosen, nll, 0).sum(),
-                f"weight_{count}": chosen.sum(),
-            }
-        return sums
+        nll = _nll(model, self._hidden(model, others), batch)
+        return jnp.where(batch["shots"] >= 0, nll, 0).sum()
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        weight = sums["weight"] or 1.0
-        scores = {name: sums[name] / weight for name in ("loss", "nll", "nll_shuffled")}
-        counts = [count for count in SHOTS if sums[f"weight_{count}"]]
-        return scores | {f"nll_{k}": sums[f"nll_{k}"] / sums[f"weight_{k}"] for k in counts}
+        scores = super().scores(sums)
+        return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
         """Nats a token of trigrams counted in captions, which see no picture."""
@@ -194,15 +188,13 @@ class InterleavedTask(base.Task):
 
     def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
         data = self.config.data
-        batches = feature_batches(
+        batches = self.train_batches(
             self._corpus.split("train"),
             self._one_a_row,
+            (shard_index, shard_count),
             mode="pad",
             batch_size=data.batch_size * data.examples,
             truncation="cut",
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
             batch_multiple=data.examples,
         )
         return InterleavedBatches(batches, data.examples, self._image_tokens)
@@ -452,8 +444,8 @@ def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _sees(config: Any) -> bool:
     """Whether the model of a config reads pictures."""
-    hidden = getattr(models.find(config.model.name).module, "hidden", None)
-    return hidden is not None and "images" in inspect.signature(hidden).parameters
+    module = models.find(config.model.name).module
+    return not protocols.lacking(module, protocols.InterleavedModel)
 
 
 def _image_tokens(config: Any) -> int:

@@ -9,30 +9,24 @@ import numpy as np
 from crossattn import decode
 from crossattn.decode.config import right_aligned
 from crossattn.train.sharding import everywhere, mesh_of
-from experiments import keys
 from experiments.errors import SettingsError
-from experiments.keys import Key
+from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 
 _ROWS = 32  # texts that are gone on with at once
-KEYS = (
-    keys.TEXT
-    | keys.BATCHES
-    | keys.SIDE
-    | {
-        "tokenizer.joint": Key(bool, "Learn the tokenizer from both sides.", needed=False),
-        "evaluate.decoding.batch_size": Key(
-            int, "Texts that a plan decodes together.", "[1, inf)", needed=False
-        ),
-    }
-)
 
 
 class LanguageModelTask(TextTask):
     """The next token of a ``Decoder``, or of another model with ``hidden(tokens)``."""
 
-    reads = ("tokens", "segment_ids", "positions")
+    sections = {
+        "data": sections.OneSidedData,
+        "tokenizer": sections.PairTokenizer,
+        "loss": sections.CrossEntropy,
+        "evaluate": sections.PlannedEvaluation,
+    }
+    asks = protocols.LanguageModel
     has_source = False
     takes_pretrained = True
 
@@ -52,8 +46,9 @@ class LanguageModelTask(TextTask):
         return self.cross_entropy(model, hidden, batch)
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
-        """The model's most likely text."""
-        return self.continued(params, [""])
+        """The model's most likely text, where it can decode."""
+        can = not protocols.lacking(type(self.bind(params)), protocols.Generator)
+        return self.continued(params, [""]) if can else ()
 
     def continued(
         self, params: Any, texts: Sequence[str], max_new_tokens: int | None = None, **search: Any

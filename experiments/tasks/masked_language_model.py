@@ -9,6 +9,7 @@ Source: Devlin et al. 2019, section 3.1; on bytes, Jaegle et al. 2021, "Perceive
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,26 +17,34 @@ import jax.numpy as jnp
 
 from crossattn.rows import of_all_rows, own_rows
 from crossattn.train.losses import cross_entropy
-from experiments import keys
 from experiments.errors import SettingsError
-from experiments.keys import Key
 from experiments.pretrained import Checkpoint
+from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 
-KEYS = (
-    keys.TEXT
-    | keys.BATCHES
-    | keys.SIDE
-    | {"data.density": Key(float, "Share of the tokens that is taken out.", "(0, 1)")}
-)
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedData(sections.OneSidedData):
+    """Texts, and how much of them is masked.
+
+    Attributes:
+      density: share of the tokens that is taken out.
+    """
+
+    density: sections.Share
 
 
 class MaskedLanguageModelTask(TextTask):
     """The tokens behind the masks, by a ``PerceiverIO`` or a ``Bert``, whose ``hidden`` reads both ways."""
 
+    sections = {
+        "data": MaskedData,
+        "tokenizer": sections.Tokenizer,
+        "loss": sections.CrossEntropy,
+    }
     metrics = (*TextTask.metrics, "bits_per_token")
-    reads = ("tokens", "segment_ids")
+    asks = protocols.MaskedLanguageModel
     has_source = False
     takes_pretrained = True
 

@@ -5,7 +5,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from crossattn.train.sharding import MeshConfig, make_mesh
-from experiments.settings import build
+from experiments.settings import build, section_of
 
 
 def config_mesh(config: Any) -> Mesh | None:
@@ -15,4 +15,4 @@ def config_mesh(config: Any) -> Mesh | None:
       SettingsError: a key is unknown.
       ValueError: the sizes do not multiply to the number of devices.
     """
-    return make_mesh(build(MeshConfig, "mesh", config.mesh.to_dict()))
+    return make_mesh(build(MeshConfig, "mesh", section_of(config, "mesh")))

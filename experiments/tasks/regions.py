@@ -5,8 +5,9 @@ The examples are those of ``help_pages``: "text" and "label" lists, "boxes" and 
 length of a text alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,41 @@ from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
-from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
-from experiments import keys
-from experiments.keys import Key
-from experiments.tasks import base
+from crossattn.types import Count, NonNegative
+from experiments.tasks import base, protocols, sections
 from experiments.tasks.corpus import Corpus, UnreadCorpus
 
-_KEPT = ("data.name", "data.data_dir", "data.batch_size", "tokenizer.kind", "tokenizer.vocab_size")
-KEYS = {name: keys.TEXT[name] for name in _KEPT} | {
-    "data.options.pages": Key(int, "The first so many pages; 0 is all.", "[0, inf)", needed=False),
-    "data.regions": Key(int, "The most regions of a page, and of a row of pages.", "[1, inf)"),
-    "data.tokens": Key(int, "The most tokens of a region's text, its end included.", "[1, inf)"),
-    "data.picture_height": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
-    "data.picture_width": Key(int, "Of a region's picture, in pixels.", keys.PIXELS),
-    "data.margin": Key(
-        float, "Of the page around a box, in its picture too; in points.", "[0, inf)"
-    ),
-}
 _BINS = 32  # of a rule on one number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsData(sections.Data):
+    """Pages and their regions.
+
+    Attributes:
+      regions: the most regions of a page, and of a row of pages.
+      tokens: the most tokens of a region's text, its end included.
+      picture_height, picture_width: of a region's picture, in pixels.
+      margin: of the page around a box, in its picture too; in points.
+    """
+
+    regions: Count
+    tokens: Count
+    picture_height: sections.Pixels
+    picture_width: sections.Pixels
+    margin: NonNegative
 
 
 class RegionsTask(base.Task):
     """Classification of regions by a ``SelfDoc``, or another model with the same ``hidden``."""
 
+    sections = {"data": RegionsData, "tokenizer": sections.Tokenizer}
+    gives = ("vocab_size", "num_classes", "tokens", "picture")
     metrics = ("loss", "accuracy", "macro_f1")
     headline = ("accuracy", "max")
-    reads = ("text", "boxes", "pictures", "segment_ids")
+    mode = "pack"
+    asks = protocols.RegionClassifier
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
@@ -60,6 +69,7 @@ class RegionsTask(base.Task):
             picture=(data.picture_height, data.picture_width, 1),
         )
 
+    @cached_property
     def features(self) -> dict[str, Feature]:
         """What becomes of the values of a page."""
         data = self.config.data
@@ -112,27 +122,12 @@ class RegionsTask(base.Task):
         own = {f"f1_{name}": float(x) for name, x in zip(self.classes, f1, strict=True)}
         return means | {"macro_f1": macro} | own
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(
-            self.corpus.split("train"), self.features(), shard, mode="pack", truncation="cut"
-        )
+    def examples(self, split: str) -> Any:
+        return self.corpus.split(split)
 
     def without_data(self) -> "RegionsTask":
         self.corpus: Any = UnreadCorpus(self.config)
         return self
-
-    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return base.shapes_of(base.feature_batch(self.features(), self.config.data.batch_size))
-
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        batches = feature_eval_batches(
-            self.corpus.split(split),
-            self.features(),
-            batch_size=rows_on(mesh, self.config.data.batch_size),
-            batch_multiple=row_shares(mesh),
-        )
-        return (item.batch for item in batches)
 
     def refuse_unready(self) -> None:
         """Raises DataError where there is no validation split."""
@@ -154,7 +149,7 @@ class RegionsTask(base.Task):
                 f"this model reads the {self.model_config.reads} alone; train one with "
                 "config.model.reads='both' to see what each modality reads of the other"
             )
-        (item,) = feature_eval_batches([dict(page)], self.features(), batch_size=1)
+        (item,) = feature_eval_batches([dict(page)], self.features, batch_size=1)
         batch = jax.tree.map(jnp.asarray, item.batch)
         logits, reading = jax.jit(self._read)(params, batch)
         count = min(len(page["text"]), self.config.data.regions)

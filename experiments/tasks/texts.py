@@ -18,6 +18,7 @@ from crossattn.data.packing import Bucket, Layout, length_buckets
 from crossattn.data.pipeline import eval_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
+from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
@@ -50,6 +51,7 @@ class TextTask(base.Task):
       corpus: its texts and tokenizers.
     """
 
+    gives = ("vocab_size", "source_vocab_size", "max_length")
     metrics = ("loss", "nll", "perplexity", "accuracy")
     headline = ("nll", "min")
     has_source = True
@@ -160,19 +162,10 @@ class TextTask(base.Task):
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
         """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
-        options, table = self.config.loss, None
+        told, table = self.told(batch), None
         if self.checkpoint is not None:  # whose output layer may have a bias
             hidden, table = model.output_product(hidden)
-        loss, sums = linear_cross_entropy(
-            hidden,
-            model.output_table() if table is None else table,
-            batch["target_out"],
-            self.told(batch),
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            chunks=options.chunks,
-        )
-        return loss, sums | {"tokens": sums["weight"]}
+        return token_loss(model, hidden, batch["target_out"], told, self.config.loss, table)
 
     def told(self, batch: Any) -> Any:
         """Which tokens of ``target_out`` the loss is of, Bool [B T]."""
@@ -237,6 +230,28 @@ class TextTask(base.Task):
             return decode.generate(self.bind(params), source, segment_ids, max_new_tokens=length)
 
         return base.Generation(translate, (shape, shape), length, read)
+
+
+def token_loss(
+    model: Any, hidden: Any, labels: Any, told: Any, options: Any, table: Any = None
+) -> tuple[jax.Array, base.Sums]:
+    """Cross-entropy of the labels [B T] that are told, as ``config.loss`` says, and the count of tokens.
+
+    Args:
+      model: has ``output_table``, or ``logits`` alone, of which all are held at once.
+      hidden, labels, told: vectors, tokens, and those that the loss is of.
+      options: ``config.loss``.
+      table: of the output layer; None is the model's.
+    """
+    smoothed = dict(label_smoothing=options.label_smoothing, z_loss=options.z_loss)
+    if table is None and not hasattr(model, "output_table"):
+        loss, sums = cross_entropy(model.logits(hidden), labels, told, **smoothed)
+    else:
+        table = model.output_table() if table is None else table
+        loss, sums = linear_cross_entropy(
+            hidden, table, labels, told, chunks=options.chunks, **smoothed
+        )
+    return loss, sums | {"tokens": sums["weight"]}
 
 
 def _read_by(config: Any) -> str:

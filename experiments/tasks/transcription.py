@@ -7,19 +7,9 @@ from typing import Any
 from crossattn.data.features import SoundWindow, Text
 from crossattn.train.evaluate import word_error_rate
 from experiments.errors import SettingsError
-from experiments.keys import NAME_OF_PRETRAINED, Key
-from experiments.tasks import written
+from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText
-
-KEYS = written.KEYS | {
-    "data.options.min_words": Key(
-        int, "asterisk: the fewest words of a prompt.", "[1, inf)", needed=False
-    ),
-    "data.options.max_seconds": Key(
-        float, "asterisk: the longest prompt.", "(0, inf)", needed=False
-    ),
-}
 
 
 class TranscriptionTask(WritesText):

@@ -1,16 +1,21 @@
 """Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 
+from crossattn.train.alignment import Recipe
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
-from experiments import keys, report
+from crossattn.types import NonNegative
+from experiments import report
 from experiments.errors import SettingsError
-from experiments.keys import NAME_OF_PRETRAINED, Key, under
+from experiments.keys import NAME_OF_PRETRAINED
+from experiments.settings import section_of
+from experiments.tasks import protocols, sections
 from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
 from experiments.tasks.base import Sums
 from experiments.tasks.corpus import Corpus
@@ -20,53 +25,95 @@ from experiments.tasks.texts import TextTask
 
 _WITH_LEXICON = ("latent", "gold")
 
-KEYS = {
-    **keys.TEXT,
-    **keys.SOURCE_LEN,
-    **keys.BATCHES,
-    "tokenizer.joint": Key(bool, "One tokenizer for both sides."),
-    **under("loss", {
-        "alignment": Key(str, "What teaches cross-attention to align words.",
-                         choices=("none", "diagonal", "latent", "gold")),
-        "alignment_weight": Key(float, "Of that loss.", "[0, inf)"),
-        "alignment_share": Key(float, "Share of the examples whose gold links are given.", "(0, 1]"),
-        "alignment_layer": Key(int, "Decoder layer that is taught, from 0; none is the usual.", none=True),
-        "alignment_diagonal": Key(float, "How sharp the diagonal prior is.", "[0, inf)"),
-        "alignment_coverage": Key(float, "Weight of the loss on sources not looked at.", "[0, inf)"),
-    }),
-    **under("evaluate", {
-        "examples": Key(int, "Validation sentences translated while training; 0 is none.", "[0, inf)"),
-        "bleu_tokenize": Key(str, "sacreBLEU's tokenizer, such as char or ja-mecab.", none=True),
-        "decoding.num_beams": Key(int, "1 is greedy.", "[1, inf)"),
-        "decoding.length_penalty": Key(float, "Larger favours longer texts.", "[0, inf)"),
-        "decoding.max_new_tokens": Key(int, "The most tokens; none is data.target_len.", "[2, inf)",
-                                       none=True),
-        "decoding.batch_size": Key(int, "Sentences decoded together.", "[1, inf)"),
-        "alignment.choose": Key(bool, "Choose the other alignment keys on validation pairs."),
-        "alignment.layer": Key(int, "Decoder layer whose attention is read; -1 is the last."),
-        "alignment.head": Key(int, "Its head; none is the mean of all.", none=True),
-        "alignment.row_offset": Key(
-            int, "Rows of attention after the one that predicts a token.", "[0, 2]"
-        ),
-        "alignment.symmetrise": Key(str, "How both directions are joined.",
-                                    choices=("none", "union", "intersection", "grow-diag")),
-        "alignment.unlinked": Key(bool, "A target word may stay without a link."),
-        "alignment.threshold": Key(float, "Attention below which a source word stays alone.", "[0, 1]"),
-    }),
-}  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class PairData(sections.PackedData):
+    """Pairs of texts.
+
+    Attributes:
+      source_len: the most tokens of a source, its end included.
+    """
+
+    source_len: sections.Length
+
+
+@dataclass(frozen=True)
+class TranslationLoss(sections.CrossEntropy):
+    """The loss of tokens, and of alignments.
+
+    Attributes:
+      alignment: loss that teaches cross-attention to align words.
+      alignment_weight: of that loss.
+      alignment_share: share of the examples whose gold alignments are given.
+      alignment_layer: decoder layer that is taught, from 0; None is the usual.
+      alignment_diagonal: how sharp the diagonal prior is.
+      alignment_coverage: weight of the loss on sources not looked at.
+    """
+
+    alignment: Literal["none", "diagonal", "latent", "gold"]
+    alignment_weight: NonNegative
+    alignment_share: Annotated[float, "(0, 1]"]
+    alignment_layer: int | None
+    alignment_diagonal: NonNegative
+    alignment_coverage: NonNegative
+
+
+@dataclass(frozen=True)
+class Decoding(sections.Decoding):
+    """The search of translations.
+
+    Attributes:
+      length_penalty: larger favours longer texts.
+      max_new_tokens: the most tokens; None is data.target_len.
+    """
+
+    length_penalty: NonNegative
+    max_new_tokens: sections.Length | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentReading(Recipe):
+    """How links are read off attention.
+
+    Attributes:
+      choose: choose the other alignment keys on validation pairs.
+    """
+
+    choose: bool
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Translations that are scored.
+
+    Attributes:
+      examples: validation sentences translated while training; 0 is none.
+      bleu_tokenize: sacreBLEU's tokenizer, such as char or ja-mecab.
+    """
+
+    examples: sections.Number
+    bleu_tokenize: str | None
+    decoding: Decoding
+    alignment: AlignmentReading
 
 
 class TranslationTask(TextTask):
     """A ``Transformer``, or another encoder-decoder, and pairs of texts."""
 
+    sections = {
+        "data": PairData,
+        "tokenizer": sections.PairTokenizer,
+        "loss": TranslationLoss,
+        "evaluate": Evaluation,
+    }
     metrics = (*TextTask.metrics, "bleu", "chrf")
-    reads = ("source", "target_in")
+    asks = protocols.TranslationModel
     takes_pretrained = True
 
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        metric = config.checkpoint.best_metric
+        metric = section_of(config, "checkpoint").get("best_metric")
         if metric in ("bleu", "chrf") and not config.evaluate.examples:
             raise SettingsError(
                 f"config.checkpoint.best_metric is {metric!r}, which only a translation with "

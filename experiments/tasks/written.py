@@ -5,6 +5,7 @@ texts; the rest is here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,24 +16,22 @@ from crossattn import decode
 from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from experiments import keys
 from experiments.errors import SettingsError
-from experiments.keys import Key
+from experiments.settings import section_of
+from experiments.tasks import protocols, sections
 from experiments.tasks.base import Generation, Sums, feature_batch, shapes_of
 from experiments.tasks.texts import TextTask
 
-_TEXT = (
-    "data.name", "data.data_dir", "data.batch_size", "data.target_len", "loss.label_smoothing",
-    "loss.z_loss", "loss.chunks",
-)  # fmt: skip
 
-KEYS = {name: keys.TEXT[name] for name in _TEXT} | {
-    "evaluate.examples": Key(
-        int, "Validation examples of which a text is written while training; 0 is none.", "[0, inf)"
-    ),
-    "evaluate.decoding.num_beams": Key(int, "1 is greedy.", "[1, inf)"),
-    "evaluate.decoding.batch_size": Key(int, "Texts written together.", "[1, inf)"),
-}
+@dataclass(frozen=True, kw_only=True)
+class WrittenData(sections.Data):
+    """Examples with a text each.
+
+    Attributes:
+      target_len: the most tokens of a target, its end included.
+    """
+
+    target_len: sections.Length
 
 
 class WritesText(TextTask):
@@ -43,7 +42,12 @@ class WritesText(TextTask):
       measured: what ``report`` calls the examples.
     """
 
-    reads = ("source", "target_in", "target_segment_ids", "target_positions")
+    sections: Any = {
+        "data": WrittenData,
+        "loss": sections.CrossEntropy,
+        "evaluate": sections.WrittenEvaluation,
+    }
+    asks = protocols.CaptioningModel
     scored: tuple[str, ...] = ()
     measured = "examples"
 
@@ -81,7 +85,7 @@ class WritesText(TextTask):
     def check(cls, config: Any) -> None:
         """Raises SettingsError where the best metric is not measured."""
         super().check(config)
-        metric = config.checkpoint.best_metric
+        metric = section_of(config, "checkpoint").get("best_metric")
         if metric in cls.scored and not config.evaluate.examples:
             raise SettingsError(
                 f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures."

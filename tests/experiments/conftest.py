@@ -48,12 +48,12 @@ def _on_one_device():
         yield
 
 
-def start(launcher, *arguments):
-    """The exit code of ``python -m experiments.LAUNCHER ARGUMENTS``, run here."""
+def start(launcher, *arguments, cwd=ROOT):
+    """The exit code of ``python -m experiments.LAUNCHER ARGUMENTS`` in a folder, run here."""
     main = importlib.import_module(f"experiments.{launcher}").main
-    before, cwd = sys.argv, os.getcwd()
+    before, home = sys.argv, os.getcwd()
     sys.argv = [launcher, *map(str, arguments)]
-    os.chdir(ROOT)
+    os.chdir(cwd)
     try:
         with flagsaver.flagsaver(), warnings.catch_warnings():
             # How ml_collections reads a config file.
@@ -65,7 +65,7 @@ def start(launcher, *arguments):
         return end.code
     finally:
         sys.argv = before
-        os.chdir(cwd)
+        os.chdir(home)
         sys.modules.pop("config_config", None)  # Or the next config file is run on top of it.
 
 

@@ -238,8 +238,8 @@ def test_a_model_of_two_halves_has_a_section_for_each(launched, refused, tmp_pat
     [
         ({"data.languages": "en,en"}, "'en,en'; expected distinct names"),
         ({"checkpoint.best_metric": "cider"}, "evaluate.examples of 1 or more"),
-        ({"model.decoder.patch_size": 4}, "model.decoder.patch_size, which is no key"),
-        ({"model.name": "transformer"}, "no key of a captioning by a transformer"),
+        ({"model.decoder.patch_size": 4}, "no key model.decoder.patch_size"),
+        ({"model.name": "transformer"}, "lists those of a captioning by a transformer"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(change, said):

@@ -114,5 +114,7 @@ def test_a_config_that_cannot_be_is_refused(change, said):
 def test_a_model_of_other_inputs_is_refused():
     config = fashion_perceiver.get_config("tiny")
     config.model = dict(name="decoder")
-    with pytest.raises(SettingsError, match="Decoder has no hidden\\(image, ...\\)"):
+    with pytest.raises(
+        SettingsError, match=r"Decoder has no hidden\(\*, image, key\): it lacks image"
+    ):
         make_task(config).check(config)

@@ -36,7 +36,13 @@ def test_the_configs_of_the_project_are_found():
     assert expected <= set(CONFIGS)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# One for each kind of task; the others are in `make test-all`.
+QUICK = {"emoji_captions", "emoji_group", "emoji_llava", "help_pages", "libreoffice", "lm_small"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS]
+)
 def test_tiny_trains_to_a_finite_and_falling_loss(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(phrases, "NUM_PAIRS", 540)  # Mostly short ones: few shapes to compile.
     result = train.run(get_config(name, "tiny"), tmp_path)

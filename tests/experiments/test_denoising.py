@@ -110,10 +110,7 @@ def test_places_in_a_row_are_distances_enough(run):
         ),
         ("--config.data.objective=magic", "objective is 'magic'; expected one of span_corruption"),
         ("--config.data.density=1", "data.density is 1.0; expected a number, above 0 and below 1"),
-        (
-            "--config.data.mode=pack",
-            "no key data.mode, which only a language_model or a masked_language_model or",
-        ),
+        ("--config.data.mode=pack", "the config has no key data.mode;"),
         ("--config.data.side=both", "side is 'both'; expected one of source, target"),
         ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
         ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),

@@ -103,7 +103,7 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is
     said = refused("caption", f"--workdir={text_run}", str(tmp_path / "a.png"))
     assert "config.model.name is 'decoder', which reads no pictures" in said
     *_, last = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    assert last["nll"] != last["nll_shuffled"] and {"nll_0", "nll_2"} <= last.keys()
+    assert last["nll"] != last["nll_shuffled"]
 
 
 @pytest.mark.parametrize("config", [emoji_flamingo, emoji_llava])
@@ -192,7 +192,7 @@ def test_pictures_are_captioned_by_a_model_whose_words_read_patches(launched, tm
     code, out, err = launched("caption", run, str(tmp_path / "a.png"), f"--plot={plot}")
     assert code == 0, err
     assert out.startswith(f"{tmp_path}/a.png: ")
-    assert plot.with_stem("read-a").stat().st_size > 1000
+    assert plot.stat().st_size > 1000
 
 
 def test_pictures_that_are_smaller_than_a_patch_are_refused_before_anything_is_computed():

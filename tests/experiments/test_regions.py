@@ -71,7 +71,7 @@ def test_what_cannot_be_trained_or_read_is_one_line(refused, tmp_path, task):
         ("--config.model.reads=sound", "'sound'; expected one of both, text, picture"),
         ("--config.model.patch=5", "patch is 5; expected a divisor of the pictures' height"),
         ("--config.data.name=phrases", "phrases has no classes of regions"),
-        ("--config.model.name=decoder", "which is no key of a regions by a decoder"),
+        ("--config.model.name=decoder", "lists those of a regions by a decoder"),
     ):
         found = refused("train", CONFIG, override, f"--workdir={tmp_path / 'run'}")
         assert said in found, found

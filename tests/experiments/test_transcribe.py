@@ -19,7 +19,8 @@ from crossattn.data.whisper_tokens import WhisperTokens
 from crossattn.decode.speech import windows
 from experiments import transcribe
 from experiments.fetch_weights import whisper
-from experiments.transcribe import frames_of, open_whisper, pictures
+from experiments.inputs import each_file
+from experiments.transcribe import frames_of, open_whisper
 from tests import whisper_vocabulary
 from tests.experiments.conftest import start
 from tests.peers import package, peer
@@ -113,8 +114,10 @@ def test_a_bad_file_does_not_stop_the_others_and_each_has_its_picture(
 
 def test_pictures_of_sounds_that_are_called_the_same_are_numbered():
     path = Path("a/words.png")
-    assert pictures(None, ["x.wav", "y.wav"]) == [None, None]
-    assert pictures(path, ["x.wav", "b/x.wav"]) == [Path("a/words-1.png"), Path("a/words-2.png")]
+    for drawing, names in ((None, [None, None]), (path, ["words-1.png", "words-2.png"])):
+        given = {}
+        assert each_file(["x.wav", "b/x.wav"], drawing, given.__setitem__) == 0
+        assert [*given.values()] == [name and Path("a") / name for name in names]
 
 
 def test_silence_says_nothing(folder, launched, tmp_path):

@@ -1,0 +1,80 @@
+"""Files and texts that launchers are given on the command line or on standard input."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossattn.data.errors import DataError
+from crossattn.data.features import Image
+from crossattn.train import processes
+from experiments import launch
+
+_SHOWN = 256  # pixels of a picture's longer side that are drawn
+
+
+def each_file(
+    paths: Sequence[str], drawing: Path | None, use: Callable[[str, Path | None], None]
+) -> int:
+    """Exit code of ``use(path, its picture)`` for each file; a wrong one does not stop the others.
+
+    Args:
+      paths: the files.
+      drawing: the picture that is asked for; of several files each gets its own, called after it, or
+        numbered where two files are called the same.
+      use: what is done with a file.
+    """
+    if len(paths) == 1:
+        use(paths[0], drawing)
+        return 0
+    names = [Path(path).stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(number) for number in range(1, len(names) + 1)]
+    failed = False
+    for path, name in zip(paths, names, strict=True):
+        try:
+            use(path, None if drawing is None else drawing.with_stem(f"{drawing.stem}-{name}"))
+        except (DataError, launch.Refused) as error:
+            launch.complain(error)
+            failed = True
+    return int(failed)
+
+
+def shown(feature: Image, path: str) -> np.ndarray:
+    """The part of a picture that a model gets, in more pixels than it does, values from 0 to 1."""
+    scale = max(1, _SHOWN // max(feature.height, feature.width))
+    size = feature.height * scale, feature.width * scale
+    large = Image(*size, feature.channels, feature.resize, (0.0,), (1.0,))
+    return np.clip(large.prepare(path), 0, 1)
+
+
+def standard_input() -> list[str]:
+    """Lines that the main process reads, in every process: only one of them has a standard input."""
+    said: dict[str, Any] = {}
+    if processes.is_main():
+        try:
+            said = {"lines": _lines()}
+        except launch.Refused as error:
+            said = {"refused": str(error)}
+    said = processes.gather(said)[0]
+    if "refused" in said:
+        raise launch.Refused(said["refused"])
+    return said["lines"]
+
+
+def _lines() -> list[str]:
+    """Lines of standard input, which must be UTF-8."""
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            lines.append(line.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise launch.Refused(
+                f"line {number} of standard input is not UTF-8 (byte {error.start + 1}); convert it "
+                "first, for example with iconv."
+            ) from None
+    if not lines:
+        raise launch.Refused("got no text; give some as arguments or on standard input.")
+    return lines
