@@ -24,7 +24,7 @@ from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
@@ -147,9 +147,15 @@ class Bert(nnx.Module):
         segment_ids: Int[Array, "*B S"] | None = None,
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
+        *,
+        types: Int[Array, "*B S"] | None = None,
     ) -> Float[AnyArray, "*B S D"]:
         """What the output layer gets: the vectors of ``encode``, whose arguments these are."""
-        return self.encode(tokens, segment_ids, positions, key).vectors
+        return self.encode(tokens, segment_ids, positions, key, types=types).vectors
+
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B S V] of what stands at each token; the arguments of ``hidden``."""
 
     @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:
@@ -170,24 +176,13 @@ class Bert(nnx.Module):
         return _present(self.next_sentence, "next_sentence")(self.pooled(vectors))
 
     @on_any_mesh
-    def __call__(self, tokens: Int[Array, "*B S"], *args: Any, **options: Any) -> Any:
-        """Logits [*B S V] of what stands at each token; arguments as in ``encode``.
-
-        Raises:
-          ValueError: this BERT has no such head.
-        """
-        _present(self.output, "masked_lm")
-        return self.logits(self.encode(tokens, *args, **options).vectors)
-
-    @on_any_mesh
     def logits(self, vectors: Float[AnyArray, "*B S D"]) -> Float[Array, "*B S V"]:
         """Logits of what stands at each token, from the vectors that ``encode`` gives.
 
         Raises:
           ValueError: this BERT has no such head.
         """
-        output = _present(self.output, "masked_lm")
-        return output.logits(output.transform(vectors), self.input.embedding)
+        return _present(self.output, "masked_lm").logits(vectors, self.input.embedding)
 
 
 def _present(module: Any, name: str) -> Any:

@@ -27,13 +27,11 @@ from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import ClassOutput
+from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding, Size, resized
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import Array, Count, Float, Key
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +146,9 @@ class CrossViT(nnx.Module):
         small, large = jnp.split(hidden, [self.small_dim], axis=-1)
         return (self.small_output.logits(small) + self.large_output.logits(large)) / 2
 
-    @on_any_mesh
-    def __call__(
-        self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B classes"]:
-        """Logits of classes [*B C]."""
-        return self.logits(self.hidden(image, key=key))
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits of classes [*B C]; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
@@ -162,17 +157,12 @@ class CrossViT(nnx.Module):
         They are means over heads; what a token reads of itself is left out.
         """
         _, weights = self.hidden(image, return_weights=True)
-        found = {}
-        for name, read, patches, size in zip(
-            ("large patches", "small patches"),
-            weights[-1],
-            reversed(self._branches()),
-            reversed(self._scaled(image)),
-            strict=True,
-        ):
-            mean = jnp.mean(read[..., 0, 1:], -2)
-            found[name] = mean.reshape(*image.shape[:-3], *patches.grid(size))
-        return found
+        small, large = (read[..., 0, 1:].mean(-2) for read in weights[-1])
+        sizes = self._scaled(image)
+        return {
+            "large patches": self.large_patches.on_grid(small, image, sizes[1]),
+            "small patches": self.small_patches.on_grid(large, image, sizes[0]),
+        }
 
     def _branches(self) -> tuple[PatchEmbedding, PatchEmbedding]:
         return self.small_patches, self.large_patches
@@ -254,10 +244,13 @@ class Exchange(nnx.Module):
         # One norm is that of the token which reads, and of what is read, the token itself among it.
         memory = self.block.cross_residual.pre_norm(read)
         token, state = self.block(
-            token, key=key, memories={"patches": memory}, return_weights=return_weights
+            token,
+            key=key,
+            memories={"patches": memory},
+            capture=("cross.weights",) if return_weights else (),
         )
         own = jnp.concatenate([self.back(token), own[..., 1:, :]], axis=-2)
-        return own, None if state is None else state.weights
+        return own, None if state is None else state.captured["cross.weights"]
 
 
 class Projection(nnx.Module):

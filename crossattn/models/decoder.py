@@ -23,13 +23,11 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
 from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import Array, Count, Float, Int, Key
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,9 @@ class Decoder(Autoregressive):
         )
 
     @property
-    def longest(self) -> tuple[None, int | None]:
-        """The most tokens of a memory and of a text that have positions; None is any number."""
-        return None, self.input.longest
+    def target_input(self) -> TokenInput:
+        """The ``TokenInput`` of what is generated."""
+        return self.input
 
     @on_any_mesh
     def hidden(
@@ -144,7 +142,17 @@ class Decoder(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The last vectors, before the output layer; with ``return_weights``, cross-attention's too."""
+        """The last vectors, before the output layer; with ``return_weights``, cross-attention's too.
+
+        Args:
+          tokens: [*B T].
+          memory, memory_segment_ids: what a model with a ``memory_dim`` reads, ``Encoded`` or vectors
+            [*B S M]; padding has segment 0.
+          segment_ids: of the texts packed into a row; 0 is padding.
+          positions: None is ``arange``.
+          key: turns dropout on.
+          return_weights: return the weights [L *B N T S] too.
+        """
         keys = split(key, 2)
         packed = segment_ids is not None and memory_segment_ids is not None
         x, states = self.decoder(
@@ -154,42 +162,13 @@ class Decoder(Autoregressive):
             segment_ids=segment_ids,
             source_segment_ids=memory_segment_ids if packed else None,
             positions=positions,
-            return_weights=return_weights,
+            capture=self.decoder.reading() if return_weights else (),
         )
-        x = self.output.transform(x)
         return (x, layer_weights(states)) if return_weights else x
 
-    def output_table(self) -> Float[Array, "V D"]:
-        """The output layer's weights, one row a token."""
-        return self.output.rows(self.input.embedding)
-
-    def output_product(
-        self, hidden: Float[Array, "*B T D"]
-    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
-        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
-        return self.output.product(hidden, self.input.embedding)
-
-    @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
-
-        ``model(tokens)`` is ``model.logits(model.hidden(tokens))``.
-        """
-        return self.output.logits(hidden, self.input.embedding)
-
-    @on_any_mesh
-    def __call__(self, tokens: Int[Array, "*B T"], **options: Any) -> Any:
-        """Logits [*B T V] of the token after each of ``tokens``.
-
-        Args:
-          tokens: [*B T].
-          **options: those of ``hidden``. ``memory``, ``Encoded`` or vectors [*B S M], is what a model with
-            a ``memory_dim`` reads; with ``return_weights``, its weights [L *B N T S] are returned too.
-        """
-        result = self.hidden(tokens, **options)
-        if isinstance(result, tuple):
-            return self.logits(result[0]), result[1]
-        return self.logits(result)
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -202,41 +181,19 @@ class Decoder(Autoregressive):
         memory_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states: the memory read once, and empty caches, for ``num_beams`` sequences a row.
+        """Decoding states that have read the memory; for the other arguments see ``Autoregressive``.
 
         Args:
-          batch: rows, B.
-          num_beams: sequences a row, J.
-          cache_length: the most tokens of each that are read, prefix and generated ones together.
           memory, memory_segment_ids: what cross-attention reads; padding has segment 0.
-          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
           ValueError: ``cache_length`` is longer than ``longest``; or there is a memory where none is read,
             none where one is, or one of other rows than ``batch``.
         """
-        self.input.check(cache_length)
         if memory is not None:
             check_rows("memory", Encoded.of(memory).vectors, batch)
         layers = self._read(memory, memory_segment_ids)
-        return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
-
-    @on_any_mesh
-    def decode_hidden(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: CachedStates,
-        *,
-        return_weights: bool = False,
-    ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, *rest = self.decoder.decode(
-            lambda tokens, positions, _: self.input(tokens, positions),
-            tokens,
-            states,
-            return_weights=return_weights,
-        )
-        return self.output.transform(x), *rest
+        return self._filled(layers, batch, num_beams, cache_length, lookahead)
 
     def _read(self, memory: Any, segment_ids: Array | None) -> Any:
         if (memory is None) != (self.memory_dim is None):

@@ -24,6 +24,7 @@ from crossattn.nn.examples import texts
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.outputs import logits_of
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import split
 from crossattn.types import Array, Float, Int, Key
@@ -85,9 +86,19 @@ class EncoderDecoder(Autoregressive):
         )
 
     @property
+    def target_input(self) -> Any:
+        """The ``TokenInput`` of the decoder."""
+        return self.decoder.input
+
+    @property
+    def output(self) -> Any:
+        """The ``TokenOutput`` of the decoder."""
+        return self.decoder.output
+
+    @property
     def longest(self) -> tuple[int | None, int | None]:
         """The most tokens of source and target that have positions; None is any number."""
-        return self.encoder.input.longest, self.decoder.input.longest
+        return self.encoder.input.longest, self.target_input.longest
 
     @property
     def pad_id(self) -> int | None:
@@ -124,7 +135,7 @@ class EncoderDecoder(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """The decoder's last vectors, before the output table; and all cross-attention weights."""
+        """The decoder's last vectors, before the output layer, and weights; see ``Transformer.hidden``."""
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 2)
         result = self.decoder.hidden(
@@ -138,30 +149,9 @@ class EncoderDecoder(Autoregressive):
         )
         return result if return_weights else (result, None)
 
-    def output_table(self) -> Float[Array, "V D"]:
-        """The output layer's weights, one row a token."""
-        return self.decoder.output_table()
-
-    def output_product(
-        self, hidden: Float[Array, "*B T D"]
-    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
-        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
-        return self.decoder.output_product(hidden)
-
-    @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone."""
-        return self.decoder.logits(hidden)
-
-    @on_any_mesh
-    def __call__(self, source: Source, target_in: Int[Array, "*B T"], **options: Any) -> Any:
-        """Logits [*B T V] of the token after each of ``target_in``; options as in ``hidden``.
-
-        With ``return_weights``, the weights [L *B N T S] of cross-attention too.
-        """
-        x, weights = self.hidden(source, target_in, **options)
-        logits = self.logits(x)
-        return logits if weights is None else (logits, weights)
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -174,7 +164,7 @@ class EncoderDecoder(Autoregressive):
         source_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states: the source read once, and empty caches; as ``Transformer.prefill``."""
+        """Decoding states that have read the source; for the other arguments see ``Autoregressive``."""
         encoded = self.encode(source, source_segment_ids)
         check_rows("source", encoded.vectors, batch)
         return self.decoder.prefill(
@@ -183,11 +173,7 @@ class EncoderDecoder(Autoregressive):
 
     @on_any_mesh
     def decode_hidden(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: CachedStates,
-        *,
-        return_weights: bool = False,
+        self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
     ) -> Any:
         """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
         return self.decoder.decode_hidden(tokens, states, return_weights=return_weights)

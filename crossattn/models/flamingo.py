@@ -32,12 +32,11 @@ from crossattn.nn.blocks import Block
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.images import with_places
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.outputs import logits_of
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import BlockConfig, Residual, Sublayer, split
 from crossattn.types import AnyArray, Array, Bool, Count, Float, Int, Key
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +170,13 @@ class Flamingo(Decoder):
             keys[1],
             segment_ids=segment_ids,
             memory_masks=self.seen(jnp.arange(tokens.shape[-1]), image_positions),
-            return_weights=return_weights,
+            capture=self.decoder.reading() if return_weights else (),
         )
-        x = self.output.transform(x)
         return (x, layer_weights(states)) if return_weights else x
+
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -187,37 +189,17 @@ class Flamingo(Decoder):
         image_positions: Int[AnyArray, "B I"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states: the images read once, and empty caches, for ``num_beams`` sequences a row.
+        """Decoding states that have read the images; for the other arguments see ``Autoregressive``.
 
         Args:
-          batch: rows, B.
-          num_beams: sequences a row, J.
-          cache_length: the most tokens of each that are read, prompt and generated ones together.
           images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
-          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
           ValueError: as ``hidden`` does, or there are other rows than ``batch``.
         """
-        self.input.check(cache_length)
         latents, image_positions = self._images(images, image_positions, batch, None)
         layers = self.decoder.read(images=latents)
-        length = cache_length + lookahead
-        return self.decoder.prefill(layers, batch, num_beams, length, context=image_positions)
-
-    @on_any_mesh
-    def decode_hidden(
-        self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
-    ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, *rest = self.decoder.decode(
-            lambda tokens, positions, _: self.input(tokens, positions),
-            tokens,
-            states,
-            memory_masks=self.seen,
-            return_weights=return_weights,
-        )
-        return self.output.transform(x), *rest
+        return self._filled(layers, batch, num_beams, cache_length, lookahead, image_positions)
 
     @on_any_mesh
     def patch_weights(
@@ -292,7 +274,7 @@ class Resampler(nnx.Module):
 
         Means over heads. What a latent keeps of itself is left out, so that rows have sums of at most 1.
         """
-        _, states = self._layers(patches, None, return_weights=True)
+        _, states = self._layers(patches, None, capture=("reading.weights",))
         count = patches.shape[-2]
         seen = jnp.zeros((*patches.shape[:-2], self.num_latents, count))
         weights: Any = layer_weights(states)

@@ -31,13 +31,12 @@ from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.images import image_positions, with_places
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.outputs import logits_of
 from crossattn.nn.patches import patch_grid
+from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import BlockConfig, split
-from crossattn.ops import masks
 from crossattn.types import AnyArray, Array, Count, Float, Int, Key
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -185,14 +184,12 @@ class Llava(Decoder):
         keys = split(key, 3)
         context = self._images(images, image_positions, len(tokens), keys[2])
         self._check(tokens, images, image_positions)
-        positions = jnp.arange(tokens.shape[-1])
-        x, _ = self.decoder(
-            self._embed(tokens[:, None], positions, context, keys[0])[:, 0],
-            self.decoder.read(),
-            keys[1],
-            segment_ids=segment_ids,
-        )
-        return self.output.transform(x)
+        x = self._embed_text(tokens, context, keys[0])
+        return self.decoder(x, self.decoder.read(), keys[1], segment_ids=segment_ids)[0]
+
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -205,30 +202,17 @@ class Llava(Decoder):
         image_positions: Int[AnyArray, "B I"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states: images' vectors made once, and empty caches, for ``num_beams`` sequences a row.
+        """Decoding states that have seen the images; for the other arguments see ``Autoregressive``.
 
         Args:
-          batch: rows, B.
-          num_beams: sequences a row, J.
-          cache_length: the most tokens of each that are read, those of images among them.
           images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
-          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
           ValueError: as ``hidden`` does, or there are other rows than ``batch``.
         """
-        self.input.check(cache_length)
         context = self._images(images, image_positions, batch, None)
-        layers, length = self.decoder.read(), cache_length + lookahead
-        return self.decoder.prefill(layers, batch, num_beams, length, context=context)
-
-    @on_any_mesh
-    def decode_hidden(
-        self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
-    ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, *rest = self.decoder.decode(self._embed, tokens, states, return_weights=return_weights)
-        return self.output.transform(x), *rest
+        layers = self.decoder.read()
+        return self._filled(layers, batch, num_beams, cache_length, lookahead, context)
 
     @on_any_mesh
     def patch_weights(
@@ -241,36 +225,28 @@ class Llava(Decoder):
 
         The rest of what a token reads are the tokens before it and its own. A token before an image has 0 of
         it, and one that is a patch reads patches too.
-
-        Raises:
-          ValueError: the layers are scanned, of which none can be run alone.
         """
-        if self.decoder.stack.scan:
-            raise ValueError("the layers of this Llava are scanned; build it with scan=False.")
-        positions = jnp.arange(tokens.shape[-1])
         context = self._images(images, image_positions, len(tokens), None)
-        x = self._embed(tokens[:, None], positions, context)[:, 0]
-        options: dict[str, Any] = dict(
-            positions=positions, bias=self.decoder.bias(positions, positions)
+        _, states = self.decoder(
+            self._embed_text(tokens, context), self.decoder.read(), capture=("attention.weights",)
         )
-        total: Any = 0
-        for block in self.decoder.stack.layers:
-            normed = block.attention_residual.pre_norm(x)
-            _, read = block.attention(normed, None, masks.causal(), **options, return_weights=True)
-            total += jnp.mean(read, axis=1)
-            x, _ = block(x, **options)
+        weights: Any = layer_weights(states)
+        read = jnp.mean(weights, axis=(0, 2))[:, :, None]
         grid = self.vision.patches.grid((images.shape[2], images.shape[3]))
         starts = jnp.asarray(image_positions)[:, None, :, None]
         places = starts + self.image_tokens - math.prod(grid) + jnp.arange(math.prod(grid))
-        found = jnp.take_along_axis(total[:, :, None], jnp.maximum(places, 0), axis=-1)
-        found = jnp.where(starts >= 0, found, 0) / len(self.decoder.stack.layers)
-        return found.reshape(*found.shape[:3], *grid)
+        found = jnp.take_along_axis(read, jnp.maximum(places, 0), axis=-1)
+        return jnp.where(starts >= 0, found, 0).reshape(*found.shape[:3], *grid)
 
-    def _embed(
+    def _embed_text(self, tokens: Array, context: Any, key: Any = None) -> Float[Array, "B T D"]:
+        positions = jnp.arange(tokens.shape[-1])
+        return self.embed(tokens[:, None], positions, context, key)[:, 0]
+
+    def embed(
         self,
         tokens: Int[Array, "B J T"],
         positions: Int[Array, "*B T"],
-        context: tuple[Array, Array] | None,
+        context: tuple[Array, Array] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B J T D"]:
         """Vectors of tokens, and of images where they stand, which the sequences of a row share."""

@@ -29,7 +29,7 @@ from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput
+from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, logits_of
 from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
 from crossattn.nn.sublayers import BlockConfig, split
@@ -37,8 +37,6 @@ from crossattn.ops.positions import fourier, fourier_dim
 from crossattn.types import Array, Count, Float, Int, Key
 
 PixelPositions = Literal["fourier", "learned"]
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +190,10 @@ class PerceiverIO(nnx.Module):
             self.latents[...].astype(inputs.vectors.dtype),
             key=keys[1],
             memories={"inputs": inputs},
-            return_weights=return_weights,
+            capture=("cross.weights",) if return_weights else (),
         )
         x = self.layers.repeat(x, keys[3:])
-        return (Encoded(x), state.weights) if return_weights else Encoded(x)
+        return Encoded(x) if state is None else (Encoded(x), state.captured["cross.weights"])
 
     @on_any_mesh
     def decode(
@@ -217,9 +215,9 @@ class PerceiverIO(nnx.Module):
             self.queries(at).astype(latents.vectors.dtype),
             key=key,
             memories={"latents": latents},
-            return_weights=return_weights,
+            capture=("cross.weights",) if return_weights else (),
         )
-        return (y, state.weights) if return_weights else y
+        return y if state is None else (y, state.captured["cross.weights"])
 
     @on_any_mesh
     def hidden(
@@ -260,16 +258,11 @@ class PerceiverIO(nnx.Module):
         """Logits of classes, or of tokens, float32: the output layer alone."""
         if isinstance(self.output, ClassOutput):
             return self.output.logits(hidden)
-        return self.output.logits(self.output.transform(hidden), self.tokens.embedding)
+        return self.output.logits(hidden, self.tokens.embedding)
 
-    @on_any_mesh
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Logits [*B C] of classes, or [*B S V] of what stands at each token; arguments as in ``hidden``."""
-        outputs = self.hidden(*inputs, **options)
-        if not options.get("return_weights"):
-            return self.logits(outputs)
-        hidden, *weights = outputs
-        return self.logits(hidden), *weights
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B C] of classes, or [*B S V] of what stands at each token; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:

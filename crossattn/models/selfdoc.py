@@ -32,17 +32,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.nn.attention import MultiHeadAttention
-from crossattn.nn.blocks import EncoderBlock
+from crossattn.nn.blocks import Block, BlockState, EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import ClassOutput
+from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import Stack
-from crossattn.nn.sublayers import BlockConfig, Sublayer, split
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Count, Float, Int, Key
@@ -193,10 +192,9 @@ class SelfDoc(nnx.Module):
         """Scores of every class, float32: the output layer alone."""
         return self.output.logits(hidden)
 
-    @on_any_mesh
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """Logits [*B R C] of the class of each region; arguments as in ``hidden``."""
-        return self.logits(self.hidden(*args, **options))
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B R C] of the class of each region; the arguments of ``hidden``."""
 
 
 class TextParts(nnx.Module):
@@ -307,7 +305,7 @@ class CrossModality(nnx.Module):
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        self.text, self.picture = _Side(config, rngs), _Side(config, rngs)
+        self.text, self.picture = Side(config, rngs), Side(config, rngs)
 
     @on_any_mesh
     def __call__(
@@ -326,64 +324,54 @@ class CrossModality(nnx.Module):
           key: turns dropout on.
           mask: which may read which, in both directions; only where T is S.
         """
-        keys = split(key, 4)
-        first = (
+        keys, given = split(key, 4), (text, picture)
+        agreed = (
             self.text.agreed(text, picture, self.picture, mask, keys[0]),
             self.picture.agreed(picture, text, self.text, mask, keys[1]),
         )
-        found = (
-            self.text.read(first[0], first[1], self.picture, mask, keys[2]),
-            self.picture.read(first[1], first[0], self.text, mask, keys[3]),
-        )
-        return found[0][0], found[1][0], (found[0][1], found[1][1])
+        text, picture = (replace(x, vectors=own) for x, own in zip(given, agreed, strict=True))
+        words, read = self.text.read(text, picture, self.picture, mask, keys[2])
+        looks, seen = self.picture.read(picture, text, self.text, mask, keys[3])
+        return replace(text, vectors=words), replace(picture, vectors=looks), (read, seen)
 
 
-class _Side(nnx.Module):
-    """One of the two modalities of a layer: what it has its queries read, and its feed-forward network."""
+class Side(nnx.Module):
+    """One of the two modalities of a layer: a block for each stage."""
 
     def __init__(self, config: BlockConfig, rngs: nnx.Rngs):
-        options: dict[str, Any] = dict(memory_dim=config.dim, reads="other")
-        for name, sublayer in (
-            ("agree", config.cross_attention(rngs, **options)),
-            ("cross", config.cross_attention(rngs, **options)),
-            ("feedforward", config.feedforward(rngs)),
-        ):
-            self._hold(name, sublayer)
+        reads: dict[str, Any] = dict(memory_dim=config.dim, reads="other")
+        self.agreeing = Block(cross=config.cross_attention(rngs, **reads))
+        self.reading = Block(
+            cross=config.cross_attention(rngs, **reads), feedforward=config.feedforward(rngs)
+        )
 
-    def _hold(self, name: str, sublayer: Sublayer) -> None:
-        setattr(self, name, sublayer.inner)
-        setattr(self, f"{name}_residual", sublayer.residual)
-
-    def agreed(self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any) -> Encoded:
+    def agreed(
+        self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any
+    ) -> Float[Array, "*B S D"]:
         """The first stage: queries and values of ``own``, keys of ``other``."""
-        x = replace(own, vectors=self.agree_residual.pre_norm(jnp.asarray(own.vectors)))
-        attention: MultiHeadAttention = self.agree
-        keys, (values, valid) = split(key, 2), of_same_regions(x, other)
-        memory = attention.memory(
-            others.agree_residual.pre_norm(jnp.asarray(other.vectors)),
-            valid=valid,
-            values_of=values,
-        )
-        update = attention(jnp.asarray(x.vectors), memory, mask, dropout_key=keys[0])
-        return replace(
-            own, vectors=self.agree_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
-        )
+        values, valid = of_same_regions(_normed(own, self.agreeing), other)
+        keys = _normed(other, others.agreeing).vectors
+        memory = self.agreeing.cross.memory(keys, valid=valid, values_of=values)
+        state = BlockState(memories={"cross": memory})
+        return self.agreeing(jnp.asarray(own.vectors), state, key, memory_masks={"other": mask})[0]
 
     def read(
-        self, own: Encoded, other: Encoded, others: "_Side", mask: Any, key: Any
-    ) -> tuple[Encoded, Array]:
+        self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any
+    ) -> tuple[Float[Array, "*B S D"], Float[Array, "*B N S Z"]]:
         """The second stage and the feed-forward network; and the weights."""
-        keys = split(key, 4)
-        memory = self.cross.memory(
-            others.cross_residual.pre_norm(jnp.asarray(other.vectors)), valid=other.valid
+        x, state = self.reading(
+            jnp.asarray(own.vectors),
+            key=key,
+            memories={"other": _normed(other, others.reading)},
+            memory_masks={"other": mask},
+            capture=("cross.weights",),
         )
-        hidden = self.cross_residual.pre_norm(jnp.asarray(own.vectors))
-        update, weights = self.cross(hidden, memory, mask, dropout_key=keys[0], return_weights=True)
-        x = self.cross_residual.add_residual(jnp.asarray(own.vectors), update, keys[1])
-        update = self.feedforward(self.feedforward_residual.pre_norm(x), keys[2])
-        return replace(
-            own, vectors=self.feedforward_residual.add_residual(x, update, keys[3])
-        ), weights
+        return x, state.captured["cross.weights"]
+
+
+def _normed(x: Encoded, block: Block) -> Encoded:
+    """Vectors as a block's cross-attention gets them."""
+    return replace(x, vectors=block.cross_residual.pre_norm(jnp.asarray(x.vectors)))
 
 
 def of_same_regions(

@@ -24,7 +24,7 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import OutputConfig, TokenOutput
+from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import BlockConfig, split
@@ -33,8 +33,6 @@ from crossattn.types import Array, Count, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B frames M"]
 """Tokens; or, of a model that reads frames (Whisper), their features."""
-
-"""Keys of a config's section ``model`` that other models need not have."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,16 @@ class Transformer(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """The decoder's last vectors, before the output layer; and all cross-attention weights."""
+        """The decoder's last vectors, before the output layer; and all cross-attention weights, or None.
+
+        Args:
+          source: tokens [*B S].
+          target_in: tokens [*B T], beginning-of-sentence first.
+          source_segment_ids, target_segment_ids: of the texts packed into a row; 0 is padding.
+          source_positions, target_positions: None is ``arange``.
+          key: turns dropout on.
+          return_weights: return the weights [L *B N T S] of every layer's cross-attention.
+        """
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 3)
         encoded = self.encode(source, source_segment_ids, source_positions, keys[0])
@@ -211,9 +218,9 @@ class Transformer(Autoregressive):
             segment_ids=target_segment_ids,
             source_segment_ids=source_segment_ids if packed else None,
             positions=target_positions,
-            return_weights=return_weights,
+            capture=self.decoder.reading() if return_weights else (),
         )
-        return self.output.transform(x), layer_weights(states) if return_weights else None
+        return x, layer_weights(states)
 
     def _embed_source(self, source: Array, positions: Array | None, key: Array | None) -> Array:
         if self.source_input is None:
@@ -223,37 +230,9 @@ class Transformer(Autoregressive):
             return self.source_input(source, positions, key, embedding=embedding)
         return self.source_input(source, positions, key)
 
-    def output_table(self) -> Float[Array, "V D"]:
-        """The output layer's weights, one row a token: for losses that fuse it with the softmax."""
-        return self.output.rows(self.target_input.embedding)
-
-    def output_product(
-        self, hidden: Float[Array, "*B T D"]
-    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
-        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
-        return self.output.product(hidden, self.target_input.embedding)
-
-    @on_any_mesh
-    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone.
-
-        ``model(source, target)`` is ``model.logits(model.hidden(source, target)[0])``.
-        """
-        return self.output.logits(hidden, self.target_input.embedding)
-
-    @on_any_mesh
-    def __call__(self, source: Source, target_in: Int[Array, "*B T"], **options: Any) -> Any:
-        """Logits [*B T V] of the token after each of ``target_in``.
-
-        Args:
-          source: tokens [*B S].
-          target_in: tokens [*B T], beginning-of-sentence first.
-          **options: those of ``hidden``; with ``return_weights``, the weights [L *B N T S] of every
-            layer's cross-attention are returned too.
-        """
-        x, weights = self.hidden(source, target_in, **options)
-        logits = self.logits(x)
-        return logits if weights is None else (logits, weights)
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -267,21 +246,16 @@ class Transformer(Autoregressive):
         encoded: Encoded | Float[Array, "B S D"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states: the source read once, and empty caches, for ``num_beams`` sequences a row.
+        """Decoding states that have read the source; for the other arguments see ``Autoregressive``.
 
         Args:
-          batch: rows, B.
-          num_beams: sequences a row, J.
-          cache_length: the most tokens of each that are read, prefix and generated ones together.
           source, source_segment_ids: what is read; padding has segment 0.
           encoded: what ``encode`` made of the source, or bare vectors, instead of it.
-          lookahead: further positions, for guesses beyond them that are not kept.
 
         Raises:
           ValueError: the source or ``cache_length`` is longer than ``longest``; or there is no source, or
             one of other rows than ``batch``.
         """
-        self.target_input.check(cache_length)
         if (source is None) == (encoded is None):
             raise ValueError(
                 f"prefill got {'both' if encoded is not None else 'neither'} of source and encoded; "
@@ -292,24 +266,7 @@ class Transformer(Autoregressive):
         read = Encoded.of(encoded, None if source is not None else source_segment_ids)
         check_rows("source", read.vectors, batch)
         layers = self.decoder.read(source=read)
-        return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead)
-
-    @on_any_mesh
-    def decode_hidden(
-        self,
-        tokens: Int[Array, "B J T"],
-        states: CachedStates,
-        *,
-        return_weights: bool = False,
-    ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
-        x, *rest = self.decoder.decode(
-            lambda tokens, positions, _: self.target_input(tokens, positions),
-            tokens,
-            states,
-            return_weights=return_weights,
-        )
-        return self.output.transform(x), *rest
+        return self._filled(layers, batch, num_beams, cache_length, lookahead)
 
 
 def _check_free(config: TransformerConfig) -> None:

@@ -24,9 +24,9 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import vectors
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.outputs import ClassOutput
+from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding, Size
-from crossattn.nn.stack import Stack
+from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.dropout import dropout
 from crossattn.types import AnyArray, Array, Count, Float, Key
@@ -201,35 +201,17 @@ class ViT(nnx.Module):
             raise ValueError("this ViT has no pooler; set pooler=True in its config.")
         return jnp.tanh(self.pooler(jnp.asarray(vectors)[..., 0, :]))
 
-    @on_any_mesh
-    def __call__(
-        self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
-    ) -> Float[Array, "*B classes"]:
-        """Logits of classes [*B C]."""
-        return self.logits(self.hidden(image, key=key))
+    @logits_of(hidden)
+    def __call__(self) -> Any:
+        """Logits of classes [*B C]; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
-        """What the class token reads of each patch in the last layer, the mean of its heads.
-
-        Raises:
-          ValueError: the layers are scanned, of which none can be run alone.
-        """
-        if self.encoder.scan:
-            raise ValueError("the layers of this ViT are scanned; build it with scan=False.")
-        x = self._input(image)
-        *layers, last = self.encoder.layers
-        for block in layers:
-            x, _ = block(x)
-        normed = last.attention_residual.pre_norm(x)
-        _, weights = last.attention(
-            normed[..., :1, :], last.attention.memory(normed), return_weights=True
-        )
-        *batch, height, width, _ = image.shape
-        grid = self.patches.grid((height, width))
-        return {
-            "patches": jnp.mean(weights[..., 0, self.patches.tokens :], -2).reshape(*batch, *grid)
-        }
+        """What the class token reads of each patch in the last layer, the mean of its heads."""
+        _, states = self.encoder(self._input(image), capture=("attention.weights",))
+        weights: Any = layer_weights(states)
+        read = jnp.mean(weights[-1][..., 0, self.patches.tokens :], axis=-2)
+        return {"patches": self.patches.on_grid(read, image)}
 
     def _vectors(
         self, image: Float[Array, "*B H W C"], key: Key[Array, ""] | None

@@ -8,7 +8,7 @@ from crossattn.nn.feedforward import FeedForward
 from crossattn.nn.images import image_positions
 from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, TokenInput
 from crossattn.nn.layers import Embedding, linear, norm
-from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput
+from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.readied import for_decoding, in_compute_dtype
@@ -62,6 +62,7 @@ __all__ = [
     "in_compute_dtype",
     "layer_weights",
     "linear",
+    "logits_of",
     "norm",
     "stack_layers",
     "unstack_layers",

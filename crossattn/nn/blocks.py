@@ -4,7 +4,7 @@ The encoder block, the decoder block and any other are compositions of one ``Blo
 sublayers is that of its arguments, and their names are those of the parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,21 +30,12 @@ class BlockState:
     Attributes:
       memories: projected memories by the name of the sublayer that reads them.
       cache: the self-attention cache, or None when whole sequences are given.
-      weights: attention weights [*B N T S] of the last sublayer that reads a memory, when asked for.
+      captured: what a call was asked to ``capture``, by name.
     """
 
     memories: dict[str, Memory] = field(default_factory=dict)
     cache: Memory | None = None
-    weights: Float[Array, "..."] | None = None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A sublayer's name and what it reads, beside its parameters."""
-
-    name: str
-    reads: str | None
-    causal: bool
+    captured: dict[str, Float[Array, "..."]] = field(default_factory=dict)
 
 
 class Block(nnx.Module):
@@ -62,19 +53,33 @@ class Block(nnx.Module):
 
     def __init__(self, *, scope: str = "self_attention", **sublayers: Sublayer):
         names = [*sublayers, *(["scope"] if isinstance(scope, Sublayer) else [])]
-        own = ("scope", "sublayers")
-        if taken := [name for name in names if name in own or hasattr(Block, name)]:
+        if taken := [name for name in names if name == "scope" or hasattr(Block, name)]:
             raise ValueError(
                 f"a sublayer is called {taken[0]!r}, as something else of a block is; expected another name."
             )
         for name, sublayer in sublayers.items():
-            _check_inner(name, sublayer)
+            if sublayer.reads == ITSELF and not hasattr(sublayer.inner, "extend"):
+                raise ValueError(
+                    f"{name} reads itself, but its {type(sublayer.inner).__name__} has no extend(), which "
+                    "self-attention needs; expected MultiHeadAttention, or reads= the name of a memory."
+                )
             setattr(self, name, sublayer.inner)
             setattr(self, f"{name}_residual", sublayer.residual)
-        self.sublayers = tuple(
-            _Place(name, sublayer.reads, sublayer.causal) for name, sublayer in sublayers.items()
-        )
+        self._order = tuple((name, own.reads, own.causal) for name, own in sublayers.items())
         self.scope = scope
+
+    @property
+    def sublayers(self) -> dict[str, Sublayer]:
+        """Its sublayers by name, in order."""
+        return {
+            name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), reads, causal)
+            for name, reads, causal in self._order
+        }
+
+    @property
+    def readers(self) -> dict[str, str]:
+        """Sublayers that read memories, and the names of what they read."""
+        return {name: reads for name, reads, _ in self._order if reads not in (None, ITSELF)}
 
     @on_any_mesh
     def __call__(
@@ -88,9 +93,10 @@ class Block(nnx.Module):
         memory_masks: Mapping[str, Any] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
         bias: Float[Array, "..."] | None = None,
-        return_weights: bool = False,
+        condition: Float[Array, "*B C"] | None = None,
+        capture: Collection[str] = (),
     ) -> tuple[Float[Array, "*B T D"], BlockState | None]:
-        """[*B T D] -> [*B T D], and the state with its cache extended and its weights filled in.
+        """[*B T D] -> [*B T D], and the state with its cache extended and what was captured.
 
         Args:
           x: [*B T D]; or [T D], the same for every example of the memories, as a Perceiver's latents are.
@@ -105,44 +111,51 @@ class Block(nnx.Module):
           memory_masks: of attention to a memory, by its name, on top of the validity of what is read.
           positions: of the tokens, for rotary positions; None is where the cache stands, or ``arange``.
           bias: added to the logits of self-attention.
-          return_weights: keep the weights of the last sublayer that reads a memory in the state.
+          condition: what norms and residuals depend on, of blocks with a ``condition_dim``; see ``Residual``.
+          capture: what to keep in the state, of a sublayer NAME: "NAME", what it gives [*B T D]; "+NAME",
+            ``x`` after it; "NAME.weights", attention's weights [*B N T S]. Names of other blocks do nothing.
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
             one that no sublayer reads, or a cache that several would share; or a causal sublayer's mask
-            leaves open whether later positions may be read.
+            leaves open whether later positions may be read; or as ``Residual`` does.
         """
         projected, memories = {} if state is None else state.memories, memories or {}
-        self._check(projected, memories, memory_masks or {})
-        keys = split(key, 2 * len(self.sublayers))
-        cache, weights = None if state is None else state.cache, None
-        if cache is not None:
-            self._check_cache()
-        for place, inner_key, outer_key in zip(self.sublayers, keys[::2], keys[1::2], strict=True):
-            inner, residual = getattr(self, place.name), getattr(self, f"{place.name}_residual")
-            hidden = residual.pre_norm(x)
-            if place.reads is None:
-                update = inner(hidden, inner_key)
-            elif place.reads == ITSELF:
-                own = mask
+        cache, passed = None if state is None else state.cache, {}
+        self._check(projected, memories, cache)
+        keys = split(key, 2 * len(self._order))
+        for (name, own), inner_key, outer_key in zip(
+            self.sublayers.items(), keys[::2], keys[1::2], strict=True
+        ):
+            weighed = f"{name}.weights" in capture
+            options: dict[str, Any] = dict(dropout_key=inner_key, return_weights=weighed)
+            hidden = own.residual.pre_norm(x, condition)
+            if own.reads is None:
+                update = own.inner(hidden, inner_key)
+            elif own.reads == ITSELF:
                 if cache is not None:
-                    cache = inner.extend(cache, hidden, positions=positions)
-                if place.causal:
-                    own = _ordered(mask, inner.before(x, cache), x.shape[-2])
-                options: dict[str, Any] = dict(positions=positions, bias=bias)
+                    cache = own.inner.extend(cache, hidden, positions=positions)
+                allowed = mask
+                if own.causal:
+                    allowed = _ordered(mask, own.inner.before(x, cache), x.shape[-2])
+                options |= dict(positions=positions, bias=bias)
                 with jax.named_scope(self.scope):  # by which a plan finds its kernel
-                    update = inner(hidden, cache, own, dropout_key=inner_key, **options)
+                    update = own.inner(hidden, cache, allowed, **options)
             else:
-                memory = projected.get(place.name)
-                memory = _read(inner, memories[place.reads]) if memory is None else memory
-                update = self._attend(
-                    place, inner, hidden, memory, memory_masks, inner_key, return_weights
-                )
-                update, weights = update if return_weights else (update, None)
-            x = residual.add_residual(x, update, outer_key)
-        if state is None and not return_weights:
+                memory = projected.get(name)
+                memory = _read(own.inner, memories[own.reads]) if memory is None else memory
+                with jax.named_scope("cross_attention"):
+                    update = own.inner(
+                        hidden, memory, (memory_masks or {}).get(own.reads), **options
+                    )
+            if weighed:
+                update, passed[f"{name}.weights"] = update
+            passed[name] = update
+            x = passed[f"+{name}"] = own.residual.add_residual(x, update, outer_key, condition)
+        if state is None and not capture:
             return x, None
-        return x, BlockState(memories=projected, cache=cache, weights=weights)
+        captured = {name: passed[name] for name in passed if name in capture}
+        return x, BlockState(memories=projected, cache=cache, captured=captured)
 
     @on_any_mesh
     def read(self, memories: Mapping[str, Any]) -> BlockState:
@@ -153,17 +166,11 @@ class Block(nnx.Module):
         """
         return BlockState(
             memories={
-                place.name: _read(getattr(self, place.name), memories[place.reads])
-                for place in self.sublayers
-                if place.reads is not None and place.reads != ITSELF and place.reads in memories
+                name: _read(getattr(self, name), memories[reads])
+                for name, reads in self.readers.items()
+                if reads in memories
             }
         )
-
-    @property
-    def memory_names(self) -> tuple[str, ...]:
-        """What its sublayers read besides ``x`` itself."""
-        names = (place.reads for place in self.sublayers)
-        return tuple(name for name in names if name is not None and name != ITSELF)
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory | None:
         """An empty cache of ``size`` slots for self-attention; None where there is none.
@@ -171,25 +178,22 @@ class Block(nnx.Module):
         Raises:
           ValueError: several sublayers of self-attention would share it.
         """
-        self._check_cache()
-        own = [place.name for place in self.sublayers if place.reads == ITSELF]
+        own = self._self_attention()
         return getattr(self, own[0]).cache(batch_shape, size) if own else None
 
-    def _attend(self, place, inner, x, memory, memory_masks, key, return_weights) -> Any:
-        with jax.named_scope("cross_attention"):
-            return inner(
-                x,
-                memory,
-                (memory_masks or {}).get(place.reads),
-                dropout_key=key,
-                return_weights=return_weights,
+    def _self_attention(self) -> list[str]:
+        """The sublayer that has the state's cache, if there is one."""
+        own = [name for name, reads, _ in self._order if reads == ITSELF]
+        if len(own) > 1:
+            raise ValueError(
+                f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "
+                f"self-attention, {', '.join(own)}; expected one: put them in blocks of their own."
             )
+        return own
 
-    def _check(self, projected: Mapping, memories: Mapping, memory_masks: Mapping) -> None:
+    def _check(self, projected: Mapping, memories: Mapping, cache: Memory | None) -> None:
         """Attention to a memory has something to read, and what is projected has a reader."""
-        readers = {
-            place.name: place.reads for place in self.sublayers if place.reads not in (None, ITSELF)
-        }
+        readers = self.readers
         for name, reads in readers.items():
             if name not in projected and reads not in memories:
                 raise ValueError(
@@ -202,24 +206,8 @@ class Block(nnx.Module):
                 f"the state has a memory for {unread[0]}, which no sublayer of this "
                 f"{type(self).__name__} reads; expected those of {', '.join(readers) or 'none'}."
             )
-
-    def _check_cache(self) -> None:
-        """A state holds the keys and values of one sublayer."""
-        own = [place.name for place in self.sublayers if place.reads == ITSELF]
-        if len(own) > 1:
-            raise ValueError(
-                f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "
-                f"self-attention, {', '.join(own)}; expected one: put them in blocks of their own."
-            )
-
-
-def _check_inner(name: str, sublayer: Sublayer) -> None:
-    """What reads itself can be called with positions and a bias, and can go on from a cache."""
-    if sublayer.reads == ITSELF and not hasattr(sublayer.inner, "extend"):
-        raise ValueError(
-            f"{name} reads itself, but its {type(sublayer.inner).__name__} has no extend(), which "
-            "self-attention needs; expected MultiHeadAttention, or reads= the name of a memory."
-        )
+        if cache is not None:
+            self._self_attention()
 
 
 def _read(attention: Any, memory: Any) -> Any:
@@ -254,20 +242,6 @@ class DecoderBlock(Block):
             sublayers["cross"] = config.cross_attention(rngs, memory_dim=memory_dim)
         sublayers["feedforward"] = config.feedforward(rngs)
         super().__init__(scope="decoder_attention", **sublayers)
-
-    def _check(self, projected: Mapping, memories: Mapping, memory_masks: Mapping) -> None:
-        """Without cross-attention there is nothing to read or mask."""
-        given = {
-            "a source": bool(projected) or "source" in memories,
-            "a mask of the source": memory_masks.get("source") is not None,
-        }
-        if not hasattr(self, "cross"):
-            if named := [name for name, there in given.items() if there]:
-                raise ValueError(
-                    f"this DecoderBlock has no cross-attention, but was given {named[0]}; leave it out, "
-                    "or build the block with a memory_dim."
-                )
-        super()._check(projected, memories, memory_masks)
 
 
 def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:

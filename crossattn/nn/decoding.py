@@ -4,7 +4,7 @@ The encoder-decoder and the decoder-only model share it; the latter has no ``mem
 blocks is decoded as well, gated ones and ones without self-attention among them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -80,12 +80,7 @@ class DecoderStack(nnx.Module):
         Raises:
           ValueError: no layer reads a memory of that name.
         """
-        names = {name for block in self._kinds() for name in block.memory_names}
-        if unread := [name for name in memories if name not in names]:
-            raise ValueError(
-                f"got the memory {unread[0]!r}, which no layer reads; expected of "
-                f"{', '.join(sorted(names)) or 'none'}."
-            )
+        self._check_read(memories)
         return self.stack.map(lambda block: block.read(memories))
 
     def prefill(
@@ -114,7 +109,8 @@ class DecoderStack(nnx.Module):
         source_segment_ids: Int[Array, "*B S"] | None = None,
         memory_masks: Mapping[str, Any] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        return_weights: bool = False,
+        condition: Float[Array, "*B C"] | None = None,
+        capture: Collection[str] = (),
     ) -> tuple[Float[Array, "*B T D"], Any]:
         """Whole sequences at once (states without caches).
 
@@ -126,15 +122,15 @@ class DecoderStack(nnx.Module):
           source_segment_ids: of the memory ``source``.
           memory_masks: of any other, by name, on top of the validity of what is read.
           positions: None is ``arange``.
-          return_weights: keep attention's weights in the states, for ``layer_weights``.
+          condition, capture: see ``Block``; ``reading`` names the weights that ``layer_weights`` gives.
 
         Raises:
-          ValueError: weights are asked for where no layer reads a memory; or as ``Block`` does.
+          ValueError: there is a mask of a memory that no layer reads; or as ``Block`` does.
         """
         T = x.shape[-2]
         mask = masks.window(self.before)
         source_mask = None
-        self._check_weights(return_weights)
+        self._check_read(memory_masks or {})
         if source_segment_ids is not None:
             source_mask = masks.key_padding(source_segment_ids > 0)
         if segment_ids is not None:
@@ -151,7 +147,8 @@ class DecoderStack(nnx.Module):
             | ({} if source_mask is None else {"source": source_mask}),
             positions=positions,
             bias=self.bias(positions, positions),
-            return_weights=return_weights,
+            condition=condition,
+            capture=capture,
         )
         return x if self.norm is None else self.norm(x), states
 
@@ -163,6 +160,7 @@ class DecoderStack(nnx.Module):
         states: CachedStates,
         *,
         memory_masks: Callable[[Int[Array, "*B T"], Any], Mapping[str, Array]] | None = None,
+        condition: Callable[[Any], Float[Array, "B C"]] | None = None,
         return_weights: bool = False,
     ) -> Any:
         """The next T positions of each sequence, through the caches: vectors [B J T D], and states.
@@ -176,13 +174,14 @@ class DecoderStack(nnx.Module):
           states: of ``prefill``.
           memory_masks: makes masks [B 1 T S] of memories, by name, of the positions [T] or [B T] at
             which tokens stand in their row's text, and of the ``context`` of the states.
+          condition: makes the blocks' of the ``context`` of the states.
           return_weights: which to return.
 
         Raises:
           ValueError: weights are asked for where no layer reads a memory.
         """
-        self._check_weights(return_weights)
-        run = partial(self._decode, embed, memory_masks, return_weights)
+        capture = self.reading() if return_weights else ()
+        run = partial(self._decode, embed, memory_masks, condition, capture)
         decoded = by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
         return decoded if return_weights else decoded[:2]
 
@@ -191,18 +190,33 @@ class DecoderStack(nnx.Module):
         layers = self.stack.layers
         return list(layers) if isinstance(layers, nnx.List) else [layers]
 
-    def _check_weights(self, return_weights: bool) -> None:
-        """Some layer has what is asked for."""
-        if return_weights and not any(block.memory_names for block in self._kinds()):
+    def reading(self) -> tuple[str, ...]:
+        """What to ``capture`` for the weights with which layers read memories.
+
+        Raises:
+          ValueError: no layer reads a memory.
+        """
+        last = [list(block.readers)[-1] for block in self._kinds() if block.readers]
+        if not last:
             raise ValueError(
                 "return_weights asks for cross-attention, but this decoder reads no memory; leave it out."
+            )
+        return tuple(f"{name}.weights" for name in last)
+
+    def _check_read(self, memories: Mapping[str, Any]) -> None:
+        names = {name for block in self._kinds() for name in block.readers.values()}
+        if unread := [name for name in memories if name not in names]:
+            raise ValueError(
+                f"got the memory {unread[0]!r}, which no layer reads; expected of "
+                f"{', '.join(sorted(names)) or 'none'}."
             )
 
     def _decode(
         self,
         embed: Any,
         memory_masks: Any,
-        return_weights: bool,
+        condition: Any,
+        capture: Collection[str],
         tokens: Array,
         states: CachedStates,
     ) -> Any:
@@ -231,7 +245,8 @@ class DecoderStack(nnx.Module):
             memory_masks=read,
             positions=jnp.repeat(positions, J),
             bias=bias,
-            return_weights=return_weights,
+            condition=None if condition is None else condition(states.context),
+            capture=capture,
         )
         x = beams.unfold(x if self.norm is None else self.norm(x), J)
         weights = layer_weights(layers)
@@ -240,7 +255,48 @@ class DecoderStack(nnx.Module):
 
 
 class Autoregressive(nnx.Module):
-    """What models that generate have in common: ``decode_hidden`` goes on, ``logits`` is the output layer."""
+    """A model that generates, of ``target_input``, ``decoder`` and ``output``.
+
+    They are a ``TokenInput``, a ``DecoderStack`` and a ``TokenOutput``.
+
+    A model also has ``prefill(batch, num_beams, cache_length, *, lookahead=0, ...)``, which reads once what
+    it reads besides its own tokens, and gives states with empty caches:
+
+      batch: rows, B.
+      num_beams: sequences a row, J.
+      cache_length: the most tokens of each that are read, prefix and generated ones together.
+      lookahead: further positions, for guesses beyond them that are not kept.
+    """
+
+    target_input: Any
+    decoder: Any
+    output: Any
+    seen: Any = None
+    """Masks of memories, see ``memory_masks`` of ``DecoderStack.decode``."""
+
+    @property
+    def longest(self) -> tuple[int | None, int | None]:
+        """The most tokens of what is read, and of what is generated, with positions; None is any number."""
+        return None, self.target_input.longest
+
+    def embed(
+        self, tokens: Int[Array, "*B T"], positions: Int[Array, "*#B T"] | None, context: Any = None
+    ) -> Float[Array, "*B T D"]:
+        """Vectors of the next tokens, at these positions of rows with this ``context`` of their states."""
+        return self.target_input(tokens, positions)
+
+    @on_any_mesh
+    def decode_hidden(
+        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+    ) -> Any:
+        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        return self.decoder.decode(
+            self.embed,
+            tokens,
+            states,
+            memory_masks=self.seen,
+            return_weights=return_weights,
+        )
 
     @on_any_mesh
     def decode_step(
@@ -252,6 +308,34 @@ class Autoregressive(nnx.Module):
         """
         hidden, *rest = self.decode_hidden(tokens, states, return_weights=return_weights)
         return self.logits(hidden), *rest
+
+    @on_any_mesh
+    def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
+        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone."""
+        return self.output.logits(hidden, self.target_input.embedding)
+
+    def output_table(self) -> Float[Array, "V D"]:
+        """The output layer's weights, one row a token, where it has nothing else."""
+        return self.output.rows(self.target_input.embedding)
+
+    def output_product(
+        self, hidden: Float[Array, "*B T D"]
+    ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
+        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        return self.output.product(hidden, self.target_input.embedding)
+
+    def _filled(
+        self,
+        layers: Any,
+        batch: int,
+        num_beams: int,
+        cache_length: int,
+        lookahead: int,
+        context: Any = None,
+    ) -> CachedStates:
+        """What ``prefill`` gives, of layers that have read what they read."""
+        self.target_input.check(cache_length)
+        return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead, context)
 
 
 __all__ = ["Autoregressive", "DecoderStack"]

@@ -3,8 +3,11 @@
 A head is a value that a model holds. ``TokenOutput`` alone may share its table with an embedding.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,6 +17,34 @@ from crossattn.nn.layers import Embedding, linear, token_logits
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import BlockConfig
 from crossattn.types import Array, Float
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def logits_of(
+    hidden: Callable[Concatenate[Any, _Arguments], Any],
+) -> Callable[[Callable], Callable[Concatenate[Any, _Arguments], Any]]:
+    """Makes the ``__call__`` of a model, of which there is but the docstring.
+
+    It takes the arguments of ``hidden`` and gives the model's ``logits`` of what that gives, and its weights.
+    """
+
+    def decorate(described: Callable) -> Callable[Concatenate[Any, _Arguments], Any]:
+        @functools.wraps(described)
+        def call(self: Any, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
+            found = self.hidden(*args, **kwargs)
+            if not isinstance(found, tuple):
+                return self.logits(found)
+            vectors, *others = found
+            others = [x for x in others if x is not None]
+            return (self.logits(vectors), *others) if others else self.logits(vectors)
+
+        found = on_any_mesh(call)
+        own = inspect.signature(hidden).replace(return_annotation=Any)
+        setattr(found, "__signature__", own)  # noqa: B010
+        return found
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -63,21 +94,16 @@ class TokenOutput(nnx.Module):
         self.scale = config.scale
         self.dtype = dtype
 
-    def transform(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
-        """What the table is multiplied with."""
-        if self.dense is not None:
-            x = self.norm(activate(self.activation, self.dense(x)))
-        return x if self.scale == 1.0 else x * self.scale
-
     def rows(self, embedding: Embedding) -> Float[Array, "V D"]:
         """The table, one row a token.
 
         Raises:
-          ValueError: the table alone is not the output layer, for there is a bias.
+          ValueError: the table alone is not the output layer, for there is a bias, a scale or a transform.
         """
-        if self.bias is not None:
+        if self.bias is not None or self.dense is not None or self.scale != 1.0:
             raise ValueError(
-                "this output layer has a bias, which its table leaves out; use product() or logits()."
+                "this output layer has a bias, a scale or a transform besides its table; "
+                "use output_product() or logits()."
             )
         return self._table(embedding)
 
@@ -85,7 +111,7 @@ class TokenOutput(nnx.Module):
         self, x: Float[Array, "*B T D"], embedding: Embedding
     ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
         """Vectors and a table whose product ``logits`` is: a bias is one more column of it, E = D + 1."""
-        table = self._table(embedding)
+        x, table = self._transformed(x), self._table(embedding)
         if self.bias is None:
             return x, table
         ones = jnp.ones_like(x[..., :1])
@@ -93,9 +119,15 @@ class TokenOutput(nnx.Module):
         return jnp.concatenate([x, ones], -1), jnp.concatenate([table, bias], -1)
 
     def logits(self, x: Float[Array, "*B T D"], embedding: Embedding) -> Float[Array, "*B T V"]:
-        """Scores of every token, float32, of vectors that ``transform`` gave."""
-        scores = token_logits(x, self._table(embedding))
+        """Scores of every token, float32."""
+        scores = token_logits(self._transformed(x), self._table(embedding))
         return scores if self.bias is None else scores + self.bias[...]
+
+    def _transformed(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """What the table is multiplied with."""
+        if self.dense is not None:
+            x = self.norm(activate(self.activation, self.dense(x)))
+        return x if self.scale == 1.0 else x * self.scale
 
     def _table(self, embedding: Embedding) -> Float[Array, "V D"]:
         return (embedding.table if self.table is None else self.table)[...]

@@ -101,6 +101,13 @@ class PatchEmbedding(nnx.Module):
         x = jnp.concatenate([*first, x], axis=-2)
         return placed(x + self._positions((rows, columns)).astype(x.dtype), "embed")
 
+    def on_grid(
+        self, read: Float[Array, "*B S"], image: Float[Array, "*B H W C"], size: Size | None = None
+    ) -> Float[Array, "*B h w"]:
+        """A number for each patch of pictures, which were scaled to ``size``, as rows and columns."""
+        *batch, height, width, _ = image.shape
+        return read.reshape(*batch, *self.grid(size or (height, width)))
+
     def _positions(self, grid: Size) -> Float[Array, "S D"]:
         """Positions of a grid of patches, interpolated where it is another than that they were learnt for."""
         table = self.positions.table[...]

@@ -85,7 +85,8 @@ class Stack(nnx.Module):
             looped; or one pytree with a leading axis of periods (scanned), a list of them where a period
             has several blocks; None when layers carry nothing. See ``map`` and ``looped``.
           key: a dropout key, split over the layers.
-          **shared: further arguments, the same for every layer.
+          **shared: further arguments, the same for every layer: ``condition`` and ``capture`` among those
+            of blocks.
 
         Returns:
           The output and the layers' new states, in the same form.
@@ -178,17 +179,18 @@ class Stack(nnx.Module):
         def run(params, x, state, key, shared):
             return nnx.merge(graph, params)(x, state, key, **shared)
 
-        # Closing over `shared` statics (return_weights) is what static_argnums would do, without
-        # asking that every shared value be hashable.
+        # Closing over what is static (capture) is what static_argnums would do, without asking that every
+        # shared value be hashable.
         if not self.remat:
             return run
 
         def run_again(params, x, state, key, shared):
-            arrays, rest = _split_arrays(shared)
+            static = {name: value for name, value in shared.items() if _is_static(value)}
+            arrays = {name: value for name, value in shared.items() if name not in static}
             policy = (
                 getattr(jax.checkpoint_policies, self.remat) if self.remat in POLICIES else None
             )
-            call = lambda p, x, s, k, a: run(p, x, s, k, {**a, **rest})  # noqa: E731
+            call = lambda p, x, s, k, a: run(p, x, s, k, a | static)  # noqa: E731
             inner = jax.checkpoint(call, policy=policy)
             return inner(params, x, state, key, arrays)
 
@@ -216,9 +218,8 @@ class Stack(nnx.Module):
         return x, states[0] if self.period is None else states
 
 
-def _split_arrays(shared: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    arrays = {name: value for name, value in shared.items() if not isinstance(value, bool)}
-    return arrays, {name: value for name, value in shared.items() if name not in arrays}
+def _is_static(value: Any) -> bool:
+    return all(isinstance(leaf, str) for leaf in jax.tree.leaves(value))
 
 
 def _stacked(blocks: Sequence[nnx.Module]) -> nnx.Module:
@@ -244,24 +245,26 @@ def unstack_layers(layers: Params) -> Params:
 
 
 def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
-    """The recorded attention weights as one array [L *B N T S], of the L layers that read a memory.
+    """The captured weights of attention as one array [L *B N T S], of the L layers that have any.
+
+    Of a layer with several it is the last; None if nothing was captured.
 
     Raises:
       ValueError: layers read memories of unlike lengths, or have unlike numbers of heads.
     """
-    if not isinstance(states, tuple | list):
-        return states.weights
-    weights = [state.weights for state in states if state.weights is not None]
-    if shapes := {w.shape for w in weights}:
-        if len(shapes) > 1:
-            raise ValueError(
-                f"layers have attention weights of shapes {', '.join(map(str, sorted(shapes)))}, which one "
-                "array cannot hold; leave return_weights and capture out."
-            )
-        # Of scanned layers, the blocks of a period have axes of periods of their own.
-        scanned = isinstance(states, list)
-        return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
-    return None
+    each = states if isinstance(states, tuple | list) else [states]
+    found = [[x for name, x in s.captured.items() if name.endswith(".weights")] for s in each]
+    weights = [own[-1] for own in found if own]
+    if len(shapes := {w.shape for w in weights}) > 1:
+        raise ValueError(
+            f"layers have attention weights of shapes {', '.join(map(str, sorted(shapes)))}, which one "
+            "array cannot hold; leave return_weights and capture out."
+        )
+    if not weights:
+        return None
+    # Of scanned layers, the blocks of a period have axes of periods of their own.
+    scanned = not isinstance(states, tuple)
+    return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
 
 
 __all__ = ["POLICIES", "Stack", "layer_weights", "stack_layers", "unstack_layers"]

@@ -5,6 +5,7 @@ by hand, of any module.
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -15,7 +16,7 @@ from crossattn.axes import placed
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
-from crossattn.nn.layers import NormName, norm
+from crossattn.nn.layers import Linear, NormName, linear, norm
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions.rotary import RopeScaling
 from crossattn.types import Array, Count, Float, Key, Positive, Rate
@@ -85,6 +86,8 @@ class BlockConfig:
       relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
       dropout_rate: on sublayer outputs.
       dtype: computation dtype.
+      condition_dim: size C of the condition that a call gives for each example, see ``Residual``; None is
+        none. A model sets it, not a config file.
     """
 
     dim: Count
@@ -98,6 +101,7 @@ class BlockConfig:
     relative_distance: Count = 128
     dropout_rate: Rate = 0.0
     dtype: Any = None
+    condition_dim: int | None = None
 
     @classmethod
     def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
@@ -228,7 +232,8 @@ _MLP_KEYS = {
     "use_bias": "use_bias",
     "mlp_dropout_rate": "dropout_rate",
 }
-_OWN_KEYS = [f.name for f in fields(BlockConfig) if f.name not in ("attention", "cross", "mlp")]
+_NO_KEYS = ("attention", "cross", "mlp", "condition_dim")
+_OWN_KEYS = [f.name for f in fields(BlockConfig) if f.name not in _NO_KEYS]
 BLOCK_KEYS: dict[str, tuple[type, str]] = {
     **{name: (BlockConfig, name) for name in _OWN_KEYS},
     **{name: (FeedForwardConfig, field) for name, field in _MLP_KEYS.items()},
@@ -240,13 +245,17 @@ BLOCK_KEYS: dict[str, tuple[type, str]] = {
 class Residual(nnx.Module):
     """``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
 
+    With a ``condition_dim``, an example's condition c [*B C] changes both: the norm is
+    ``(1 + W c) norm(x) + V c``, and f's result is multiplied by ``U c``. All three are 0 at first.
+
     Args:
-      config: the kind of norm, where it stands, and the rate of dropout.
+      config: the kind of norm, where it stands, the rate of dropout, and the size of a condition.
       gated: f's result is multiplied by ``tanh(gate)``, a learnt number that is 0 at first: a sublayer
         that is added to a trained model changes nothing before it has learnt.
       skip: ``x`` is added; otherwise f's result takes its place.
 
-    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022.
+    Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022;
+    conditions, Perez et al. 2018, "FiLM", and Peebles and Xie 2023, "adaLN-Zero", section 3.2.
     """
 
     def __init__(
@@ -254,23 +263,57 @@ class Residual(nnx.Module):
     ):
         self.norm = config.normalise(rngs)
         self.gate = nnx.Param(jnp.zeros(()), axes=()) if gated else None
+        of_condition: Any = None if config.condition_dim is None else partial(_zeros, config, rngs)
+        self.scale, self.shift, self.opening = (
+            None if of_condition is None else of_condition() for _ in range(3)
+        )
         self.skip = skip
         self.norm_first = config.norm_first
         self.dropout_rate = config.dropout_rate
 
-    def pre_norm(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+    def pre_norm(
+        self, x: Float[Array, "*#B T D"], condition: Float[Array, "*B C"] | None = None
+    ) -> Float[Array, "*B T D"]:
         """What the sublayer gets."""
-        return self.norm(x) if self.norm_first else x
+        return self._normalised(x, condition) if self.norm_first else x
 
     def add_residual(
-        self, x: Float[Array, "*#B T D"], update: Float[Array, "*B T D"], key: Key[Array, ""] | None
+        self,
+        x: Float[Array, "*#B T D"],
+        update: Float[Array, "*B T D"],
+        key: Key[Array, ""] | None,
+        condition: Float[Array, "*B C"] | None = None,
     ) -> Float[Array, "*B T D"]:
-        """What the next sublayer gets."""
+        """What the next sublayer gets.
+
+        Raises:
+          ValueError: there is a condition and no ``condition_dim``, or the other way round.
+        """
+        if (condition is None) != (self.opening is None):
+            given, size = ("no", "a") if condition is None else ("a", "no")
+            raise ValueError(f"got {given} condition, but this block has {size} condition_dim.")
         if self.gate is not None:
             update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
+        if self.opening is not None:
+            update = self.opening(condition)[..., None, :] * update
         update = dropout(update, self.dropout_rate, key)
         x = placed(x + update if self.skip else update, "embed")
-        return x if self.norm_first else self.norm(x)
+        return x if self.norm_first else self._normalised(x, condition)
+
+    def _normalised(self, x: Array, condition: Array | None) -> Array:
+        x = self.norm(x)
+        if self.scale is None or condition is None:
+            return x
+        scale, shift = (layer(condition)[..., None, :] for layer in (self.scale, self.shift))
+        return placed((1 + scale) * x + shift, "embed")
+
+
+def _zeros(config: BlockConfig, rngs: nnx.Rngs) -> Linear:
+    """A linear layer from a condition, whose parameters are 0 at first."""
+    options: dict[str, Any] = dict(in_axes=("condition",), out_axes=("embed",), dtype=config.dtype)
+    layer = linear(config.condition_dim or 0, config.dim, **options, rngs=rngs)
+    layer.kernel.set_value(jnp.zeros_like(layer.kernel.get_value()))
+    return layer
 
 
 def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:

@@ -23,7 +23,7 @@ class Flamingo(Autoregressive):
     def __init__(self, vocab_size, dim, image_dim, *, periods=2, rngs, **layout):
         shape = BlockConfig.of(dim, num_heads=4, mlp_dim=2 * dim)
         scheme = dict(positions="sinusoidal", max_length=64)
-        self.input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
+        self.target_input = TokenInput(vocab_size, dim, **scheme, rngs=rngs)
         self.resampler = Perceiver(dim, image_dim, num_latents=3, num_classes=1, rngs=rngs)
 
         def gated(rngs):
@@ -51,19 +51,12 @@ class Flamingo(Autoregressive):
     def hidden(self, tokens, images, places):
         states = self.decoder.read(images=self.encode(images))
         masks = self.seen(jnp.arange(tokens.shape[-1]), places)
-        return self.decoder(self.input(tokens), states, memory_masks=masks)[0]
+        return self.decoder(self.target_input(tokens), states, memory_masks=masks)[0]
 
     def prefill(self, batch, num_beams, cache_length, *, images, places, lookahead=0):
         states = self.decoder.read(images=self.encode(images))
         length = cache_length + lookahead
         return self.decoder.prefill(states, batch, num_beams, length, context=places)
-
-    def decode_hidden(self, tokens, states, **options):
-        embed = lambda tokens, positions, places: self.input(tokens, positions)  # noqa: E731
-        return self.decoder.decode(embed, tokens, states, memory_masks=self.seen, **options)
-
-    def logits(self, hidden):
-        return self.output.logits(self.output.transform(hidden), self.input.embedding)
 
     def __call__(self, tokens, images, places):
         return self.logits(self.hidden(tokens, images, places))

@@ -206,14 +206,14 @@ def test_what_a_stack_cannot_read_or_return_is_refused_in_a_sentence():
     with pytest.raises(
         ValueError, match=r"^return_weights asks for .* reads no memory; leave it out"
     ):
-        alone(x, alone.read(), return_weights=True)
+        alone.reading()
     with pytest.raises(ValueError, match=r"^got build and memory_dim 6, which is of"):
         stack(nnx.Rngs(0), readers, memory_dim=M)
     both = stack(
         nnx.Rngs(0), [readers, lambda r: Block(a=SHAPE.cross_attention(r, memory_dim=M, reads="b"))]
     )
     states = both.read(source=jnp.zeros((1, 3, M)), b=jnp.zeros((1, 4, M)))
-    _, states = both(x, states, return_weights=True)
+    _, states = both(x, states, capture=both.reading())
     with pytest.raises(
         ValueError, match=r"^layers have attention weights of shapes .* one array cannot"
     ):

@@ -14,7 +14,7 @@ from flax import nnx
 import crossattn as xa
 from crossattn.decode import PromptLookup, generate, sampling
 from crossattn.models import Decoder, Llava, ViT, decoder, llava, vit
-from crossattn.nn import Embedding, image_positions
+from crossattn.nn import Embedding, image_positions, stack_layers
 from tests import numpy_model as oracle
 from tests.closeness import close
 
@@ -164,5 +164,7 @@ def test_what_is_read_of_patches_is_a_share_of_what_stands_before():
         assert (flat[0, 5 + token, 1] > 0).tolist() == [patch <= token for patch in range(4)]
     assert (flat[0, :5, 1] == 0).all() and (flat[1, :2] == 0).all() and (flat[1, :, 1] == 0).all()
     assert (flat[0, 9].sum(-1) > 0).all() and flat[0, 9].sum() < 1
-    with pytest.raises(ValueError, match="^the layers of this Llava are scanned"):
-        Llava(llava.tiny(scan=True), rngs=nnx.Rngs(0)).patch_weights(tokens, IMAGES[:2], places)
+    own = params["decoder"]["stack"]["layers"]
+    stacked = params | {"decoder": params["decoder"] | {"stack": {"layers": stack_layers(own)}}}
+    again = xa.functional.bind(model(scan=True)[0], stacked).patch_weights
+    np.testing.assert_allclose(jax.jit(again)(tokens, IMAGES[:2], places), found, atol=1e-5)

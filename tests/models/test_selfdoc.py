@@ -40,10 +40,15 @@ def agreement(p, own, other, values):
 def in_numpy(params, text, picture, places=slice(None)):
     """The two stages and the networks of one layer; the regions of texts are the pictures at these places."""
     p, q = params["text"], params["picture"]
-    n, m = (oracle.norm(side["agree_residual"]["norm"], x) for side, x in ((p, text), (q, picture)))
-    text = text + agreement(p["agree"], n, m[:, places], n)
-    picture = picture + agreement(q["agree"], m, n, m[:, places])
-    n, m = (oracle.norm(side["cross_residual"]["norm"], x) for side, x in ((p, text), (q, picture)))
+
+    def normed(stage):
+        of = lambda side: side[stage]["cross_residual"]["norm"]  # noqa: E731
+        return oracle.norm(of(p), text), oracle.norm(of(q), picture)
+
+    n, m = normed("agreeing")
+    text = text + agreement(p["agreeing"]["cross"], n, m[:, places], n)
+    picture = picture + agreement(q["agreeing"]["cross"], m, n, m[:, places])
+    (n, m), p, q = normed("reading"), p["reading"], q["reading"]
     (a, weights), (b, back) = oracle.attention(p["cross"], n, m), oracle.attention(q["cross"], m, n)
     found = []
     for side, x in ((p, text + a), (q, picture + b)):

@@ -118,7 +118,7 @@ class Parts(nnx.Module):
         x, memory = self.embedding(tokens[:, :2]), self.embedding(tokens)
         for part in self.parts:
             x = part(x, memory)
-        return jnp.sin(self.output.logits(self.output.transform(x), self.embedding)).sum()
+        return jnp.sin(self.output.logits(x, self.embedding)).sum()
 
 
 def build(rngs):

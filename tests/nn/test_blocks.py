@@ -59,7 +59,7 @@ def test_the_decoder_block_equals_numpy(changes):
     def call(p, x, source, valid):
         block = xa.functional.bind(build, p)
         state = block.read({"source": Encoded(source, valid)})
-        return block(x, state, mask=xa.masks.causal(), return_weights=True)
+        return block(x, state, mask=xa.masks.causal(), capture=("cross.weights",))
 
     out, state = jax.jit(call)(params, X, SOURCE, VALID)
     expected = oracle.block(
@@ -72,8 +72,9 @@ def test_the_decoder_block_equals_numpy(changes):
         act=config.mlp.activation,
     )
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(state.weights.sum(-1), 1, rtol=1e-5)
-    assert not np.any(np.asarray(state.weights)[1, :, :, 3:])
+    weights = np.asarray(state.captured["cross.weights"])
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert not np.any(weights[1, :, :, 3:])
 
 
 def test_a_decoder_block_without_a_source_has_no_cross_attention():
@@ -153,13 +154,8 @@ def test_cross_attention_and_its_source_come_together():
         block(x, BlockState())
     source = block.read({"source": jnp.asarray(SOURCE)})
     alone, _ = decoder_block()
-    padding = xa.masks.key_padding(VALID)
-    for state, options in [
-        (source, {}),
-        (BlockState(), {"memory_masks": {"source": padding}}),
-    ]:
-        with pytest.raises(ValueError, match="has no cross-attention, but was given"):
-            alone(x, state, **options)
+    with pytest.raises(ValueError, match="a memory for cross, which no sublayer of this Decoder"):
+        alone(x, source)
 
 
 def test_post_norm_output_is_normalised_and_pre_norm_output_is_not():
@@ -215,16 +211,61 @@ def test_sublayers_read_the_memories_that_they_name():
         "other": Encoded(jnp.asarray(X[::-1]), jnp.asarray(valid)),
     }
     block = xa.functional.bind(gated_block, params)
-    out, state = jax.jit(lambda x: block(x, memories=memories, return_weights=True))(X)
-    x = X.astype(np.float64)
+    names = ("first", "+first", "first.weights", "second.weights", "attention.weights", "other")
+    out, state = jax.jit(lambda x: block(x, memories=memories, capture=names))(X)
+    x, passed = X.astype(np.float64), {}
     for name, memory, allowed in (("first", SOURCE, None), ("second", X[::-1], valid[:, None])):
         norm = oracle.norm(params[f"{name}_residual"]["norm"], x)
-        update, weights = oracle.attention(params[name], norm, memory, allowed)
-        x = x + np.tanh(params[f"{name}_residual"]["gate"]) * update
+        passed[name], weights = oracle.attention(params[name], norm, memory, allowed)
+        x = x + np.tanh(params[f"{name}_residual"]["gate"]) * passed[name]
+        passed[f"+{name}"], passed[f"{name}.weights"] = x, weights
+    norm = oracle.norm(params["attention_residual"]["norm"], x)
+    passed["attention.weights"] = oracle.attention(params["attention"], norm, norm)[1]
     np.testing.assert_allclose(out, oracle.block(params, x), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(state.weights, weights, rtol=1e-4, atol=1e-5)
+    assert set(state.captured) == set(names) - {"other"}
+    for name, found in state.captured.items():
+        np.testing.assert_allclose(found, passed[name], rtol=1e-4, atol=1e-4)
     read = jax.jit(lambda x: block(x, block.read(memories))[0])
     np.testing.assert_allclose(read(X), out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["pre-norm", "post-norm"])
+def test_a_condition_scales_and_shifts_norms_and_gates_what_is_added(first):
+    """adaLN-Zero: at first a block with a condition adds nothing."""
+    config = dataclasses.replace(CONFIG.changed(norm_first=first), condition_dim=3)
+    build = lambda rngs: EncoderBlock(config, rngs=rngs)  # noqa: E731
+    params, condition = oracle.random_params(build), RNG.normal(size=(2, 3)).astype(np.float32)
+    call = jax.jit(lambda p, c: xa.apply(build, p, jnp.asarray(X), condition=c)[0])
+
+    def of(p, name):
+        return (condition.astype(np.float64) @ p[name]["kernel"] + p[name]["bias"])[:, None]
+
+    x = X.astype(np.float64)
+    for name in ("attention", "feedforward"):
+        p = params[f"{name}_residual"]
+        norm = lambda x, p=p: (1 + of(p, "scale")) * oracle.norm(p["norm"], x) + of(p, "shift")  # noqa: E731
+        y = norm(x) if first else x
+        y = (
+            oracle.attention(params[name], y, y)[0]
+            if name == "attention"
+            else oracle.feedforward(params[name], y)
+        )
+        x = x + of(p, "opening") * y
+        x = x if first else norm(x)
+    np.testing.assert_allclose(call(params, condition), x, rtol=1e-4, atol=1e-4)
+    if first:
+        fresh = xa.init(build, jax.random.key(0))
+        np.testing.assert_array_equal(call(fresh, condition), X)
+
+
+def test_a_condition_and_its_size_come_together():
+    x, condition = jnp.asarray(X), jnp.ones((2, 3))
+    without = EncoderBlock(CONFIG, rngs=nnx.Rngs(0))
+    conditioned = EncoderBlock(dataclasses.replace(CONFIG, condition_dim=3), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="got a condition, but this block has no condition_dim"):
+        without(x, condition=condition)
+    with pytest.raises(ValueError, match="got no condition, but this block has a condition_dim"):
+        conditioned(x)
 
 
 def test_a_memory_without_a_reader_is_refused():

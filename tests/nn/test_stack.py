@@ -180,7 +180,10 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
             )
         )
         out, states = stack(
-            jnp.asarray(X), states, mask=xa.masks.causal(offset=jnp.int32(0)), return_weights=True
+            jnp.asarray(X),
+            states,
+            mask=xa.masks.causal(offset=jnp.int32(0)),
+            capture=("cross.weights",),
         )
         return out, layer_weights(states), states
 
