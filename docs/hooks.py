@@ -1,7 +1,7 @@
 """Hooks of MkDocs: the pages of the reference, and links to files of the repository.
 
-The reference lists the public names of ``crossattn``, so an added or moved name needs no change here. A public
-name without a docstring is a warning, and ``mkdocs build --strict`` fails at warnings.
+The reference lists the public names of ``crossattn``, so an added or moved name needs no change here. A
+public name without a docstring is a warning, and ``mkdocs build --strict`` fails at warnings.
 """
 
 import importlib
