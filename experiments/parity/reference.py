@@ -43,13 +43,10 @@ def build(case: Case, folder: Path) -> Any:
     transformers.utils.logging.set_verbosity_error()
     cls = getattr(transformers, case.model)
     config = cls.config_class(**case.config)
-    config._attn_implementation = "eager"
-    for half in ("encoder", "decoder", "text_config", "vision_config"):
-        if isinstance(getattr(config, half, None), transformers.PretrainedConfig):
-            getattr(config, half)._attn_implementation = "eager"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = cls(config).eval()
+    model.set_attn_implementation("eager")  # which gives its weights
     for name in case.untied:
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, torch.nn.Parameter(torch.empty(1)))
