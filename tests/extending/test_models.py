@@ -92,7 +92,7 @@ def test_a_flamingo_scans_as_it_loops():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_eight_devices_give_what_one_gives(name):
+def test_eight_devices_give_what_one_gives(name, in_production):
     build, inputs = MODELS[name]
 
     def loss(params, inputs):
