@@ -9,7 +9,7 @@
 # make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
-# make fuzz   ten minutes of random calls, damaged files and hostile settings (installs PyTorch)
+# make fuzz   many random calls, damaged files and hostile settings, drawn anew each time (installs PyTorch)
 # make mutants  mistakes made one at a time in a copy of the tree, each of which a test must notice (20 minutes)
 
 PYTHON ?= python3
@@ -63,7 +63,7 @@ wheel: $(VENV)/.wheel
 	$(BIN)/python -m build --outdir dist
 
 fuzz: $(VENV)/.test $(VENV)/.bench
-	$(BIN)/python -m experiments.fuzz
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n 2 --dist=worksteal tests/properties
 
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants

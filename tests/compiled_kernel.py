@@ -3,9 +3,11 @@
 import pytest
 
 from crossattn.ops import native
+from tests.conftest import one_device
 
 try:
-    native.load()
+    with one_device():
+        native.load()
     MISSING = None
 except NotImplementedError as reason:
     MISSING = str(reason)

@@ -32,7 +32,7 @@ BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.captions", "bench.classifiers",
     "bench.conformance", "bench.corpus", "bench.decode", "bench.images_in_text",
     "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
-    "cluster.same_end", "parity.__main__", "fuzz.__main__",
+    "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 
 
@@ -43,7 +43,6 @@ def test_all_that_can_be_started_is_tested_here():
         for path in runs
         if re.search('^if __name__ == "__main__"', path.read_text(), re.MULTILINE)
     }
-    found.remove("fuzz.process")  # what the fuzz job starts, nobody else
     found.remove("__main__")  # the list of them
     packages = {"fetch_weights", "plan"}
     expected = {*LAUNCHERS, *BENCHMARKS} - packages | {f"{name}.__main__" for name in packages}

@@ -1,10 +1,9 @@
 """Reading compiled programs: what runs, how often, what it sends along which mesh axis, what it costs.
 
-Programs are compiled for eight CPU devices, or written here as the accelerators' compilers print them;
+Programs are compiled for eight CPU devices, or lie in ``programs`` as the accelerators' compilers print them;
 ``tests/accelerators`` runs those compilers.
 """
 
-import json
 import math
 import shutil
 import sys
@@ -13,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from crossattn.train.program import make_program
 from experiments import chips, flops, tiny_checkpoints
@@ -32,12 +33,17 @@ from experiments.plan.collectives import Collective, axes_of, replica_groups
 from experiments.plan.compiling import batch_shapes, unfitting, unread_task
 from experiments.settings import train_config
 from experiments.tasks import corpus, make_task
-from tests.conftest import ROOT, on_eight_devices
+from tests.conftest import ROOT
 from tests.experiments.test_configs import get_config
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1, "seq": 1}
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
 COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def text_of(name):
+    """A compiled program as it was printed."""
+    return (ROOT / f"tests/experiments/programs/{name}.hlo").read_text()
 
 
 @pytest.mark.parametrize(
@@ -60,100 +66,36 @@ def test_groups_are_read_in_every_form_that_compilers_print(printed, groups, axe
     assert axes_of(found, MESH) == axes
 
 
-LOOP = """HloModule step
-
-%body (state: (s32[], f32[16])) -> (s32[], f32[16]) {
-  %state = (s32[], f32[16]{0}) parameter(0)
-  %i = s32[] get-tuple-element(%state), index=0
-  %x = f32[16]{0} get-tuple-element(%state), index=1
-  %two = s32[] constant(2)
-  %next = s32[] add(%i, %two)
-  %sum = f32[16]{0} all-reduce(%x), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
-  ROOT %out = (s32[], f32[16]{0}) tuple(%next, %sum)
-}
-
-%condition (state.1: (s32[], f32[16])) -> pred[] {
-  %state.1 = (s32[], f32[16]{0}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%state.1), index=0
-  %end = s32[] constant(12)
-  ROOT %less = pred[] compare(%i.1, %end), direction=LT
-}
-
-ENTRY %main (x.1: f32[16]) -> f32[16] {
-  %x.1 = f32[16]{0} parameter(0)
-  %start = s32[] constant(2)
-  %init = (s32[], f32[16]{0}) tuple(%start, %x.1)
-  %loop = (s32[], f32[16]{0}) while(%init), condition=%condition, body=%body
-  ROOT %result = f32[16]{0} get-tuple-element(%loop), index=1
-}
-"""
-
-
 def sent(text, mesh=MESH):
     found = collectives.collectives(hlo.Module(text), mesh)
     return collectives.totals(found)
 
 
 def test_a_loop_runs_as_often_as_its_counter_says():
-    assert sent(LOOP) == {("all-reduce", "fsdp"): 5 * 2 * 64 * 3 / 4}  # i = 2, 4, .. 10
+    assert sent(text_of("loop")) == {("all-reduce", "fsdp"): 5 * 2 * 64 * 3 / 4}  # i = 2, 4, .. 10
 
 
 def test_what_the_compiler_says_of_a_loop_goes_before_its_counter():
     known = 'body=%body, backend_config={"known_trip_count":{"n":"7"}}'
-    assert sent(LOOP.replace("body=%body", known)) == {("all-reduce", "fsdp"): 7 * 2 * 64 * 3 / 4}
+    assert sent(text_of("loop").replace("body=%body", known)) == {
+        ("all-reduce", "fsdp"): 7 * 2 * 64 * 3 / 4
+    }
 
 
 def test_a_loop_that_nobody_knows_the_end_of_counts_once_and_is_told():
-    module = hlo.Module(LOOP.replace("constant(12)", "parameter(1)"))
+    module = hlo.Module(text_of("loop").replace("constant(12)", "parameter(1)"))
     assert sum(run.instruction.opcode == "all-reduce" for run in module.runs()) == 1
     assert [run.times for run in module.runs() if run.instruction.opcode == "all-reduce"] == [1]
     assert module.unknown_loops == 1
 
 
 # A TPU spreads one gather over three kernels; each has a copy of it, with metadata over several lines.
-SPREAD = """HloModule step
-
-%begin (p: f32[4]) -> f32[16] {
-  %p = f32[4]{0} parameter(0)
-  %gather = f32[16]{0} all-gather(%p), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="1"}
-  ROOT %token = f32[16]{0} custom-call(%gather), custom_call_target="AsyncCollectiveStart", frontend_attributes={kernel_metadata={
-"note":"several lines"
-}}, metadata={op_name="jit(step)/gather"}
-}
-
-%go_on (p.1: f32[4]) -> f32[16] {
-  %p.1 = f32[4]{0} parameter(0)
-  ROOT %gather.1 = f32[16]{0} all-gather(%p.1), channel_id=3, replica_groups=[2,4]<=[8], dimensions={0}, frontend_attributes={chain_id="1"}
-}
-
-ENTRY %main (x: f32[4]) -> f32[16] {
-  %x = f32[4]{0} parameter(0)
-  %a = f32[16]{0} fusion(%x), kind=kCustom, calls=%begin
-  ROOT %b = f32[16]{0} fusion(%x), kind=kCustom, calls=%go_on
-}
-"""  # noqa: E501
-
-
 def test_a_gather_that_goes_over_several_kernels_is_sent_once():
-    assert sent(SPREAD) == {("all-gather", "fsdp"): 64 * 3 / 4}
-
-
-STARTED = """HloModule step
-
-ENTRY %main (x: bf16[8]) -> bf16[32] {
-  %x = bf16[8]{0} parameter(0)
-  %begun = (bf16[8]{0}, bf16[32]{0}) all-gather-start(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
-  %all = bf16[32]{0} all-gather-done(%begun)
-  %part = bf16[8]{0} reduce-scatter(%all), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}, to_apply=%add
-  %moved = (bf16[8]{0}, bf16[8]{0}, u32[], u32[]) collective-permute-start(%part), channel_id=3, source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}
-  %there = bf16[8]{0} collective-permute-done(%moved)
-  ROOT %mixed = bf16[8]{0} all-to-all(%there), channel_id=4, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
-}
-"""  # noqa: E501
+    assert sent(text_of("spread")) == {("all-gather", "fsdp"): 64 * 3 / 4}
 
 
 def test_what_is_begun_is_counted_once_by_what_a_ring_sends():
-    assert sent(STARTED) == {
+    assert sent(text_of("started")) == {
         ("all-gather", "fsdp"): 64 * 3 / 4,
         ("reduce-scatter", "fsdp"): 64 * 3 / 4,
         ("collective-permute", "data"): 16,
@@ -161,61 +103,26 @@ def test_what_is_begun_is_counted_once_by_what_a_ring_sends():
     }
 
 
-SCATTERED = """HloModule step
-
-%add_up (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}
-
-%all-reduce-scatter.1 (p: f32[64,16], i: s32[]) -> f32[16,16] {
-  %p = f32[64,16]{1,0} parameter(0)
-  %i = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  %whole = f32[64,16]{1,0} all-reduce(%p), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add_up
-  ROOT %part = f32[16,16]{1,0} dynamic-slice(%whole, %i, %zero), dynamic_slice_sizes={16,16}
-}
-
-ENTRY %main (x: f32[64,16], place: s32[]) -> f32[16,16] {
-  %x = f32[64,16]{1,0} parameter(0)
-  %place = s32[] parameter(1)
-  ROOT %out = f32[16,16]{1,0} fusion(%x, %place), kind=kCustom, calls=%all-reduce-scatter.1
-}
-"""
-
-
 def test_a_sum_of_which_a_device_keeps_its_part_is_scattered():
-    assert sent(SCATTERED) == {("reduce-scatter", "fsdp"): 64 * 16 * 4 * 3 / 4}
-
-
-EIGHT = """
-import json, sys, jax, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec as P
-from crossattn.train.sharding import MeshConfig, make_mesh
-from experiments import chips
-from experiments.plan import hlo, collectives, cost
-mesh = make_mesh(MeshConfig(data=2, fsdp=4))
-place = lambda *axes: NamedSharding(mesh, P(*axes))
-def step(x, w):
-    def layer(x, w):
-        return jnp.tanh(x @ w), None
-    return jax.lax.scan(layer, x, w)[0]
-x = jax.ShapeDtypeStruct((64, 32), "float32", sharding=place(("data", "fsdp")))
-w = jax.ShapeDtypeStruct((6, 32, 32), "float32", sharding=place(None, "fsdp"))
-compiled = jax.jit(step, out_shardings=place(("data", "fsdp"))).lower(x, w).compile()
-module = hlo.Module(compiled.as_text())
-found = collectives.collectives(module, dict(mesh.shape))
-print(json.dumps([[one.kind, one.axes, one.times, one.sent] for one in found]))
-print(json.dumps(cost.cost(module, chips.CHIPS["h100"]).flops))
-"""
+    assert sent(text_of("scattered")) == {("reduce-scatter", "fsdp"): 64 * 16 * 4 * 3 / 4}
 
 
 def test_a_program_of_eight_devices_computes_and_sends_what_its_arithmetic_says():
-    found, flops = map(json.loads, on_eight_devices("-c", EIGHT).splitlines())
+    mesh = jax.make_mesh((2, 4), ("data", "fsdp"), (AxisType.Auto,) * 2)
+    rows, whole = (NamedSharding(mesh, spec) for spec in (P(("data", "fsdp")), P(None, "fsdp")))
+
+    def step(x, w):
+        return jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, w)[0]
+
+    x = jax.ShapeDtypeStruct((64, 32), "float32", sharding=rows)
+    w = jax.ShapeDtypeStruct((6, 32, 32), "float32", sharding=whole)
+    compiled = jax.jit(step, out_shardings=rows).lower(x, w).compile()
+    module = hlo.Module(compiled.as_text())
+    found = collectives.collectives(module, dict(mesh.shape))
     # All six layers' weights are gathered along fsdp, one at a time or all at once.
-    assert {(kind, *axes) for kind, axes, _, _ in found} == {("all-gather", "fsdp")}
-    assert sum(sent for *_, sent in found) == 6 * 32 * 32 * 4 * 3 / 4
+    assert {(one.kind, *one.axes) for one in found} == {("all-gather", "fsdp")}
+    assert sum(one.sent for one in found) == 6 * 32 * 32 * 4 * 3 / 4
+    flops = cost.cost(module, chips.CHIPS["h100"]).flops
     assert flops == 6 * 2 * (64 / 8) * 32 * 32
 
 
@@ -240,139 +147,31 @@ def test_convolutions_count_what_they_multiply():
         assert cost._pairs(size, kernel, out, window, 0) == counted, window
 
 
-FUSED = """HloModule step
-
-%fused (p0: f32[6,128,128], p1: s32[], p2: f32[6,128,128]) -> f32[6,128,128] {
-  %p0 = f32[6,128,128]{2,1,0} parameter(0)
-  %p1 = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  %p2 = f32[6,128,128]{2,1,0} parameter(2)
-  %layer = f32[1,128,128]{2,1,0} dynamic-slice(%p2, %p1, %zero, %zero), dynamic_slice_sizes={1,128,128}
-  ROOT %put = f32[6,128,128]{2,1,0} dynamic-update-slice(%p0, %layer, %p1, %zero, %zero)
-}
-
-ENTRY %main (a: f32[6,128,128], i: s32[], b: f32[6,128,128]) -> f32[6,128,128] {
-  %a = f32[6,128,128]{2,1,0} parameter(0)
-  %i = s32[] parameter(1)
-  %b = f32[6,128,128]{2,1,0} parameter(2)
-  ROOT %out = f32[6,128,128]{2,1,0} fusion(%a, %i, %b), kind=kLoop, calls=%fused
-}
-"""
-
-
 def test_a_kernel_moves_the_parts_that_it_reads_and_writes():
-    spent = cost.cost(hlo.Module(FUSED), chips.CHIPS["v5e"])
+    spent = cost.cost(hlo.Module(text_of("fused")), chips.CHIPS["v5e"])
     assert spent.bytes == 2 * 128 * 128 * 4 + 4  # a layer read, a layer written, and which
-
-
-GIVEN_ON = """HloModule step
-
-%same (x: bf16[512,128]) -> bf16[128,512] {
-  %x = bf16[512,128]{1,0} parameter(0)
-  ROOT %turned = bf16[128,512]{0,1} bitcast(%x)
-}
-
-%product (table: bf16[512,128], row: bf16[8,128]) -> f32[8,512] {
-  %table = bf16[512,128]{1,0} parameter(0)
-  %row = bf16[8,128]{1,0} parameter(1)
-  %laid = bf16[128,512]{0,1} fusion(%table), kind=kLoop, calls=%same
-  ROOT %dot = f32[8,512]{1,0} dot(%row, %laid), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-
-%rounded (w: f32[512,128]) -> bf16[512,128] {
-  %w = f32[512,128]{1,0} parameter(0)
-  ROOT %narrow = bf16[512,128]{1,0} convert(%w)
-}
-
-ENTRY %main (table: f32[512,128], row: bf16[8,128]) -> f32[8,512] {
-  %table = f32[512,128]{1,0} parameter(0)
-  %row = bf16[8,128]{1,0} parameter(1)
-  %half = bf16[512,128]{1,0} fusion(%table), kind=kLoop, calls=%rounded
-  ROOT %out = f32[8,512]{1,0} fusion(%half, %row), kind=kOutput, calls=%product
-}
-"""
 
 
 def test_what_a_kernel_rounds_or_gives_on_to_another_is_read():
     rounding = 512 * 128 * (4 + 2)
     product = 512 * 128 * 2 + 8 * 128 * 2 + 8 * 512 * 4
-    assert cost.cost(hlo.Module(GIVEN_ON), chips.CHIPS["v5e"]).bytes == rounding + product
-
-
-WRITTEN_IN_PLACE = """HloModule step
-
-%fused (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,64] {
-  %cache = f32[8,256,64]{2,1,0} parameter(0)
-  %at = s32[8,1]{1,0} parameter(1)
-  %new = f32[8,1,64]{2,1,0} parameter(2)
-  ROOT %put = f32[8,256,64]{2,1,0} scatter(%cache, %at, %new), update_window_dims={1,2}, to_apply=%second
-}
-
-ENTRY %main (cache: f32[8,256,64], at: s32[8,1], new: f32[8,1,64]) -> f32[8,256,64] {
-  %cache = f32[8,256,64]{2,1,0} parameter(0)
-  %at = s32[8,1]{1,0} parameter(1)
-  %new = f32[8,1,64]{2,1,0} parameter(2)
-  ROOT %out = f32[8,256,64]{2,1,0} fusion(%cache, %at, %new), kind=kCustom, calls=%fused
-}
-"""
+    assert (
+        cost.cost(hlo.Module(text_of("given_on")), chips.CHIPS["v5e"]).bytes == rounding + product
+    )
 
 
 def test_a_scatter_writes_its_part_in_place():
-    spent = cost.cost(hlo.Module(WRITTEN_IN_PLACE), chips.CHIPS["v5e"])
+    spent = cost.cost(hlo.Module(text_of("written_in_place")), chips.CHIPS["v5e"])
     assert spent.bytes == 2 * 8 * 64 * 4 + 8 * 4  # what is new read and written, and where
-
-
-LOOPS = """HloModule translate
-
-%sum (n: (s32[], bf16[1024,1024])) -> (s32[], bf16[1024,1024]) {
-  %n = (s32[], bf16[1024,1024]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%n), index=0
-  %x = bf16[1024,1024]{1,0} get-tuple-element(%n), index=1
-  %y = bf16[1024,1024]{1,0} add(%x, %x)
-  ROOT %out = (s32[], bf16[1024,1024]{1,0}) tuple(%i, %y)
-}
-
-%token (n: (s32[], bf16[256,1024])) -> (s32[], bf16[256,1024]) {
-  %n = (s32[], bf16[256,1024]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%n), index=0
-  %x = bf16[256,1024]{1,0} get-tuple-element(%n), index=1
-  %y = bf16[256,1024]{1,0} add(%x, %x)
-  ROOT %out = (s32[], bf16[256,1024]{1,0}) tuple(%i, %y)
-}
-
-%more (n: (s32[], bf16[1024,1024])) -> pred[] {
-  %n = (s32[], bf16[1024,1024]{1,0}) parameter(0)
-  ROOT %unknown = pred[] custom-call(%n), custom_call_target="more"
-}
-
-ENTRY %main (a: (s32[], bf16[1024,1024]), b: (s32[], bf16[256,1024])) -> bf16[256,1024] {
-  %a = (s32[], bf16[1024,1024]{1,0}) parameter(0)
-  %b = (s32[], bf16[256,1024]{1,0}) parameter(1)
-  %layers = (s32[], bf16[1024,1024]{1,0}) while(%a), condition=%more, body=%sum, backend_config={"known_trip_count":{"n":"6"}}
-  %tokens = (s32[], bf16[256,1024]{1,0}) while(%b), condition=%more, body=%token
-  ROOT %out = bf16[256,1024]{1,0} get-tuple-element(%tokens), index=1
-}
-"""  # noqa: E501
 
 
 def test_a_token_is_a_turn_of_the_loop_that_costs_most_in_all():
     devices = topologies.Topology("v5e:1x1", chips.CHIPS["v5e"], (1, 1), ())
-    assert decoding._loop(hlo.Module(LOOPS), devices, 64) == "token"
-
-
-KERNELS = """HloModule step
-
-ENTRY %main (q: bf16[4,256,8,64], k: bf16[4,512,8,64]) -> bf16[4,256,8,64] {
-  %q = bf16[4,256,8,64]{3,2,1,0} parameter(0)
-  %k = bf16[4,512,8,64]{3,2,1,0} parameter(1)
-  %out = bf16[4,256,8,64]{3,2,1,0} custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax", metadata={op_name="jit(step)/jvp()/cross_attention/dot_product"}
-  ROOT %d = bf16[4,256,8,64]{3,2,1,0} custom-call(%q, %k, %k, %out), custom_call_target="__cudnn$fmhaSoftmaxBackward", metadata={op_name="jit(step)/transpose(jvp())/cross_attention/dot_product"}
-}
-"""  # noqa: E501
+    assert decoding._loop(hlo.Module(text_of("loops")), devices, 64) == "token"
 
 
 def test_kernels_are_found_by_the_attention_that_they_compute():
-    module = hlo.Module(KERNELS)
+    module = hlo.Module(text_of("kernels"))
     found = kernels.attention_kernels(module)
     assert found == {
         "cross_attention": (kernels.Kernel("cuDNN", False, 1), kernels.Kernel("cuDNN", True, 1))
@@ -381,16 +180,6 @@ def test_kernels_are_found_by_the_attention_that_they_compute():
 
 
 # A product and the same written as a TPU writes it; and four of them, one for each place of a window.
-PRODUCTS = """HloModule step
-
-ENTRY %main (x: bf16[{m},{k}], y: bf16[{k},{n}]) -> bf16[{m},{n}] {{
-  %x = bf16[{m},{k}]{{1,0}} parameter(0)
-  %y = bf16[{k},{n}]{{1,0}} parameter(1)
-  %xs = bf16[{m},4,{k}]{{2,1,0}} parameter(2)
-  %ys = bf16[4,{k},{n}]{{2,1,0}} parameter(3)
-  {line}
-}}
-"""
 FORMS = {
     "dot": "ROOT %out = bf16[{m},{n}]{{1,0}} dot(%x, %y), lhs_contracting_dims={{1}}, "
     "rhs_contracting_dims={{0}}",
@@ -415,20 +204,22 @@ FORMS = {
 )
 def test_small_sides_take_as_long_as_what_the_matrix_unit_pads_them_to(form, chip, sizes, times):
     sizes, chip = dict(zip("mkn", sizes, strict=True)), chips.CHIPS[chip]
-    spent = cost.cost(hlo.Module(PRODUCTS.format(line=FORMS[form].format(**sizes), **sizes)), chip)
+    spent = cost.cost(
+        hlo.Module(text_of("products").format(line=FORMS[form].format(**sizes), **sizes)), chip
+    )
     assert spent.flops == 2 * math.prod(sizes.values()) * (4 if form == "batched" else 1)
     assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
 
 
 def test_heads_that_are_half_as_wide_as_a_tpus_unit_take_twice_as_long():
-    module = hlo.Module(KERNELS)
+    module = hlo.Module(text_of("kernels"))
     for name, times in (("v5e", 2), ("v6e", 4), ("h100", 1)):
         spent, chip = cost.cost(module, chips.CHIPS[name]), chips.CHIPS[name]
         assert spent.compute == pytest.approx(times * spent.flops / chip.flops)
 
 
 def test_a_forward_kernel_that_runs_again_among_derivatives_stays_one():
-    again = KERNELS.replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
+    again = text_of("kernels").replace("jvp()/cross", "transpose(jvp())/rematted_computation/cross")
     found = kernels.attention_kernels(hlo.Module(again))["cross_attention"]
     assert [kernel.backward for kernel in found] == [False, True]
 

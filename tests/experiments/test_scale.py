@@ -98,6 +98,7 @@ def together(environment):
     return run
 
 
+@pytest.mark.slow  # in tests/train two processes train a small model
 def test_four_devices_of_two_processes_are_one_device_from_training_to_translation(
     data, together, launched, tmp_path
 ):

@@ -83,6 +83,7 @@ for backend, promises in ((None, every), ("chunked", ("gradients", "composition"
 """
 
 
+@pytest.mark.slow
 def test_promises_are_kept_as_users_compile_with_all_of_xlas_passes():
     """One of each kind, gradients and composition included; the tests above go without most passes."""
     done = subprocess.run(

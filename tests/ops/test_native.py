@@ -18,6 +18,7 @@ import crossattn as xa
 from crossattn import testing
 from tests.closeness import close
 from tests.compiled_kernel import needs_kernel
+from tests.conftest import with_devices
 
 RANDOM = np.random.default_rng(0)
 
@@ -152,7 +153,7 @@ except NotImplementedError as reason:
 def run(**environment):
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, "CROSSATTN_NATIVE": "1", "JAX_PLATFORMS": "cpu", **environment},
+        env={**with_devices(1), "CROSSATTN_NATIVE": "1", **environment},
         capture_output=True,
         text=True,
         timeout=300,

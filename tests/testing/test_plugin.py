@@ -63,8 +63,20 @@ def test_a_function_that_keeps_its_promises_passes_and_refusals_are_skipped(tmp_
             "B=1 T=1 S=1 N=1 K=1 H=1 Hv=1",
             "the output of a query that reads nothing is not 0",
         ),
-        ("leaks_nan", "nan_in_future_v", "B=1 T=1 S=2 N=1 K=1 H=1 Hv=1", "NaN"),
-        ("sees_the_future", "causal", "B=1 T=1 S=2 N=1 K=1 H=1 Hv=1", "output: 1 of 1 differ"),
+        pytest.param(
+            "leaks_nan",
+            "nan_in_future_v",
+            "B=1 T=1 S=2 N=1 K=1 H=1 Hv=1",
+            "NaN",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "sees_the_future",
+            "causal",
+            "B=1 T=1 S=2 N=1 K=1 H=1 Hv=1",
+            "output: 1 of 1 differ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_broken_promise_says_the_smallest_case(tmp_path, name, case, smallest, fault):
