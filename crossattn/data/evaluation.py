@@ -79,7 +79,7 @@ def eval_batches(
     length. Rows are of the global batch; a process gets its block of them.
 
     Args:
-        source, tokenizer, target_tokenizer, source_len, target_len, side: as `encode_pairs` has them.
+        source, tokenizer, target_tokenizer, source_len, target_len, side: as `pair_features` has them.
         batching: batch_size, process_index, process_count, batch_multiple, as `make_train_iterator` has them.
 
     Raises:
