@@ -7,18 +7,19 @@ every epoch.
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grain
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from crossattn.data.corruption import Objective, Pair
-from crossattn.data.encoded import EncodedPairs, Ragged, Rows
 from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
+from crossattn.data.features.text import lay_text
 from crossattn.data.packing import Batch, Layout
 from crossattn.data.pipeline import TrainIterator
+from crossattn.data.prepared import Prepared
 from crossattn.data.tokenizers import BOS
 
 _BLOCK = 4096  # texts whose lengths are added up at a time
@@ -31,13 +32,19 @@ class Chunks(Sequence):
     no target ends with, tells where one begins.
 
     Args:
-        texts: rows of BOS, ids, EOS, in memory or on disk.
+        lengths: tokens of each text, its BOS included.
+        read: the text of a number, BOS, ids, EOS.
         longest: the most tokens of a chunk.
     """
 
-    def __init__(self, texts: Rows, longest: int):
-        self._texts, self._lengths = texts, texts.lengths
-        sizes = [self._sizes(first).sum() for first in range(0, len(texts), _BLOCK)]
+    def __init__(
+        self,
+        lengths: Integer[np.ndarray, " texts"],
+        read: Callable[[int], Int[np.ndarray, " tokens"]],
+        longest: int,
+    ):
+        self._lengths, self._read = lengths, read
+        sizes = [self._sizes(first).sum() for first in range(0, len(lengths), _BLOCK)]
         self._before = np.concatenate([[0], np.cumsum(sizes)])
         self.tokens = int(self._before[-1])
         self._count = -(-self.tokens // longest)
@@ -51,25 +58,25 @@ class Chunks(Sequence):
         start, stop = (i * self.tokens // len(self) for i in (index, index + 1))
         block = int(np.searchsorted(self._before, start, "right")) - 1
         parts, place = [], int(self._before[block])
-        for first in range(block * _BLOCK, len(self._texts), _BLOCK):
+        for first in range(block * _BLOCK, len(self._lengths), _BLOCK):
             ends = place + np.cumsum(self._sizes(first))
             # The first text that ends after the start, to the one that reaches the stop.
             for row in range(int(np.searchsorted(ends, start, "right")), len(ends)):
                 begins = int(ends[row - 1]) if row else place
                 if begins >= stop:
                     return np.concatenate(parts)
-                text = self._texts[first + row][:-1]
+                text = self._read(first + row)[:-1]
                 parts.append(text[max(start - begins, 0) : stop - begins])
             place = int(ends[-1])
         return np.concatenate(parts)
 
     def _sizes(self, first: int) -> Int[np.ndarray, " texts"]:
-        """Tokens of a block of texts, without EOS."""
-        return np.asarray(self._lengths[first : first + _BLOCK], np.int64) - 1
+        """Tokens of a block of texts."""
+        return np.asarray(self._lengths[first : first + _BLOCK], np.int64)
 
 
 def make_denoising_iterator(
-    texts: EncodedPairs,
+    texts: Prepared,
     objective: Objective,
     *,
     batch_size: int,
@@ -116,7 +123,7 @@ def make_denoising_iterator(
 
 
 def denoising_eval_batches(
-    texts: EncodedPairs, objective: Objective, *, batch_size: int
+    texts: Prepared, objective: Objective, *, batch_size: int
 ) -> Iterator[EvalBatch]:
     """Every chunk once, in order, under the same noise in every evaluation of every run.
 
@@ -134,8 +141,11 @@ def denoising_eval_batches(
         yield EvalBatch(indices, _filled(made, batch_size, objective))
 
 
-def _chunks(texts: EncodedPairs, objective: Objective) -> Chunks:
-    chunks = Chunks(texts.target, objective.text_len)
+def _chunks(texts: Prepared, objective: Objective) -> Chunks:
+    def read(row: int) -> np.ndarray:
+        return texts.values(np.array([row]))["target"][0].astype(np.int32)
+
+    chunks = Chunks(texts.lengths["target"], read, objective.text_len)
     if chunks.tokens < 2:
         raise DataError("the texts have no tokens")
     return chunks
@@ -162,18 +172,6 @@ def _filled(made: Sequence[list[Pair]], batch_size: int, objective: Objective) -
         starts={"source": starts[:, 0], "target": starts[:, 1]},
         segment=np.concatenate([np.arange(1, len(row) + 1) for row in made]),
     )
-    encoded = EncodedPairs(
-        source=_joined([source for source, _ in pairs]),
-        target=_joined([np.append(BOS, target) for _, target in pairs]),
-        example=np.arange(len(pairs)),
-        total=len(pairs),
-        dropped=0,
-        cut_sources=0,
-        cut_targets=0,
-    )
-    return encoded.fill(layout)
-
-
-def _joined(rows: Sequence[np.ndarray]) -> Ragged:
-    edges = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return Ragged(np.concatenate(rows).astype(np.int32), edges)
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    targets = [np.append(BOS, target) for target in targets]
+    return lay_text(layout, "source", sources) | lay_text(layout, "target", targets, predicted=True)

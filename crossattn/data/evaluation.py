@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.encoded import EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Feature
 from crossattn.data.packing import Batch, Layout, length_buckets, plan_buckets
+from crossattn.data.pairs import pair_examples, pair_features
+from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.tokenizers import Tokenizer
 
 # A model is compiled for each shape, which in an evaluation costs more than padding does.
@@ -32,7 +33,7 @@ class EvalBatches(Sequence):
     """All batches of a source, each made when it is asked for."""
 
     layouts: tuple[Layout, ...]
-    encoded: EncodedPairs | FeatureExamples
+    encoded: Prepared | FeatureExamples
 
     def __len__(self) -> int:
         return len(self.layouts)
@@ -78,14 +79,17 @@ def eval_batches(
     length. Rows are of the global batch; a process gets its block of them.
 
     Args:
-        source, tokenizer, target_tokenizer, source_len, target_len, side: as `encode_pairs` has them.
+        source, tokenizer, target_tokenizer, source_len, target_len, side: as `pair_features` has them.
         batching: batch_size, process_index, process_count, batch_multiple, as `make_train_iterator` has them.
 
     Raises:
         DataError: the source is empty or an option is out of range.
     """
-    encoding = Encoding(tokenizer, target_tokenizer, source_len, target_len, "cut", side)
-    return _batches(encode_pairs(source, **vars(encoding)), encoding.widths, False, **batching)
+    features = pair_features(
+        tokenizer, target_tokenizer, source_len=source_len, target_len=target_len, side=side
+    )
+    prepared = prepare_examples(pair_examples(source, side), features, "cut")
+    return _batches(prepared, prepared.widths, False, **batching)
 
 
 def feature_eval_batches(
@@ -110,7 +114,7 @@ def feature_eval_batches(
 
 
 def _batches(
-    encoded: EncodedPairs | FeatureExamples,
+    encoded: Prepared | FeatureExamples,
     widths: Mapping[str, int],
     same_rows: bool,
     *,

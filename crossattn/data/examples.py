@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,7 @@ class FeatureExamples:
             raise DataError("the data source has no examples")
         if not features:
             raise DataError("there are no features; name at least one value of the examples")
-        if truncation not in ("drop", "cut"):
-            raise DataError(f"truncation is {truncation!r}; expected 'drop' or 'cut'")
+        check_truncation(truncation)
         self._source, self._features, self._drop = source, dict(features), truncation == "drop"
         self.widths = {
             name: feature.max_length
@@ -102,10 +101,8 @@ class FeatureExamples:
             DataError: an example is wrong; names it, and the value.
         """
         layout, read = self._readable(layout)
-        batch: Batch = {}
-        for name, feature in self._features.items():
-            values = [example[name] for example in read]
-            batch |= feature.collate(name, layout, values)
+        values = {name: [example[name] for example in read] for name in self._features}
+        batch = collate(self._features, layout, values)
         if len(self.widths) < len(self._features):
             batch["valid"] = stack(layout, np.ones(len(read), np.int32), np.int32, ())
         return batch
@@ -129,8 +126,7 @@ class FeatureExamples:
 
     def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {
-            name: self._do(feature.prepare, name, example)
-            for name, feature in self._features.items()
+            name: named(feature.prepare, name, example) for name, feature in self._features.items()
         }
 
     def fingerprint(self) -> int:
@@ -151,27 +147,56 @@ class FeatureExamples:
                 some = new[start : start + _CHUNK]
                 read = items_of(self._source, some)
                 for name, lengths in reversed(self._lengths.items()):  # the known ones last
-                    lengths[some] = self._lengths_in(name, read)
+                    measure = self._features[name].lengths
+                    lengths[some] = prepared_by(measure, lambda v, m=measure: m([v]), name, read)
         return examples
-
-    def _lengths_in(self, name: str, read: list[Any]) -> Any:
-        lengths = self._features[name].lengths
-        try:
-            return lengths([example[name] for example in read])
-        except (DataError, KeyError):  # one of them is wrong: which?
-            return [int(self._do(lambda value: lengths([value])[0], name, each)) for each in read]
 
     def _short(self, examples: Int[np.ndarray, " some"]) -> np.ndarray:
         fits = [self._lengths[name][examples] <= width for name, width in self.widths.items()]
         return np.logical_and.reduce(fits)
 
-    @staticmethod
-    def _do(what: Any, name: str, example: Mapping[str, Any]) -> Any:
-        """Something done with a value of an example, which errors name."""
-        called = f"example {example['id']}" if "id" in example else "an example"
-        if name not in example:
-            raise DataError(f"{called} has no {name!r}; it holds {', '.join(example)}")
-        try:
-            return what(example[name])
-        except DataError as error:
-            raise type(error)(f"{called}, {name}: {error}") from None
+
+def collate(
+    features: Mapping[str, Feature], layout: Layout, values: Mapping[str, Sequence[np.ndarray]]
+) -> Batch:
+    """The batch of the prepared values of a layout's examples, by the names of their features."""
+    batch: Batch = {}
+    for name, feature in features.items():
+        batch |= feature.collate(name, layout, values[name])
+    return batch
+
+
+def prepared_by(
+    together: Callable[[list[Any]], Any],
+    alone: Callable[[Any], Any],
+    name: str,
+    examples: Sequence[Mapping[str, Any]],
+) -> Any:
+    """`together` of the values of examples.
+
+    Raises:
+        DataError: a value is wrong; `alone` is asked which one, and the example is named.
+    """
+    try:
+        return together([example[name] for example in examples])
+    except (DataError, KeyError):
+        for example in examples:
+            named(alone, name, example)
+        raise
+
+
+def named(prepare: Callable[[Any], Any], name: str, example: Mapping[str, Any]) -> Any:
+    """A function of a value of an example, which errors name."""
+    called = f"example {example['id']}" if "id" in example else "an example"
+    if name not in example:
+        raise DataError(f"{called} has no {name!r}; it holds {', '.join(example)}")
+    try:
+        return prepare(example[name])
+    except DataError as error:
+        raise type(error)(f"{called}, {name}: {error}") from None
+
+
+def check_truncation(truncation: str) -> None:
+    """Raises DataError for what there is not."""
+    if truncation not in ("drop", "cut"):
+        raise DataError(f"truncation is {truncation!r}; expected 'drop' or 'cut'")

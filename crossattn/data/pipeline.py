@@ -17,7 +17,6 @@ from typing import Any
 import grain
 import numpy as np
 
-from crossattn.data.encoded import EncodedPairs, encode_pairs
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.evaluation import EvalBatch, EvalBatches, eval_batches, feature_eval_batches
 from crossattn.data.examples import FeatureExamples
@@ -31,6 +30,8 @@ from crossattn.data.packing import (
     plan_buckets,
     plan_packed,
 )
+from crossattn.data.pairs import pair_examples, pair_features
+from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.tokenizers import Tokenizer
 
 __all__ = [
@@ -52,19 +53,12 @@ def make_train_iterator(
     tokenizer: Tokenizer,
     *,
     target_tokenizer: Tokenizer | None = None,
-    mode: str = "pack",
-    batch_size: int = 16,
     source_len: int = 128,
     target_len: int = 128,
     truncation: str = "drop",
     side: str = "both",
     link_share: float = 0.0,
-    seed: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
-    batch_multiple: int = 1,
-    window: int = 8192,
-    prefetch: int = 2,
+    **batching: Any,
 ) -> "TrainIterator":
     """Batches for training, repeated over shuffled epochs for ever.
 
@@ -84,7 +78,7 @@ def make_train_iterator(
         truncation: "drop" or "cut" what is longer; the counts are attributes of the iterator.
         side: "both"; or "source" or "target" for a language model of that text (batches with
             target_* only).
-        link_share: above 0, batches carry the gold links (see `EncodedPairs.fill`) of this share of the
+        link_share: above 0, batches carry the gold links (see `features.Links`) of this share of the
             examples that have any.
         seed: of the order, and of the choice of those examples.
         process_index, process_count: this process among those that train together.
@@ -96,44 +90,28 @@ def make_train_iterator(
     Raises:
         DataError: an option is out of range, no example fits, or there are no links to carry.
     """
-    encoded = encode_pairs(
-        source,
+    features = pair_features(
         tokenizer,
-        target_tokenizer=target_tokenizer,
+        target_tokenizer,
         source_len=source_len,
         target_len=target_len,
-        truncation=truncation,
         side=side,
-        link_share=link_share,
-        seed=seed,
+        links=link_share > 0,
     )
-    return train_batches(
-        encoded,
-        mode=mode,
-        batch_size=batch_size,
-        source_len=source_len,
-        target_len=target_len,
-        seed=seed,
-        process_index=process_index,
-        process_count=process_count,
-        batch_multiple=batch_multiple,
-        window=window,
-        prefetch=prefetch,
-    )
+    examples = pair_examples(source, side, link_share > 0)
+    prepared = prepare_examples(examples, features, truncation)
+    if link_share:
+        prepared = prepared.with_links(link_share, batching.get("seed", 0))
+    return train_batches(prepared, **batching)
 
 
-def train_batches(
-    encoded: EncodedPairs, *, source_len: int = 128, target_len: int = 128, **batching: Any
-) -> "TrainIterator":
-    """`make_train_iterator` of pairs that are tokens already, in memory or on disk.
+def train_batches(prepared: Prepared, **batching: Any) -> "TrainIterator":
+    """`feature_batches` of examples that are prepared already, in memory or on disk.
 
     Raises:
         DataError: an option is out of range.
     """
-    widths = {"source": source_len, "target": target_len}
-    if encoded.source is None:
-        del widths["source"]
-    return _batches(encoded, widths, **batching)
+    return _batches(prepared, prepared.widths, **batching)
 
 
 def feature_batches(
@@ -216,11 +194,9 @@ class TrainIterator:
 
     Attributes:
         examples: those that are trained on.
-        dropped: pairs left out for their length; of features it shows when they are read.
-        cut_sources, cut_targets: texts shortened to the maximal length.
+        dropped: those left out for their length; of what is not prepared it shows when they are read.
+        cut: values that were shortened, by the names of their features.
     """
-
-    dropped = cut_sources = cut_targets = 0
 
     def __init__(
         self,
@@ -233,9 +209,7 @@ class TrainIterator:
         self._finalizer = weakref.finalize(self, self._iterator.close)
         self._fingerprint = fingerprint
         self.examples = len(encoded)
-        if isinstance(encoded, EncodedPairs):
-            self.dropped = encoded.dropped
-            self.cut_sources, self.cut_targets = encoded.cut_sources, encoded.cut_targets
+        self.dropped, self.cut = getattr(encoded, "dropped", 0), encoded.cut
 
     def __iter__(self) -> "TrainIterator":
         return self

@@ -1,128 +1,104 @@
 """Preparing a corpus once, so that training begins in seconds whatever its size.
 
-Examples are tokenised, dropped or cut, and linked by several processes, a shard each at a time, into a folder
-that source, tokenizers and options name; `manifest.json` is written last, and without it there is no
-corpus. Killed at any moment, the same call goes on with the shards that are whole, and ends with the same
-bytes. One process at a time prepares a folder and others wait for it; hosts that do not share the folder
-prepare their own.
+Several processes prepare examples, a shard each at a time, in a folder that source, features and options
+name; `manifest.json` is written last, and without it there is no corpus. Killed at any moment, the same call
+goes on with the shards that are whole, and ends with the same bytes. One process at a time prepares a folder
+and others wait for it; hosts that do not share the folder prepare their own. Numbers lie in flat files rather
+than in ArrayRecord, whose index takes 55 bytes of memory an example.
 """
 
+import bisect
 import contextlib
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
-import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
-import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from crossattn.data import fetch, sources
-from crossattn.data.encoded import EncodedPairs, Encoding
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.published_tokenizer import tokenizer_of
-from crossattn.data.shards import (
-    read_shards,
-    remove_partial,
-    sides_of,
-    write_index,
-    write_shard,
-    written,
+from crossattn.data.pairs import pair_examples
+from crossattn.data.prepared import (
+    Prepared,
+    Storable,
+    checksum,
+    dtype_of,
+    parts,
+    starts_of,
+    widths_of,
 )
 from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 1  # of what lies in a folder
+_VERSION = 2  # of what lies in a folder
 _SHARD, _MOST_SHARDS = 2**16, 128
 _MANIFEST = "manifest.json"
-_ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (DataError, DataUnavailable)
-}
+_READ = 2**22  # bytes of a file read at a time when all of it is
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """One split of a source under one encoding, which is what a folder holds.
+    """One split of a source of pairs under its features, which is what a folder holds.
 
     Attributes:
-      name, split, data_dir, reverse, options: those of `sources.open_source`.
-      links: whether gold links are kept.
+      name, opening: those of `sources.open_source`; `opening` is all but the name.
+      features: of `pairs.pair_features`.
+      truncation: "drop" or "cut", for what is longer than a feature lets it be.
+      side: of `pairs.pair_examples`.
     """
 
     name: str
-    encoding: Encoding
-    split: str = "train"
-    data_dir: str | None = None
-    reverse: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    links: bool = False
+    features: Mapping[str, Storable]
+    opening: Mapping[str, Any] = field(default_factory=dict)
+    truncation: str = "drop"
+    side: str = "both"
 
     @cached_property
     def description(self) -> dict[str, Any]:
         """What tells it from others, JSON-able."""
-        encoding = self.encoding
         return {
             "version": _VERSION,
             "source": sources.identity(self.name, **self.opening),
-            "tokenizer": _sha256(encoding.tokenizer.to_json()),
-            "target_tokenizer": _sha256(encoding.output_tokenizer.to_json()),
-            "source_len": encoding.source_len if encoding.side == "both" else 0,
-            "target_len": encoding.target_len,
-            "truncation": encoding.truncation,
-            "side": encoding.side,
-            "links": self.links,
+            "features": {name: _described(feature) for name, feature in self.features.items()},
+            "truncation": self.truncation,
+            "side": self.side,
         }
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where it lies, or will lie."""
-        key = _sha256(json.dumps(self.description, sort_keys=True))[:16]
-        title = re.sub(r"[^A-Za-z0-9]+", "-", Path(self.name).name).strip("-")[:40]
-        return prepared_dir(self.data_dir) / f"{title}-{self.split_title}-{key}"
+        key = hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
+        split = self.opening.get("split", "train")
+        title, split = (re.sub(r"[^A-Za-z0-9]+", "-", x) for x in (Path(self.name).name, split))
+        root = prepared_dir(self.opening.get("data_dir"))
+        return root / f"{title.strip('-')[:40]}-{split[:20]}-{key[:16]}"
 
-    @property
-    def split_title(self) -> str:
-        """The split as a part of a file's name."""
-        return re.sub(r"[^A-Za-z0-9]+", "-", self.split)[:20]
+    def examples(self) -> Sequence[Mapping[str, Any]]:
+        """Its examples, as its features read them."""
+        source = sources.open_source(self.name, **self.opening)
+        return pair_examples(source, self.side, "links" in self.features)
 
-    @property
-    def opening(self) -> dict[str, Any]:
-        """What `sources.open_source` is given beside the name."""
-        given = {"split": self.split, "data_dir": self.data_dir, "reverse": self.reverse}
-        return given | dict(self.options)
 
-    def open_source(self) -> Sequence[dict[str, Any]]:
-        """Its examples, as `sources.open_source` gives them."""
-        return sources.open_source(self.name, **self.opening)
-
-    def to_json(self) -> str:
-        """All that another process needs to work on it."""
-        encoding = vars(self.encoding).copy()
-        for side in ("tokenizer", "target_tokenizer"):
-            encoding[side] = encoding[side] and encoding[side].to_json()
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return json.dumps(own | {"options": dict(self.options), "encoding": encoding})
-
-    @classmethod
-    def from_json(cls, text: str) -> "PreparedCorpus":
-        """The corpus that `to_json` gave."""
-        given = json.loads(text)
-        encoding = given.pop("encoding")
-        for side in ("tokenizer", "target_tokenizer"):
-            encoding[side] = encoding[side] and tokenizer_of(encoding[side])
-        return cls(encoding=Encoding(**encoding), **given)
+def _described(feature: Any) -> list[str]:
+    """A feature with all that it prepares by, tokenizers as checksums."""
+    inside = [vars(each) for each in (feature, *vars(feature).values()) if hasattr(each, "lengths")]
+    tokenizers = [each["tokenizer"].to_json() for each in inside if "tokenizer" in each]
+    return [repr(feature), *(hashlib.sha256(text.encode()).hexdigest() for text in tokenizers)]
 
 
 def prepared_dir(data_dir: str | os.PathLike | None = None) -> Path:
@@ -153,28 +129,43 @@ def prepare(corpus: PreparedCorpus, workers: int | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
             if not is_prepared(corpus):  # by whom this one has waited for
-                _prepare(corpus, folder, workers or _cores())
+                _prepare(corpus, workers or len(os.sched_getaffinity(0)))
     except OSError as error:
         raise _unwritable(folder, error) from error
     return folder
 
 
-def open_prepared(corpus: PreparedCorpus, link_share: float = 0.0, seed: int = 0) -> EncodedPairs:
-    """The pairs of a prepared corpus, as `encode_pairs` would give them; their ids stay on disk.
+def open_prepared(corpus: PreparedCorpus) -> Prepared:
+    """A prepared corpus; its numbers stay on disk.
 
     Raises:
-      DataError: no example was short enough; or the share is out of range, or there are no links.
+      DataError: no example was short enough.
       DataUnavailable: it is not prepared.
     """
-    folder = corpus.folder
-    manifest = _manifest(folder)
+    folder, manifest = corpus.folder, _manifest(corpus.folder)
     if manifest is None:
         raise DataUnavailable(f"there is no prepared corpus in {folder}; prepare it first")
-    pairs = read_shards(
-        folder, manifest["shards"], corpus.encoding, manifest, link_share=link_share, seed=seed
+    files = [_File(folder / f"numbers-{shard}") for shard in manifest["shards"]]
+    ends, dtype = np.cumsum(manifest["numbers"]).tolist(), dtype_of(corpus.features)
+
+    def read(start: int, size: int) -> np.ndarray:
+        shard = bisect.bisect_right(ends, start)
+        first = start - (ends[shard - 1] if shard else 0)
+        return np.frombuffer(
+            files[shard].read(size * dtype.itemsize, first * dtype.itemsize), dtype
+        )
+
+    prepared = Prepared(
+        features=corpus.features,
+        lengths={name: _mapped(folder, f"lengths-{name}") for name in corpus.features},
+        starts=_mapped(folder, "starts"),
+        read=read,
+        example=_mapped(folder, "example"),
+        linked=_mapped(folder, "linked"),
+        **{name: manifest[name] for name in ("total", "cut", "checksum")},
     )
-    pairs.refuse_empty(corpus.encoding.source_len, corpus.encoding.target_len)
-    return pairs
+    prepared.refuse_empty()
+    return prepared
 
 
 def keep_tokenizer(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
@@ -207,51 +198,38 @@ def _alone(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _prepare(corpus: PreparedCorpus, folder: Path, workers: int) -> None:
-    remove_partial(folder)
+def _prepare(corpus: PreparedCorpus, workers: int) -> None:
+    folder = corpus.folder
+    _remove_partial(folder)
     _forget_wrong_files(folder)
-    source = corpus.open_source()
+    source = corpus.examples()
     if not len(source):
         raise DataError("the data source has no examples")
-    if corpus.links and "links" not in source[0]:
-        raise DataError("the training data has no gold links between words")
     shards = shard_indices(len(source))
-    parts = ["index", *sides_of(corpus.encoding, corpus.links)]
-    there = {path.name for path in folder.iterdir()}
-    missing = [name for name in shards if not there >= {f"{part}-{name}" for part in parts}]
-    sizes = {name: len(indices) for name, indices in shards.items()}
+    missing = {name: part for name, part in shards.items() if not _is_whole(folder, name)}
+    there = len(source) - sum(map(len, missing.values()))
     with tqdm(
         total=len(source),
-        initial=sum(sizes.values()) - sum(sizes[name] for name in missing),
+        initial=there,
         desc=f"preparing {corpus.name}",
         unit=" examples",
         disable=None,
     ) as bar:
         if workers == 1 or len(missing) <= 1:
-            for name in missing:
-                options = {"links": corpus.links, "done": bar.update}
-                write_shard(folder, name, corpus.encoding, source, shards[name], **options)
+            for name, indices in missing.items():
+                bar.update(_write_shard(corpus, source, name, indices))
         else:
             del source  # each process has its own
-            _by_processes(
-                corpus, {n: shards[n] for n in missing}, min(workers, len(missing)), bar.update
-            )
+            for done in _by_processes(corpus, missing, min(workers, len(missing))):
+                bar.update(done)
     if sources.identity(corpus.name, **corpus.opening) != corpus.description["source"]:
         raise DataError(f"{corpus.name} changed while it was being prepared; start again")
-    record = write_index(folder, list(shards), corpus.encoding, corpus.links)
-    files = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    record["shards"] = list(shards)
-    record["files"] = {name: (folder / name).stat().st_size for name in files}
-    record["corpus"] = corpus.description
-    remove_partial(folder)  # of processes that outlived the one that was killed by a moment
-    with written(folder / _MANIFEST) as file:
+    record = _write_columns(corpus, list(shards))
+    _remove_partial(folder)  # of processes that outlived the one that was killed by a moment
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    record |= {"shards": list(shards), "files": files, "corpus": corpus.description}
+    with _written(folder / _MANIFEST) as file:
         file.write(json.dumps(record, indent=1).encode())
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def shard_indices(examples: int) -> dict[str, range]:
@@ -262,6 +240,135 @@ def shard_indices(examples: int) -> dict[str, range]:
         f"{i:05}-of-{count:05}": range(i * size, min((i + 1) * size, examples))
         for i in range(count)
     }
+
+
+def _write_shard(
+    corpus: PreparedCorpus, source: Sequence[Mapping[str, Any]], shard: str, indices: range
+) -> int:
+    """Writes what becomes of the examples of these indices, its index last; returns how many they were."""
+    made = []
+    with _written(corpus.folder / f"numbers-{shard}") as file:
+        for part in parts(source, corpus.features, corpus.truncation, indices):
+            file.write(part.numbers.tobytes())
+            columns = {f"lengths-{name}": column for name, column in part.lengths.items()}
+            columns |= {name: getattr(part, name) for name in ("sizes", "example", "linked")}
+            counts = [part.total, len(part.numbers), *part.cut.values()]
+            made.append(columns | {"counts": np.array([counts])})
+    with _written(corpus.folder / f"index-{shard}") as file:
+        columns: dict[str, Any] = {n: np.concatenate([each[n] for each in made]) for n in made[0]}
+        np.savez(file, **columns)
+    return len(indices)
+
+
+def _is_whole(folder: Path, shard: str) -> bool:
+    return all((folder / f"{part}-{shard}").exists() for part in ("numbers", "index"))
+
+
+def _write_columns(corpus: PreparedCorpus, shards: Sequence[str]) -> dict[str, Any]:
+    """Writes for all shards together what is mapped into memory, and returns what the manifest says."""
+    folder = corpus.folder
+
+    def each(name: str) -> Iterator[np.ndarray]:
+        for shard in shards:
+            with np.load(folder / f"index-{shard}", allow_pickle=False) as index:
+                yield index[name]
+
+    counts = [counts.sum(0).tolist() for counts in each("counts")]
+    total, numbers, *cut = np.sum(counts, 0).tolist()
+    for name in (*(f"lengths-{name}" for name in corpus.features), "example", "linked"):
+        _write_column(folder / f"{name}.npy", sum(map(len, each(name))), each(name))
+
+    def starts() -> Iterator[np.ndarray]:
+        first = 0
+        for sizes in each("sizes"):
+            edges = starts_of(corpus.features, sizes, first)
+            first = int(edges[-1])
+            yield edges[:-1]
+
+    _write_column(folder / "starts.npy", sum(map(len, each("sizes"))), starts())
+    mapped = {name: _mapped(folder, f"lengths-{name}") for name in corpus.features}
+    pieces = (raw for shard in shards for raw in _File(folder / f"numbers-{shard}").pieces())
+    return {
+        "total": total,
+        "numbers": [count[1] for count in counts],
+        "cut": dict(zip(widths_of(corpus.features), cut, strict=True)),
+        "checksum": checksum(mapped, pieces),
+    }
+
+
+def _write_column(path: Path, size: int, columns: Iterator[np.ndarray]) -> None:
+    """An array of so many numbers, of which no more than a part is ever in memory."""
+    first = next(columns)
+    header = {"descr": first.dtype.str, "fortran_order": False, "shape": (size,)}
+    with _written(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for column in (first, *columns):
+            file.write(column.tobytes())
+
+
+def _mapped(folder: Path, name: str) -> np.ndarray:
+    path = folder / f"{name}.npy"
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataUnavailable(f"{path} cannot be read ({error}); remove its folder") from None
+
+
+class _File:
+    """A file that is opened when it is first read, and shared by threads."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._handle: int | None = None
+
+    def read(self, size: int, start: int) -> bytes:
+        """So many bytes from a place on.
+
+        Raises:
+          DataUnavailable: the file is gone, or shorter.
+        """
+        try:
+            if self._handle is None:
+                handle = os.open(self.path, os.O_RDONLY)
+                weakref.finalize(self, os.close, handle)
+                self._handle = handle
+            raw = os.pread(self._handle, size, start)
+        except OSError as error:
+            raise self._broken(str(error.strerror)) from None
+        if len(raw) != size:
+            raise self._broken("it is cut short")
+        return raw
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, some bytes at a time."""
+        end = self.path.stat().st_size
+        for start in range(0, end, _READ):
+            yield self.read(min(_READ, end - start), start)
+
+    def _broken(self, reason: str) -> DataUnavailable:
+        return DataUnavailable(
+            f"{self.path} cannot be read ({reason}); start again to prepare it anew"
+        )
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is whole and on the disk, and not at all after an error."""
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial_path.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial_path, path)
+    except BaseException:
+        partial_path.unlink(missing_ok=True)
+        raise
+
+
+def _remove_partial(folder: Path) -> None:
+    for path in folder.glob(".*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
@@ -288,125 +395,53 @@ def _forget_wrong_files(folder: Path) -> None:
         return
     wrong = _wrong_files(folder, manifest)
     _LOG.warning("%s has lost %s, which will be made anew", folder, ", ".join(wrong))
-    (folder / _MANIFEST).unlink()
-    for shard in manifest["shards"]:
-        if any(name.endswith(f"-{shard}") for name in wrong):
-            (folder / f"index-{shard}").unlink(missing_ok=True)
+    for name in (_MANIFEST, *wrong):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _by_processes(
-    corpus: PreparedCorpus, shards: Mapping[str, range], workers: int, done: Callable[[int], Any]
-) -> None:
-    """Each process asks for the next shard when it has written one."""
-    waiting, lock = iter(shards.items()), threading.Lock()
-    processes = [_Worker() for _ in range(workers)]
-
-    def work(process: _Worker) -> None:
-        process.send(corpus.to_json())
-        process.send(str(corpus.folder))
-        while True:
-            with lock:
-                following = next(waiting, None)
-            if following is None:
-                return
-            shard, indices = following
-            process.send(json.dumps([shard, indices.start, indices.stop]))
-            for count in process.counts(corpus):
-                with lock:
-                    done(count)
-
-    pool = ThreadPoolExecutor(workers)
+    corpus: PreparedCorpus, shards: Mapping[str, range], workers: int
+) -> Iterator[int]:
+    """How many examples each shard had, as they are written."""
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(corpus,)
+    )
     try:
-        results = [pool.submit(work, process) for process in processes]
-        for result in wait(results, return_when=FIRST_EXCEPTION).done:
-            result.result()
-    finally:
-        for process in processes:
-            process.end()
-        pool.shutdown()
-
-
-class _Worker:
-    """Another process, which runs `main` of this module: told of a corpus, then of shards, a line each."""
-
-    def __init__(self):
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # One thread each: the processes are as many as the cores.
-        environment = {"PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | environment,
-            start_new_session=True,  # Ctrl-C is for the one that ends them
-        )
-
-    def send(self, line: str) -> None:
-        """A line to the process, which may have died."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
-
-    def counts(self, corpus: PreparedCorpus) -> Iterator[int]:
-        """How many examples more are written, until the shard is.
-
-        Raises:
-          DataError, DataUnavailable: what the process met; or it died.
-        """
-        while line := self._process.stdout.readline():
-            said = json.loads(line)
-            if "error" in said:
-                raise _ERRORS[said["error"]](said["message"])
-            if not said["done"]:
-                return
-            yield said["done"]
-        code = self._process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        hint = " (was there too little memory?)" if code == -signal.SIGKILL else ""
+        for done in as_completed([pool.submit(_work, *shard) for shard in shards.items()]):
+            yield done.result()
+    except BrokenProcessPool as error:
         raise DataUnavailable(
-            f"a process that prepared {corpus.name} ended {how}{hint}; what is finished is kept: start "
-            "again to go on"
-        )
-
-    def end(self) -> None:
-        """Ends the process, whatever it is doing."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+            f"a process that prepared {corpus.name} ended by itself (was there too little memory?); what is "
+            "finished is kept: start again to go on"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def main() -> None:
-    """One of the processes: reads corpus, folder and shards from stdin, says on stdout what is done."""
-    lines: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read_or_end, args=(lines,), daemon=True).start()
-    corpus, folder = PreparedCorpus.from_json(lines.get()), Path(lines.get())
-    options = {"links": corpus.links, "done": lambda count: _say(done=count)}
-    try:
-        source = corpus.open_source()
-        while True:
-            shard, start, stop = json.loads(lines.get())
-            write_shard(folder, shard, corpus.encoding, source, range(start, stop), **options)
-            _say(done=0)
-    except OSError as error:
-        _say(error="DataUnavailable", message=str(_unwritable(folder, error)))
-    except tuple(_ERRORS.values()) as error:
-        _say(error=type(error).__name__, message=str(error))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # the thread that waits for lines would hold up the usual end
+_CORPUS: list[Any] = []
+"""The corpus and the examples that a process of `_by_processes` works on."""
 
 
-def _read_or_end(lines: queue.Queue) -> None:
-    """When the other end of stdin is gone, so is this process, in the middle of a shard too."""
-    for line in sys.stdin.buffer:
-        lines.put(line.decode().strip())
-    os._exit(0)
+def _begin(corpus: PreparedCorpus) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are as many as the cores
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that ends them
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _CORPUS[:] = [corpus]
 
 
-def _say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os._exit(1)
+
+
+def _work(shard: str, indices: range) -> int:
+    (corpus, *opened) = _CORPUS
+    if not opened:
+        opened = [corpus.examples()]
+        _CORPUS.extend(opened)
+    return _write_shard(corpus, opened[0], shard, indices)
 
 
 def _unwritable(folder: Path, error: OSError) -> DataUnavailable:
@@ -414,11 +449,3 @@ def _unwritable(folder: Path, error: OSError) -> DataUnavailable:
         f"{folder} cannot be written: {error.strerror or error}; what is finished is kept: free some space, "
         "or name another folder by data_dir, and start again"
     )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-if __name__ == "__main__":
-    main()

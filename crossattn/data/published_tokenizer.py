@@ -84,12 +84,6 @@ class PublishedTokenizer(Tokenizer):
         return token if "\ufffd" in text or not text else text.replace(" ", "▁")
 
 
-def tokenizer_of(text: str) -> Tokenizer:
-    """The tokenizer of either kind that a `to_json` gave."""
-    published = "published" in json.loads(text)
-    return (PublishedTokenizer if published else Tokenizer).from_json(text)
-
-
 def frame_of(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens that a tokenizer puts before and after a text."""
     encoding = backend.encode("a")

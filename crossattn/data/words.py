@@ -42,8 +42,3 @@ def word_spans(text: str) -> Int[np.ndarray, "words 2"]:
             spans.append((index, index + 1))
         inside = wordlike
     return np.array(spans, np.int32).reshape(-1, 2)
-
-
-def normalise_space(text: str) -> str:
-    """The text with every run of white space as one blank and none at its ends."""
-    return " ".join(text.split())

@@ -16,8 +16,8 @@ import numpy as np
 import optax
 
 from crossattn import functional
-from crossattn.data.encoded import EncodedPairs, Ragged
 from crossattn.data.errors import DataUnavailable
+from crossattn.data.features.text import lay_text
 from crossattn.data.packing import Bucket, plan_buckets, plan_packed
 from crossattn.data.pipeline import make_train_iterator
 from crossattn.data.sources import open_source
@@ -124,11 +124,11 @@ def packed(pairs) -> dict[str, np.ndarray]:
 
 def arrange(pairs, plan) -> dict[str, np.ndarray]:
     """The only batch of a plan."""
-    source, target = (Ragged.of([pair[side] for pair in pairs]) for side in (0, 1))
-    every = np.arange(len(pairs))
-    encoded = EncodedPairs(source, target, every, 0, 0, 0, len(pairs))
-    (layout,) = plan(every, encoded.lengths_of(every))
-    return encoded.fill(layout)
+    lengths = np.array([(len(source), len(target) - 1) for source, target in pairs])
+    named = dict(zip(("source", "target"), lengths.T, strict=True))
+    (layout,) = plan(np.arange(len(pairs)), named)
+    sources, targets = ([pairs[i][side] for i in layout.examples.tolist()] for side in (0, 1))
+    return lay_text(layout, "source", sources) | lay_text(layout, "target", targets, predicted=True)
 
 
 def our_step(batch):

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from crossattn.data.encoded import ANY_LENGTH, EncodedPairs, Encoding, encode_pairs
 from crossattn.data.errors import DataError
+from crossattn.data.pairs import ANY_LENGTH, pair_examples, pair_features
 from crossattn.data.pipeline import train_batches
 from crossattn.data.prepare import (
     PreparedCorpus,
@@ -24,6 +24,7 @@ from crossattn.data.prepare import (
     prepare,
     prepared_dir,
 )
+from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.sources import identity, open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.train.sharding import row_shares
@@ -45,7 +46,7 @@ class Corpus:
     Args:
       config: the whole config.
       assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
-      side: what is trained on, as ``encode_pairs`` has it.
+      side: what is trained on, as ``pair_features`` has it.
       link_share: of the examples with gold links, those whose links are in the batches.
       whole: texts are kept however long they are; ``config.data`` need not say what becomes of long ones.
     """
@@ -82,57 +83,56 @@ class Corpus:
     def train_iterator(self, process_index: int, process_count: int) -> Any:
         """Batches of the training split without end, for one of the processes that train together."""
         data = self.config.data
-        shared = dict(
+        return train_batches(
+            self.train_pairs(),
+            mode=data.mode,
             batch_size=data.batch_size,
             seed=self.config.seed,
             process_index=process_index,
             process_count=process_count,
             batch_multiple=row_shares(config_mesh(self.config)),
         )
-        lengths = dict(source_len=self._source_len, target_len=data.target_len)
-        return train_batches(self.train_pairs(), mode=data.mode, **lengths, **shared)
 
-    def train_pairs(self) -> EncodedPairs:
+    def train_pairs(self) -> Prepared:
         """The training split as tokens, in memory or on disk."""
-        prepared, share, seed = self._prepared, self._link_share, self.config.seed
-        if not is_prepared(prepared):
-            train = self.split("train")
-            if len(train) <= _IN_MEMORY:
-                return encode_pairs(train, **vars(prepared.encoding), link_share=share, seed=seed)
-            prepare(prepared)
-        return open_prepared(prepared, share, seed)
+        corpus = self._prepared
+        if not is_prepared(corpus):
+            if len(self.split("train")) <= _IN_MEMORY:
+                return self._linked(self.pairs("train"))
+            prepare(corpus)
+        return self._linked(open_prepared(corpus))
 
-    def pairs(self, split: str) -> EncodedPairs:
+    def pairs(self, split: str) -> Prepared:
         """A split as tokens, in memory."""
-        return encode_pairs(self.split(split), **vars(self._prepared.encoding))
+        corpus = self._prepared
+        examples = pair_examples(self.split(split), self._side, "links" in corpus.features)
+        return prepare_examples(examples, corpus.features, corpus.truncation)
 
-    def prepare(self, workers: int | None = None) -> tuple[EncodedPairs, Path]:
+    def prepare(self, workers: int | None = None) -> tuple[Prepared, Path]:
         """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
         for name in self._sides:
             if not self._trained(name):
                 self._keep(name)
         folder = prepare(self._prepared, workers)
-        return open_prepared(self._prepared, self._link_share, self.config.seed), folder
+        return self._linked(open_prepared(self._prepared)), folder
+
+    def _linked(self, pairs: Prepared) -> Prepared:
+        share = self._link_share
+        return pairs.with_links(share, self.config.seed) if share else pairs
 
     @cached_property
     def _prepared(self) -> PreparedCorpus:
-        data, opening = self.config.data, self._opening("train")
-        known = {name: opening.pop(name) for name in ("split", "data_dir", "reverse")}
-        encoding = Encoding(
-            tokenizer=self.tokenizer,
-            target_tokenizer=self.target_tokenizer,
-            source_len=ANY_LENGTH if self._whole else self._source_len,
+        data = self.config.data
+        features = pair_features(
+            self.tokenizer,
+            self.target_tokenizer,
+            source_len=ANY_LENGTH if self._whole else data.get("source_len", data.target_len),
             target_len=ANY_LENGTH if self._whole else data.target_len,
-            truncation="cut" if self._whole else data.truncation,
             side=self._side,
+            links=self._link_share > 0,
         )
-        links = self._link_share > 0
-        return PreparedCorpus(data.name, encoding, **known, options=opening, links=links)
-
-    @property
-    def _source_len(self) -> int:
-        """Of a corpus of one side, whose sources nobody reads, any."""
-        return self.config.data.get("source_len", self.config.data.target_len)
+        truncation = "cut" if self._whole else data.truncation
+        return PreparedCorpus(data.name, features, self._opening("train"), truncation, self._side)
 
     def refuse_without_links(self) -> None:
         """Raises DataError when a run is to begin on training data without gold word links."""

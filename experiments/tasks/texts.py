@@ -13,7 +13,8 @@ import numpy as np
 
 from crossattn import decode
 from crossattn.data import evaluation
-from crossattn.data.encoded import EncodedPairs, Ragged
+from crossattn.data.examples import collate
+from crossattn.data.features import Links, Text
 from crossattn.data.packing import Bucket, Layout, length_buckets
 from crossattn.data.pipeline import eval_batches
 from crossattn.train.evaluate import loss_scores
@@ -206,13 +207,14 @@ class TextTask(base.Task):
         widths, rows = self._widths(self.config), self.config.data.batch_size
         if self.config.data.get("mode") == "bucket":
             rows = self._buckets(self.config, multiple=multiple)[-1].rows
-        texts = Ragged.of([])
-        linked = self.config.loss.get("alignment") == "gold"
-        links: Any = () if linked else None  # of which only that they are there is asked
-        source = texts if self.has_source else None
-        pairs = EncodedPairs(source, texts, np.zeros(0, np.int64), 0, 0, 0, 0, links)
-        batch = pairs.fill(Layout.empty(rows, widths))
-        return base.shapes_of(batch)
+        target: Any = Text(self.corpus.tokenizer, widths["target"], predicted=True)
+        features = {"target": target}
+        if self.has_source:
+            features["source"] = Text(self.corpus.tokenizer, widths["source"])
+        if self.config.loss.get("alignment") == "gold":
+            features["links"] = Links(features["source"], target)
+        nothing = dict.fromkeys(features, ())
+        return base.shapes_of(collate(features, Layout.empty(rows, widths), nothing))
 
     def generation(self, rows: int) -> base.Generation:
         """Greedy generation of so many rows."""

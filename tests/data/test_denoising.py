@@ -8,17 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossattn.data import denoising, encoded, sources, tokenizers
+from crossattn.data import denoising, pairs, prepared, sources, tokenizers
 from crossattn.data.corruption import PrefixLM, SpanCorruption
-from crossattn.data.encoded import Ragged
 from crossattn.data.errors import DataError
 
 BOS, EOS = 1, 2
 
 
 def whole(examples, tokenizer):
-    lengths = {"source_len": encoded.ANY_LENGTH, "target_len": encoded.ANY_LENGTH}
-    return encoded.encode_pairs(examples, tokenizer, side="source", **lengths)
+    features = pairs.pair_features(tokenizer, target_len=pairs.ANY_LENGTH, side="source")
+    return prepared.prepare_examples(pairs.pair_examples(examples, "source"), features)
+
+
+def chunks_of(rows, longest):
+    lengths = np.array([len(row) - 1 for row in rows])
+    return denoising.Chunks(lengths, lambda row: np.array(rows[row]), longest)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,7 @@ def texts_of(batch, objective):
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(4, 25))
 def test_chunks_are_the_stream_cut_evenly(lengths, longest):
     rows = [[BOS, *(100 * i + j for j in range(n)), EOS] for i, n in enumerate(lengths)]
-    chunks = denoising.Chunks(Ragged.of(rows), longest)
+    chunks = chunks_of(rows, longest)
     pieces = [chunks[i] for i in range(len(chunks))]
     assert np.concatenate(pieces).tolist() == [t for row in rows for t in row[:-1]]
     sizes = set(map(len, pieces))
@@ -98,13 +102,13 @@ def test_chunks_are_the_stream_cut_evenly(lengths, longest):
 def test_chunks_reach_over_blocks_of_texts(monkeypatch):
     monkeypatch.setattr(denoising, "_BLOCK", 3)
     rows = [[BOS, *range(10, 10 + i % 4), EOS] for i in range(20)]
-    chunks = denoising.Chunks(Ragged.of(rows), 9)
+    chunks = chunks_of(rows, 9)
     joined = np.concatenate([chunks[i] for i in range(len(chunks))])
     assert joined.tolist() == [t for row in rows for t in row[:-1]]
 
 
 def test_an_epoch_holds_the_whole_stream_once(texts, objective, stream):
-    chunks = denoising.Chunks(texts.target, objective.text_len)
+    chunks = denoising._chunks(texts, objective)
     wanted = Counter(tuple(chunks[i].tolist()) for i in range(len(chunks)))
     assert sum(len(chunk) * count for chunk, count in wanted.items()) == len(stream)
     iterator, found = train(texts, objective), []
@@ -164,7 +168,7 @@ def test_another_number_of_processes_goes_on_with_the_same_batches(texts, object
 
 
 def test_every_epoch_has_noise_of_its_own(texts, objective):
-    iterator, chunks = train(texts, objective), denoising.Chunks(texts.target, objective.text_len)
+    iterator, chunks = train(texts, objective), denoising._chunks(texts, objective)
     sources: dict[tuple, set] = {}
     for batch in take(iterator, 3 * len(chunks)):
         for row in range(4):

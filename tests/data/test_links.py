@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from crossattn.data import links, pipeline, sources, tokenizers
+from crossattn.data import pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
+from crossattn.data.features import Text, links
 
 SHAPE = {"batch_size": 8, "source_len": 32, "target_len": 40}
 
@@ -186,11 +187,15 @@ def test_processes_share_the_links_of_the_batch(pairs, tokenizer):
     assert same(joined, whole)
 
 
-def test_a_token_keeps_a_bounded_number_of_links():
+def test_a_token_keeps_a_bounded_number_of_links(tokenizer, monkeypatch):
     many = np.array([(0, s, s // 2) for s in range(40)] + [(2, 5, 2)], np.int32)
-    ranked = links._ranked(many)
-    assert ranked[:-1].tolist() == [[1, s, s, s // 2] for s in range(links.LINKS_PER_TOKEN)]
-    assert ranked[-1].tolist() == [3, 0, 5, 2]
+    monkeypatch.setattr(links, "token_links", lambda *_: many)
+    text = Text(tokenizer, 50, predicted=True)
+    numbers = links.Links(text, text).prepare({"links": many, "target": "le chat"})
+    (length, *_), *ranked, last = numbers.reshape(-1, 4).tolist()
+    assert length == len(tokenizer.encode("le chat")) + 1
+    assert ranked == [[1, s, s, s // 2] for s in range(links.LINKS_PER_TOKEN)]
+    assert last == [3, 0, 5, 2]
 
 
 def test_data_without_links_is_refused(pairs, tokenizer):
@@ -218,7 +223,7 @@ def test_a_link_of_a_word_that_is_not_there_is_refused(tokenizer, link):
     example = {"id": "x7", "source": "a b c", "target": "d e f", "links": np.array([(0, 0), link])}
     example |= {"source_spans": spans, "target_spans": spans}
     with pytest.raises(DataError, match=r"example x7 links word -?\d of its .*, which has 3"):
-        links.token_links(example, tokenizer, tokenizer, 9, 9)
+        links.token_links(example, Text(tokenizer, 9), Text(tokenizer, 9))
 
 
 def test_links_of_a_long_text_take_the_memory_of_what_is_kept_of_it(tokenizer):
@@ -235,7 +240,7 @@ def test_links_of_a_long_text_take_the_memory_of_what_is_kept_of_it(tokenizer):
     }
     example |= {"source_spans": spans, "target_spans": spans}
     tracemalloc.start()
-    found = links.token_links(example, tokenizer, tokenizer, 9, 9)
+    found = links.token_links(example, Text(tokenizer, 9), Text(tokenizer, 9))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(found)

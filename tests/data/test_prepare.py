@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,21 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossattn.data import encoded, pipeline, prepare, sources, textfiles, tokenizers
+from crossattn.data import pipeline, prepare, prepared, sources, textfiles, tokenizers
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.pairs import pair_examples, pair_features
 
 ROOT = Path(__file__).parents[2]
-SHAPE = {"batch_size": 8, "source_len": 24, "target_len": 28}
+SHAPE = {"batch_size": 8}
 LIMITS = {"source_len": 24, "target_len": 28}
 SHARD, SIZE = 128, 900
 
 # As the command line has it, but with small shards; stdin is the corpus.
 PREPARE = f"""
-import sys
-from pathlib import Path
+import pickle, sys
 from crossattn.data import prepare
 prepare._SHARD = {SHARD}
-prepare.prepare(prepare.PreparedCorpus.from_json(sys.stdin.read()), workers=2)
+prepare.prepare(pickle.load(sys.stdin.buffer), workers=2)
 """
 
 
@@ -49,16 +50,27 @@ def tokenizer(pairs):
 def corpus(tokenizer, tmp_path):
     """A function that makes one of the copy task, or of what is given."""
 
-    def make(folder="data", name="copy", links=False, size=SIZE, **options):
+    def make(folder="data", name="copy", size=SIZE, **options):
+        opening = {"data_dir": str(tmp_path / folder)} | ({"size": size} if name == "copy" else {})
         return prepare.PreparedCorpus(
             name,
-            encoded.Encoding(tokenizer, **(LIMITS | options)),
-            data_dir=str(tmp_path / folder),
-            options={"size": size} if name == "copy" else {},
-            links=links,
+            pair_features(**({"tokenizer": tokenizer} | LIMITS | without(options, "truncation"))),
+            opening,
+            truncation=options.get("truncation", "drop"),
+            side=options.get("side", "both"),
         )
 
     return make
+
+
+def without(options, name):
+    return {key: value for key, value in options.items() if key != name}
+
+
+def in_memory(corpus, source):
+    """The same corpus, prepared without a file."""
+    examples = pair_examples(source, corpus.side, "links" in corpus.features)
+    return prepared.prepare_examples(examples, corpus.features, corpus.truncation)
 
 
 def started(corpus):
@@ -67,7 +79,7 @@ def started(corpus):
     process = subprocess.Popen(
         [sys.executable, "-c", PREPARE], stdin=subprocess.PIPE, env=environment
     )
-    process.stdin.write(corpus.to_json().encode())
+    process.stdin.write(pickle.dumps(corpus))
     process.stdin.close()
     return process
 
@@ -99,17 +111,15 @@ def assert_same(left, right):
         ("pack", {"side": "source"}, 0.0),
     ],
 )
-def test_batches_are_those_of_the_corpus_in_memory(corpus, pairs, tokenizer, mode, options, share):
+def test_batches_are_those_of_the_corpus_in_memory(corpus, pairs, mode, options, share):
     given = corpus(links=share > 0, **options)
     prepare.prepare(given, workers=1)
-    on_disk = prepare.open_prepared(given, share, seed=5)
-    in_memory = encoded.encode_pairs(
-        pairs, tokenizer, **(LIMITS | options), link_share=share, seed=5
-    )
-    assert len(on_disk) == len(in_memory) and on_disk.dropped == in_memory.dropped
-    assert on_disk.fingerprint() == in_memory.fingerprint()
-    shape = SHAPE | {"mode": mode, "seed": 5, "source_len": options.get("source_len", 24)}
-    first = pipeline.train_batches(in_memory, **shape)
+    found = prepare.open_prepared(given), in_memory(given, pairs)
+    on_disk, held = (each.with_links(share, seed=5) if share else each for each in found)
+    assert len(on_disk) == len(held) and on_disk.dropped == held.dropped
+    assert on_disk.fingerprint() == held.fingerprint()
+    shape = SHAPE | {"mode": mode, "seed": 5}
+    first = pipeline.train_batches(held, **shape)
     take(first, 7)
     second = pipeline.train_batches(on_disk, **shape)
     second.set_state(json.loads(json.dumps(first.get_state())))
@@ -171,9 +181,7 @@ def test_two_that_prepare_at_once_leave_one_whole_corpus(corpus):
     assert contents(given.folder) == contents(prepare.prepare(corpus("alone"), workers=1))
 
 
-@pytest.mark.parametrize(
-    "name", ["target-00001-of-00008", "index-00001-of-00008", "source-starts.npy"]
-)
+@pytest.mark.parametrize("name", ["numbers-00001-of-00008", "index-00001-of-00008", "starts.npy"])
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_corpus_that_lost_something_is_none_and_is_mended(corpus, name, damage, caplog):
     given = corpus()
@@ -225,15 +233,13 @@ def test_a_bad_line_of_a_large_file_is_named(corpus, tmp_path, monkeypatch, work
     assert not prepare.is_prepared(given)
 
 
+def die(shard, indices):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_process_that_dies_is_told_of_in_one_line(corpus, monkeypatch):
-    begin = prepare._Worker.__init__
-
-    def doomed(self):
-        begin(self)
-        self._process.kill()
-
-    monkeypatch.setattr(prepare._Worker, "__init__", doomed)
-    with pytest.raises(DataUnavailable, match="ended by SIGKILL .was there too little memory") as e:
+    monkeypatch.setattr(prepare, "_work", die)
+    with pytest.raises(DataUnavailable, match="ended by itself .was there too little memory") as e:
         prepare.prepare(corpus(), workers=2)
     assert "\n" not in str(e.value) and "start again to go on" in str(e.value)
 
@@ -249,7 +255,9 @@ def test_nothing_short_enough_is_refused_every_time(corpus):
 def test_links_that_are_not_there_are_refused(corpus, tmp_path):
     (tmp_path / "train.tsv").write_text("a\tb\n" * 30)
     with pytest.raises(DataError, match="has no gold links"):
-        prepare.prepare(corpus(name=f"files:{tmp_path}/{{split}}.tsv", links=True), workers=1)
+        given = corpus(name=f"files:{tmp_path}/{{split}}.tsv", links=True)
+        prepare.prepare(given, workers=1)
+        prepare.open_prepared(given).with_links(1.0)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_line(corpus, tmp_path):
@@ -263,7 +271,7 @@ def test_a_file_that_is_cut_while_training_is_refused(corpus):
     folder = prepare.prepare(given, workers=1)
     iterator = pipeline.train_batches(prepare.open_prepared(given), prefetch=0, **SHAPE)
     next(iterator)
-    for path in folder.glob("target-0*"):
+    for path in folder.glob("numbers-0*"):
         os.truncate(path, 0)
-    with pytest.raises(DataUnavailable, match="target-.* cannot be read .it is cut short"):
+    with pytest.raises(DataUnavailable, match="numbers-.* cannot be read .it is cut short"):
         take(iterator, 50)

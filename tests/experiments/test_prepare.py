@@ -27,7 +27,7 @@ def test_a_killed_run_on_a_prepared_corpus_ends_as_the_one_that_tokenised_in_mem
     workdir = tmp_path / "run"
     command = ["train", TINY, *STEPS, prepared, f"--workdir={workdir}"]
     killed_at(14, workdir, *command)
-    monkeypatch.setattr(corpus, "encode_pairs", refuse)
+    monkeypatch.setattr(corpus, "prepare_examples", refuse)
     monkeypatch.setattr(corpus, "train_tokenizer", refuse)
     code, out, err = launched(*command)
     assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
@@ -38,7 +38,7 @@ def test_training_prepares_a_large_corpus_itself(
     launched, monkeypatch, tiny_run, parameters, tmp_path
 ):
     monkeypatch.setattr(corpus, "_IN_MEMORY", 1000)
-    monkeypatch.setattr(corpus, "encode_pairs", refuse)
+    monkeypatch.setattr(corpus, "prepare_examples", refuse)
     data = f"--config.data.data_dir={tmp_path / 'data'}"
     code, out, err = launched("train", TINY, *STEPS, data, f"--workdir={tmp_path / 'run'}")
     assert code == 0, (out, err)

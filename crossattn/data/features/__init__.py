@@ -19,6 +19,7 @@ from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
 from crossattn.data.features.label import Label
+from crossattn.data.features.links import Links
 from crossattn.data.features.packed import PackedTexts
 from crossattn.data.features.sound import Sound, SoundWindow
 from crossattn.data.features.tagged import TaggedText
@@ -33,6 +34,7 @@ __all__ = [
     "Feature",
     "Image",
     "Label",
+    "Links",
     "PackedTexts",
     "Sound",
     "SoundWindow",

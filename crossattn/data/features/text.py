@@ -29,11 +29,30 @@ class Text:
     max_length: int = 128
     predicted: bool = False
 
+    @property
+    def extra(self) -> int:
+        """Tokens that a prepared text has beyond its length: a predicted one has both its ends."""
+        return int(self.predicted)
+
+    @property
+    def largest(self) -> int:
+        """The greatest id."""
+        return self.tokenizer.vocab_size - 1
+
     def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
         """Tokens of each text, before it is cut."""
         ids = self.tokenizer.encode_batch([_checked(value) for value in values])
         around = len(self.tokenizer.frame)
         return np.array([len(each) + around for each in ids], np.int64)
+
+    def prepare_many(
+        self, values: Sequence[Any]
+    ) -> tuple[list[np.ndarray], Int[np.ndarray, " values"]]:
+        """The tokens of texts, cut to the longest, and their lengths before that."""
+        ids = self.tokenizer.encode_batch([_checked(value) for value in values])
+        around = len(self.tokenizer.frame)
+        arrays = [np.array(self.framed(each), np.int32) for each in ids]
+        return arrays, np.array([len(each) + around for each in ids], np.int64)
 
     def prepare(self, value: Any) -> Int[np.ndarray, " tokens"]:
         """The tokens of a text, cut to the longest.
