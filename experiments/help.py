@@ -1,6 +1,6 @@
-"""What ``--help`` and ``--help=config`` print, and what a misspelt flag is told.
+"""Texts of ``--help`` and ``--help=config``, and the refusal of a misspelt flag.
 
-The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
+A launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
 """
 
 import re
@@ -84,7 +84,7 @@ def _row(flag: Any) -> tuple[str, str]:
 
 
 def unknown(name: str, taken: Sequence[Any]) -> str:
-    """What a flag that is none is told."""
+    """The refusal of a misspelt flag."""
     head, dot, key = name.partition(".")
     near = get_close_matches(head, [holder.name for holder in taken] + ["help"], n=1)
     meant = f"; did you mean --{near[0]}{dot}{key}?" if near else ";"
