@@ -1,4 +1,4 @@
-"""Copy a sequence of made-up words: no data, a minute to a perfect score. The first thing to run."""
+"""Copy a sequence of synthetic words: no data, a minute to a perfect score. The first thing to run."""
 
 from ml_collections import ConfigDict
 

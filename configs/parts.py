@@ -255,7 +255,7 @@ def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
 
 
 def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """The same experiment on pictures in seconds, with made-up shapes; ``model`` is what becomes small."""
+    """The same experiment on pictures in seconds, with synthetic shapes; ``model`` is what becomes small."""
     whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16, shift=1)
     whole.model.update(**model)
     whole.optim.update(learning_rate=3e-3, warmup_steps=4)
@@ -297,7 +297,7 @@ def language_model_of_captions(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """The same experiment in seconds, with made-up shapes; ``model`` is what else becomes small."""
+    """The same experiment in seconds, with synthetic shapes; ``model`` is what else becomes small."""
     whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8, shift=0)
     whole.tokenizer.vocab_size = 300
     whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
@@ -311,18 +311,19 @@ def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
     """The same experiment in seconds: a small model on the phrase grammar, no download.
 
     Args:
-      whole: the experiment, which is changed.
+      whole: the experiment, which is changed in the keys that it has.
       layers: depths of the model, by their keys.
     """
-    whole.data.update(name="phrases", batch_size=8, target_len=32)
-    whole.data.options = {}
-    if "source_len" in whole.data:
-        whole.data.source_len = 32
-    whole.tokenizer.vocab_size = 400
-    whole.model.update(dim=32, num_heads=2, mlp_dim=64, **layers)
-    whole.optim.warmup_steps = 4
-    whole.train.update(steps=8, log_every=2, accumulate=1)
-    whole.checkpoint.every = 4
-    if "evaluate" in whole:
-        whole.evaluate.examples = 16
+    small = dict(
+        data=dict(name="phrases", options={}, batch_size=8, source_len=32, target_len=32),
+        tokenizer=dict(vocab_size=400),
+        model=dict(dim=32, num_heads=2, mlp_dim=64, **layers),
+        optim=dict(warmup_steps=4),
+        train=dict(steps=8, log_every=2, accumulate=1),
+        checkpoint=dict(every=4),
+        evaluate=dict(examples=16),
+    )
+    for section in small.keys() & whole.keys():
+        for key in small[section].keys() & whole[section].keys():
+            whole[section][key] = small[section][key]
     return whole

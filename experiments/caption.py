@@ -96,7 +96,7 @@ def _captioner(
 
 
 def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """What each word of a caption read, the mean of its tokens', [h w]; a word that comes again is numbered.
+    """Patches that each word of a caption read, the mean of its tokens', [h w]; a repeated word is numbered.
 
     Args:
       task: whose tokens they are.

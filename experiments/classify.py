@@ -1,4 +1,4 @@
-"""Which class pictures are of, by a trained run.
+"""Classes of pictures, by a trained run.
 
     python -m experiments.classify --workdir=runs/fashion shoe.png shirt.jpg
     python -m experiments.classify --workdir=runs/fashion shoe.png --plot=read.png

@@ -1,6 +1,6 @@
 """Model FLOPs: the products that a loss needs, counted in the traced program.
 
-The one thing to know: model FLOPs are what MFU divides by (Chowdhery et al. 2022, "PaLM", appendix B): the
+Model FLOPs are what MFU divides by (Chowdhery et al. 2022, "PaLM", appendix B): the
 products of one forward pass three times, for the backward pass has two for each; attention counts whole,
 whatever its mask hides, and what is computed again to save memory counts once.
 """

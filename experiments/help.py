@@ -1,6 +1,6 @@
-"""What ``--help`` and ``--help=config`` print, and what a misspelt flag is told.
+"""Texts of ``--help`` and ``--help=config``, and the refusal of a misspelt flag.
 
-The one thing to know: a launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
+A launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
 """
 
 import re
@@ -45,7 +45,7 @@ def of_config(values: dict[str, Any], title: str) -> str:
     """A line for each key that such a config may hold: value, meaning, what it takes."""
     entries = flatten(values)
     rows = [
-        (name, _shown(entries[name]) if name in entries else f"({_shown(key.default)})", key)
+        (name, _shown(entries[name]) if name in entries else _default(key), key)
         for name, key in keys.of(values).items()
     ]
     names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
@@ -55,6 +55,10 @@ def of_config(values: dict[str, Any], title: str) -> str:
     ]
     head = f"{title}; change a key by --config.KEY=VALUE; a value in brackets is a default."
     return "\n".join([head, "", *lines])
+
+
+def _default(key: keys.Key) -> str:
+    return "missing" if key.default is keys.NEEDED else f"({_shown(key.default)})"
 
 
 def _shown(value: Any) -> str:
@@ -80,7 +84,7 @@ def _row(flag: Any) -> tuple[str, str]:
 
 
 def unknown(name: str, taken: Sequence[Any]) -> str:
-    """What a flag that is none is told."""
+    """The refusal of a misspelt flag."""
     head, dot, key = name.partition(".")
     near = get_close_matches(head, [holder.name for holder in taken] + ["help"], n=1)
     meant = f"; did you mean --{near[0]}{dot}{key}?" if near else ";"

@@ -1,6 +1,6 @@
 """Beginning with parameters that were trained before: ``config.init``.
 
-The one thing to know: nothing is left out in silence. A parameter that the source has and the model has not,
+Nothing is left out in silence. A parameter that the source has and the model has not,
 or the other way round, or of another shape, is refused unless ``init.take`` or ``init.new`` say so.
 """
 

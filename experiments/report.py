@@ -1,4 +1,4 @@
-"""What a run is worth, in numbers: scores of a split, printed as a short table and saved as JSON."""
+"""Scores of a split, printed as a short table and saved as JSON."""
 
 import json
 import time

@@ -34,7 +34,7 @@ def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: 
 
 
 def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
-    """What the loop needs, from the sections train, optim, mesh and checkpoint."""
+    """Values of the training loop, from the sections train, optim, mesh and checkpoint."""
     check(config)
     return build(
         TrainConfig,
@@ -108,8 +108,10 @@ def _shapes(model: Any, name: str = "model") -> Iterator[tuple[Any, str]]:
 
 
 def _check_model(model: Any, name: str) -> None:
-    """What building a model does not look at, and its first step would fail on."""
+    """Values that building a model accepts and its first step would fail on."""
     positions = model.get("positions")
+    if "dim" not in model or "num_heads" not in model:  # a model of one's own
+        return
     if positions == "rope" or model.get("rope_base") is not None:
         head = model.get("head_dim") or model.dim // model.num_heads
         if head % 2:
@@ -153,7 +155,7 @@ def model_config(model: ConfigDict, **sizes: Any) -> Any:
 
 
 def _field_names(kind: Any) -> set[str]:
-    """Of a model's config and of its parts."""
+    """Fields of a model's config and of its parts."""
     parts = _parts(kind)
     own = {field.name for field in dataclasses.fields(kind)} - parts.keys()
     return own.union(*(_field_names(part) for part in parts.values()))

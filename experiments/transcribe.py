@@ -103,7 +103,7 @@ def open_whisper(
 
 
 def _folder(name: str) -> Path:
-    """Of a packaged model, or of whatever ``weights.load`` takes."""
+    """Folder of a packaged model, or of whatever ``weights.load`` takes."""
     if name in fetch_weights.MODELS and not Path(name).is_dir():
         return fetch_weights.packaged(name)
     try:
@@ -113,7 +113,7 @@ def _folder(name: str) -> Path:
 
 
 def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:
-    """What a transcriber hears of a sound: its frames, measured as if silence followed."""
+    """Frames of a sound as a transcriber hears it, measured as if silence followed."""
     config = transcriber.build.config
     silence = config.max_frames * HOP
     return log_mel(audio, config.mels, silence=silence)[: -(-len(audio) // HOP)]

@@ -1,12 +1,12 @@
-"""Train every architecture in small, and hold each to what is reached without a model: one table.
+"""Train every architecture in small, and compare each with its baseline: one table.
 
     python -m experiments.zoo
     python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
 
-Each config's ``tiny`` variant is trained on its made-up data, for more steps than that says, and once for
-each seed: of the initial parameters (where no checkpoint is begun from) and of the order of the data. What a
-row shows and must beat, its task says (``headline``, ``baselines``), measured on the same split; where it
-knows nothing to beat, that is the model before training. Exit code 1 where a row could not be trained; one
+Each config's ``tiny`` variant is trained on its synthetic data, for more steps than that says, and once for
+each seed: of the initial parameters (where no checkpoint is begun from) and of the order of the data. The
+task of a row names its metric and its baselines (``headline``, ``baselines``), measured on the same split;
+without one, the baseline is the model before training. Exit code 1 where a row could not be trained; one
 that does not beat its baseline says so in the table.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
@@ -43,7 +43,7 @@ _TABLE = flags.DEFINE_string("table", None, "Also write the table into this file
 FLAGS = (_ONLY, _SEEDS, _STEPS, _TABLE)
 
 STEPS = 800
-"""Of a run, where the config file says nothing else."""
+"""Steps of a run, where the config file says nothing else."""
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SPLIT = "test"

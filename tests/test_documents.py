@@ -47,7 +47,7 @@ def commands_of(path):
 
 
 def first_steps():
-    """Commands that train, each once, with the ``tiny`` variant of its config; printed as such, or slow.
+    """Commands that train, each once, with the ``tiny`` variant of its config; slow but for one.
 
     But for those that want eight devices, several processes, or files of the user.
     """
@@ -67,7 +67,7 @@ def first_steps():
             tiny = config if config.endswith("tiny") else f"{config}{colon}tiny"
             others = [w for w in words if w != config and "steps=" not in w and "workdir" not in w]
             given = (tiny, *others)
-            marks = () if tiny == config else pytest.mark.slow
+            marks = () if tiny == config and not others else pytest.mark.slow
             found.setdefault(given, pytest.param(given, marks=marks, id=" ".join(given)))
     return found.values()
 

@@ -1,8 +1,7 @@
-"""What can be trained: a task joins a model, data and a way to score it.
+"""Tasks: each joins a model, data and a way to score it.
 
-The one thing to know: a name finds its file. "language_model" is ``language_model.py`` here, with
-``LanguageModelTask`` and, under ``KEYS``, the keys of a config that it has; a name with a dot,
-"mine.captioning", is a module of your own on the import path.
+A name finds its file: "language_model" is ``language_model.py`` here, with ``LanguageModelTask``; a name with
+a dot, "mine.captioning", is a module of your own on the import path.
 """
 
 import importlib

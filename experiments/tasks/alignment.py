@@ -1,4 +1,4 @@
-"""How well cross-attention aligns words: links read off it, against human ones or against anchors."""
+"""Alignments of words, read off cross-attention, against human ones or against anchors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Aligned:
     scored: set[int] | None
 
     def links(self, recipe: Recipe) -> Links:
-        """What the attention says."""
+        """Alignments read off the attention."""
         attention = self.attention
         tokens = attention.weights.shape[-2] - 1
         matrix = word_weights(

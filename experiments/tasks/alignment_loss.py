@@ -1,6 +1,6 @@
-"""What teaches cross-attention to align words: the diagonal, sentence pairs alone, or links that people gave.
+"""Losses that teach cross-attention to align words, by the diagonal, sentence pairs or human alignments.
 
-The one thing to know: row t of the attention predicts the token that row t + 1 has as its input and
+Row t of the attention predicts the token that row t + 1 has as its input and
 that row t + 2 follows. ``config.loss.alignment`` says which row learns what.
 """
 

@@ -1,6 +1,6 @@
 """Training pictures as they might also have been: mirrored, and shifted by a few pixels.
 
-The one thing to know: it is a part of the jitted step and follows from its key, so a run that is killed and
+It is a part of the jitted step and follows from its key, so a run that is killed and
 started again sees the same pictures.
 """
 

@@ -1,6 +1,6 @@
-"""What every task shares: a task says what its model is given, its loss and its metrics; the rest is here.
+"""The base of every task: a task has its features, loss and metrics, and the rest is here.
 
-The one thing to know: no launcher asks which task it has. Whatever differs between tasks is a method here.
+No launcher asks which task it has: differences between tasks are methods here.
 A task on text begins from ``texts.TextTask``, which has tokenizers and batches too.
 """
 
@@ -89,7 +89,7 @@ class Task:
 
     @cached_property
     def features(self) -> Mapping[str, Any]:
-        """What becomes of the values of an example, by their names, see ``crossattn.data.features``."""
+        """Features of the values of an example, by their names, see ``crossattn.data.features``."""
         raise NotImplementedError
 
     def examples(self, split: str) -> Sequence[Any]:
@@ -200,7 +200,7 @@ class Task:
         return self.split_loss(params, split)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """What is reached on a split without a model, as NAME_METRIC; {} where nothing is known to be."""
+        """Metrics of a split without a model, as NAME_METRIC; {} where none is known."""
         return {}
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
@@ -234,7 +234,7 @@ class Task:
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """What a "pretrained" model is of; None of another."""
+        """The checkpoint of a "pretrained" model; None of another."""
         if self.config.model.name != NAME_OF_PRETRAINED:
             return None
         checkpoint = open_checkpoint(self.config, self.assets)

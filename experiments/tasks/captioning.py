@@ -1,6 +1,6 @@
 """Pictures in words: a model reads a picture and writes its caption, in the language that it is told.
 
-The one thing to know: where ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
+If ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
 before the caption, and the loss is of what follows these two. Where ``config.data.row_len`` says how long,
 training has the captions of a picture in one row, each a segment, and reads the picture once for all.
 """
@@ -199,7 +199,7 @@ class CaptioningTask(WritesText):
         return [self.prompt_in(examples[index]["target"][0]) for index in indices]
 
     def prompt_in(self, language: str | None) -> list[int]:
-        """What the decoder reads first, to write in a language: the start, and the language's token."""
+        """Prompt of the decoder to write in a language: the start, and the language's token."""
         feature = self.features["target"]
         frame = feature.frame(language) if self.languages else self.corpus.tokenizer.frame
         return [frame.start, *frame.before]

@@ -1,6 +1,6 @@
-"""Which class an example is of, from its picture, its text or both.
+"""The class of an example, from its picture, its text or both.
 
-The one thing to know: a model's ``hidden`` gets what the config names, ``image`` [B H W C] or ``tokens``
+A model's ``hidden`` gets what the config names, ``image`` [B H W C] or ``tokens``
 [B S] with ``segment_ids``, and its ``logits`` are those of the classes.
 """
 
@@ -129,7 +129,7 @@ class ClassificationTask(base.Task):
 
     @cached_property
     def features(self) -> dict[str, Feature]:
-        """What becomes of the values of an example, by their names."""
+        """Features of the values of an example, by their names."""
         data = self.config.data
         features: dict[str, Feature] = {data.label: Label(self.classes)}
         if data.image is not None:
@@ -190,7 +190,7 @@ class ClassificationTask(base.Task):
             self._corpus.save(directory)
 
     def probabilities(self, params: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Of each example of a split, in its order: probabilities of the classes [n C], and its class [n]."""
+        """Probabilities [n C] and classes [n] of the examples of a split, in order."""
         mesh, label = mesh_of(params), self.config.data.label
         examples = len(self._corpus.split(split))
         found, classes = np.zeros((examples, len(self.classes))), np.zeros(examples, np.int64)

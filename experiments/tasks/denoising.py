@@ -81,7 +81,7 @@ class DenoisingTask(TextTask):
 
     @cached_property
     def objective(self) -> Objective:
-        """What becomes of text; its sentinels come after the tokenizer's tokens."""
+        """The objective on texts; its sentinels come after the tokenizer's tokens."""
         return objective(self.config.data, self.corpus.tokenizer.vocab_size)
 
     def sizes(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class DenoisingTask(TextTask):
 
 
 def objective(data: Any, vocab_size: int) -> Objective:
-    """What the section ``data`` makes of text, with so many tokens in the tokenizer.
+    """The objective of the section ``data``, with so many tokens in the tokenizer.
 
     Raises:
       SettingsError: lengths or sentinels do not suffice.

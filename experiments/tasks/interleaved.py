@@ -1,6 +1,6 @@
 """Captions after their pictures, several in a row: what a language model that reads images learns.
 
-The one thing to know: a row is ``<s> <image> caption </s> <image> caption </s> ...``, so that a caption is
+A row is ``<s> <image> caption </s> <image> caption </s> ...``, so that a caption is
 told with those before it as examples. A model whose ``hidden`` takes no ``images`` learns the text alone; one
 that takes them may begin with what it has learnt. ``image_tokens`` of its config is how many places an image
 takes in the text, 1 where it has none such.
@@ -166,7 +166,7 @@ class InterleavedTask(base.Task):
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """What becomes of a picture, "source", and of its caption, "target"."""
+        """Features of a picture, "source", and of its caption, "target"."""
         data = self.config.data
         return {
             "source": Image(data.height, data.width, unreadable=data.get("unreadable", "refuse")),
@@ -287,7 +287,7 @@ class InterleavedTask(base.Task):
     def texts(
         self, params: Any, split: str, count: int, limit: int | None = None
     ) -> tuple[list[str], list[str]]:
-        """What is written of pictures of a split after so many examples, and what is right, in one order."""
+        """Captions written after so many examples, and the right ones, of pictures of a split in order."""
         data, tokenizer, mesh = self.config.data, self._corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
         write, said = self._writer(params, 1), []
@@ -314,7 +314,7 @@ class InterleavedTask(base.Task):
     # What ``experiments.caption`` asks of a task.
 
     def prompt_in(self, language: str | None) -> list[int]:
-        """What the model reads first, to caption a picture without examples: the start, and the image."""
+        """Prompt that captions a picture without examples: the start, and the image."""
         return [BOS] + [IMAGE] * self._image_tokens
 
     def decoded(self, ids: list[int]) -> str:
@@ -433,7 +433,7 @@ def interleaved(
 
 
 def _alone(source: Any) -> dict[str, Any]:
-    """What a model reads of pictures [B H W C] that stand behind the start, one a row."""
+    """Inputs of pictures [B H W C] that stand behind the start, one a row."""
     return dict(images=source[:, None], image_positions=np.ones((len(source), 1), np.int32))
 
 

@@ -1,4 +1,4 @@
-"""What one word alone says of another: a layer beside a translator, for losses that align words.
+"""A lexicon beside a translator, word for word, for losses that align words.
 
 It is trained with the model and not used when it translates.
 """

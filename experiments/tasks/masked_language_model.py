@@ -1,6 +1,6 @@
 """Tokens that were taken out of a text, from all that is left: a model that reads both ways.
 
-The one thing to know: rows are packed with texts that follow one another, and a model reads a row as one
+Rows are packed with texts that follow one another, and a model reads a row as one
 text; a published BERT reads each alone, as it was trained to. With a tokenizer of 261 ids, every token is a
 byte, and bits a token are bits a byte.
 

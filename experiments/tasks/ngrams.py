@@ -1,6 +1,6 @@
-"""Counted n-grams: what a model of tokens must beat.
+"""Counted n-grams: the baseline of a model of tokens.
 
-The one thing to know: an n-gram reads what stands before a token, and nothing else; a model that reads a
+An n-gram reads what stands before a token, and nothing else; a model that reads a
 source, a picture or a sound beside it, or both sides of a hole, has more to go by.
 """
 

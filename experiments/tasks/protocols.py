@@ -101,7 +101,8 @@ class RegionClassifier(Head, Protocol):
 
 def lacking(module: type, protocol: type) -> str:
     """What a class lacks of a protocol, "has no hidden(tokens, *, key)", or ""."""
-    for name, method in inspect.getmembers(protocol, inspect.isfunction):
+    methods = inspect.getmembers(protocol, inspect.isfunction)
+    for name, method in sorted(methods, key=lambda method: method[0] != "hidden"):
         if name.startswith("_"):
             continue
         asked = list(inspect.signature(method).parameters.values())[1:]

@@ -71,7 +71,7 @@ class RegionsTask(base.Task):
 
     @cached_property
     def features(self) -> dict[str, Feature]:
-        """What becomes of the values of a page."""
+        """Features of the values of a page."""
         data = self.config.data
         size = data.picture_height, data.picture_width
         return {
@@ -103,7 +103,7 @@ class RegionsTask(base.Task):
         return loss, jax.lax.stop_gradient(sums)
 
     def _counts(self, said: jax.Array, label: jax.Array, there: jax.Array) -> base.Sums:
-        """Of each class how often it is right, said and meant, by which its F1 is found."""
+        """Counts of each class, right, said and meant, of which its F1 is made."""
         sums = {}
         for number, name in enumerate(self.classes):
             a, b = there & (said == number), there & (label == number)
@@ -137,7 +137,7 @@ class RegionsTask(base.Task):
         self.corpus.save(directory)
 
     def read_page(self, params: Any, page: dict[str, Any]) -> "PageReading":
-        """What the model makes of a page, and which regions each has read.
+        """Classes of the regions of a page, and which regions each has read.
 
         Raises:
           DataError: the page has no regions, or one is wrong; or its model reads one modality alone.
@@ -252,7 +252,7 @@ def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
 
 
 def _f1(right: np.ndarray, said: np.ndarray, meant: np.ndarray) -> tuple[np.ndarray, float]:
-    """Of each class, and the mean of those that are said or meant, as scikit-learn's."""
+    """F1 of each class, and the mean of those that are said or meant, as scikit-learn's."""
     count = said + meant
     f1 = 2 * right / np.maximum(count, 1)
     return f1, float(f1.sum() / max((count > 0).sum(), 1))

@@ -1,6 +1,6 @@
-"""What tasks on text share: tokenizers and packed batches of a corpus, cross-entropy of tokens.
+"""The base of tasks on text: tokenizers and packed batches of a corpus, cross-entropy of tokens.
 
-The one thing to know: a batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segment_ids`` and
+A batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segment_ids`` and
 ``SIDE_positions`` of each side that the task reads.
 """
 
@@ -169,7 +169,7 @@ class TextTask(base.Task):
         return token_loss(model, hidden, batch["target_out"], told, self.config.loss, table)
 
     def told(self, batch: Any) -> Any:
-        """Which tokens of ``target_out`` the loss is of, Bool [B T]."""
+        """Tokens of ``target_out`` that the loss is of, Bool [B T]."""
         return batch["target_segment_ids"] > 0
 
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
@@ -257,7 +257,7 @@ def token_loss(
 
 
 def _read_by(config: Any) -> str:
-    """What a model of this config reads."""
+    """The kind of input that a model of this config reads."""
     if hasattr(config, "max_frames"):
         return "sound"
     return "pictures" if hasattr(getattr(config, "encoder", None), "image_size") else "text"

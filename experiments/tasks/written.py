@@ -1,7 +1,6 @@
-"""What tasks share that write a text of something that is no text: of sound, of a picture.
+"""The base of tasks that write a text of a sound or of a picture.
 
-The one thing to know: such a task says what its features are and how an example is called, and scores the
-texts; the rest is here.
+Such a task has its features, names the values of an example, and scores the texts; the rest is here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +54,7 @@ class WritesText(TextTask):
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """What becomes of "source", of a fixed size, and of "target", which is predicted."""
+        """Features of "source", of a fixed size, and of "target", which is predicted."""
         raise NotImplementedError
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class WritesText(TextTask):
     def prompts(
         self, examples: Sequence[dict[str, Any]], indices: Sequence[int]
     ) -> list[list[int]]:
-        """What the decoder reads first for some of the examples, all of one length."""
+        """Prompts of the decoder for some of the examples, all of one length."""
         frame = self.corpus.tokenizer.frame
         return [[frame.start, *frame.before]] * len(indices)
 
@@ -148,7 +147,7 @@ class WritesText(TextTask):
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None
     ) -> list[str]:
-        """What the model writes of renamed examples, in order."""
+        """Texts that the model writes of renamed examples, in order."""
         mesh, options = mesh_of(params), self.config.evaluate.decoding
         writer = self.writer(params, num_beams)
         texts = [""] * len(examples)

@@ -172,11 +172,6 @@ def test_a_variant_that_there_is_none_of(refused, tmp_path):
     assert "no variant 'huge'; it has tiny, fr" in line
 
 
-def test_values_that_do_not_fit_claim_no_work_directory(refused, in_production, tmp_path):
-    refused("train", TINY, "--config.model.num_heads=5", f"--workdir={tmp_path / 'run'}")
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_workdir_of_another_config_is_refused_and_kept(refused, launched, copied_run):
     before = contents(copied_run)
     changes = ("--config.data.truncation=cut", "--config.train.steps=4")
