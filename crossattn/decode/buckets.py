@@ -1,25 +1,43 @@
 """Decoding of arrays of any size, with one compile for each bucket of sizes; and its stream of tokens."""
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from crossattn import functional
-from crossattn.decode.config import right_aligned
+from crossattn.decode.config import GenerationConfig, right_aligned
 from crossattn.decode.generate import Source, check_source, generate
 from crossattn.decode.hypotheses import Hypotheses
-from crossattn.decode.search.drafts import Draft
-from crossattn.decode.stream import Piece, Stream
-from crossattn.types import AnyArray, Array, Float, Int, Key, Params
+from crossattn.decode.search.greedy import OneByOne, Progress
+from crossattn.nn.readied import for_decoding, in_compute_dtype
+from crossattn.types import AnyArray, Float, Int, Key, Params
 
 Limits = Int[AnyArray, "..."] | Sequence[int] | int | None
 """The most tokens of each row, [B], or of all."""
 
+Prompts = Sequence[Sequence[int]] | Int[AnyArray, "B P"]
+
+NewTokens = Int[np.ndarray, "B n"] | tuple[Int[np.ndarray, "B n"], Float[np.ndarray, "B M N n S"]]
+"""Tokens of a stream; where attention is captured, they and their weights."""
+
 _OF_CALLS = ("max_new_tokens", "limits", "key")
+_ALONE = {"num_beams": 1, "candidates": 1}
+
+
+class _Filled(NamedTuple):
+    """One call in a bucket's sizes: what ``prefill`` reads, the prompts, limits; and the rows asked for."""
+
+    reads: dict[str, Any]
+    prefix: dict[str, Any]
+    limits: Int[np.ndarray, " B"]
+    max_new_tokens: int
+    rows: int
 
 
 class Bucketed:
@@ -31,13 +49,11 @@ class Bucketed:
     something to hear, keep their number: only rows are added to them.
 
         hypotheses = Bucketed(build)(params, source, (source != pad_id).astype(int), max_new_tokens=60)
+        hypotheses = Bucketed(build)(params, prompts=[[5, 7, 9], [4]], max_new_tokens=60)
 
     Args:
       build: makes the model.
       batch_sizes, source_lengths, target_lengths: ascending; prompts have the lengths of sources.
-      draft: makes what guesses for ``speculative``, of the sources and their segments (or the prompts and
-        their lengths) in the bucket's sizes and of the ``draft_params`` of the call:
-        ``lambda source, *_: PromptLookup(source)``.
       **options: of ``generate``, the same for every call.
 
     Raises:
@@ -51,81 +67,64 @@ class Bucketed:
         batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
         source_lengths: Sequence[int] = (16, 32, 64, 128, 256, 512),
         target_lengths: Sequence[int] = (16, 32, 64, 128, 256, 512),
-        draft: Callable[[Array, Array, Any], Draft] | None = None,
         **options: Any,
     ):
         if wrong := [name for name in _OF_CALLS if name in options]:
             raise ValueError(f"{wrong[0]} is an option of Bucketed; give it to each call instead.")
         self.batch_sizes, self.source_lengths = tuple(batch_sizes), tuple(source_lengths)
         self.target_lengths = tuple(target_lengths)
-        self._build, self._candidates = build, options.get("candidates", 1)
-        self._prefix = options.get("prefix")
-        self._known: _Known | None = None
+        self._build, self._options = build, options
 
         @partial(jax.jit, static_argnames="max_new_tokens")
-        def search(params, inputs, limits, key, draft_params, max_new_tokens):
+        def search(params, reads, prefix, limits, key, max_new_tokens):
+            call = dict(batch=len(limits), max_new_tokens=max_new_tokens, limits=limits, key=key)
             model = functional.bind(build, params)
-            call: dict[str, Any] = dict(
-                max_new_tokens=max_new_tokens, limits=limits, key=key, **options
-            )
-            if draft is not None:
-                read, which, *_ = inputs
-                call["draft"] = draft(read, which, draft_params)
-            return inputs.search(model, **call)
+            return generate(model, inputs=reads, **call, **prefix, **options)
 
         self._search = search
-        self._stream = Stream(build, options | {"draft": draft})
 
     def __call__(
         self,
         params: Params,
-        source: Source,
+        source: Source | None = None,
         source_segment_ids: Int[AnyArray, "B S"] | None = None,
         *,
         max_new_tokens: int,
+        prompts: Prompts | None = None,
         limits: Limits = None,
-        key: Key[Array, ""] | None = None,
-        draft_params: Params | None = None,
+        key: Key[AnyArray, "*#B"] | None = None,
     ) -> Hypotheses:
-        """What ``generate`` gives for sources, [B J max_new_tokens], in arrays of numpy.
+        """What ``generate`` gives, [B J max_new_tokens], in arrays of numpy.
 
         Args:
+          source, source_segment_ids: of an encoder-decoder, as in ``generate``.
+          prompts: of any lengths, each continued as if it were alone.
           limits: the most tokens of each row, where they are fewer than ``max_new_tokens``.
-          draft_params: for ``draft``.
-        """
-        call = self._sources(params, source, source_segment_ids, max_new_tokens, limits)
-        return self._run(params, call, key, draft_params)
 
-    def generate(
-        self,
-        params: Params,
-        prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
-        *,
-        max_new_tokens: int,
-        memory: Float[AnyArray, "B S M"] | None = None,
-        memory_segment_ids: Int[AnyArray, "B S"] | None = None,
-        limits: Limits = None,
-        key: Key[Array, ""] | None = None,
-        draft_params: Params | None = None,
-    ) -> Hypotheses:
-        """What ``generate`` gives after prompts of any lengths, each as if it were alone; as a call.
-
-        The ``memory`` that a decoder reads is filled up like sources.
+        Raises:
+          ValueError: there is neither a source nor a prompt, or as ``generate`` does.
         """
-        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segment_ids)
-        return self._run(params, call, key, draft_params)
+        filled = self._filled(source, source_segment_ids, prompts, max_new_tokens, limits)
+        arrays, size = filled[:3], filled.max_new_tokens
+        found = jax.device_get(self._search(params, *arrays, key, max_new_tokens=size))
+        # Cut on the host, where another size is no other program.
+        B, T = filled.rows, max_new_tokens
+        weights = None if found.weights is None else found.weights[:B, ..., :T, :]
+        weights = _of_source(weights, source)
+        return Hypotheses(found.tokens[:B, :, :T], found.scores[:B], found.lengths[:B], weights)
 
     def stream(
         self,
         params: Params,
-        source: Source,
+        source: Source | None = None,
         source_segment_ids: Int[AnyArray, "B S"] | None = None,
         *,
         max_new_tokens: int,
+        prompts: Prompts | None = None,
         limits: Limits = None,
-        key: Key[Array, ""] | None = None,
+        key: Key[AnyArray, "*#B"] | None = None,
         every: int = 1,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[NewTokens]:
         """The tokens [B n] as they come, ``every`` at a time, greedy or drawn; rows that ended give padding.
 
         With a ``capture``, pairs: tokens, and the weights [B M N n S] of the steps that predicted them.
@@ -133,208 +132,128 @@ class Bucketed:
         Raises:
           ValueError: the options ask for a search that does not go token by token.
         """
-        call = self._sources(params, source, source_segment_ids, max_new_tokens, limits)
-        return self._pieces(params, call, key, every)
+        if others := [name for name, one in _ALONE.items() if self._options.get(name, one) != one]:
+            raise ValueError(f"a stream has no {others[0]}: it goes one token after the other.")
+        if self._options.get("draft") is not None:
+            raise ValueError("a stream has no draft: it goes one token after the other.")
+        if every < 1:
+            raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
+        filled = self._filled(source, source_segment_ids, prompts, max_new_tokens, limits)
+        arrays, size = filled[:3], filled.max_new_tokens
+        cast, begin, go_on = self._pieces
+        # Once a stream: each piece is a program of its own, which would read and round all weights again.
+        params = cast(params)
+        loop = begin(params, *arrays, key, max_new_tokens=size)
+        start = before = int(loop.length)
+        unfinished = bool(np.any(filled.limits > 0))
+        while unfinished:
+            until = jnp.int32(before + every)
+            loop, more = go_on(params, loop, *arrays, key, until, max_new_tokens=size)
+            unfinished, now = bool(more), int(loop.length)
+            tokens = np.asarray(loop.tokens)[: filled.rows, 0, before:now]
+            weights = _of_source(_weights(loop, before - start, now - start), source)
+            yield tokens if weights is None else (tokens, weights[: filled.rows])
+            before = now
 
-    def stream_generate(
-        self,
-        params: Params,
-        prompts: Sequence[Sequence[int]] | Int[AnyArray, "B P"],
-        *,
-        max_new_tokens: int,
-        memory: Float[AnyArray, "B S M"] | None = None,
-        memory_segment_ids: Int[AnyArray, "B S"] | None = None,
-        limits: Limits = None,
-        key: Key[Array, ""] | None = None,
-        every: int = 1,
-    ) -> Iterator[Piece]:
-        """What ``generate`` gives as it comes, as in ``stream``."""
-        call = self._prompts(params, prompts, max_new_tokens, limits, memory, memory_segment_ids)
-        return self._pieces(params, call, key, every)
+    @cached_property
+    def _pieces(self) -> tuple[Any, Any, Any]:
+        """The programs of a stream: weights made ready, the beginning, and the tokens up to a length."""
+        left_out = (*_ALONE, "length_penalty", "processors", "capture", "draft")
+        options = {name: x for name, x in self._options.items() if name not in left_out}
+        own = tuple(self._options.get("processors", ())), self._options.get("capture")
 
-    @property
-    def compilations(self) -> int:
-        """How many buckets were compiled, of whole searches."""
-        return self._search._cache_size()
+        def parts(params, prefix, limits, key, max_new_tokens: int) -> tuple[Any, OneByOne]:
+            model = for_decoding(functional.bind(self._build, params))
+            config = GenerationConfig(len(limits), max_new_tokens, limits, **options, **prefix)
+            return model, OneByOne(model.decode_step, config, *own, key)
 
-    def _run(self, params: Params, call: "_Call", key: Any, draft_params: Any) -> Hypotheses:
-        # Cut on the host, where another size is no other program.
-        hypotheses = jax.device_get(
-            self._search(
-                params, call.inputs, call.limits, key, draft_params, max_new_tokens=call.size
+        @partial(jax.jit, static_argnames="max_new_tokens")
+        def begin(params, reads, prefix, limits, key, max_new_tokens):
+            model, loop = parts(params, prefix, limits, key, max_new_tokens)
+            return loop.begin(model.prefill(len(limits), 1, loop.config.cache_length, **reads))
+
+        @partial(jax.jit, static_argnames="max_new_tokens", donate_argnames="state")
+        def go_on(params, state: Progress, reads, prefix, limits, key, until, max_new_tokens):
+            _, loop = parts(params, prefix, limits, key, max_new_tokens)
+            state = jax.lax.while_loop(
+                lambda s: loop.unfinished(s) & (s.length < until), loop.advance, state
             )
-        )
-        B, T, S = call.shape
-        weights = None if hypotheses.weights is None else hypotheses.weights[:B, ..., :T, :S]
-        return Hypotheses(
-            hypotheses.tokens[:B, :, :T], hypotheses.scores[:B], hypotheses.lengths[:B], weights
-        )
+            return state, loop.unfinished(state)
 
-    def _pieces(self, params: Params, call: "_Call", key: Any, every: int) -> Iterator[Piece]:
-        B, _, S = call.shape
-        for tokens, weights in self._stream(
-            params, call.inputs, call.limits, key, call.size, every
-        ):
-            yield tokens[:B] if weights is None else (tokens[:B], weights[:B, ..., :S])
+        def cast(params):
+            return functional.params_of(in_compute_dtype(functional.bind(self._build, params)))
 
-    def _sources(self, params, source, segment_ids, max_new_tokens: int, limits: Any) -> "_Call":
-        source, known = np.asarray(source), self._ask(params)
-        segment_ids = None if segment_ids is None else np.asarray(segment_ids)
-        check_source(source, segment_ids)
-        B, S = source.shape[:2]
-        if np.issubdtype(source.dtype, np.integer):
-            source = source.astype(np.int32)
-            if segment_ids is None and known.pad_id is not None:
-                segment_ids = source != known.pad_id
-            source, segment_ids = self._filled(
-                source, segment_ids, _size(S, self.source_lengths, known.source)
-            )
-        else:
-            source, segment_ids, S = *self._more_rows(source, segment_ids), None
-        start = 1 if self._prefix is None else np.atleast_1d(self._prefix).shape[-1]
-        return self._call(
-            params, _Sources(source, segment_ids), (B, max_new_tokens, S), start, limits
-        )
+        return jax.jit(cast), begin, go_on
 
-    def _more_rows(self, frames: Any, segment_ids: Any) -> tuple[Any, Any]:
-        """Frames [B F M], with rows filled up, and their segments if there are any."""
-        more = (0, _size(len(frames), self.batch_sizes) - len(frames))
-        frames = np.pad(frames, (more, *((0, 0),) * (frames.ndim - 1)))
-        if segment_ids is not None:
-            segment_ids = np.pad(
-                np.asarray(segment_ids, np.int32), (more, (0, 0)), constant_values=1
-            )
-        return frames, segment_ids
+    @cached_property
+    def _known(self) -> tuple[int | None, int | None, int | None]:
+        """The longest source and the longest text that the model has positions for, and its padding."""
+        model: Any = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
+        source, target = getattr(model, "longest", (None, None))
+        read_last = self._options.get("candidates", 1) > 1
+        return source, target and target - read_last, getattr(model, "pad_id", None)
 
-    def _prompts(
-        self,
-        params,
-        prompts,
-        max_new_tokens: int,
-        limits: Any,
-        memory: Any,
-        memory_segment_ids: Any,
-    ) -> "_Call":
-        if self._prefix is not None:
-            raise ValueError(
-                "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
-            )
-        rows = [np.asarray(row).tolist() for row in prompts]
-        B, longest = len(rows), self._ask(params).target
-        longest = None if longest is None else longest - max_new_tokens + 1
-        width = _size(max(map(len, rows)), self.source_lengths, longest)
-        prefix, lengths = right_aligned(rows + [[0]] * (_size(B, self.batch_sizes) - B), width)
-        inputs, S = _Prompts(prefix, lengths), None
-        if memory is not None:
-            if len(memory) != B:
-                raise ValueError(
-                    f"memory has {len(memory)} rows; expected as many as there are prompts, {B}."
-                )
-            S = memory.shape[1]
-            read = self._filled(
-                np.asarray(memory), memory_segment_ids, _size(S, self.source_lengths)
-            )
-            inputs = _Prompts(prefix, lengths, *read)
-        return self._call(params, inputs, (B, max_new_tokens, S), width, limits)
-
-    def _filled(self, x: Any, segment_ids: Any, size: int) -> tuple[Any, Any]:
-        """What is read, [B S ...], and its segments [B S], with rows and length filled up."""
-        B, S = x.shape[:2]
-        segment_ids = (
-            np.ones((B, S), np.int32) if segment_ids is None else np.asarray(segment_ids, np.int32)
-        )
-        more = (0, _size(B, self.batch_sizes) - B), (0, size - S)
-        x, segment_ids = np.pad(x, (*more, *((0, 0),) * (x.ndim - 2))), np.pad(segment_ids, more)
-        # Nothing but padding would be read as NaN by some kernels of other libraries.
-        segment_ids[B:, 0] = 1
-        return x, segment_ids
-
-    def _call(self, params, inputs: Any, shape: Any, start: int, limits: Any) -> "_Call":
-        B, T, _ = shape
-        given = np.minimum(T if limits is None else np.asarray(limits), T)
+    def _filled(
+        self, source: Any, segment_ids: Any, prompts: Any, max_new_tokens: int, limits: Any
+    ) -> _Filled:
+        if source is None and prompts is None:
+            raise ValueError("got neither a source nor prompts; expected one of them.")
+        B, longest = len(prompts if source is None else source), self._known[1]
+        given = np.minimum(max_new_tokens if limits is None else limits, max_new_tokens)
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
-        limits = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, len(inputs[0]) - B))
-        longest = self._ask(params).target
-        longest = None if longest is None else longest - start + 1
-        return _Call(inputs, limits, _size(T, self.target_lengths, longest), shape)
+        more = _size(B, self.batch_sizes) - B
+        reads = {} if source is None else self._source(np.asarray(source), segment_ids, more)
+        start = np.atleast_1d(self._options.get("prefix", 0)).shape[-1]
+        prefix: dict[str, Any] = {}
+        if prompts is not None:
+            if "prefix" in self._options:
+                raise ValueError(
+                    "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
+                )
+            rows = [np.asarray(row).tolist() for row in prompts]
+            room = None if longest is None else longest - max_new_tokens + 1
+            start = _size(max(map(len, rows)), self.source_lengths, room)
+            tokens, lengths = right_aligned(rows + [[0]] * more, start)
+            prefix = dict(prefix=tokens, prefix_lengths=lengths)
+        room = None if longest is None else longest - start + 1
+        own = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, more))
+        size = _size(max_new_tokens, self.target_lengths, room)
+        return _Filled(reads, prefix, own, size, B)
 
-    def _ask(self, params: Params) -> "_Known":
-        if self._known is None:
-            asked: list[Any] = []  # nothing is computed for it
-
-            def ask(params):
-                model = functional.bind(self._build, params)
-                longest = getattr(model, "longest", (None, None))
-                asked.append((*longest, getattr(model, "pad_id", None)))
-
-            jax.eval_shape(ask, params)
-            source, target, pad_id = asked[0]
-            read_last = self._candidates > 1
-            self._known = _Known(source, None if target is None else target - read_last, pad_id)
-        return self._known
-
-
-class _Known(NamedTuple):
-    """The longest source and the longest text that a model has positions for, and its padding."""
-
-    source: int | None
-    target: int | None
-    pad_id: int | None
-
-
-class _Sources(NamedTuple):
-    """Sources and segments, [B S] both, or frames; arrays of numpy, or traced ones."""
-
-    source: Any
-    segment_ids: Any
-
-    def search(self, model: Any, **call: Any) -> Hypotheses:
-        return generate(model, *self, **call)
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def prefill(self, model: Any, cache_length: int) -> Any:
-        source, segment_ids = self
-        return model.prefill(
-            len(source), 1, cache_length, source=source, source_segment_ids=segment_ids
-        )
+    def _source(self, source: Any, segment_ids: Any, more: int) -> dict[str, Any]:
+        """A source and its segments with rows, and of tokens the length, filled up."""
+        segment_ids = None if segment_ids is None else np.asarray(segment_ids)
+        check_source(source, segment_ids)
+        longest, _, pad_id = self._known
+        (B, S), added = source.shape[:2], 0
+        if np.issubdtype(source.dtype, np.integer):
+            source, added = source.astype(np.int32), _size(S, self.source_lengths, longest) - S
+            if segment_ids is None:
+                segment_ids = np.ones((B, S)) if pad_id is None else source != pad_id
+        source = np.pad(source, ((0, more), (0, added), *((0, 0),) * (source.ndim - 2)))
+        if segment_ids is None:
+            return dict(source=source)
+        segment_ids = np.pad(segment_ids.astype(np.int32), ((0, more), (0, added)))
+        # Nothing but padding would be read as NaN by some kernels of other libraries.
+        segment_ids[B:, 0] = 1
+        return dict(source=source, source_segment_ids=segment_ids)
 
 
-class _Prompts(NamedTuple):
-    """What ``generate`` goes on with: prompts [B P] at their right ends, and their lengths [B].
-
-    With it goes the memory that the model reads, [B S M], and its segments [B S], if it reads one.
-    """
-
-    prefix: Any
-    lengths: Any
-    memory: Any = None
-    segment_ids: Any = None
-
-    def search(self, model: Any, **call: Any) -> Hypotheses:
-        return generate(model, batch=len(self.prefix), inputs=self.reads(), **self.config(), **call)
-
-    def config(self) -> dict[str, Any]:
-        return {"prefix": self.prefix, "prefix_lengths": self.lengths}
-
-    def reads(self) -> dict[str, Any]:
-        if self.memory is None:
-            return {}
-        return {"memory": self.memory, "memory_segment_ids": self.segment_ids}
-
-    def prefill(self, model: Any, cache_length: int) -> Any:
-        return model.prefill(len(self.prefix), 1, cache_length, **self.reads())
+def _of_source(weights: Any, source: Any) -> Any:
+    """Attention [... S] to the tokens of a source alone, without those that fill it up."""
+    if weights is None or source is None or np.ndim(source) != 2:
+        return weights
+    return weights[..., : np.shape(source)[1]]
 
 
-class _Call(NamedTuple):
-    """One call, filled up. ``shape``: rows, target length and source length as they were asked for."""
-
-    inputs: _Sources | _Prompts
-    limits: Int[np.ndarray, " B"]
-    size: int
-    shape: tuple[int, int, int | None]
+def _weights(loop: Progress, begin: int, end: int) -> Float[np.ndarray, "B M N n S"] | None:
+    """Captured attention of some of the generated tokens; 0 for padding."""
+    if loop.weights is None:
+        return None
+    own = np.asarray(loop.weights)[:, 0, begin:end]
+    real = np.arange(begin, end) < np.asarray(loop.lengths)[:, None]
+    return np.moveaxis(np.where(real[..., None, None, None], own, 0), 1, 3)
 
 
 def _size(count: int, sizes: Sequence[int], longest: int | None = None) -> int:

@@ -7,17 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-import crossattn as xa
 from crossattn.decode import (
     Bucketed,
     Capture,
-    ModelDraft,
-    PromptLookup,
     constraints,
     generate,
     sampling,
 )
-from crossattn.models import Decoder, decoder
 from tests.closeness import close
 
 from .translators import LENGTH, SEGMENTS, SOURCE, bound, language_model, translator
@@ -60,7 +56,7 @@ def test_one_program_is_compiled_for_each_bucket_of_lengths(options):
             found = run(PARAMS, sources(B, S), max_new_tokens=T)
             assert found.tokens.shape == (B, options.get("num_beams", 1), T)
     # Those of (rows, sources, targets) 4 8 8, 2 8 8, 4 16 8 and 4 8 4.
-    assert run.compilations == len(compiled) == 4
+    assert len(compiled) == 4
     with compilations() as compiled:
         for seed, (B, S, T) in enumerate(shapes):
             run(PARAMS, sources(B, S, seed), max_new_tokens=T)
@@ -83,35 +79,12 @@ def test_filling_up_changes_nothing(options):
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-5)
 
 
-def test_drafts_are_made_for_each_bucket():
-    small_build, small = translator(seed=5, decoder_layers=1)
-
-    def model(source, segment_ids, params):
-        made = bound((small_build, params))
-        read = dict(source=source, source_segment_ids=segment_ids)
-        states = lambda length: made.prefill(len(source), 1, length, **read)  # noqa: E731
-        return ModelDraft(made.decode_step, states, lookahead=2)
-
-    def lookup(source, segment_ids, params):
-        assert segment_ids.shape == source.shape and params is None
-        return PromptLookup(source, lookahead=3)
-
-    expected = Bucketed(BUILD, **SIZES)(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH)
-    for draft, params in ((model, small), (lookup, None)):
-        run = Bucketed(BUILD, **SIZES, draft=draft)
-        for rows in (3, 4):
-            more = np.resize(SOURCE, (rows, 6)), np.resize(SEGMENTS, (rows, 6))
-            found = run(PARAMS, *more, max_new_tokens=LENGTH, draft_params=params)
-            np.testing.assert_array_equal(found.tokens[:3], expected.tokens)
-        assert run.compilations == 1
-
-
 def test_lengths_beyond_the_largest_size_are_its_multiples():
     run = Bucketed(BUILD, batch_sizes=(2,), source_lengths=(4,), target_lengths=(2,))
-    found = run(PARAMS, sources(3, 6), max_new_tokens=3)
-    assert found.tokens.shape == (3, 1, 3)
-    run(PARAMS, sources(4, 8), max_new_tokens=4)
-    assert run.compilations == 1
+    with compilations() as compiled:
+        found = run(PARAMS, sources(3, 6), max_new_tokens=3)
+        run(PARAMS, sources(4, 8), max_new_tokens=4)
+    assert found.tokens.shape == (3, 1, 3) and len(compiled) == 1
 
 
 @functools.cache
@@ -157,7 +130,7 @@ def test_a_call_may_limit_its_rows():
     np.testing.assert_array_equal(streamed, found.tokens[:, 0, : streamed.shape[1]])
     same = run(PARAMS, SOURCE, SEGMENTS, max_new_tokens=LENGTH, limits=3)
     np.testing.assert_array_equal(same.tokens[..., :3], free.tokens[..., :3])
-    assert same.lengths.max() == 3 and run.compilations == 1
+    assert same.lengths.max() == 3
     with pytest.raises(
         ValueError, match=r"limits has shape \(2,\); expected \[\] or \[B\] = \[3\]"
     ):
@@ -196,53 +169,27 @@ def test_prompts_are_bucketed_too():
     )
     plain = jax.device_get(call(params))
     with compilations() as compiled:
-        found = run.generate(params, PROMPTS, max_new_tokens=LENGTH)
-        again = run.generate(params, PROMPTS[::-1] + [[6] * 7], max_new_tokens=LENGTH - 1)
-    assert len(compiled) == run.compilations == 1
+        found = run(params, prompts=PROMPTS, max_new_tokens=LENGTH)
+        again = run(params, prompts=PROMPTS[::-1] + [[6] * 7], max_new_tokens=LENGTH - 1)
+    assert len(compiled) == 1
     for name in ("tokens", "lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
     np.testing.assert_allclose(found.scores, plain.scores, rtol=1e-3)
     np.testing.assert_array_equal(again.tokens[:3], plain.tokens[::-1, :, :-1])
-    pieces = list(run.stream_generate(params, PROMPTS, max_new_tokens=LENGTH, every=2))
+    pieces = list(run.stream(params, prompts=PROMPTS, max_new_tokens=LENGTH, every=2))
     streamed = np.concatenate(pieces, axis=1)
     np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
     assert streamed.shape[1] == plain.lengths.max()
 
 
-def test_a_memory_that_prompts_read_is_bucketed_with_them():
-    config = decoder.tiny(layers=1, vocab_size=16, memory_dim=8)
-    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
-    params = xa.init(build, jax.random.key(3))
-    memory = 3 * np.random.default_rng(3).normal(size=(3, 6, 8)).astype(np.float32)
-    read, options = {"memory": memory, "memory_segment_ids": SEGMENTS}, {"capture": Capture((0,))}
-    call = jax.jit(
-        lambda p: generate(
-            bound((build, p)), prefix=PROMPTS, max_new_tokens=LENGTH, inputs=read, **options
-        )
-    )
-    plain = jax.device_get(call(params))
-    run = Bucketed(build, batch_sizes=(4,), source_lengths=(8,), target_lengths=(8,), **options)
-    found = run.generate(params, PROMPTS, max_new_tokens=LENGTH, **read)
-    for name in ("tokens", "lengths"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
-    assert found.weights.shape == plain.weights.shape
-    close(found.weights, plain.weights)
-    cut = run.generate(params, PROMPTS, max_new_tokens=LENGTH, memory=memory[:, :5])
-    assert run.compilations == 1
-    assert not np.array_equal(cut.weights, found.weights[..., :5])
-    pieces = run.stream_generate(params, PROMPTS, max_new_tokens=LENGTH, **read)
-    streamed = np.concatenate([tokens for tokens, _ in pieces], axis=1)
-    np.testing.assert_array_equal(streamed, plain.tokens[:, 0, : streamed.shape[1]])
-    with pytest.raises(ValueError, match="memory has 2 rows; expected as many .* prompts, 3"):
-        run.generate(params, PROMPTS, max_new_tokens=LENGTH, memory=memory[:2])
-
-
 def test_prompts_that_cannot_be_are_refused():
     build, params = language_model(layers=1)
     with pytest.raises(ValueError, match="prefix 1 is empty"):
-        Bucketed(build, **SIZES).generate(params, [[1, 2], []], max_new_tokens=3)
+        Bucketed(build, **SIZES)(params, prompts=[[1, 2], []], max_new_tokens=3)
     with pytest.raises(ValueError, match="prefix is an option of this Bucketed"):
-        Bucketed(build, prefix=(1, 2)).generate(params, [[1, 2]], max_new_tokens=3)
+        Bucketed(build, prefix=(1, 2))(params, prompts=[[1, 2]], max_new_tokens=3)
+    with pytest.raises(ValueError, match="got neither a source nor prompts"):
+        Bucketed(build, **SIZES)(params, max_new_tokens=3)
 
 
 def test_what_cannot_be_streamed_is_refused():

@@ -143,5 +143,5 @@ def test_buckets_end_where_the_table_ends():
     write = Bucketed(
         pair(Decoder)[0], batch_sizes=(2,), source_lengths=(4, 100), target_lengths=(2, 100)
     )
-    found = write.generate(pair(Decoder)[1], [[1, 5, 6, 7, 9], [3]], max_new_tokens=3)
+    found = write(pair(Decoder)[1], prompts=[[1, 5, 6, 7, 9], [3]], max_new_tokens=3)
     assert np.isfinite(found.scores).all()

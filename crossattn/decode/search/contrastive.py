@@ -72,7 +72,7 @@ def contrastive_search(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Run:
+class _Contrasted:
     """Where the loop stands: the newest token is read already.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Contrast:
     processors: tuple[LogitsProcessor, ...]
     capture: Capture | None
 
-    def begin(self, states: Any) -> _Run:
+    def begin(self, states: Any) -> _Contrasted:
         """The whole prefix read."""
         config, B = self.config, self.config.batch
         prefix = jnp.repeat(config.prefix[:, None], self.candidates, axis=1)
@@ -112,7 +112,7 @@ class _Contrast:
         hidden, tokens = hidden[:, 0], config.tokens(1)
         seen = None if seen is None else seen[:, :1, -1:]
         later = jnp.zeros((B, config.max_new_tokens, hidden.shape[-1]), jnp.float32)
-        return _Run(
+        return _Contrasted(
             length=jnp.int32(config.start),
             tokens=tokens,
             vectors=jnp.concatenate([_unit(hidden), later], axis=1),
@@ -125,11 +125,11 @@ class _Contrast:
             weights=None if seen is None else jnp.repeat(0 * seen, config.max_new_tokens, axis=2),
         )
 
-    def unfinished(self, run: _Run) -> Bool[Array, ""]:
+    def unfinished(self, run: _Contrasted) -> Bool[Array, ""]:
         """Whether a row lacks its end."""
         return (run.length < run.tokens.shape[-1]) & ~jnp.all(run.done)
 
-    def advance(self, run: _Run) -> _Run:
+    def advance(self, run: _Contrasted) -> _Contrasted:
         """Tries the likeliest tokens, and keeps one of each row."""
         config, k, put = self.config, self.candidates, jax.lax.dynamic_update_slice_in_dim
         processed = config.process(self.processors, run.logits[:, None], run.tokens, run.length)[
@@ -153,7 +153,7 @@ class _Contrast:
         count = run.length - config.start
         weights: Any = run.weights
         latest: Any = run.seen
-        return _Run(
+        return _Contrasted(
             length=run.length + 1,
             tokens=put(run.tokens, token[:, None, None], run.length, axis=2),
             vectors=put(run.vectors, _unit(kept(hidden)), run.length, axis=1),
@@ -167,7 +167,7 @@ class _Contrast:
         )
 
     def _contrast(
-        self, log_p: Float[Array, "B k"], hidden: Float[Array, "B k D"], run: _Run
+        self, log_p: Float[Array, "B k"], hidden: Float[Array, "B k D"], run: _Contrasted
     ) -> Int[Array, " B"]:
         """The best candidate of each row."""
         cosines = jnp.einsum("bkd,bxd->bkx", _unit(hidden), run.vectors)

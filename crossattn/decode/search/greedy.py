@@ -76,7 +76,7 @@ def sample(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Run:
+class Progress:
     """Where the loop stands.
 
     Attributes:
@@ -99,7 +99,7 @@ class Run:
 
 @dataclass(frozen=True)
 class OneByOne:
-    """The loop of greedy decoding and of sampling, in parts, so that it can be run piece by piece."""
+    """The loop of greedy decoding and of sampling, in parts, so that it can run piece by piece."""
 
     decode_step: DecodeStep
     config: GenerationConfig
@@ -107,14 +107,14 @@ class OneByOne:
     capture: Capture | None = None
     key: Any = None
 
-    def begin(self, states: Any) -> Run:
+    def begin(self, states: Any) -> Progress:
         """Nothing generated, the prefix read."""
         config = self.config
         shape = config.batch, 1
         weights = empty_weights(
             self.decode_step, self.capture, states, shape, config.max_new_tokens
         )
-        return Run(
+        return Progress(
             length=jnp.int32(config.start),
             tokens=config.tokens(1),
             last=config.prefix[:, -1],
@@ -125,51 +125,53 @@ class OneByOne:
             weights=weights,
         )
 
-    def unfinished(self, run: Run) -> Bool[Array, ""]:
+    def unfinished(self, progress: Progress) -> Bool[Array, ""]:
         """Whether a row lacks its end."""
-        return (run.length < run.tokens.shape[-1]) & ~jnp.all(run.done)
+        return (progress.length < progress.tokens.shape[-1]) & ~jnp.all(progress.done)
 
-    def advance(self, run: Run) -> Run:
+    def advance(self, progress: Progress) -> Progress:
         """One token more."""
-        config, count = self.config, run.length - self.config.start
+        config, count = self.config, progress.length - self.config.start
         logits, states, [seen] = captured(
-            self.decode_step, [self.capture], run.last[:, None, None], run.states
+            self.decode_step, [self.capture], progress.last[:, None, None], progress.states
         )
-        best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), run)
-        best = jnp.where(run.done, config.pad_id, best)
-        done = run.done | config.ended(best) | (count + 1 >= config.row_limits())
-        weights: Any = run.weights
+        best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), progress)
+        best = jnp.where(progress.done, config.pad_id, best)
+        done = progress.done | config.ended(best) | (count + 1 >= config.row_limits())
+        weights: Any = progress.weights
         if seen is not None:
             weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count, axis=2)
-        return Run(
-            length=run.length + 1,
+        return Progress(
+            length=progress.length + 1,
             tokens=jax.lax.dynamic_update_slice_in_dim(
-                run.tokens, best[:, None, None], run.length, axis=2
+                progress.tokens, best[:, None, None], progress.length, axis=2
             ),
             last=best,
-            lengths=run.lengths + ~run.done,
-            scores=jnp.where(run.done, run.scores, run.scores + log_p),
+            lengths=progress.lengths + ~progress.done,
+            scores=jnp.where(progress.done, progress.scores, progress.scores + log_p),
             done=done,
             states=states,
             weights=weights,
         )
 
-    def finish(self, run: Run) -> Hypotheses:
+    def finish(self, progress: Progress) -> Hypotheses:
         """What was generated."""
-        tokens = run.tokens[..., self.config.start :]
-        return Hypotheses.of(tokens, run.scores[:, None], run.lengths[:, None], run.weights)
+        tokens = progress.tokens[..., self.config.start :]
+        return Hypotheses.of(
+            tokens, progress.scores[:, None], progress.lengths[:, None], progress.weights
+        )
 
     def _choose(
-        self, logits: Float[Array, "B 1 V"], run: Run
+        self, logits: Float[Array, "B 1 V"], progress: Progress
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
         """The next token of each row, and its log-probability before any processing."""
         if self.key is None and not self.processors:
             return most_likely(logits[:, 0])
-        processed = self.config.process(self.processors, logits, run.tokens, run.length)
+        processed = self.config.process(self.processors, logits, progress.tokens, progress.length)
         if self.key is None:
             chosen, _ = most_likely(processed[:, 0])
         else:
-            chosen = topk.draw(processed[:, 0], self._uniform(run.length))
+            chosen = topk.draw(processed[:, 0], self._uniform(progress.length))
         return chosen, log_p_of(logits[:, 0], chosen)
 
     def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:

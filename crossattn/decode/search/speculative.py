@@ -60,7 +60,7 @@ def speculative(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Run:
+class _Speculated:
     """Where each row stands."""
 
     lengths: Int[Array, " B"]
@@ -82,14 +82,14 @@ class _Speculation:
     processors: tuple[LogitsProcessor, ...]
     capture: Capture | None
 
-    def begin(self, states: Any) -> _Run:
+    def begin(self, states: Any) -> _Speculated:
         """The prefix read by both."""
         config, B, K = self.config, self.config.batch, self.draft.lookahead
         shape, length = (B, 1), config.max_new_tokens + K + 1
         weights = empty_weights(self.decode_step, self.capture, states, shape, length)
         read = config.read_prefix(self.decode_step, states, 1)
         tokens = jnp.pad(config.tokens(1), ((0, 0), (0, 0), (0, K + 1)))
-        return _Run(
+        return _Speculated(
             lengths=jnp.full((B,), config.start, jnp.int32),
             rounds=jnp.int32(0),
             tokens=tokens,
@@ -100,11 +100,11 @@ class _Speculation:
             weights=weights,
         )
 
-    def unfinished(self, run: _Run) -> Bool[Array, ""]:
+    def unfinished(self, run: _Speculated) -> Bool[Array, ""]:
         """Whether a row lacks its end."""
         return ~jnp.all(run.done)
 
-    def advance(self, run: _Run) -> _Run:
+    def advance(self, run: _Speculated) -> _Speculated:
         """One to K + 1 tokens more for each row."""
         config, keys = self.config, [None, None]
         if self.key is not None:
@@ -138,7 +138,7 @@ class _Speculation:
         weights: Any = run.weights
         if seen is not None:
             weights = _put(weights[:, 0], seen[:, 0], run.lengths - config.start)[:, None]
-        return _Run(
+        return _Speculated(
             lengths=run.lengths + kept,
             rounds=run.rounds + 1,
             tokens=_put(run.tokens[:, 0], new, run.lengths)[:, None],
@@ -150,7 +150,7 @@ class _Speculation:
         )
 
     def _process(
-        self, logits: Float[Array, "B K V"], guessed: Int[Array, "B k"], run: _Run
+        self, logits: Float[Array, "B K V"], guessed: Int[Array, "B k"], run: _Speculated
     ) -> Float[Array, "B K V"]:
         """Logits after each guess, each processed by the text up to it."""
         if not self.processors:
@@ -178,7 +178,7 @@ class _Speculation:
         return jax.vmap(verify)(rows, jax.nn.softmax(logits), guessed, drawn)
 
     def _cut(
-        self, new: Int[Array, "B K"], count: Int[Array, " B"], run: _Run
+        self, new: Int[Array, "B K"], count: Int[Array, " B"], run: _Speculated
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         """How many of the new tokens stay, up to an end or a limit; and whether the row is done."""
         numbers = jnp.arange(new.shape[1])
