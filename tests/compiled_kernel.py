@@ -4,10 +4,5 @@ import pytest
 
 from crossattn.ops import native
 
-try:
-    native.load()
-    MISSING = None
-except NotImplementedError as reason:
-    MISSING = str(reason)
-
+MISSING = native.missing()
 needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")
