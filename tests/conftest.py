@@ -23,6 +23,9 @@ _QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_c
 if jaxlib.version.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}"
 
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 # Tracing makes many objects that live: collecting them often takes a tenth of the time.
 gc.set_threshold(50_000, 50, 100)
