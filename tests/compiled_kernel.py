@@ -3,13 +3,6 @@
 import pytest
 
 from crossattn.ops import native
-from tests.conftest import one_device
 
-try:
-    with one_device():
-        native.load()
-    MISSING = None
-except NotImplementedError as reason:
-    MISSING = str(reason)
-
+MISSING = native.missing()
 needs_kernel = pytest.mark.skipif(MISSING is not None, reason=f"no compiled kernel: {MISSING}")

@@ -95,7 +95,8 @@ def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> Ran:
         )
 
     try:
-        jax.eval_shape(call, arrays)
+        with platforms.lowered_for(platforms.target_of(jax.tree.leaves(arrays))):
+            jax.eval_shape(call, arrays)
     except Refused as refusal:
         return Ran(AttentionOutput(None), None, refusal.skipped)
     return dispatched[0]

@@ -44,9 +44,17 @@ def lowered_for(target: Target) -> Iterator[None]:
         yield
 
 
+def target_of(arrays: Sequence[Any]) -> Target:
+    """What is lowered for here; elsewhere where a call on these arrays would run."""
+    return of_arrays(arrays) if _target.value is None else _target.value
+
+
 def of_arrays(arrays: Sequence[Any]) -> Target:
-    """Where a call on concrete arrays runs."""
-    devices = {d for x in arrays if isinstance(x, jax.Array) for d in x.devices()}
+    """Where a call on concrete arrays runs; shapes lie on one device."""
+    concrete = [
+        x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    ]
+    devices = {d for x in concrete for d in x.devices()}
     platform = next(iter(devices)).platform if devices else jax.default_backend()
     return Target(_ALIASES.get(platform, platform), len(devices) < 2)
 

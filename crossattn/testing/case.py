@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from crossattn.testing import oracle
@@ -118,6 +119,12 @@ def array(name, *shape):
     """Standard normal float32, the same every time for the same name and shape."""
     seed = [*name.encode(), *shape]
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def qkv(batch=B):
+    """q, k and v of the shared shape, as JAX's arrays."""
+    shapes = {"q": (batch, T, N, H), "k": (batch, S, K, H), "v": (batch, S, K, H)}
+    return tuple(jnp.asarray(array(name, *shape)) for name, shape in shapes.items())
 
 
 def case(name, mask=None, allowed=None, **changes):

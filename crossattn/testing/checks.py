@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.testing import oracle
 from crossattn.testing.case import Case
 from crossattn.testing.oracle import float64
 
@@ -74,6 +75,14 @@ def check_lse(attend, case: Case) -> None:
     close(lse[reads], expected[reads], "log-sum-exp", np.float32)
     if gradients is not None:
         _compare_gradients(gradients, case.expected_gradients_with_lse, case)
+
+
+def check_energy_gradients(actual, arrays, allowed) -> None:
+    """Gradients of sum(sin(output)) with respect to q, k and v are the oracle's."""
+    out = oracle.attention(*arrays, allowed=allowed)[0]
+    expected = oracle.gradients(np.cos(out), *arrays, allowed=allowed)
+    for name, gradient in zip("qkv", actual, strict=True):
+        close(gradient, expected[name], f"gradient of {name}", ulps=8)
 
 
 def close(actual, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -> None:

@@ -1,7 +1,7 @@
-"""Holds a callable to the oracle on meshes with Explicit axes, JAX's default, alone and beside other kinds.
+"""Holds a callable to the oracle on meshes with Auto, Explicit (JAX's default) and manual axes, and both.
 
-Auto axes, and manual ones alone, are in ``composition.py``. Each function here takes the callable and
-raises ``Broken`` where a mesh changes a number. They take the devices there are; one is enough.
+Each function here takes the callable and raises ``Broken`` where a mesh changes a number. They take the
+devices there are; one is enough.
 """
 
 from functools import partial
@@ -15,9 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from crossattn.ops import masks as mask_algebra
 from crossattn.testing import oracle
-from crossattn.testing.case import H, K, N, S, T, array
-from crossattn.testing.checks import Broken, close
-from crossattn.testing.composition import compare_gradients
+from crossattn.testing.case import H, K, N, S, array, qkv
+from crossattn.testing.checks import check_energy_gradients, close, expect
 
 m: Any = mask_algebra  # the terms take numpy arrays too, which its types do not say
 
@@ -25,14 +24,26 @@ EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 BY_HEAD = P("data", None, "tensor")
 
 
+def sharded_arrays(attend) -> None:
+    """Examples and heads spread over the devices there are: the compiler parts the work."""
+    _check(partial(_with_valid, attend), (AUTO, AUTO))
+
+
+def shard_map(attend) -> None:
+    """Examples and heads spread over the devices there are: each works on its own part."""
+    mesh, specs = _mesh((AUTO, AUTO)), (BY_HEAD, BY_HEAD, BY_HEAD, P("data"))
+    options: Any = dict(mesh=mesh, in_specs=specs, out_specs=BY_HEAD)
+    _check(jax.shard_map(partial(_with_valid, attend), **options), (AUTO, AUTO))
+
+
 def explicit_axes(attend) -> None:
     """Examples and heads."""
-    _check(attend, (EXPLICIT, EXPLICIT))
+    _check(partial(_with_valid, attend), (EXPLICIT, EXPLICIT))
 
 
 def explicit_and_auto_axes(attend) -> None:
     """Examples over one kind, heads over the other."""
-    _check(attend, (EXPLICIT, AUTO))
+    _check(partial(_with_valid, attend), (EXPLICIT, AUTO))
 
 
 def explicit_and_manual_axes(attend) -> None:
@@ -43,33 +54,33 @@ def explicit_and_manual_axes(attend) -> None:
         options: Any = dict(mesh=mesh, axis_names={"data"}, out_specs=P("data"))
         return jax.shard_map(differentiate, **options)
 
-    _check(attend, (EXPLICIT, EXPLICIT), each)
+    _check(partial(_with_valid, attend), (EXPLICIT, EXPLICIT), each)
 
 
 def split_queries(attend) -> None:
     """Each device knows where its queries stand."""
-    _check_lengths(attend, P(None, "length"), P())
+    _check_lengths(partial(_with_valid, attend), P(None, "length"), P())
 
 
 def split_memory(attend) -> None:
     """Each device reads its keys, or all of them."""
-    _check_lengths(attend, P(), P(None, "length"))
+    _check_lengths(partial(_with_valid, attend), P(), P(None, "length"))
 
 
 def split_by_one_axis(attend) -> None:
     """Queries and keys over the same devices, which no product of the two can be."""
-    _check_lengths(attend, P(None, "length"), P(None, "length"))
+    _check_lengths(partial(_with_valid, attend), P(None, "length"), P(None, "length"))
 
 
 def nothing_is_gathered(attend) -> None:
     """What is split by examples and heads is not sent to other devices."""
-    mesh, arrays = _mesh((EXPLICIT, EXPLICIT)), _arrays(jax.device_count())
+    mesh, arrays = _mesh((EXPLICIT, EXPLICIT)), qkv(jax.device_count())
     placed = [jax.device_put(x, NamedSharding(mesh, BY_HEAD)) for x in arrays]
     call = jax.jit(lambda q, k, v: attend(q, k, v, mask=m.causal(offset=2)))
     program = call.lower(*placed).compile().as_text() or ""
     for sent in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
-        if f" {sent}(" in program or f" {sent}-start(" in program:
-            raise Broken(f"the compiled program has {sent}")
+        found = f" {sent}(" in program or f" {sent}-start(" in program
+        expect(not found, f"the compiled program has {sent}")
 
 
 MESHES = (
@@ -89,32 +100,31 @@ def _mesh(kinds: tuple[AxisType, AxisType]) -> Any:
     return jax.make_mesh((count // tensor, tensor), ("data", "tensor"), kinds)
 
 
-def _arrays(batch: int) -> Any:
-    shapes = {"q": (batch, T, N, H), "k": (batch, S, K, H), "v": (batch, S, K, H)}
-    return tuple(array(name, *shape) for name, shape in shapes.items())
+def _with_valid(attend, q, k, v, valid):
+    return attend(q, k, v, mask=m.key_padding(valid) & m.causal(offset=2))
 
 
-def _check(attend, kinds, each=lambda mesh, differentiate: differentiate) -> None:
+def _check(call, kinds, each=lambda mesh, differentiate: differentiate) -> None:
     """Output and gradients for a batch of as many examples as devices, each of a length of its own."""
     count, mesh = jax.device_count(), _mesh(kinds)
-    arrays, valid = _arrays(count), np.arange(S) < 1 + np.arange(count)[:, None] % S
+    arrays, valid = qkv(count), np.arange(S) < 1 + np.arange(count)[:, None] % S
     specs = BY_HEAD, BY_HEAD, BY_HEAD, P("data")
-    _compare(attend, mesh, specs, arrays, valid, partial(each, mesh))
+    _compare(call, mesh, specs, arrays, valid, partial(each, mesh))
 
 
-def _check_lengths(attend, queries, keys) -> None:
+def _check_lengths(call, queries, keys) -> None:
     """The same for lengths that the devices divide."""
     count = jax.device_count()
     mesh = jax.make_mesh((count,), ("length",), (EXPLICIT,))
     shapes = {"q": (2, 2 * count, N, H), "k": (2, count, K, H), "v": (2, count, K, H)}
     arrays = tuple(array(name, *shape) for name, shape in shapes.items())
     valid = np.arange(count) < np.array([[count], [(count + 1) // 2]])
-    _compare(attend, mesh, (queries, keys, keys, P()), arrays, valid)
+    _compare(call, mesh, (queries, keys, keys, P()), arrays, valid)
 
 
-def _compare(attend, mesh, specs, arrays, valid, each=lambda differentiate: differentiate) -> None:
+def _compare(call, mesh, specs, arrays, valid, each=lambda differentiate: differentiate) -> None:
     def energy(q, k, v, valid):
-        out = attend(q, k, v, mask=m.key_padding(valid) & m.causal(offset=2))
+        out = call(q, k, v, valid)
         return jnp.sum(jnp.sin(out)), out
 
     placed = [
@@ -126,4 +136,7 @@ def _compare(attend, mesh, specs, arrays, valid, each=lambda differentiate: diff
     queries, keys = arrays[0].shape[1], arrays[1].shape[1]
     allowed = valid[:, None, None] & (np.arange(keys) <= np.arange(queries)[:, None] + 2)
     close(out, oracle.attention(*arrays, allowed=allowed)[0], "output")
-    compare_gradients(gradients, arrays, allowed)
+    check_energy_gradients(gradients, arrays, allowed)
+    for x, gradient in zip(placed, gradients, strict=False):
+        held, wanted = len(gradient.sharding.device_set), len(x.sharding.device_set)
+        expect(held == wanted, f"a gradient is on {held} of {wanted} devices")

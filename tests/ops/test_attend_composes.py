@@ -1,4 +1,4 @@
-"""attend on eight devices, and its dropout. Other transformations: ``crossattn.testing.composition``."""
+"""attend transposed, mapped and over devices, and its dropout; the rest is in ``crossattn.testing``."""
 
 import functools
 
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import crossattn as xa
+from crossattn import testing
 from crossattn.testing.case import H, K, N, S, T, array
 from tests.closeness import close
-from tests.conftest import on_eight_devices
+from tests.compiled_kernel import needs_kernel
+from tests.ops.eight import needs_eight_devices
 
 
 @pytest.fixture(scope="module")
@@ -62,44 +64,20 @@ def test_a_mapped_axis_may_be_of_other_arrays_alone(qkv, rate):
     close(found, jnp.stack([0 * one, one, 2 * one]))
 
 
-SHARDED = """
-import functools, jax, crossattn as xa
-from crossattn import testing
-assert jax.device_count() == 8
-auto = {"sharded_arrays", "shard_map"}
-explicit = {item.case for item in testing.items(promises=["meshes"])}
-one = {"explicit_axes"}
-chosen = {None: auto | explicit, "chunked": auto | one, "jax_nn": auto | one | {"split_memory"},
-          "reference": auto | one, "cpu": one, "tokamax": one}
-for backend, names in chosen.items():
-    attend = functools.partial(xa.attend, backend=backend)
-    for item in testing.items(promises=["composition", "meshes"]):
-        if item.case in names:
-            try:
-                item.check(attend)
-            except NotImplementedError:
-                assert backend in ("cpu", "tokamax")  # no compiler; not installed
-            print(backend, item.case)
-
-from tests.closeness import close
-
-def gradient(q, backend):
-    return jax.grad(lambda q: jax.numpy.sin(xa.attend(q, q, q, backend=backend)).sum())(q)
-
-rows = jax.random.normal(jax.random.key(0), (8, 1, 4, 2, 8))
-for backend in (None, "cpu"):
-    try:
-        found = jax.pmap(functools.partial(gradient, backend=backend))(rows)
-        close(found, gradient(rows, "reference"))
-    except NotImplementedError:
-        assert backend == "cpu"  # no compiler
-    print(backend, "pmap")
-"""
+def test_a_backend_without_a_log_sum_exp_reads_a_split_memory_on_explicit_axes():
+    (item,) = (i for i in testing.items(promises=["meshes"]) if i.case == "split_memory")
+    item.check(functools.partial(xa.attend, backend="jax_nn"))
 
 
-def test_any_mesh_of_eight_devices_gives_the_same_numbers():
-    said = on_eight_devices("-c", SHARDED)
-    assert len(said.splitlines()) == 9 + 3 + 4 + 3 + 1 + 1 + 2, said
+@needs_eight_devices
+@pytest.mark.parametrize("backend", [None, pytest.param("cpu", marks=needs_kernel)])
+def test_pmap_of_gradients_gives_those_of_the_reference(backend):
+    def gradient(q, backend):
+        return jax.grad(lambda q: jnp.sin(xa.attend(q, q, q, backend=backend)).sum())(q)
+
+    rows = jax.random.normal(jax.random.key(0), (8, 1, 4, 2, 8))
+    found = jax.pmap(functools.partial(gradient, backend=backend))(rows)
+    close(found, gradient(rows, "reference"))
 
 
 KEY_1, KEY_2 = jax.random.key(1), jax.random.key(2)

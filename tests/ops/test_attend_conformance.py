@@ -14,6 +14,7 @@ from crossattn import testing
 from crossattn.ops import backends
 from crossattn.testing import case as shared
 from tests.closeness import close
+from tests.compiled_kernel import MISSING
 from tests.conftest import as_users_have_it
 
 CASES = testing.cases()
@@ -30,6 +31,12 @@ ALL = [
 CHOSEN = [n for n, i in ITEMS.items() if n in QUICK or i.promise not in PER_BACKEND - {"errors"}]
 MAY_REFUSE_NOTHING = (None, "reference")
 BACKENDS = [None, *backends.names()]
+
+
+def of_two_stages(names):
+    """One of each kind of case at once, and wrong calls; the others in the second stage."""
+    first = QUICK | {name for name in names if ITEMS[name].promise == "errors"}
+    return [pytest.param(n, marks=[] if n in first else pytest.mark.slow) for n in names]
 
 
 def refused(check, backend):
@@ -58,7 +65,7 @@ def _errors_are_attends_own(request):
 
 
 @pytest.mark.parametrize("backend", [where_it_runs(name) for name in backends.names()])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", of_two_stages(ALL))
 def test_a_backend_keeps_its_promises_or_refuses(name, backend):
     item, check = ITEMS[name], ITEMS[name].check
     if item.promise == "gradients":  # with the output, which differentiation may compute otherwise
@@ -67,7 +74,7 @@ def test_a_backend_keeps_its_promises_or_refuses(name, backend):
         pytest.skip(why)
 
 
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", of_two_stages(CHOSEN))
 def test_attend_keeps_its_promises_when_no_backend_is_named(name):
     assert not refused(ITEMS[name].check, None)
 
@@ -97,23 +104,14 @@ def test_promises_are_kept_as_users_compile_with_all_of_xlas_passes():
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
 def test_a_backend_serves_at_least_the_plain_case(backend):
-    if backend == "cpu":
-        from crossattn.ops import native
-
-        try:
-            native.load()
-        except NotImplementedError as refusal:
-            pytest.skip(str(refusal))
+    if backend == "cpu" and MISSING:
+        pytest.skip(MISSING)
     plain = [CASES["every_head_its_own_keys"], CASES["no_mask_at_all"], CASES["causal"]]
     checks = [functools.partial(testing.check, case=case) for case in plain]
     served = not all(refused(check, backend) for check in checks)
     if not served and backend in ("flash_tpu", "splash", "tokamax"):
         pytest.skip("two need a TPU, tokamax its package: pip install 'crossattn[tokamax]'")
     assert served
-
-
-def test_the_reference_is_a_backend():
-    assert "reference" in backends.names()
 
 
 def test_masks_as_arrays_terms_and_additive_biases_agree():

@@ -27,8 +27,14 @@ NAMED = [item for item in testing.items(quick=True) if item.promise not in ELSEW
 NAMED = [item for item in NAMED if item.case not in ("sharded_arrays", "shard_map")]
 
 
-def name_of(item):
-    return f"{item.promise}-{item.case}"
+def in_two_stages(items):
+    """Every fourth at once, the others in the second stage."""
+    return [
+        pytest.param(
+            item, id=f"{item.promise}-{item.case}", marks=[] if i % 4 == 0 else pytest.mark.slow
+        )
+        for i, item in enumerate(items)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -39,17 +45,17 @@ def _here_is_a_gpu(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("item", GRADIENTS, ids=name_of)
+@pytest.mark.parametrize("item", in_two_stages(GRADIENTS))
 def test_outputs_and_gradients_are_the_oracles(item):
     testing.check(xa.attend, testing.cases()[item.case])
 
 
-@pytest.mark.parametrize("item", LSE, ids=name_of)
+@pytest.mark.parametrize("item", in_two_stages(LSE))
 def test_the_log_sum_exp_and_its_gradient_are_the_oracles(item):
     item.check(xa.attend)
 
 
-@pytest.mark.parametrize("item", NAMED, ids=name_of)
+@pytest.mark.parametrize("item", in_two_stages(NAMED))
 def test_asked_for_by_name_it_keeps_its_promises_or_refuses(item):
     try:
         item.check(functools.partial(xa.attend, backend="jax_nn"))

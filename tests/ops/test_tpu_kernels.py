@@ -21,6 +21,11 @@ m = xa.masks
 CASES = testing.cases()
 
 
+def later(*names):
+    """Of the second stage: the interpreter takes seconds for each."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.fixture(autouse=True)
 def _without_a_tpu(monkeypatch):
     """Kernels are interpreted, wherever they are made, and made as for one TPU."""
@@ -53,11 +58,13 @@ def reusing(name):
     [
         "causal_and_padding",
         "nan_in_future_v",
-        "window",
-        "causal_or_prefix",
-        "causal_before_every_key",
-        "causal_by_positions",
-        "float16_logits_beyond_its_range",
+        *later(
+            "window",
+            "causal_or_prefix",
+            "causal_before_every_key",
+            "causal_by_positions",
+            "float16_logits_beyond_its_range",
+        ),
     ],
 )
 def test_splash_attention_keeps_the_promises(name):
@@ -66,7 +73,10 @@ def test_splash_attention_keeps_the_promises(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["bias_and_mask", "bias_1x4x1x1", "bias_2x1x1x7", "segments_and_either", "nan_in_future_v"],
+    [
+        "bias_and_mask",
+        *later("bias_1x4x1x1", "bias_2x1x1x7", "segments_and_either", "nan_in_future_v"),
+    ],
 )
 def test_flash_attention_keeps_the_promises(name):
     testing.check(functools.partial(xa.attend, backend="flash_tpu"), CASES[name])
@@ -101,7 +111,7 @@ def test_examples_in_parts_give_the_same_and_sum_the_gradient_of_a_shared_bias(
     testing.check(functools.partial(xa.attend, backend=backend), CASES[name])
 
 
-@pytest.mark.parametrize("mask", ["window", "prefix", "matrix"])
+@pytest.mark.parametrize("mask", ["window", *later("prefix", "matrix")])
 def test_blocks_that_are_left_out_or_partly_hidden_change_nothing(mask, monkeypatch):
     """Lengths of several blocks, two of them where nothing is read."""
     T, S = 300, 520

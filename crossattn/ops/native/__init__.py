@@ -35,15 +35,18 @@ def load() -> None:
         raise NotImplementedError(f"it runs on CPU, not on {platforms.platform()}")
     if not platforms.one_device():
         raise NotImplementedError("XLA cannot partition it over several devices")
-    with _LOADING:
-        reason = _loaded()
-    if reason:
+    if reason := missing():
         raise NotImplementedError(reason)
+
+
+def missing() -> str | None:
+    """Why this machine has no kernels; None where it has them."""
+    with _LOADING:
+        return _loaded()
 
 
 @functools.cache
 def _loaded() -> str | None:
-    """Why not, or None."""
     if os.environ.get("CROSSATTN_NATIVE") == "0":
         return "CROSSATTN_NATIVE=0 turns compiled kernels off"
     try:

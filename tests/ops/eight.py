@@ -1,0 +1,14 @@
+"""Meshes of eight devices; tests that need them are skipped, by this name, where there are fewer."""
+
+import jax
+import pytest
+from jax.sharding import AxisType
+
+needs_eight_devices = pytest.mark.skipif(
+    jax.device_count() < 8,
+    reason="eight devices: XLA_FLAGS=--xla_force_host_platform_device_count=8",
+)
+
+
+def mesh_of(*sizes, names, kind=AxisType.Auto):
+    return jax.make_mesh(sizes, names, (kind,) * len(names))
