@@ -322,11 +322,18 @@ def check_seal(folder: Folder) -> None:
         if sealed["checksum"] != _crc_of(sealed["files"]):
             raise ValueError("its own checksum is wrong")
         found = _fingerprints(folder)
-        wrong = [name for name, file in sealed["files"].items() if found.get(name) != file]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        wrong = [name for name, file in sealed["files"].items() if not _same(found.get(name), file)]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         wrong = [_SEAL]
     if wrong:
         raise ValueError(f"the file {wrong[0]} is missing or damaged")
+
+
+def _same(found: list[int | None] | None, sealed: list[int | None]) -> bool:
+    """Whether a file has the size and, where both are known, the CRC that it was sealed with."""
+    if found is None or None not in (found[1], sealed[1]):
+        return found == sealed
+    return found[0] == sealed[0]
 
 
 def _fingerprints(folder: Folder) -> dict[str, list[int | None]]:
