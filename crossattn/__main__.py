@@ -32,7 +32,6 @@ EXTRAS = {
     "pages": "pages of the help, laid out",
     "wandb": "logs to Weights & Biases",
     "gcs": "runs in gs://",
-    "s3": "runs in s3://",
     "tokamax": "the tokamax kernels",
     "tpu": "TPUs",
     "cuda12": "NVIDIA GPUs, CUDA 12",

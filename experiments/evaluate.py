@@ -16,7 +16,7 @@ _LIMIT = flags.DEFINE_integer(
 )
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, NUM_BEAMS, _LIMIT, launch.DISTRIBUTED, launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, NUM_BEAMS, _LIMIT, *launch.PROCESSES,
 )  # fmt: skip
 
 

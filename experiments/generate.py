@@ -23,8 +23,7 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
     lower_bound=1,
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _MAX_NEW_TOKENS, *translate.DECODING, launch.DISTRIBUTED,
-    launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, _MAX_NEW_TOKENS, *translate.DECODING, *launch.PROCESSES,
 )  # fmt: skip
 
 

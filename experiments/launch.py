@@ -19,8 +19,8 @@ from ml_collections import config_flags
 from crossattn.data import fetch
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.ops.native import build
-from crossattn.train import cluster, storage
-from crossattn.train.errors import StoreGone, TrainError
+from crossattn.train import processes, storage
+from crossattn.train.errors import TrainError
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
@@ -33,7 +33,7 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file,
 WORKDIR = flags.DEFINE_string(
     "workdir",
     None,
-    "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME, s3://BUCKET/NAME.",
+    "Folder of the run, here or in a store: runs/NAME, gs://BUCKET/NAME.",
 )
 PLOT = flags.DEFINE_string("plot", None, "Draw attention into this .png, .svg or .pdf file.")
 DISTRIBUTED = flags.DEFINE_bool(
@@ -42,12 +42,19 @@ DISTRIBUTED = flags.DEFINE_bool(
     "Join the processes of one run through jax.distributed (cluster found by itself, or given by "
     "JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID).",
 )
-JOIN_SECONDS = flags.DEFINE_float(
-    "join_seconds",
-    20.0,
-    "Seconds in which --distributed must reach process 0, which waits ten times as long for all to come.",
-    lower_bound=0.1,
+INITIALIZATION_TIMEOUT = flags.DEFINE_integer(
+    "initialization_timeout",
+    300,
+    "Seconds in which all processes of --distributed must have come.",
+    lower_bound=1,
 )
+HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
+    "heartbeat_timeout_seconds",
+    100,
+    "Seconds without a sign of life after which a process of --distributed counts as dead.",
+    lower_bound=1,
+)
+PROCESSES = (DISTRIBUTED, INITIALIZATION_TIMEOUT, HEARTBEAT_TIMEOUT)
 
 _DEFAULT = "configs/libreoffice.py"
 _WORTH_KEEPING = 0.1  # seconds that a program took to compile
@@ -70,35 +77,29 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     """Parse flags, set the process up, call ``main`` with what is left of the command line.
 
     ``FLAGS`` of its module are those that it takes. Exit code 0, or what ``main`` returns; 2 for anything
-    the user can put right, told in one line; 75 where an object store does not answer; 130 after Ctrl-C.
+    the user can put right, told in one line; 130 after Ctrl-C.
     """
     own_process = begun()
     keep_heap()
     logs.begin(None, own_process)
-    text = ""
+    failed = True
     try:
         code = _started(main, own_process) or 0
+        failed = False
     except (*_EXPECTED, Refused) as error:
-        if watch := cluster.current():
-            watch.wait_for_cause()
         logs.keep(error)
         complain(error)
-        code, text = os.EX_TEMPFAIL if isinstance(error, StoreGone) else 2, _one_line(error)
+        code = 2
     except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code, text = 141, "nobody reads its output"
+        code = 141
     except KeyboardInterrupt:
         if own_process:  # which ends now; a second Ctrl-C would only print where
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
-        code, text = 130, "it was stopped"
-    finally:
-        logs.end()
-    if text and (watch := cluster.current()):
-        watch.fail(text, code)  # or the others would wait for this process
-    if code == os.EX_TEMPFAIL:  # or this process would wait for threads, and they for the store
-        sys.stdout.flush()
-        os._exit(code)
+        code = 130
+    if failed:
+        processes.leave(code)
     sys.exit(code)
 
 
@@ -113,7 +114,7 @@ def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> 
     arguments = _parse(sys.argv, taken)
     logs.begin(WORKDIR.value, own_process)
     if DISTRIBUTED.value:
-        cluster.join(JOIN_SECONDS.value)
+        processes.join(INITIALIZATION_TIMEOUT.value, HEARTBEAT_TIMEOUT.value)
     return main(arguments[1:])
 
 
@@ -141,9 +142,7 @@ def required_workdir() -> Folder:
     """--workdir, which this launcher cannot do without."""
     if not WORKDIR.value:
         raise Refused("--workdir is missing; name the folder of the run, --workdir=runs/NAME.")
-    workdir = storage.folder(WORKDIR.value)
-    storage.reach(workdir)
-    return workdir
+    return storage.folder(WORKDIR.value)
 
 
 def required_config():

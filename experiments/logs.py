@@ -4,19 +4,14 @@ The one thing to know: a launcher ends with one sentence; the stack of where it 
 mends it, and is in the file.
 """
 
-import contextlib
 import logging
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-from crossattn.train import storage
-
 FILE = "log.txt"
 _FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
-_SECONDS = 15.0  # between looks at what there is to append in a store
 _OURS = ("crossattn", "experiments")
 _LOG = logging.getLogger(__name__)
 
@@ -33,8 +28,8 @@ def begin(workdir: str | None, own_process: bool) -> None:
     absl = logging.getLogger("absl")
     for old in [each for each in absl.filters if isinstance(each, _Keeper)]:
         absl.removeFilter(old)
-    if workdir:
-        file = _Kept(workdir) if storage.in_store(workdir) else _File(Path(workdir))
+    if workdir and "://" not in workdir:  # a store has no files that grow
+        file = _File(Path(workdir))
         handlers.append(file)
         screen.addFilter(lambda record: _is_ours(record) or not record.exc_info)
         absl.addFilter(_Keeper(file))
@@ -43,13 +38,6 @@ def begin(workdir: str | None, own_process: bool) -> None:
             screen.addFilter(lambda record: "was never awaited" not in record.getMessage())
             _catch_strays()
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
-
-
-def end() -> None:
-    """What is yet to be written into a store is written."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Kept):
-            handler.append()
 
 
 def _catch_strays() -> None:
@@ -100,47 +88,6 @@ class _File(logging.Handler):
                 file.write(self.format(record) + "\n")
         except OSError:
             return
-
-
-class _Kept(logging.Handler):
-    """Appends to ``log.txt`` of a run in a store, if there is such a run; never complains itself.
-
-    Lines are kept for a while: a record may come from the very thread that speaks to the store.
-    """
-
-    def __init__(self, workdir: str):
-        super().__init__(logging.WARNING)
-        self.setFormatter(logging.Formatter(_FORMAT))
-        self._workdir = workdir
-        self._lines: list[str] = []
-        self._appending = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_kept", False):
-            return
-        record.is_kept = True
-        self._lines.append(self.format(record) + "\n")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="log.txt", daemon=True)
-            self._thread.start()
-
-    def append(self) -> None:
-        with self._appending, contextlib.suppress(Exception):
-            folder = storage.folder(self._workdir)
-            if not self._lines or not (folder / "config.json").exists():
-                return
-            count = len(self._lines)
-            path = folder / FILE
-            before = path.read_text() if path.exists() else ""
-            text = before + "".join(self._lines[:count])
-            path.write_bytes(text.encode("utf-8", "backslashreplace"))
-            del self._lines[:count]
-
-    def _work(self) -> None:
-        while True:
-            time.sleep(_SECONDS)
-            self.append()
 
 
 class _Keeper(logging.Filter):

@@ -20,8 +20,7 @@ _REGION = flags.DEFINE_integer(
     "region", 0, "The region, from 0, whose attention is drawn.", lower_bound=0
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, _PAGE, _REGION, launch.PLOT, launch.DISTRIBUTED,
-    launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, _PAGE, _REGION, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 _SHOWN = 60  # characters of a text
 

@@ -37,7 +37,7 @@ _RESUME = flags.DEFINE_enum(
 
 
 _WANDB = flags.DEFINE_string("wandb", None, "Also log to this Weights & Biases project.")
-FLAGS = (launch.CONFIG, launch.WORKDIR, _RESUME, _WANDB, launch.DISTRIBUTED, launch.JOIN_SECONDS)
+FLAGS = (launch.CONFIG, launch.WORKDIR, _RESUME, _WANDB, *launch.PROCESSES)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -45,8 +45,7 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
 DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
 """The flags that ``decoding`` reads."""
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _NBEST, *DECODING, launch.PLOT, launch.DISTRIBUTED,
-    launch.JOIN_SECONDS,
+    launch.CONFIG, launch.WORKDIR, STEP, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def compiled_code(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def store_servers():
-    """Servers of gs:// and s3://, which this process and those that it starts speak to."""
+    """A server of gs://, which this process and those that it starts speak to."""
     from tests.store_servers import serving
 
     with serving() as environment, pytest.MonkeyPatch.context() as patched:
@@ -168,11 +168,11 @@ def store_servers():
 
 
 @pytest.fixture
-def store(request, store_servers):
-    """A new folder in a store, of the scheme that the test is parametrised with."""
+def store(store_servers):
+    """A new folder in a store."""
     from tests.store_servers import fresh
 
-    return fresh(request.param)
+    return fresh()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,4 @@
-"""Object stores on this machine, as the tests need them: two servers of their own, with a bucket in each.
-
-The one thing to know: the one for gs:// takes every write, also one on a condition that does not hold; the
-one for s3:// holds to conditions as S3 does. Both keep what they are given in memory.
-"""
+"""A server of gs:// on this machine, as the tests need it, with one bucket, kept in memory."""
 
 import contextlib
 import socket
@@ -12,44 +8,34 @@ import time
 import urllib.request
 import uuid
 
-_SERVERS = {
-    "gs": ("gcp_storage_emulator", "start", "-M", "-q", "--default-bucket=bucket", "--port={port}"),
-    "s3": ("moto.server", "--port={port}"),
-}
+_SERVER = ("gcp_storage_emulator", "start", "-M", "-q", "--default-bucket=bucket")
 
 
 @contextlib.contextmanager
 def serving():
-    """Both servers, and what they make of the environment."""
-    ports = {scheme: _free_port() for scheme in _SERVERS}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-m", *(word.format(port=ports[scheme]) for word in words)], **quiet
-        )
-        for scheme, words in _SERVERS.items()
-    ]
+    """The server, and the variables of gcsfs, tensorstore and Google's client that lead to it."""
+    address = f"http://127.0.0.1:{(port := _free_port())}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", *_SERVER, f"--port={port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        _answered(servers[0], f"http://127.0.0.1:{ports['gs']}/storage/v1/b", "GET")
-        _answered(servers[1], f"http://127.0.0.1:{ports['s3']}/bucket", "PUT")
+        _answered(server, f"{address}/storage/v1/b")
         yield {
-            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{ports['gs']}",
-            "TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{ports['gs']}",
+            "STORAGE_EMULATOR_HOST": address,
+            "TENSORSTORE_GCS_HTTP_URL": address,
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # which asks for credentials
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3']}",
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
+            "GOOGLE_CLOUD_PROJECT": "tests",
         }
     finally:
-        for server in servers:
-            server.kill()
-            server.wait()
+        server.kill()
+        server.wait()
 
 
-def fresh(scheme):
+def fresh():
     """A folder in the bucket that nobody has written to."""
-    return f"{scheme}://bucket/{uuid.uuid4().hex}/run"
+    return f"gs://bucket/{uuid.uuid4().hex}/run"
 
 
 def _free_port():
@@ -58,11 +44,11 @@ def _free_port():
         return found.getsockname()[1]
 
 
-def _answered(server, url, method, seconds=60):
+def _answered(server, url, seconds=60):
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10):
+            with urllib.request.urlopen(url, timeout=10):
                 return
         except OSError:
             assert server.poll() is None, f"{server.args[2]} ends at once: pip install '.[test]'"

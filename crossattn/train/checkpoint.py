@@ -1,50 +1,32 @@
-"""Checkpoints: the state, the data's position and a little JSON, written as one or not at all.
+"""Checkpoints: Orbax's, each with a seal, and the step before where one cannot be read.
 
-The one thing to know: everything is read back into a target (shapes, dtypes and shardings), so a
-run may be saved on one mesh and loaded on another, and what is read is compared with checksums
-taken when it was written. All processes call every function; process 0 does the housekeeping.
+Everything is read back into a target (shapes, dtypes and shardings), so a run may be saved on one mesh and
+loaded on another. All processes call every function; process 0 alone seals, checks and moves files.
 
-Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the JSON in Orbax's own metadata,
-and the seal over all these files (`checkpoint_files`). There are two checksums because Orbax takes none of
-files and does not ask its driver for those of arrays: the seal's says which file is damaged before anything
-is loaded, and that of arrays holds in object stores too, whose files would have to be fetched twice.
+Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the record (the data's position, metrics) as
+their custom metadata, and the seal, the sizes and checksums of all these files. Orbax commits them together.
 """
 
+import base64
 import contextlib
 import json
 import logging
 import math
-import shutil
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from orbax.checkpoint import v1 as ocp
 
 from crossattn.train import processes, storage
-from crossattn.train.checkpoint_files import (
-    abstract,
-    check_intact,
-    describe,
-    from_json,
-    goodness,
-    one_line,
-    quiet_orbax,
-    read_record,
-    read_trees,
-    sealed_record,
-    steps_in,
-    to_json,
-)
-from crossattn.train.checkpoint_writing import Writing, clean_up
-from crossattn.train.checksum import checksum
-from crossattn.train.errors import CheckpointError, TrainError
-from crossattn.train.exhausted import exhausted
+from crossattn.train.errors import CheckpointError
 from crossattn.train.state import TrainState
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
-_UNSEALED = "the checkpoint of step {} is of an earlier version and has no seal: only its arrays are checked"
+_SEAL = "_FILES.json"
 
 
 @dataclass(frozen=True)
@@ -68,8 +50,7 @@ class Checkpoints:
     """The checkpoints of one run.
 
     keep: how many of the newest stay; best_metric: the metric whose best checkpoint stays too;
-    best_mode: "max" or "min"; note: is told in one line what was skipped, and why; before_seal: is
-    called, in another thread, when all files of a checkpoint are there and none knows of it yet.
+    best_mode: "max" or "min"; note: is told in one line what was skipped, and why.
     """
 
     def __init__(
@@ -80,45 +61,37 @@ class Checkpoints:
         best_metric: str | None = None,
         best_mode: str = "max",
         note: Callable[[str], None] = print,
-        before_seal: Callable[[], None] = lambda: None,
     ):
         if keep < 1 or best_mode not in ("max", "min"):
             raise ValueError(f"keep is {keep} (1 or more), best_mode {best_mode!r} (max or min)")
         self.directory = storage.absolute(directory)
-        self._keep, self._best = keep, (best_metric, best_mode)
-        self._note, self._before_seal = note, before_seal
-        self._writing: Writing | None = None
-        self._goodness_then: dict[int, float] = {}
-        self._resources = contextlib.ExitStack()
-        self._resources.enter_context(quiet_orbax())
-        restored = None
-        if processes.is_main():
-            if not storage.in_store(self.directory):
-                self.directory.mkdir(parents=True, exist_ok=True)
-            clean_up(self.directory)
-            restored = [(step, self._goodness_of(step)) for step in steps_in(self.directory)]
-        # Kept in mind from here on: what the others would list may lag behind, or be half moved.
-        self._goodness: dict[int, float] = dict(processes.gather(restored)[0])
-
-    def _goodness_of(self, step: int) -> float:
-        if self._best[0] is None:
-            return -math.inf
-        try:
-            return goodness(read_record(self.directory / str(step))["metrics"], *self._best)
-        except Exception:  # Damaged: `restore` says so, and it is not the best of any.
-            return -math.inf
-
-    def _superfluous(self, steps: Mapping[int, float]) -> list[int]:
-        """Which of the checkpoints (step -> goodness) need not stay."""
-        stay = set(sorted(steps)[-self._keep :])
-        if self._best[0] is not None:
-            stay.add(max(steps, key=lambda step: (steps[step], step)))
-        return sorted(steps.keys() - stay)
+        self._best, self._note = (best_metric, best_mode), note
+        self._saving: tuple[int, Any] | None = None
+        self._sealing: int | None = None
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(quiet_orbax())
+        context = _context()
+        # A function, because Orbax copies its context, and would copy the object of a method.
+        context.async_options.post_finalization_callback = lambda: self._seal()
+        policies = ocp.training.preservation_policies
+        best = _Best()
+        self._goodness = best.goodness
+        kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        self._orbax = ocp.training.Checkpointer(
+            str(self.directory),
+            context=context,
+            preservation_policy=kept,  # pyright: ignore[reportArgumentType]  its types disagree
+            cleanup_tmp_directories=True,
+        )
+        if best_metric is not None:
+            found = [(step, self._goodness_of(step)) for step in self.steps]
+            self._goodness.update(processes.gather(found)[0])
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are complete, oldest first."""
-        return sorted(self._goodness)
+        """The steps of the checkpoints that are committed, oldest first."""
+        saving = None if self._saving is None else self._saving[0]
+        return [each.step for each in self._orbax.checkpoints if each.step != saving]
 
     def save(
         self,
@@ -132,33 +105,33 @@ class Checkpoints:
         """Starts to write a checkpoint; the state may be donated as soon as this returns.
 
         Raises:
-            CheckpointError: the disk is full, or the save before this one failed.
+            CheckpointError: it, or the one before it, could not be written.
         """
-        if step in self.steps or (self._writing is not None and self._writing.step == step):
+        if any(each.step == step for each in self._orbax.checkpoints):
             return
         trees = _trees(state)
-        self._refuse_full_disk(step, trees)
         record = {
             "step": step,
-            "arrays": describe(trees),
-            "checksums": {name: checksum(tree) for name, tree in trees.items()},
-            "data": processes.gather(to_json(data_state)),
+            "arrays": _described(trees),
+            "data": processes.gather(_to_json(data_state)),
             "metrics": None if metrics is None else dict(metrics),
             "best": list(self._best),
             "info": dict(info or {}),
         }
         # It is written later; by then the caller may have changed what it gave.
-        record = sealed_record(json.loads(json.dumps(record)))
+        record = json.loads(json.dumps(record))
+        record["checksum"] = _crc_of(record)
         self.wait()
-        then = {**self._goodness, step: goodness(metrics, *self._best)}
-        superfluous = self._superfluous(then)
+        if self._best[0] is not None:
+            self._goodness[step] = _goodness(metrics, *self._best)
+        self._sealing = step
         try:
-            self._writing = Writing(
-                self.directory, step, trees, record, superfluous, self._before_seal
+            response = self._orbax.save_checkpointables_async(
+                step, trees, force=True, custom_metadata=record
             )
-        except Exception as error:
+        except Exception as error:  # Orbax raises whatever its writers come upon.
             raise self._failed(error) from error
-        self._goodness_then = {each: then[each] for each in then if each not in superfluous}
+        self._saving = step, response
 
     def restore(self, target: TrainState) -> Restored | None:
         """The newest checkpoint that can be read, or None if there never was one.
@@ -170,18 +143,15 @@ class Checkpoints:
         """
         failures: dict[int, str] = {}
         for step in reversed(self.steps):
-            folder = self.directory / str(step)
             try:
-                record, sealed = check_intact(folder)
-                trees = read_trees(folder, _trees(target), record)
-            except Exception as error:
-                failures[step] = one_line(error)
+                record, trees = _read(self.directory / str(step), lambda _: _trees(target))
+            except Exception as error:  # Orbax raises whatever its readers come upon.
+                failures[step] = _one_line(error)
                 continue
             self._put_aside(failures, step)
-            if not sealed:
-                self._note(_UNSEALED.format(step))
+            number = jax.numpy.asarray(step, target.step.dtype)
             state = TrainState(
-                step=_like(step, target.step),
+                step=jax.device_put(number, _abstract(target.step).sharding),
                 params=trees["params"],
                 opt_state=trees["opt_state"],
                 ema=trees.get("ema"),
@@ -189,7 +159,7 @@ class Checkpoints:
             data, count = record["data"], jax.process_count()
             own = data[jax.process_index() if len(data) == count else 0]
             same = len(data) == count or all(other == own for other in data)
-            return Restored(state, from_json(own), record["info"], same)
+            return Restored(state, _from_json(own), record["info"], same)
         if failures:
             step, cause = next(iter(failures.items()))
             raise CheckpointError(
@@ -199,54 +169,48 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Until what was being saved is on disk, or in the store.
+        """Until what was being saved is committed.
 
         Raises:
             CheckpointError: it could not be written; earlier checkpoints are as they were.
-            TrainError: `before_seal` refused; likewise.
         """
-        writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        try:
-            writing.result()
-        except TrainError:  # It was not to be sealed, and the folder may be another's by now.
-            raise
-        except Exception as error:
-            raise self._failed(error) from error
-        self._goodness = self._goodness_then
+        if self._saving is not None:
+            try:
+                self._saving[1].result()  # Orbax gives its thread back only to who asks for this.
+            except Exception as error:
+                raise self._failed(error) from error
+            self._saving = None
 
     def close(self) -> None:
         """Waits, then lets go of the directory. Raises as `wait` does."""
-        with self._resources:
-            self.wait()
+        with self._quiet:
+            try:
+                self.wait()
+            finally:
+                self._saving = None
+                with contextlib.suppress(Exception):  # `wait` has said it.
+                    self._orbax.close()
 
-    def _refuse_full_disk(self, step: int, trees: Mapping[str, Any]) -> None:
-        if storage.in_store(self.directory):
-            return
-        need = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trees))
-        free = shutil.disk_usage(self.directory).free
-        if free < need * 1.02:
-            raise CheckpointError(
-                f"the disk of {self.directory} is full: the checkpoint of step {step} needs"
-                f" {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make room; {self._loadable()}"
-            )
-
-    def _failed(self, error: Exception) -> TrainError:
-        said = f"a checkpoint could not be written to {self.directory}"
-        if storage.in_store(self.directory) and storage.is_away(error):
-            return storage.refusal(said, error, self.directory)
+    def _seal(self) -> None:
+        """Called by Orbax, in its thread, when all files of a checkpoint are written, before it commits."""
         if processes.is_main():
-            with contextlib.suppress(Exception):  # Where that fails too, the next start does it.
-                clean_up(self.directory)
-        cause = exhausted(error) or one_line(error)
-        return CheckpointError(f"{said}: {cause}; {self._loadable()}")
+            for folder in storage.children(self.directory):
+                if folder.name.partition(".")[0] == str(self._sealing):  # or its temporary name
+                    seal(folder)
 
-    def _loadable(self) -> str:
-        steps = self.steps
-        if not steps:
-            return "there is no earlier one; start again"
-        return f"step {steps[-1]} is safe; start again to resume from it"
+    def _goodness_of(self, step: int) -> float:
+        try:
+            return _goodness(_read_record(self.directory / str(step))["metrics"], *self._best)
+        except Exception:  # Damaged: `restore` says so, and it is not the best of any.
+            return -math.inf
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        self._saving = None
+        safe = "there is no earlier one; start again"
+        if steps := steps_in(self.directory):
+            safe = f"step {steps[-1]} is safe; start again to resume from it"
+        said = f"a checkpoint could not be written to {self.directory}"
+        return CheckpointError(f"{said}: {_one_line(error)}; {safe}")
 
     def _put_aside(self, failures: Mapping[int, str], used: int) -> None:
         for step, cause in failures.items():
@@ -257,12 +221,26 @@ class Checkpoints:
             )
             if processes.is_main():
                 storage.delete(aside)
-                if not storage.in_store(aside):
-                    aside.parent.mkdir(parents=True, exist_ok=True)
                 storage.move(self.directory / str(step), aside)
-            del self._goodness[step]
         if failures:
             processes.barrier("unreadable checkpoints moved")
+            self._orbax.reload()
+
+
+class _Best:
+    """Orbax's policy by which the best checkpoint stays; goodness: of each step, none where all are alike."""
+
+    def __init__(self):
+        self.goodness: dict[int, float] = {}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        steps = [each.step for each in checkpoints]
+        best = max(self.goodness.keys() & steps, key=self._key, default=None)
+        return [step == best for step in steps]
+
+    def _key(self, step: int) -> tuple[float, int]:
+        return self.goodness[step], step
 
 
 def load_params(
@@ -283,23 +261,166 @@ def load_params(
     if not directory.is_dir():
         raise CheckpointError(f"there are no checkpoints in {directory}: train first")
     failures = []
+
+    def wanted(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ema" if average and "ema" in record["arrays"] else "params": target}
+
     with quiet_orbax():
         for candidate in _candidates(step, directory):
-            folder = directory / str(candidate)
             try:
-                record, sealed = check_intact(folder)
-                name = "ema" if average and "ema" in record["checksums"] else "params"
-                params = read_trees(folder, {name: target}, record)[name]
-            except Exception as error:
-                failures.append(f"step {candidate}: {one_line(error)}")
+                _, trees = _read(directory / str(candidate), wanted)
+            except Exception as error:  # Orbax raises whatever its readers come upon.
+                failures.append(f"step {candidate}: {_one_line(error)}")
                 continue
             if failures and processes.is_main():
                 cause = "; ".join(failures)
                 _LOG.warning("cannot read a checkpoint (%s): taking step %d", cause, candidate)
-            if not sealed and processes.is_main():
-                _LOG.warning(_UNSEALED.format(candidate))
+            (params,) = trees.values()
             return params, candidate
     raise CheckpointError(f"no checkpoint in {directory} can be read ({'; '.join(failures)})")
+
+
+def steps_in(directory: Folder) -> list[int]:
+    """The steps whose checkpoints lie in a directory, oldest first."""
+    names = (each.name for each in storage.children(directory))
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
+@contextlib.contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Orbax also logs, with its stack, what it raises; here it is raised again in one line."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
+
+
+def seal(folder: Folder) -> None:
+    """Writes down size and CRC of every file of a checkpoint, beside them.
+
+    Orbax adds times to its metadata when it commits; the record in them has a checksum of its own.
+    """
+    files = _fingerprints(folder)
+    files.pop("_CHECKPOINT_METADATA", None)
+    storage.write_whole(folder / _SEAL, json.dumps({"files": files, "checksum": _crc_of(files)}))
+
+
+def check_seal(folder: Folder) -> None:
+    """Holds the files of a checkpoint to its seal.
+
+    Raises:
+        ValueError: a file is missing or not as it was sealed.
+    """
+    try:
+        sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
+        if sealed["checksum"] != _crc_of(sealed["files"]):
+            raise ValueError("its own checksum is wrong")
+        found = _fingerprints(folder)
+        wrong = [name for name, file in sealed["files"].items() if not _same(found.get(name), file)]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        wrong = [_SEAL]
+    if wrong:
+        raise ValueError(f"the file {wrong[0]} is missing or damaged")
+
+
+def _same(found: list[int | None] | None, sealed: list[int | None]) -> bool:
+    """Whether a file has the size and, where both are known, the CRC that it was sealed with."""
+    if found is None or None not in (found[1], sealed[1]):
+        return found == sealed
+    return found[0] == sealed[0]
+
+
+def _fingerprints(folder: Folder) -> dict[str, list[int | None]]:
+    """The size and CRC-32 of every file but the seal; a store checks its objects' bits itself: None."""
+    remote = storage.in_store(folder)
+    return {
+        name: [size, None if remote else _crc_in(folder / name)]
+        for name, size in sorted(storage.sizes(folder).items())
+        if not name.startswith(_SEAL)
+    }
+
+
+def _crc_in(path: Folder) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _crc_of(value: Any) -> int:
+    """CRC-32 of a JSON-able value, however it is laid out as text."""
+    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+
+
+def _context() -> ocp.Context:
+    context = ocp.Context()
+    # Runs copied into a store from a disk lack what Orbax writes there last; the seal says they are whole.
+    context.atomicity.allow_legacy_atomic_rename = True
+    # Trained float32 hardly compresses, and the cores have better things to do.
+    context.array.saving.use_compression = False
+    # Else threads wait for minutes, and the process with them, where a folder cannot be made.
+    context.async_options.create_directories_asynchronously = False
+    return context
+
+
+def _read(
+    folder: Folder, wanted: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(record, trees) of a checkpoint: those that `wanted` names for its record, in its structure and places.
+
+    Process 0 checks the files before any process asks Orbax for them, so that all agree on what can be read.
+
+    Raises:
+        ValueError: a file is missing or damaged, or what was saved is of another model.
+    """
+    checked: dict[str, Any] = {}
+    if processes.is_main():
+        try:
+            check_seal(folder)
+            checked = {"record": _read_record(folder)}
+        except Exception as error:
+            checked = {"wrong": _one_line(error)}
+    checked = processes.gather(checked)[0]
+    if "wrong" in checked:
+        raise ValueError(checked["wrong"])
+    record = checked["record"]
+    targets = {name: jax.tree.map(_abstract, tree) for name, tree in wanted(record).items()}
+    for name, described in _described(targets).items():
+        saved = record["arrays"].get(name, {})
+        for key in sorted(described.keys() | saved.keys()):
+            if described.get(key) != saved.get(key):
+                raise ValueError(
+                    f"{name} {key} is {saved.get(key, 'missing')} in the checkpoint and"
+                    f" {described.get(key, 'missing')} in the model"
+                )
+    with _context():
+        return record, ocp.load_checkpointables(str(folder), targets)
+
+
+def _read_record(folder: Folder) -> dict[str, Any]:
+    """The JSON that was saved with a checkpoint.
+
+    Raises:
+        ValueError: it is not there, damaged, or of another step.
+    """
+    try:
+        with _context():
+            record = ocp.checkpointables_metadata(str(folder)).custom_metadata
+    except Exception as error:  # Orbax raises whatever its readers come upon.
+        raise ValueError(f"its metadata is missing or damaged ({_one_line(error)})") from error
+    if not isinstance(record, dict) or str(record.get("step")) != folder.name:
+        raise ValueError("its metadata is missing or damaged")
+    rest = {key: value for key, value in record.items() if key != "checksum"}
+    if record.get("checksum") != _crc_of(rest):
+        raise ValueError("its metadata is damaged: the checksum does not match")
+    return record
 
 
 def _candidates(step: int | str, directory: Folder) -> list[int]:
@@ -311,16 +432,16 @@ def _candidates(step: int | str, directory: Folder) -> list[int]:
         records = {}
         for each in steps:
             try:
-                records[each] = read_record(directory / str(each))
+                records[each] = _read_record(directory / str(each))
             except ValueError as error:
                 raise CheckpointError(
                     f"the checkpoint of step {each} in {directory} cannot be read ({error}), so which"
                     " is best is not known; use 'last' or a step"
                 ) from error
         metric, mode = records[steps[-1]]["best"]
-        scores = {each: goodness(r["metrics"], metric, mode) for each, r in records.items()}
+        scores = {each: _goodness(r["metrics"], metric, mode) for each, r in records.items()}
         best = max(steps, key=lambda each: (scores[each], each))
-        if scores[best] == float("-inf"):
+        if scores[best] == -math.inf:
             raise CheckpointError(f"no checkpoint in {directory} has a best metric; use 'last'")
         return [best]
     if step in steps:
@@ -328,10 +449,51 @@ def _candidates(step: int | str, directory: Folder) -> list[int]:
     raise CheckpointError(f"there is no checkpoint {step!r} in {directory}; there are {steps}")
 
 
+def _goodness(metrics: Mapping[str, float] | None, name: str | None, mode: str) -> float:
+    """Higher is better; a metric that is missing or NaN is worst."""
+    value = float((metrics or {}).get(name or "", math.nan))
+    if math.isnan(value):
+        return -math.inf
+    return value if mode == "max" else -value
+
+
 def _trees(state: TrainState) -> dict[str, Any]:
     trees = {"params": state.params, "opt_state": state.opt_state}
     return trees if state.ema is None else trees | {"ema": state.ema}
 
 
-def _like(value: int, target: Any) -> jax.Array:
-    return jax.device_put(jax.numpy.asarray(value, target.dtype), abstract(target).sharding)
+def _described(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Of each tree: name of each array -> dtype and shape."""
+    return {
+        name: {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
+            for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for name, tree in trees.items()
+    }
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and place of an array; the first local device where it has no place."""
+    sharding = getattr(x, "sharding", None)
+    if sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _to_json(state: Any) -> dict[str, Any]:
+    """A data iterator's state, JSON-able or bytes, as JSON."""
+    if isinstance(state, bytes):
+        return {"bytes": base64.b64encode(state).decode()}
+    return {"json": json.loads(json.dumps(state, default=lambda x: x.item()))}
+
+
+def _from_json(saved: Mapping[str, Any]) -> Any:
+    """What `_to_json` was given."""
+    return base64.b64decode(saved["bytes"]) if "bytes" in saved else saved["json"]
+
+
+def _one_line(error: BaseException) -> str:
+    """The error as one line of at most 200 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

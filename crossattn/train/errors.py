@@ -1,4 +1,4 @@
-"""Errors that a person can act on: one sentence each; launchers print it and exit with code 2, or 75."""
+"""Errors that a person can act on: one sentence each; launchers print it and exit with code 2."""
 
 
 class TrainError(Exception):
@@ -19,10 +19,6 @@ class NonFiniteLoss(TrainError):
 
 class CheckpointError(TrainError):
     """A checkpoint could not be written, found or read."""
-
-
-class StoreGone(TrainError):
-    """An object store does not answer; launchers exit with 75, which asks for another start."""
 
 
 class MissingPackage(TrainError):

@@ -18,6 +18,7 @@ How a run begins, in this order:
 """
 
 import contextlib
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,17 +29,17 @@ from crossattn.train import processes, storage
 from crossattn.train.checkpoint import Checkpoints, Restored
 from crossattn.train.config import Task, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
-from crossattn.train.exhausted import exhausted
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
 from crossattn.train.profile import Trace
 from crossattn.train.program import make_program
 from crossattn.train.sharding import data_shard, make_mesh, put_batch
-from crossattn.train.signals import StopRequest
 from crossattn.train.state import TrainState
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import claim
 from crossattn.train.writers import Several, Writer, default_writers
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Initial = Callable[[Any], Any]
 """From fresh parameters, where they lie, to those that a run begins with."""
@@ -88,32 +89,32 @@ def train(
         TrainError: see errors.py; checkpoints on disk are good in every case.
     """
     workdir = storage.absolute(workdir)
-    with claim(workdir, settings or asdict(config), config.checkpoint.resume) as claimed:
+    with claim(workdir, settings or asdict(config), config.checkpoint.resume) as steps_before:
         if writers is None:
             writers = default_writers(workdir, config.steps)
         log = Several(writers)
-
-        def settle() -> None:
-            """A checkpoint is of this run only, and nothing that led to it is lost after it."""
-            claimed.confirm()
-            log.flush()
-
         checkpoints = Checkpoints(
             workdir / "checkpoints",
             keep=config.checkpoint.keep,
             best_metric=config.checkpoint.best_metric,
             best_mode=config.checkpoint.best_mode,
             note=log.note,
-            before_seal=settle,
         )
         try:
             run = _Run(task, config, workdir, log, checkpoints, initial, peak_seconds)
             with contextlib.closing(run.trace):
-                result = run.result(claimed.steps_before)
+                result = run.result(steps_before)
         except BaseException as error:
-            _close_quietly(checkpoints, log)
-            if explained := _of_workdir(error, workdir):
-                raise explained from error
+            for each in (checkpoints, log):
+                with contextlib.suppress(TrainError, OSError):  # or they would hide the error
+                    each.close()
+            if isinstance(error, OSError | TrainError) and not workdir.is_dir():
+                said = f"the work directory {workdir} was removed while the run was in it"
+                raise TrainError(said) from error
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise TrainError(
+                    f"{error}; the checkpoints in {workdir} are safe, make room and start again to resume"
+                ) from error
             raise
         checkpoints.close()
         log.close()
@@ -159,15 +160,15 @@ class _Run:
         if step >= self.config.steps:
             self.log.note(f"the run in {self.workdir} is finished: all {step} steps are made")
             return self._ended("already finished", step, state)
-        with StopRequest() as stop:
+        with processes.StopRequest() as stop:
             while step < self.config.steps:
                 self.trace.before(step + 1)
                 state = self._advance(state, data, step)
                 step += 1
                 self.trace.after(step)
                 self._evaluate_and_save(state, data, step)
-                last = step == self.config.steps
-                if not last and processes.stop_after(step, stop.requested, self.config.log_every):
+                asked = stop.after(step)
+                if asked and step < self.config.steps:
                     self._save(state, data, step)
                     self.checkpoints.wait()
                     self.log.note(
@@ -289,26 +290,3 @@ class _Run:
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)
-
-
-def _of_workdir(error: BaseException, workdir: Folder) -> TrainError | None:
-    """What became of the work directory, where an error comes from that; else None."""
-    if isinstance(error, OSError) and (cause := exhausted(error)):
-        return TrainError(
-            f"{cause}: {error}; the checkpoints in {workdir} are safe, start again to resume"
-        )
-    if storage.in_store(workdir):
-        if isinstance(error, Exception) and not isinstance(error, TrainError):
-            if storage.is_away(error):
-                said = f"the work directory {workdir} can no longer be reached"
-                return storage.refusal(said, error, workdir)
-    elif isinstance(error, OSError | TrainError) and not workdir.is_dir():
-        return TrainError(f"the work directory {workdir} was removed while the run was in it")
-    return None
-
-
-def _close_quietly(*things: Any) -> None:
-    """After an error that is already on its way up, which must not be hidden by another."""
-    for thing in things:
-        with contextlib.suppress(TrainError, OSError):
-            thing.close()

@@ -1,16 +1,109 @@
-"""What several processes of one run say to each other; with one process, everything is local.
+"""The processes of one run: how they join, stop after the same step, and exchange values.
 
-The one thing to know: except `is_main`, every function here must be called by all processes.
+With one process everything is local. All processes call every function but `is_main`.
 """
 
 import json
+import os
+import signal
+import sys
+import threading
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from crossattn.train import cluster
+from crossattn.train.errors import JoinError
+
+BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def join(initialization_timeout: int = 300, heartbeat_timeout_seconds: int = 100) -> None:
+    """Joins this process to the others of its run; called in each before anything is computed.
+
+    JAX finds them under SLURM, Open MPI, Kubernetes and on TPU pods; elsewhere the variables BY_HAND name
+    them. An error that nobody catches then ends this process at once, and the others by JAX's heartbeats.
+
+    Args:
+        initialization_timeout: seconds in which all processes must have come.
+        heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as dead.
+
+    Raises:
+        JoinError: JAX did not find the other processes.
+    """
+    given = {name: os.environ.get(name) for name in BY_HAND}
+    count, index = (given[name] for name in BY_HAND[1:])
+    try:
+        jax.distributed.initialize(
+            num_processes=int(count) if count else None,
+            process_id=int(index) if index else None,
+            initialization_timeout=initialization_timeout,
+            heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        )
+    except Exception as error:  # JAX raises whatever its parts and the cluster's interface do.
+        said = ", ".join(f"{name} is {value or 'not set'}" for name, value in given.items())
+        raise JoinError(
+            f"the processes of the run did not join: {' '.join(str(error).split())}; {said}; expected a"
+            " cluster that JAX knows (SLURM, Open MPI, Kubernetes, TPU pods), or HOST:PORT of process 0, the"
+            " number of processes and the index of this one, from 0"
+        ) from error
+    print_error = sys.excepthook
+
+    def end(*error: Any) -> None:
+        print_error(*error)
+        leave(1)
+
+    sys.excepthook = end
+
+
+def leave(code: int) -> None:
+    """Ends a process that failed, if there are others, without JAX's own end.
+
+    That would wait for the others, which wait for this process.
+    """
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class StopRequest:
+    """SIGTERM or Ctrl-C as a request: finish the step, save, leave.
+
+    ``with StopRequest() as stop:``, then ``stop.after(step)`` after every step. The first signal asks and the
+    second kills; outside the main thread, where Python allows no handlers, nothing is changed. With several
+    processes SIGTERM for any one asks all, through JAX, and Ctrl-C ends the process.
+    """
+
+    def __init__(self):
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and jax.process_count() == 1:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def after(self, step: int) -> bool:
+        """Whether the run stops after this step, which is the same one for all processes."""
+        if jax.process_count() == 1:
+            return self._asked
+        return multihost_utils.reached_preemption_sync_point(step)
+
+    def _ask(self, number: int, _) -> None:
+        self._asked = True
+        for each in self._before:
+            signal.signal(each, signal.SIG_DFL)
+        # Not print: a handler may come in the middle of one.
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: finishing the step and saving; once more to kill\n".encode())
 
 
 def is_main() -> bool:
@@ -28,19 +121,6 @@ def gather(value: Any) -> list[Any]:
     padded[: text.size] = text
     rows = multihost_utils.process_allgather(padded)
     return [json.loads(bytes(row[:size]).decode()) for row, size in zip(rows, sizes, strict=True)]
-
-
-def stop_after(step: int, asked: str | None, every: int) -> bool:
-    """Whether all processes stop after this step, since one of them was asked to; called after each.
-
-    asked: what asked this process, if anything did. Processes that have joined by `cluster` know of it at
-    once; others ask each other, which costs a message, after one step in ``every``.
-    """
-    if jax.process_count() == 1:
-        return asked is not None
-    if (watch := cluster.current()) is not None:
-        return watch.stop_after(step, asked)
-    return step % every == 0 and any(gather(asked is not None))
 
 
 def barrier(name: str) -> None:

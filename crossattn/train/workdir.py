@@ -1,19 +1,18 @@
-"""The work directory: whose it is, and what is in it.
+"""The work directory: the settings that made it, and one run at a time in it.
 
-The one thing to know: `config.json` in it says which settings made it, and a run with other
-settings is refused key by key rather than mixed in, but for the number of steps, which may grow.
-Nothing is ever deleted.
+`config.json` in it says which settings made it, and a run with other settings is refused key by key
+rather than mixed in, but for the number of steps, which may grow. Nothing is ever deleted.
 """
 
-import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from crossattn.train import lease, processes, storage
+from filelock import FileLock, Timeout
+
+from crossattn.train import processes, storage
 from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
 from crossattn.train.storage import Folder
 
@@ -41,13 +40,14 @@ def refuse_unwritable(workdir: str | Folder) -> None:
     Raises:
         TrainError: it is none, or the file system takes nothing there.
     """
-    path = storage.folder(workdir)
-    if storage.in_store(path):
-        if processes.is_main():
-            _refuse_closed_store(path)
-        return
-    path = path.absolute()
+    path = storage.absolute(workdir)
     try:
+        if storage.in_store(path):
+            if processes.is_main():
+                trial = path / f".writable-{os.getpid()}"
+                trial.write_bytes(b"")
+                trial.unlink()
+            return
         while not path.exists() and not path.is_symlink():
             path = path.parent
         if not path.exists():
@@ -56,18 +56,10 @@ def refuse_unwritable(workdir: str | Folder) -> None:
             raise _unwritable(workdir, f"{path} is a file")
         if not os.access(path, os.W_OK | os.X_OK):
             raise _unwritable(workdir, f"nothing may be written in {path}")
-    except OSError as error:
-        raise _unwritable(workdir, error.strerror) from None
-
-
-def _refuse_closed_store(path: Folder) -> None:
-    storage.reach(path)
-    trial = path / f".writable-{os.getpid()}"
-    try:
-        trial.write_bytes(b"")
-        trial.unlink()
-    except Exception as error:  # Each package has errors of its own.
-        raise _unwritable(path, storage.told(error, path)) from error
+    except TrainError:
+        raise
+    except Exception as error:  # A store's package has errors of its own.
+        raise _unwritable(workdir, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _unwritable(workdir: str | Folder, reason: str | None) -> TrainError:
@@ -76,23 +68,9 @@ def _unwritable(workdir: str | Folder, reason: str | None) -> TrainError:
     )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A work directory that is this process's own.
-
-    Attributes:
-      steps_before: how many steps the run had, if it has grown.
-      confirm: raises WorkdirBusy when another process has taken the work directory over, as it may where
-        there are no locks.
-    """
-
-    steps_before: int | None = None
-    confirm: Callable[[], None] = lambda: None
-
-
 @contextmanager
-def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator[Claim]:
-    """Holds the work directory for one run with these settings.
+def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator[int | None]:
+    """Holds the work directory for one run with these settings; gives how many steps it had, if it has grown.
 
     Raises:
         WorkdirMismatch: other settings made it.
@@ -100,49 +78,25 @@ def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator
         TrainError: it is no folder that can be written.
     """
     refuse_unwritable(workdir)
-    if not processes.is_main():
-        _make(workdir)
+    with ExitStack() as held:
+        if not storage.in_store(workdir):  # which has no folders, and no locks
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                if processes.is_main():
+                    held.enter_context(FileLock(workdir / ".lock", timeout=0))
+            except Timeout:
+                raise WorkdirBusy(
+                    f"another process is training in {workdir}; wait for it or use another workdir"
+                ) from None
+            except OSError as error:
+                raise _unwritable(workdir, error.strerror) from None
+        grown = None
+        if processes.is_main():
+            if resume == "never":
+                _put_aside(workdir)
+            grown = _settle_config(workdir, flatten(settings))
         processes.barrier("work directory claimed")
-        yield Claim()
-        return
-    with _leased(workdir) if storage.in_store(workdir) else _locked(workdir) as confirm:
-        if resume == "never":
-            _put_aside(workdir)
-        grown = _settle_config(workdir, flatten(settings))
-        processes.barrier("work directory claimed")
-        yield Claim(grown, confirm)
-
-
-@contextmanager
-def _leased(workdir: Folder) -> Iterator[Callable[[], None]]:
-    with lease.held(workdir) as held:
-        yield held.confirm
-
-
-@contextmanager
-def _locked(workdir: Folder) -> Iterator[Callable[[], None]]:
-    _make(workdir)
-    try:
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise _unwritable(workdir, error.strerror) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WorkdirBusy(
-                f"another process is training in {workdir}; wait for it or use another workdir"
-            ) from None
-        yield lambda: None
-
-
-def _make(workdir: Folder) -> None:
-    """The folder; in a store it is there as soon as something is in it."""
-    try:
-        if not storage.in_store(workdir):
-            workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(workdir, error.strerror) from None
+        yield grown
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -218,15 +172,12 @@ def _show(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _put_aside(workdir: Folder) -> None:
-    there = storage.names(workdir)
+    there = {each.name for each in storage.children(workdir)}
     if not (old := [name for name in OWNED if name in there]):
         return
     number = 1
     while f"previous-{number}" in there:
         number += 1
-    aside = workdir / f"previous-{number}"
-    if not storage.in_store(workdir):
-        aside.mkdir()
     # What says whose run it is, goes last: cut short, the rest is still refused to another config.
     for name in reversed(old):
-        storage.move(workdir / name, aside / name)
+        storage.move(workdir / name, workdir / f"previous-{number}" / name)

@@ -1,31 +1,29 @@
 """Where numbers go: a JSONL file, TensorBoard, the console, Weights & Biases.
 
-The one thing to know: a writer is told the step it goes on from, and forgets what it wrote past
-it, so that a run that was interrupted reads as one run. Before a checkpoint counts, `flush` is called:
-what was written until then must not be lost any more.
+A writer is told the step it goes on from, and forgets what it wrote past it, so that a run that was
+interrupted reads as one run.
 """
 
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from crossattn.train import processes, storage
 from crossattn.train.errors import MissingPackage, TrainError
-from crossattn.train.spool import Spool
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Writer(Protocol):
-    """kind is "train" (a window of steps) or "eval" (held-out data)."""
+class Writer:
+    """Writes nothing; writers change the methods that they need.
+
+    kind is "train" (a window of steps) or "eval" (held-out data).
+    """
 
     def start(self, step: int) -> None:
         """The run goes on from `step` (0: from the start)."""
@@ -39,35 +37,11 @@ class Writer(Protocol):
     def note(self, text: str) -> None:
         """A line for a person."""
 
-    def flush(self) -> None:
-        """What was written is kept; called from another thread."""
-
-    def close(self) -> None: ...
-
-
-class Silent:
-    """Writes nothing; the writers below change what they need."""
-
-    def start(self, step: int) -> None:
-        pass
-
-    def tick(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
     def close(self) -> None:
-        pass
+        """Nothing more will come."""
 
 
-class Several(Silent):
+class Several(Writer):
     """All of `writers`, on the main process; nothing on the others."""
 
     def __init__(self, writers: Sequence[Writer]):
@@ -89,62 +63,51 @@ class Several(Silent):
         for writer in self._writers:
             writer.note(text)
 
-    def flush(self) -> None:
-        for writer in self._writers:
-            writer.flush()
-
     def close(self) -> None:
         for writer in self._writers:
             writer.close()
 
 
-class Jsonl(Silent):
-    """One JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null."""
+class Jsonl(Writer):
+    """One JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null.
+
+    In a store, where nothing can be appended to, the file is written anew with each line.
+    """
 
     def __init__(self, path: str | Folder):
         self._path = storage.folder(path)
-        self._file: Any = None
-        self._spool: Spool | None = None
+        self._text = ""
 
     def start(self, step: int) -> None:
         try:
-            path = self._path
-            if not isinstance(path, Path):
-                self._spool = Spool(path.parent)
-                path = self._spool.fetch(path.name)
-            if path.exists():
-                self._forget_after(step, path)
-            self._file = path.open("a", encoding="utf-8")
+            if self._path.exists():
+                self._forget_after(step)
+            else:
+                self._path.write_text("")
         except OSError as error:
             raise TrainError(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def _forget_after(self, step: int, path: Path) -> None:
-        lines = path.read_bytes().splitlines(keepends=True)
+    def _forget_after(self, step: int) -> None:
+        lines = self._path.read_bytes().splitlines(keepends=True)
         steps = [_step_of(line) for line in lines]
         kept = [
             line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
         ]
         if lost := steps[:-1].count(None):  # the last was being written when the run was killed
             _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
+        self._text = b"".join(kept).decode()
         if kept != lines:
-            unfinished = path.with_name(path.name + ".tmp")
-            unfinished.write_bytes(b"".join(kept))
-            os.replace(unfinished, path)
+            storage.write_whole(self._path, self._text)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         numbers = {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, "kind": kind, **numbers}) + "\n")
-        self._file.flush()
-
-    def flush(self) -> None:
-        if self._spool is not None:
-            self._spool.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._spool is not None:
-            self._spool.close()
+        line = json.dumps({"step": step, "kind": kind, **numbers}) + "\n"
+        if storage.in_store(self._path):
+            self._text += line
+            self._path.write_text(self._text)
+        else:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
 
 
 def _step_of(line: bytes) -> int | None:
@@ -156,7 +119,7 @@ def _step_of(line: bytes) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-class TensorBoard(Silent):
+class TensorBoard(Writer):
     """Event files for TensorBoard, through tensorboardX (no TensorFlow)."""
 
     def __init__(self, directory: str | Folder):
@@ -166,37 +129,23 @@ class TensorBoard(Silent):
             raise MissingPackage(
                 "TensorBoard events need the package tensorboardX: pip install tensorboardX"
             ) from None
-        self._make = SummaryWriter
-        self._directory = storage.folder(directory)
-        self._events: Any = None
-        self._spool: Spool | None = None
+        self._make, self._directory, self._events = SummaryWriter, storage.folder(directory), None
 
     def start(self, step: int) -> None:
-        directory = self._directory
-        if storage.in_store(directory):
-            self._spool = Spool(directory)
-            directory = self._spool.local
         # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
         purge: dict[str, Any] = {"purge_step": step + 1} if step else {}
-        self._events = self._make(str(directory), filename_suffix=f".from-{step}", **purge)
+        self._events = self._make(str(self._directory), filename_suffix=f".from-{step}", **purge)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._events.add_scalar(f"{kind}/{name}", value, step)
 
-    def flush(self) -> None:
-        if self._spool is not None:
-            self._events.flush()
-            self._spool.flush()
-
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
-        if self._spool is not None:
-            self._spool.close()
 
 
-class WeightsAndBiases(Silent):
+class WeightsAndBiases(Writer):
     """A run in Weights & Biases; `options` go to wandb.init (project, name, config, ...)."""
 
     def __init__(self, **options: Any):
@@ -219,7 +168,7 @@ class WeightsAndBiases(Silent):
             self._run.finish()
 
 
-class Console(Silent):
+class Console(Writer):
     """A progress bar (loss, tokens/s, time left) on a terminal, plain lines anywhere else."""
 
     def __init__(self, total_steps: int, out: Any = None):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from crossattn.train.checkpoint_files import quiet_orbax, steps_in
+from crossattn.train.checkpoint import quiet_orbax, steps_in
 from experiments.options import Options
 
 

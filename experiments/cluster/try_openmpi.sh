@@ -11,8 +11,8 @@ source experiments/cluster/trial.sh
 [ "$(id -u)" = 0 ] && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 until_done() { # NAME
-    local code=75 start=1
-    while [[ $code =~ ^(75|130|137|143)$ ]]; do
+    local code=134 start=1
+    while [[ $code =~ ^(130|134|137|143)$ ]]; do
         echo "start $((start++)) of $1: 4 processes" >> "$folder/$1.log"
         code=0
         # --bind-to none: or all of a machine's processes may be put on its first cores.

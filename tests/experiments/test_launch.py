@@ -1,6 +1,5 @@
 """What launchers have in common: packages they cannot do without, programs kept from start to start."""
 
-import subprocess
 import sys
 
 import jax
@@ -46,26 +45,6 @@ def test_the_variable_of_jax_names_another_folder_or_none(folder, monkeypatch, n
     assert (
         jax.config.jax_compilation_cache_dir is None
     )  # JAX read the variable when it was imported
-
-
-_GONE = """
-import threading, time
-from crossattn.train.errors import StoreGone
-from experiments import launch
-
-def main(_):
-    threading.Thread(target=time.sleep, args=(600,)).start()  # as Orbax's do, which wait for the store
-    raise StoreGone("the store is gone")
-
-launch.run(main)
-"""
-
-
-def test_a_store_that_is_gone_ends_the_process_and_asks_for_another_start(environment):
-    done = subprocess.run(
-        [sys.executable, "-c", _GONE], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (75, "", "error: the store is gone\n")
 
 
 def test_what_a_killed_process_left_half_written_is_compiled_again(tmp_path):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from crossattn.train import loop
-from crossattn.train.writers import Silent
+from crossattn.train.writers import Writer
 from tests.experiments.conftest import STEPS, TINY
 
 
@@ -32,7 +32,7 @@ def test_killed_three_times_is_the_run_never_killed(
     assert losses(workdir) == losses(tiny_run)
 
 
-class Impatient(Silent):
+class Impatient(Writer):
     """Presses Ctrl-C after a step."""
 
     def __init__(self, step):

@@ -1,8 +1,7 @@
-"""Launchers on gs:// and s3://: killed at any moment a run ends as if it had not been; then it is read
+"""Launchers on gs://: killed at any moment a run ends as if it had not been; then it is read
 as one on a disk is."""
 
 import json
-import logging
 import os
 import random
 import shutil
@@ -15,19 +14,16 @@ import numpy as np
 import pytest
 
 from crossattn.train import storage
-from crossattn.train.errors import TrainError
 from tests.experiments.conftest import ROOT, STEPS, TINY
 from tests.experiments.test_resume import losses
-
-in_both = pytest.mark.parametrize("store", ["gs", "s3"], indirect=True)
 
 
 def is_written(checkpoints):
     """Whether a checkpoint is being written at this moment."""
-    return any(name.endswith(".unsealed") for name in storage.names(checkpoints))
+    names = [each.name for each in storage.children(checkpoints)]
+    return any(not (checkpoints / name / "commit_success.txt").exists() for name in names)
 
 
-@in_both
 def test_killed_twice_is_the_run_never_killed(store, tiny_run, parameters, environment, launched):
     workdir = storage.folder(store)
     command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={store}"]
@@ -55,7 +51,7 @@ def servers():
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(("AWS_", "GCSFS_", "STORAGE_", "TENSORSTORE_"))
+        if name.startswith(("GCSFS_", "GOOGLE_", "STORAGE_", "TENSORSTORE_"))
     }
 
 
@@ -67,7 +63,6 @@ def copied(store, tiny_run):
     return store
 
 
-@in_both
 def test_what_reads_a_run_reads_it_in_a_store(copied, launched, tiny_run):
     code, out, err = launched("evaluate", f"--workdir={copied}", "--limit=4", "--split=validation")
     assert code == 0 and "bleu" in out, err
@@ -80,29 +75,13 @@ def test_what_reads_a_run_reads_it_in_a_store(copied, launched, tiny_run):
     assert code == 0 and "is finished: all 32 steps are made" in out, err
 
 
-@in_both
-def test_stacks_of_other_libraries_are_appended_to_the_log_of_a_run(copied, refused, monkeypatch):
-    def fail(*_, **__):
-        logging.getLogger("other").error("went wrong", exc_info=RuntimeError("deep"))
-        raise TrainError("it failed")
-
-    monkeypatch.setattr("experiments.train.train", fail)
-    for _ in range(2):
-        assert refused("train", TINY, *STEPS, f"--workdir={copied}") == "error: it failed\n"
-    assert (storage.folder(copied) / "log.txt").read_text().count("RuntimeError: deep") == 2
-
-
-@in_both
 def test_a_store_that_has_no_such_run_is_one_sentence(store, refused):
     line = refused("evaluate", f"--workdir={store}")
     assert "there is no run in" in line and store in line
-    line = refused("evaluate", f"--workdir={store.replace('bucket', 'nobucket')}")
-    assert "there is no bucket nobucket" in line
     line = refused("train", TINY, f"--workdir={store.replace('bucket', 'nobucket')}")
-    assert "there is no bucket nobucket" in line
-    assert storage.names(storage.folder(store)) == []
+    assert "nobucket" in line and "cannot be written" in line
+    assert storage.children(storage.folder(store)) == []
 
 
-@in_both
 def test_the_demo_wants_a_folder_of_this_machine(store, refused):
     assert "a folder of this machine, --workdir=runs/demo" in refused("demo", f"--workdir={store}")

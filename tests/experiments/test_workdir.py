@@ -18,9 +18,9 @@ from tests.experiments.conftest import STEPS, TINY, start
         ("runs/a]", "']' in its name"),
         ("runs/*", "'*' in its name"),
         ("runs/a\\b", "'\\\\' in its name"),
-        ("az://bucket/run", "kept in folders of this machine, in gs:// and in s3://: train into"),
+        ("s3://bucket/run", "kept in folders of this machine and in gs://: train into"),
         ("gs:/bucket/run", "expected gs://BUCKET/FOLDER"),
-        ("s3://bucket", "expected s3://BUCKET/FOLDER"),
+        ("gs://bucket", "expected gs://BUCKET/FOLDER"),
     ],
 )
 @pytest.mark.parametrize("launcher", ["train", "evaluate", "demo"])

@@ -12,7 +12,7 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
-from crossattn.train.writers import Silent
+from crossattn.train.writers import Writer
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
@@ -20,10 +20,10 @@ if __name__ == "__main__":
     config = TrainConfig(
         steps=6, optim=optim, mesh=MeshConfig(fsdp=2), checkpoint=CheckpointConfig(every=3)
     )
-    here = train(ToyTask(), config, folder / "here", writers=[Silent()])
+    here = train(ToyTask(), config, folder / "here", writers=[Writer()])
     offloaded = replace(config, offload_optimizer=True)
-    train(ToyTask(), replace(offloaded, steps=3), folder / "there", writers=[Silent()])
-    there = train(ToyTask(), offloaded, folder / "there", writers=[Silent()])  # from its checkpoint
+    train(ToyTask(), replace(offloaded, steps=3), folder / "there", writers=[Writer()])
+    there = train(ToyTask(), offloaded, folder / "there", writers=[Writer()])  # from its checkpoint
     kinds = {x.sharding.memory_kind for x in jax.tree.leaves(there.state.opt_state)}
     assert kinds == {"pinned_host"}, kinds
     kinds = {x.sharding.memory_kind for x in jax.tree.leaves(there.state.params)}

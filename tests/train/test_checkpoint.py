@@ -1,5 +1,3 @@
-import errno
-import json
 import os
 import shutil
 import threading
@@ -12,11 +10,8 @@ import numpy as np
 import pytest
 from toy_task import AXES, ToyTask
 
-from crossattn.train import checkpoint_writing
-from crossattn.train.checkpoint import Checkpoints, load_params
-from crossattn.train.checkpoint_files import check_intact, seal, steps_in
-from crossattn.train.checksum import checksum
-from crossattn.train.errors import CheckpointError, TrainError
+from crossattn.train.checkpoint import Checkpoints, check_seal, load_params, steps_in
+from crossattn.train.errors import CheckpointError
 from crossattn.train.optim import OptimConfig, make_optimizer
 from crossattn.train.state import TrainState, init_state
 
@@ -182,22 +177,12 @@ def empty_it(step: Path):
     step.mkdir()
 
 
-def change_the_record_and_its_seal(step: Path):
+def change_the_record(step: Path):
     """The record has a checksum of its own."""
     path = step / "_CHECKPOINT_METADATA"
     text = path.read_text()
     path.write_text(text.replace('"position": 3', '"position": 2'))
     assert path.read_text() != text
-    seal(step)
-
-
-def change_the_arrays_and_their_seal(step: Path):
-    """So have the arrays."""
-    path = largest(step / "params" / "ocdbt.process_0")
-    shutil.rmtree(step / "params")
-    shutil.copytree(step.parent / "1" / "params", step / "params")
-    assert not path.exists()
-    seal(step)
 
 
 def zero_every_file(step: Path):
@@ -214,8 +199,7 @@ DAMAGES = [
     lose_the_seal,
     garble_the_seal,
     empty_it,
-    change_the_record_and_its_seal,
-    change_the_arrays_and_their_seal,
+    change_the_record,
     zero_every_file,
 ]
 
@@ -262,27 +246,35 @@ def flips(path: Path, every: int):
     path.write_bytes(whole)
 
 
+# Orbax writes these when it commits, after the seal.
+COMMITTED = (Path("_CHECKPOINT_METADATA"), Path("commit_success.txt"))
+
+
 def test_no_flipped_bit_in_any_file_goes_unnoticed(small):
     directory, _ = small
     for path in files_of(directory / "2"):
+        if path.relative_to(directory / "2") in COMMITTED:  # the next test's
+            continue
         for place in flips(path, every=29):
             with pytest.raises(ValueError, match="is missing or damaged"):
-                check_intact(directory / "2")
+                check_seal(directory / "2")
                 print(path, place)
-    assert check_intact(directory / "2")[1]
+    check_seal(directory / "2")
 
 
 def test_whichever_file_is_damaged_the_checkpoint_before_is_taken(small, caplog):
     directory, states = small
     target = jax.eval_shape(lambda: states[1].params)
     for path in files_of(directory / "2"):
-        for _ in flips(path, every=1 << 20):
+        unsealed = path.relative_to(directory / "2") in COMMITTED
+        for _ in flips(path, every=29 if unsealed else 1 << 20):
             caplog.clear()
             params, step = load_params(directory, target)
-            assert step == 1
-            assert_same(params, states[1].params)
+            assert_same(params, states[step].params)
+            if unsealed and step == 2:  # The bit is of a time or a path, which nothing reads.
+                continue
             (said,) = caplog.messages
-            assert "step 2: the file" in said and "taking step 1" in said and "\n" not in said
+            assert "step 2: " in said and "taking step 1" in said and "\n" not in said
     assert load_params(directory, target)[1] == 2
 
 
@@ -291,18 +283,7 @@ def test_a_checkpoint_is_sealed_before_it_counts(opened, state):
     checkpoints.save(1, state)
     while steps_in(checkpoints.directory) != [1]:
         time.sleep(0.001)
-    assert check_intact(checkpoints.directory / "1")[1]
-
-
-def test_a_checkpoint_that_may_not_be_sealed_never_counts(opened, state):
-    def refuse():
-        raise TrainError("it is another's")
-
-    checkpoints = opened(before_seal=refuse)
-    checkpoints.save(1, state)
-    with pytest.raises(TrainError, match="another's"):
-        checkpoints.wait()
-    assert steps_in(checkpoints.directory) == [] and opened().restore(shapes(state)) is None
+    check_seal(checkpoints.directory / "1")
 
 
 def test_the_best_is_not_guessed_when_a_record_is_damaged(saved, state, tmp_path):
@@ -311,36 +292,17 @@ def test_the_best_is_not_guessed_when_a_record_is_damaged(saved, state, tmp_path
         load_params(tmp_path / "checkpoints", shapes(state).params, step="best")
 
 
-def as_earlier_versions_wrote(step: Path):
-    """Without a checksum of the record, and not sealed."""
-    path = step / "_CHECKPOINT_METADATA"
-    whole = json.loads(path.read_text())
-    del whole["custom_metadata"]["checksum"]
-    path.write_text(json.dumps(whole))
-    (step / "_FILES.json").unlink()
-
-
-def test_a_checkpoint_of_an_earlier_version_is_read_with_a_line(small, opened, caplog):
-    directory, states = small
-    as_earlier_versions_wrote(directory / "2")
-    target = shapes(states[2])
-    assert_same(opened().restore(target).state, states[2])
-    assert_same(load_params(directory, target.params)[0], states[2].params)
-    said = "step 2 is of an earlier version and has no seal: only its arrays are checked"
-    assert said in opened.notes[-1] and said in caplog.messages[-1]
-    flip_a_bit(directory / "2")
-    assert_same(opened().restore(target).state, states[1])
-
-
 def test_what_a_killed_run_left_half_done_is_cleaned_up(small, opened):
     directory, states = small
-    for name in ("3", "4.orbax-checkpoint-tmp"):
-        shutil.copytree(directory / "2", directory / name)
-    for step in (1, 3, 4):
-        (directory / f"{step}.unsealed").touch()
-    assert steps_in(directory) == [2] and load_params(directory, shapes(states[2]).params)[1] == 2
-    assert opened().steps == [2]
-    assert {path.name for path in directory.iterdir()} == {"2"}
+    shutil.copytree(directory / "2", directory / "4.orbax-checkpoint-tmp")
+    assert steps_in(directory) == [1, 2]
+    assert load_params(directory, shapes(states[2]).params)[1] == 2
+    checkpoints = opened()
+    assert checkpoints.steps == [1, 2]
+    checkpoints.save(2, states[2])
+    checkpoints.save(3, states[2])
+    checkpoints.wait()
+    assert {path.name for path in directory.iterdir()} == {"2", "3"}
 
 
 def open_files():
@@ -358,27 +320,6 @@ def test_saving_leaves_no_descriptor_and_no_thread_behind(opened):
     # Pools of native threads may still fill up; what is left behind by each save is 12 more of it.
     first, second = (np.max(half, axis=0) for half in (seen[:12], seen[12:]))
     assert np.all(second - first < 6), seen
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.EMFILE, "Too many open files", "x"),
-        # As tensorstore says it.
-        ValueError(
-            "RESOURCE_EXHAUSTED: Failed to open: x [OS error 24: EMFILE Too many open files]"
-        ),
-    ],
-)
-def test_too_many_open_files_are_not_called_a_full_disk(small, opened, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
-
-    checkpoints = opened()
-    monkeypatch.setattr(checkpoint_writing.ocp, "save_checkpointables_async", fail)
-    with pytest.raises(CheckpointError, match="too many files are open.* step 2 is safe") as e:
-        checkpoints.save(3, small[1][1])
-    assert "disk" not in str(e.value)
 
 
 def test_when_none_can_be_read_nothing_is_started_over_or_moved(saved, opened, state, tmp_path):
@@ -402,30 +343,3 @@ def test_a_missing_checkpoint_is_named(saved, state, tmp_path):
         load_params(tmp_path / "checkpoints", shapes(state).params, step=7)
     with pytest.raises(CheckpointError, match="train first"):
         load_params(tmp_path / "elsewhere", shapes(state).params)
-
-
-def test_a_full_disk_is_refused_before_anything_is_written(saved, state, monkeypatch):
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(CheckpointError, match="is full: .* of step 4 .* step 3 is safe"):
-        saved.save(4, at(state, 4))
-    assert_same(saved.restore(shapes(state)).state, at(state, 3))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
-def test_the_checksum_sees_every_bit(dtype):
-    random = np.random.default_rng(0)
-    x = jnp.asarray(random.integers(0, 2, (3, 5)), dtype)
-    seen = {checksum({"x": x})}
-    for i in range(3):
-        for j in range(5):
-            flipped = np.array(x)
-            flipped[i, j] = not flipped[i, j]
-            seen.add(checksum({"x": jnp.asarray(flipped)}))
-    assert len(seen) == 16
-
-
-def test_the_checksum_sees_values_that_change_places():
-    a, b = jnp.arange(4.0), jnp.arange(4.0)[::-1]
-    assert checksum({"x": a, "y": b}) != checksum({"x": b, "y": a})
-    assert checksum(a) != checksum(b)

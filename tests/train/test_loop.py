@@ -22,14 +22,14 @@ from crossattn.train.errors import (
 from crossattn.train.loop import train
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import OptimConfig
-from crossattn.train.signals import StopRequest
+from crossattn.train.processes import StopRequest
 from crossattn.train.workdir import claim, flatten
-from crossattn.train.writers import Jsonl, Silent
+from crossattn.train.writers import Jsonl, Writer
 
 OPTIM = OptimConfig(learning_rate=0.05, warmup_steps=3)
 
 
-class Log(Silent):
+class Log(Writer):
     """Remembers what it was told; after `stop_after` steps asks the run to stop, as Ctrl-C does."""
 
     def __init__(self, stop_after=None):
@@ -321,7 +321,7 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
             if step == 8:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(TrainError, match="the disk is full .* the checkpoints in .* are safe"):
+    with pytest.raises(TrainError, match="No space left on device; the checkpoints in .* are safe"):
         run(tmp_path, Full())
     assert_same_bits(run(tmp_path).state, whole[1].state)
 
@@ -340,9 +340,9 @@ def test_a_work_directory_that_is_removed_is_one_sentence(tmp_path, every):
 def test_the_first_signal_asks_and_handlers_are_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
-        assert not stop.requested
+        assert not stop.after(1)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.requested
+        assert stop.after(2)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # The next one kills.
     assert signal.getsignal(signal.SIGTERM) == before
 

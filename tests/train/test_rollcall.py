@@ -7,12 +7,12 @@ import threading
 import time
 
 import pytest
-
-from crossattn.train import watch as watching
 from crossattn.train.channel import Channel
-from crossattn.train.errors import JoinError
 from crossattn.train.rollcall import Place, Present, call, gather
 from crossattn.train.watch import Watch
+
+from crossattn.train import watch as watching
+from crossattn.train.errors import JoinError
 
 
 @pytest.fixture

@@ -11,18 +11,17 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
-from toy_task import ToyTask
+from toy_task import ToyTask, checksum
 
 from crossattn.train import sharding
 from crossattn.train.checkpoint import load_params
-from crossattn.train.checksum import checksum
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import NonFiniteLoss
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
 from crossattn.train.program import make_program
 from crossattn.train.sharding import MeshConfig, data_shard, make_mesh, put_batch, spec
-from crossattn.train.writers import Silent
+from crossattn.train.writers import Writer
 from tests.conftest import ROOT, with_devices
 
 MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
@@ -119,7 +118,7 @@ def config():
     )
 
 
-class Losses(Silent):
+class Losses(Writer):
     def __init__(self):
         self.values = []
 
@@ -182,10 +181,10 @@ def two_processes(toy_process, last_line, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    together = {"coordinator_address": address, "num_processes": 2}
-    options = OPTIONS | {"mesh": {"fsdp": 2}, "runs": runs}
+    options = OPTIONS | {"mesh": {"fsdp": 2}, "runs": runs, "join": {}}
+    together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     both = [
-        toy_process(workdir, options | {"distributed": together | {"process_id": index}}, devices=2)
+        toy_process(workdir, options, devices=2, JAX_PROCESS_ID=str(index), **together)
         for index in range(2)
     ]
     (_, lines, _), (_, silent, _) = [last_line(process) for process in both]

@@ -11,7 +11,7 @@ from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
 from crossattn.train.program import make_program
 from crossattn.train.trainable import join, split, trained_names
-from crossattn.train.writers import Silent
+from crossattn.train.writers import Writer
 
 FROZEN = {"embedding.table", "norm.scale"}
 CONFIG = dict(learning_rate=0.01, schedule="constant", weight_decay=0.1)
@@ -114,7 +114,7 @@ def test_a_run_of_a_part_goes_on_exactly(tmp_path):
             checkpoint=CheckpointConfig(every=2),
             ema_decay=0.9,
         )
-        return train(ToyTask(), config, tmp_path / folder, writers=[Silent()]).state
+        return train(ToyTask(), config, tmp_path / folder, writers=[Writer()]).state
 
     run("cut", 2)
     cut, whole = run("cut", 4), run("whole", 4)

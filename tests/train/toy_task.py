@@ -9,22 +9,23 @@ import resource
 import signal
 import sys
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
-from crossattn.train import cluster
-from crossattn.train.checksum import checksum
+from crossattn.train import processes
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import TrainError
 from crossattn.train.loop import train
 from crossattn.train.losses import cross_entropy
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
-from crossattn.train.writers import Jsonl, Silent
+from crossattn.train.writers import Jsonl, Writer
 
 VOCAB, WIDTH, HIDDEN = 16, 8, 32
 AXES = {
@@ -125,12 +126,16 @@ class ToyTask:
         (directory / "vocabulary.txt").write_text(str(VOCAB))
 
 
+def checksum(tree):
+    """Of the bits of all arrays, wherever their parts lie."""
+    whole = multihost_utils.process_allgather(tree, tiled=True)
+    return zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(whole)))
+
+
 def main(workdir, options):
     """Joins other processes or limits the size of files when asked, then trains."""
-    if "join_seconds" in options:
-        cluster.join(options["join_seconds"])
-    if "distributed" in options:
-        jax.distributed.initialize(**options["distributed"])
+    if "join" in options:
+        processes.join(**options["join"])
     if "file_limit" in options:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (options["file_limit"],) * 2)
@@ -164,7 +169,7 @@ def run(workdir, options):
     print(json.dumps(out), flush=True)
 
 
-class Printed(Silent):
+class Printed(Writer):
     """Steps and notes on stdout."""
 
     def tick(self, step, values):
