@@ -31,6 +31,7 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
+
 def _flags(count, quick=_QUICK):
     """XLA_FLAGS of the user, with so many devices and the tests' own way to compile."""
     own = {DEVICES, *_QUICK.split()}
