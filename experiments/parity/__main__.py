@@ -4,7 +4,7 @@
 
 Errors are the largest differences, relative to the largest value; of generated texts, the table says how many
 are the same, and how many end before the limit. Chosen models come first, then random ones of every family.
-A page gets the rows that are run in the place of its own table, one for all random models of a family. Exits
+A page gets a new table, with one row for all random models of a family, so --page runs all cases. Exits
 with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
@@ -113,6 +113,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", default=0, type=int, metavar="N", help="of the random models")
     parser.add_argument("--page", metavar="FILE", help="a page whose table is written again")
     options = parser.parse_args(arguments)
+    if options.page and options.only:
+        parser.error("--page writes the whole table; expected no --only beside it")
     parser.needs("torch", "transformers", install="crossattn[bench]")
     print(HEAD)
     wrong: list[str] = []
