@@ -25,6 +25,7 @@ EXTRAS = {
     "train": "training, evaluation, text data",
     "viz": "pictures of attention",
     "weights": "checkpoints of transformers from a folder",
+    "sentencepiece": "tokenizers that are SentencePiece models",
     "hub": "checkpoints by their names on the Hugging Face hub",
     "speech": "recordings, Whisper",
     "images": "sources of images",

@@ -78,10 +78,12 @@ class _File(logging.Handler):
         self._folder = folder
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_kept", False) or not self._folder.is_dir():
+        if getattr(record, "is_kept", False):
             return
-        record.is_kept = True
         try:
+            if not self._folder.is_dir():
+                return
+            record.is_kept = True
             with (self._folder / FILE).open(
                 "a", encoding="utf-8", errors="backslashreplace"
             ) as file:

@@ -117,7 +117,7 @@ def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatc
         return main
 
     monkeypatch.setattr(Options, "parse_args", parsed)
-    monkeypatch.setattr(launch.cluster, "join", lambda seconds: None)
+    monkeypatch.setattr(launch.processes, "join", lambda *_: None)
     for name, words in commands_of(page):
         module = importlib.import_module(f"experiments.{name}")
         if hasattr(module, "__path__") and not hasattr(module, "main"):

@@ -59,7 +59,8 @@ def _run(kernel: str, forward: list[_Forward], traced: Any, arguments: list[Any]
                     kernel, forward, equation.params[_CALLS[equation.primitive.name]], given
                 )
             parameters = equation.primitive.get_bind_params(equation.params)
-            results = equation.primitive.bind(*given, **parameters)
+            with jax.named_scope(str(equation.source_info.name_stack) or kernel):
+                results = equation.primitive.bind(*given, **parameters)
             return results if equation.primitive.multiple_results else [results]
 
         if equation.primitive.name == kernel and forward:

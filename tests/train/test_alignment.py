@@ -135,7 +135,7 @@ def test_growing_takes_neighbours_of_words_that_have_no_link_yet():
     assert symmetrised(both | {near, full}, both | {far}, "grow-diag") == both | {near}
 
 
-def test_a_recipe_that_there_is_none_of_is_refused():
+def test_a_recipe_that_there_is_none_of_is_refused(in_production):
     with pytest.raises(ValueError, match="row_offset is 3"):
         Recipe(row_offset=3)
     with pytest.raises(ValueError, match="symmetrise is 'both'"):

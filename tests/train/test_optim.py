@@ -62,7 +62,7 @@ def test_a_first_moment_in_bfloat16_takes_half_and_steps_nearly_the_same(name):
         np.testing.assert_allclose(*(own[name] for own in updates), rtol=0.02, atol=2e-3)
 
 
-def test_a_moment_of_another_type_is_refused():
+def test_a_moment_of_another_type_is_refused(in_production):
     with pytest.raises(ValueError, match="mu_dtype is 'float16'; use float32 or bfloat16"):
         OptimConfig(mu_dtype="float16")
 
@@ -182,7 +182,7 @@ def test_rates_that_are_none_are_refused(options):
         OptimConfig(**options)
 
 
-def test_unknown_names_and_muon_without_axes_are_refused():
+def test_unknown_names_and_muon_without_axes_are_refused(in_production):
     with pytest.raises(ValueError, match="'adam' is not one of adamw"):
         make_optimizer(OptimConfig(name="adam"), 10)
     with pytest.raises(ValueError, match="'cosin' is not one of constant"):
