@@ -1,6 +1,6 @@
 """What configs are built from: the sections of a run of ``experiments.train``, each with its usual values.
 
-The one thing to know: a section is a function, and its arguments are what an experiment has otherwise. None
+A section is a function, and its arguments are what an experiment has otherwise. None
 is shared between configs, and none is changed after it was made.
 """
 

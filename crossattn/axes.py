@@ -1,7 +1,7 @@
 """What each axis of an array is, and over which axes of a mesh it is split: one table for everything.
 
 Parameters name their axes as metadata (``nnx.Param(x, axes=("embed", "heads"))``), activations by
-``constrain``. The one thing to know: nothing here changes results, only places; on one device, and on a
+``constrain``. Nothing here changes results, only places; on one device, and on a
 mesh none of whose axes the table has, ``constrain`` returns what it was given.
 """
 

@@ -1,7 +1,7 @@
 """Loops whose gradients are sent once: a program for each part of a batch's rows, instead of for all of them.
 
 Left to itself XLA sums a gradient over devices wherever a product gives one: in each microbatch, repeat and
-layer. The one thing to know: inside ``by_rows`` an array has the rows of one part, and what is drawn at
+layer. Inside ``by_rows`` an array has the rows of one part, and what is drawn at
 random must not be the same for all parts; dropout knows, and ``own_rows`` is for everybody else.
 """
 

@@ -1,6 +1,6 @@
 """Launchers, tasks and benchmarks: whatever runs, beside the library that it runs on.
 
-The one thing to know: importing what a launcher needs takes seconds, in which Ctrl-C would print the stack
+Importing what a launcher needs takes seconds, in which Ctrl-C would print the stack
 of whatever is being imported; until a launcher begins, it ends the process with a word instead.
 """
 

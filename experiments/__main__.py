@@ -1,6 +1,6 @@
 """``python -m experiments``: the launchers, the benchmarks and the configs, a line each.
 
-The one thing to know: files are read, not imported, so the list is there at once.
+Files are read, not imported, so the list is there at once.
 """
 
 import ast

@@ -1,6 +1,6 @@
 """What accelerators can do, by their makers' figures: one row a chip.
 
-The one thing to know: these are the figures of data sheets, dense (no sparsity), which no program
+These are the figures of data sheets, dense (no sparsity), which no program
 reaches whole; what is estimated from them is a bound.
 
 Sources:

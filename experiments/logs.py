@@ -1,6 +1,6 @@
 """What other libraries have to say about their errors: in ``log.txt`` of the run, not on the screen.
 
-The one thing to know: a launcher ends with one sentence; the stack of where it came from is for whoever
+A launcher ends with one sentence; the stack of where it came from is for whoever
 mends it, and is in the file.
 """
 

@@ -1,6 +1,6 @@
 """Libraries that results are compared with, where they are installed.
 
-The one thing to know: they are large, so ``make test`` goes without them and compares with files that they
+They are large, so ``make test`` goes without them and compares with files that they
 made; ``pip install 'crossattn[bench]'`` brings them, and continuous integration runs these tests beside them.
 """
 

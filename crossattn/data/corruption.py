@@ -1,6 +1,6 @@
 """Sources and targets made from text alone, for an encoder-decoder: spans taken out, or all after a prefix.
 
-The one thing to know: an objective says how long the texts are that it is given, and all its randomness is
+An objective says how long the texts are that it is given, and all its randomness is
 the generator it is given. It is a frozen dataclass, so that its ``repr`` tells runs apart.
 """
 

@@ -1,6 +1,6 @@
 """Batches for learning from text alone: a stream of tokens cut into chunks, each made a source and a target.
 
-The one thing to know: what a row of the global batch holds is read off its number alone. Its chunks come
+What a row of the global batch holds is read off its number alone. Its chunks come
 from an order that a seed fixes, its noise from a generator made of seed and number. So batches do not
 depend on the number of processes, and a place in the stream resumes them exactly, with fresh noise in
 every epoch.

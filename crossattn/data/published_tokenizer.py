@@ -1,6 +1,6 @@
 """The tokenizer of a published checkpoint, called like one that was trained here.
 
-The one thing to know: its vocabulary has padding, beginning and end wherever its publisher put them, so it
+Its vocabulary has padding, beginning and end wherever its publisher put them, so it
 comes with a `Frame` of its own, which `frame_of` reads off what it puts around a text.
 """
 

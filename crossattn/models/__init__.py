@@ -1,6 +1,6 @@
 """Architectures, one file each: a frozen config, the module, ``tiny()`` and ``example()`` for tests.
 
-The one thing to know: a name finds its file. "transformer" is ``transformer.py`` here, with ``Transformer``,
+A name finds its file. "transformer" is ``transformer.py`` here, with ``Transformer``,
 ``TransformerConfig`` and ``tiny``; a name with a dot, "mine.reader", is a module of your own on the import
 path.
 """

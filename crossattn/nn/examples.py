@@ -1,6 +1,6 @@
 """Inputs drawn at random, of which the ``example`` of a model is made: what it can be tried with.
 
-The one thing to know: the same call gives the same numbers, and padding comes after what there is without it.
+The same call gives the same numbers, and padding comes after what there is without it.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Images in a text: which tokens stand for them, and where each begins.
 
-The one thing to know: an image is placed by the position of its first token in its row's text, so that it
+An image is placed by the position of its first token in its row's text, so that it
 stands there whatever a search has read or taken back.
 """
 

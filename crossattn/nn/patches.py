@@ -1,6 +1,6 @@
 """Pictures as sequences: patches, learnt tokens before them, and where each patch stands.
 
-The one thing to know: positions are learnt for pictures of one size, and interpolated for others.
+Positions are learnt for pictures of one size, and interpolated for others.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A model made ready for programs that read its weights many times, as the loop of decoding does.
 
-The one thing to know: what layers do to their weights in each call is done once before, to the same numbers.
+What layers do to their weights in each call is done once before, to the same numbers.
 A layer that computes in bfloat16 rounds float32 weights; a scan takes each layer's out of a stacked array.
 """
 

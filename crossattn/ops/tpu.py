@@ -1,6 +1,6 @@
 """What attention kernels for TPUs have in common: blocks of whole tiles that fit a core's vector memory.
 
-The one thing to know: a kernel holds two of each block that comes and goes, what it sums up, and the logits
+A kernel holds two of each block that comes and goes, what it sums up, and the logits
 of one block; what does not fit is an error of the compiler, so it is counted here first.
 """
 

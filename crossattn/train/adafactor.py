@@ -1,6 +1,6 @@
 """Adafactor, the second moment of a matrix kept as a mean of its rows and one of its columns.
 
-The one thing to know: which axes are the rows of a matrix and which its columns is given, not read off sizes.
+Which axes are the rows of a matrix and which its columns is given, not read off sizes.
 An attention kernel [embed, heads, head_dim] has columns of two axes, so that it is factored although no two
 of its axes are large; and layers stacked for a scan are as many matrices, each with a size of its own.
 

@@ -1,6 +1,6 @@
 """The training loop, top to bottom.
 
-The one thing to know: killed at any moment and started again with the same config and work
+Killed at any moment and started again with the same config and work
 directory, a run ends with the parameters, bit for bit, of the run that was never killed. With
 another mesh or number of processes it goes on as well, on the same batches as long as the data's
 position is one for all processes (`crossattn.data` has it so); sums then run in another order, and

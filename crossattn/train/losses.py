@@ -1,6 +1,6 @@
 """Losses, summed over tokens, so that accumulated and sharded batches add up exactly.
 
-The one thing to know: `cross_entropy` returns sums, never means. Divide by `sums["weight"]`.
+`cross_entropy` returns sums, never means. Divide by `sums["weight"]`.
 """
 
 from functools import partial

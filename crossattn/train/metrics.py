@@ -1,6 +1,6 @@
 """What a run has to show while it goes: sums over a window of steps, and where the time went.
 
-The one thing to know: numbers are read back from the device some steps late, so that looking at
+Numbers are read back from the device some steps late, so that looking at
 them never keeps it waiting; `flush` catches up before anything is evaluated or saved.
 """
 

@@ -1,6 +1,6 @@
 """Optimisers and learning-rate schedules: one frozen config in, one optax transformation out.
 
-The one thing to know: every optimiser here is the same chain, clip -> direction -> weight decay
+Every optimiser here is the same chain, clip -> direction -> weight decay
 -> learning rate, so that they differ in the direction only. What is decayed and what Muon may
 orthogonalise is read off the parameters' logical axes.
 """

@@ -1,6 +1,6 @@
 """What a run computes, before anything is computed: mesh, optimiser, shapes and places, the step.
 
-The one thing to know: nothing here needs the devices to be there. `train` runs this step on the
+Nothing here needs the devices to be there. `train` runs this step on the
 devices of this process, and a plan compiles the same step for devices that it only knows by name.
 """
 

@@ -1,6 +1,6 @@
 """Where arrays live: one mesh, one table from logical axes to mesh axes.
 
-The one thing to know: nothing here changes results, only places. With one device there is no
+Nothing here changes results, only places. With one device there is no
 mesh (`make_mesh` gives None) and every function below passes its arguments through.
 
 Mesh axes: `data` and `fsdp` both split the batch; `fsdp` also splits parameters along the model

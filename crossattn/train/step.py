@@ -1,6 +1,6 @@
 """One training step: loss, gradient, update, average, in one jitted function of the state.
 
-The one thing to know: the same state and the same batch give the same next state, bit for bit.
+The same state and the same batch give the same next state, bit for bit.
 All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
 """
 

@@ -1,6 +1,6 @@
 """Which parameters are trained and how fast, by regular expressions on their names.
 
-The one thing to know: what is frozen is not differentiated and has no state in the optimiser; steps carry it
+What is frozen is not differentiated and has no state in the optimiser; steps carry it
 along as it is. Names are paths such as "decoder.stack.layers.0.cross.query.kernel".
 """
 

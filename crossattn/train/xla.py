@@ -1,6 +1,6 @@
 """Flags of XLA as a setting of a run, so that what a step was compiled with is kept with it.
 
-The one thing to know: they are the compiler's options of the step alone. XLA_FLAGS in the environment are
+They are the compiler's options of the step alone. XLA_FLAGS in the environment are
 those of the whole process.
 """
 

@@ -2,8 +2,8 @@
 
     python -m experiments.plan --config=experiments/bench/published.py:vit_b16 --topology=v5e:4x4
 
-The one thing to know: the data are made up, for a plan reads none; of pictures only their size counts, and
-the classes are those of the made-up shapes, of which there are fewer than in ImageNet.
+The data are synthetic, for a plan reads none; only the size of pictures counts, and
+the classes are those of the synthetic shapes, of which there are fewer than in ImageNet.
 
 Sources: Dosovitskiy et al. 2021 (ViT-B/16, batches of 4,096); Jaegle et al. 2021, "Perceiver IO" (512
 latents of 1,024, eight times six layers, 224 x 224 pixels with 64 bands, batches of 1,024); Liu et al. 2023

@@ -1,6 +1,6 @@
 """What a device sends in one step: the collectives of a compiled program, by mesh axis.
 
-The one thing to know: compiled programs number devices by their place in the mesh, so a group of
+Compiled programs number devices by their place in the mesh, so a group of
 numbers says along which mesh axes its members differ. Bytes are those that a ring sends: an all-gather
 or reduce-scatter passes on all parts but one, an all-reduce does both.
 """

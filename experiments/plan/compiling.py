@@ -1,6 +1,6 @@
 """The step of a run, compiled for devices that are not here.
 
-The one thing to know: task, optimiser, mesh, places and step are made by what ``train`` makes them with;
+Task, optimiser, mesh, places and step are made by what ``train`` makes them with;
 only the batch and the vocabulary are taken from the config's numbers instead of from data.
 """
 

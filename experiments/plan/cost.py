@@ -1,6 +1,6 @@
 """What a compiled program computes, reads and writes on one device, kernel by kernel.
 
-The one thing to know: a fused kernel reads its operands once and writes its results once, whatever it
+A fused kernel reads its operands once and writes its results once, whatever it
 computes between; what it takes a slice of, it reads a slice of. Bytes that stay in a TPU's on-chip
 memory do not count. Bytes are those of the arrays, without the padding of tiles; products take as long as
 with the padding of the chip's matrix unit.

@@ -1,6 +1,6 @@
 """The plan of generation: what a device reads and sends for each token, and what its caches take.
 
-The one thing to know: one turn of the decoding loop makes one token of every row, and reads all weights
+One turn of the decoding loop makes one token of every row, and reads all weights
 that the device has and the caches of its rows. Search is greedy, the parameters lie as in training.
 """
 

@@ -1,6 +1,6 @@
 """Optimised HLO read as text: every instruction that a device runs, and how often.
 
-The one thing to know: a loop's body stands once in the text and runs many times, so instructions come
+A loop's body stands once in the text and runs many times, so instructions come
 with the product of the trip counts of the loops around them. Where the text does not say how often a
 loop runs, its counter does: what it starts from, is compared with, and grows by.
 """

@@ -1,6 +1,6 @@
 """How long collectives take: bytes by the links that carry them.
 
-The one thing to know: a group's bandwidth is that of the links between its members: on a TPU one link
+A group's bandwidth is that of the links between its members: on a TPU one link
 in each direction of each axis of the torus that the group spans, on GPUs NVLink within a host, and between
 slices or hosts the network cards of all members. Latencies do not count.
 """

@@ -1,6 +1,6 @@
 """The plan of a run: what a device holds, sends and computes, and what bounds a step.
 
-The one thing to know: the estimate is a roofline. Every kernel takes as long as its products, padded to the
+The estimate is a roofline. Every kernel takes as long as its products, padded to the
 chip's matrix unit, or its bytes, whichever is longer, at the chip's figures; collectives are hidden behind
 kernels in the estimate, and in its other bound behind nothing.
 """

@@ -1,6 +1,6 @@
 """The fastest way to lay a run out over a topology: mesh, rematerialisation, accumulation.
 
-The one thing to know: all layouts are estimated by arithmetic, in no time; the best few of those that seem
+All layouts are estimated by arithmetic, in no time; the best few of those that seem
 to fit are compiled, in order of estimate, and the compiler's figures decide. One that proves too large
 leaves out all that need as much.
 """
@@ -139,7 +139,7 @@ def layouts(config: Any, topology: Topology) -> list[Layout]:
 class _Estimates:
     """What does not depend on the layout, computed once.
 
-    The one thing to know: nothing here knows a model. What the backward pass reads is asked of JAX, by the
+    Nothing here knows a model. What the backward pass reads is asked of JAX, by the
     shapes of a loss's residuals; what a step multiplies is counted; which axes are split is said by the
     parameters' names of axes.
     """

@@ -1,6 +1,6 @@
 """Devices that are not here, as the accelerators' own compilers know them.
 
-The one thing to know: a topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``), of several slices
+A topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``), of several slices
 that a slower network joins (``2*v5e:16x16``), or of hosts and the devices of each (``h100:2x8``).
 """
 

@@ -1,6 +1,6 @@
 """The text side of a task: sources by split, tokenizers kept with the run, and batches to train on.
 
-The one thing to know: parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
+Parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
 those that it was trained with, and none is read, or trained anew, in their place. A small corpus is tokenised
 in memory at every start; a large one is prepared once, see ``crossattn.data.prepare``.
 """

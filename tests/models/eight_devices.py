@@ -1,6 +1,6 @@
 """A program for eight virtual CPU devices: prints what is wrong with each model's gradients, "" for nothing.
 
-The one thing to know: it holds what one device computes as well, for the sake of compiling it once.
+It holds what one device computes as well, for the sake of compiling it once.
 """
 
 import json

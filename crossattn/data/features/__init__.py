@@ -1,7 +1,7 @@
 """What becomes of the values of an example: a file a kind.
 
 An example is a dict, and a feature says of one of its values how it is prepared, how long it is, and how the
-values of several examples become the arrays of a batch. The one thing to know: a feature with a
+values of several examples become the arrays of a batch. A feature with a
 `max_length` has rows of that width and can be packed, and its NAME comes with NAME_segment_ids and
 NAME_positions; one without is of a fixed size and is stacked, one a row, as NAME alone.
 

@@ -1,6 +1,6 @@
 """Random-access sources of examples, by name: a file of this folder is a source.
 
-The one thing to know: the first part of a name is that of its file, and the rest is for the file to read,
+The first part of a name is that of its file, and the rest is for the file to read,
 "libreoffice_help/en-fr", "files:PATH". A first part with a dot, "mine.letters/large", is a module of your own
 on the import path. A file says
 

@@ -3,7 +3,7 @@
 The HTML of the Debian package `libreoffice-help-en-us` (MPL-2.0), set by PyMuPDF's Story on pages of A5. A
 region is what one tag made: its box, its text, its pixels, and a class by that tag: a heading is a title, an
 item of a list a step, a row of a table is table, a box "note", "tip" or "warning" a note, and the rest are
-paragraphs. The one thing to know: each file is set in a style of its own (typeface, size, headings, indents,
+paragraphs. Each file is set in a style of its own (typeface, size, headings, indents,
 markers of lists, frames of notes and tables), drawn from its name, so that neither a size nor a place alone
 says what a region is; some styles set two classes alike. The last block of a page that goes on may be broken
 and is no region, and neither is code. All pages of a file are in one split. "help_pages/made" makes pages up,
@@ -349,7 +349,7 @@ class _Blocks(HTMLParser):
 
 @functools.cache
 def made_pages(split: str) -> list[dict[str, Any]]:
-    """Pages of made-up sentences, whose first words often tell their class."""
+    """Pages of synthetic sentences, whose first words often tell their class."""
     first = sum(itertools.takewhile(lambda n: n != _MADE[split], _MADE.values()))
     rows = []
     for number in range(first, first + _MADE[split]):

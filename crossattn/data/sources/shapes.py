@@ -1,6 +1,6 @@
 """Pictures of shapes, 16 by 16, with captions, made by code: "shapes", "shapes/en,de", for runs of seconds.
 
-The one thing to know: a picture shows the shape and a caption names it, but a third of the pictures are
+A picture shows the shape and a caption names it, but a third of the pictures are
 noise, and a third of the captions say nothing, never both: together they tell more than each alone.
 """
 

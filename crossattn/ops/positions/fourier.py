@@ -1,6 +1,6 @@
 """Fourier features of places on a grid: where a pixel, a frame or a voxel stands, as sines and cosines.
 
-The one thing to know: an axis goes from -1 to 1 whatever its length, so a picture of another size is the
+An axis goes from -1 to 1 whatever its length, so a picture of another size is the
 same picture at another resolution.
 """
 
