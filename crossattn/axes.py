@@ -75,13 +75,13 @@ def split_over(
 
 
 def spec(
-    names: Sequence[str | None],
+    names: Sequence[Any],
     shape: Sequence[int],
     mesh: Mesh | AbstractMesh,
     table: Rules | None = None,
     among: Sequence[str] | None = None,
 ) -> PartitionSpec:
-    """The partition of one array.
+    """The partition of one array, whose axes have a name, None or ``PartitionSpec.UNCONSTRAINED``.
 
     An axis stays whole where its size does not divide evenly over the mesh axis, or where an earlier axis of
     the array has taken that mesh axis.
@@ -89,9 +89,12 @@ def spec(
     table, free = rules() if table is None else table, list(mesh.shape if among is None else among)
     entries: list[Any] = []
     for name, size in zip(names, shape, strict=True):
+        if name is _ANYWHERE:
+            entries.append(name)
+            continue
         axes = split_over(name, size, mesh, free, table)
         free = [axis for axis in free if axis not in axes]
-        entries.append(name if name is _ANYWHERE else axes[0] if len(axes) == 1 else axes or None)
+        entries.append(axes[0] if len(axes) == 1 else axes or None)
     return PartitionSpec(*entries)
 
 
