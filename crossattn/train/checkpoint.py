@@ -361,8 +361,6 @@ def _crc_of(value: Any) -> int:
 
 def _context() -> ocp.Context:
     context = ocp.Context()
-    # Runs copied into a store from a disk lack what Orbax writes there last; the seal says they are whole.
-    context.atomicity.allow_legacy_atomic_rename = True
     # Trained float32 hardly compresses, and the cores have better things to do.
     context.array.saving.use_compression = False
     # Else threads wait for minutes, and the process with them, where a folder cannot be made.

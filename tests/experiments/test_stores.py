@@ -3,7 +3,6 @@ as one on a disk is."""
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -24,21 +23,35 @@ def is_written(checkpoints):
     return any(not (checkpoints / name / "commit_success.txt").exists() for name in names)
 
 
-def test_killed_twice_is_the_run_never_killed(store, tiny_run, parameters, environment, launched):
+@pytest.mark.slow  # tests/train cuts a checkpoint short
+def test_killed_twice_is_the_run_never_killed(
+    store, tiny_run, parameters, environment, launched, tmp_path
+):
     workdir = storage.folder(store)
     command = [sys.executable, "-m", "experiments.train", TINY, *STEPS, f"--workdir={store}"]
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    moments = random.Random(os.getpid())
-    for writing, earliest in ((True, 1), (False, 14)):
-        step = earliest + moments.randrange(6)
-        process = subprocess.Popen(command, cwd=ROOT, env=environment | servers(), **piped)
-        while not process.stdout.readline().startswith((f"step {step}/", f"step {step + 1}/")):
-            assert process.poll() is None
-        while writing and not is_written(workdir / "checkpoints"):
-            assert process.poll() is None
-        process.kill()
-        process.stdout.close()
-        assert process.wait(60) == -signal.SIGKILL
+    errors = tmp_path / "errors.txt"
+    for writing, step in ((True, 4), (False, 17)):
+        with (
+            errors.open("w") as stderr,
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment | servers(),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            ) as process,
+        ):
+            try:
+                while not process.stdout.readline().startswith(
+                    (f"step {step}/", f"step {step + 1}/")
+                ):
+                    assert process.poll() is None, errors.read_text()
+                while writing and not is_written(workdir / "checkpoints"):
+                    assert process.poll() is None, errors.read_text()
+            finally:
+                process.kill()
+        assert process.returncode == -signal.SIGKILL
     code, out, err = launched("train", TINY, *STEPS, f"--workdir={store}")
     assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
     jax.tree.map(np.testing.assert_array_equal, parameters(workdir), parameters(tiny_run))

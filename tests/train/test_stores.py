@@ -110,6 +110,22 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage)
     assert steps_in(copied / "unreadable") == [8]
 
 
+@pytest.mark.parametrize("written", ["metadata", "all but the commit"])
+def test_a_checkpoint_that_was_not_committed_is_none(copied, whole, written):
+    """A run killed while it wrote its only checkpoint begins anew: nothing was lost."""
+    storage.delete(copied / "checkpoints" / "6")
+    only = copied / "checkpoints" / "8"
+    for name in storage.sizes(only):
+        if name == "commit_success.txt" or (
+            written == "metadata" and name != "_CHECKPOINT_METADATA"
+        ):
+            storage.delete(only / name)
+    log = Notes()
+    assert_same(run(copied, log=log).state, whole[1])
+    assert not [line for line in log.said if "cannot be read" in line or "going on" in line]
+    assert steps_in(copied / "checkpoints") == [6, 8]
+
+
 def test_resume_never_puts_the_old_run_aside(copied, whole):
     with pytest.raises(WorkdirMismatch, match="seed was 0, is 1"):
         run(copied, seed=1)
