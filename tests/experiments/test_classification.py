@@ -54,6 +54,7 @@ def test_a_folder_of_pictures_by_class_is_learnt(tmp_path, launched):
     assert "accuracy 1" in out
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_and_averaged(launched, tmp_path, capsys):
     runs = {read: tmp_path / read for read in ("image", "caption")}
     for read, workdir in runs.items():

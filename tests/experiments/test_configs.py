@@ -36,8 +36,8 @@ def test_the_configs_of_the_project_are_found():
     assert expected <= set(CONFIGS)
 
 
-# One for each kind of task; the others are in `make test-all`.
-QUICK = {"emoji_captions", "emoji_group", "emoji_llava", "help_pages", "libreoffice", "lm_small"}
+# One for most kinds of task; the others are in `make test-all`.
+QUICK = {"emoji_captions", "emoji_group", "libreoffice", "lm_small"}
 
 
 @pytest.mark.parametrize(

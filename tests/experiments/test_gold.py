@@ -51,6 +51,7 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     assert score(pairs, Recipe(row_offset=2))["precision"] > 60
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_links_trains_beside_latent_ones(few_phrases, tmp_path):
     config = tiny(alignment_share=0.1)
     assert train.run(config, tmp_path).status == "finished"
@@ -59,6 +60,7 @@ def test_a_tenth_of_the_links_trains_beside_latent_ones(few_phrases, tmp_path):
         assert len(values) >= 3 and np.isfinite(values).all() and min(values) > 0
 
 
+@pytest.mark.slow
 def test_the_diagonal_is_learnt_and_coverage_kept_without_links(few_phrases, tmp_path):
     config = tiny(alignment_coverage=0.2)
     config.loss.alignment = "diagonal"

@@ -55,6 +55,7 @@ def test_what_does_not_fit_is_named_before_a_folder_is_claimed(tiny_run, refused
     assert "no regular expression" in said("--config.init.new=(")
 
 
+@pytest.mark.slow
 def test_what_is_new_begins_afresh_and_the_rest_as_it_was(tiny_run, launched, parameters, tmp_path):
     arguments = (
         TINY,
@@ -73,6 +74,7 @@ def test_what_is_new_begins_afresh_and_the_rest_as_it_was(tiny_run, launched, pa
     jax.tree.map(np.testing.assert_array_equal, before, {name: after[name] for name in before})
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_from_an_earlier_checkpoint(tiny_run, launched, refused, tmp_path):
     still = ("--config.optim.learning_rate=0", "--config.optim.weight_decay=0")
     arguments = (TINY, *SHORT, *still, f"--config.init.from={tiny_run}")

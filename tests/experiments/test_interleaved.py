@@ -81,6 +81,7 @@ def test_an_image_may_take_several_places():
     assert rows["image_positions"].tolist() == [[1, 6]]
 
 
+@pytest.mark.slow
 def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is(
     launched, parameters, refused, tmp_path
 ):

@@ -21,6 +21,7 @@ def refuse(*arguments, **options):
     raise AssertionError("this was to be read from what is prepared")
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_a_prepared_corpus_ends_as_the_one_that_tokenised_in_memory(
     prepared, tiny_run, parameters, killed_at, launched, monkeypatch, tmp_path
 ):

@@ -6,6 +6,7 @@ import signal
 
 import jax
 import numpy as np
+import pytest
 
 from crossattn.train import loop
 from crossattn.train.writers import Writer
@@ -17,6 +18,7 @@ def losses(workdir):
     return [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
 
 
+@pytest.mark.slow  # tests/train kills a smaller run
 def test_killed_three_times_is_the_run_never_killed(
     tiny_run, parameters, killed_at, launched, tmp_path
 ):

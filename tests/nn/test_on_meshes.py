@@ -6,13 +6,14 @@ import pytest
 
 from tests.conftest import on_eight_devices
 
+pytestmark = pytest.mark.slow  # tests/models holds two models to one device
+
 
 @pytest.fixture(scope="module")
 def found():
     return json.loads(on_eight_devices("-m", "tests.nn.eight_devices").splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_ten_random_stacks_have_the_gradients_of_one_device_on_five_meshes(found):
     assert len(found["stacks"]) == 50
     assert {case: fault for case, fault in found["stacks"].items() if fault} == {}

@@ -211,7 +211,9 @@ def scanned_periods(layers, period):
 
 
 @pytest.mark.parametrize(
-    ("share", "remat"), [(False, True), (True, False)], ids=["own-remat", "shared-kept"]
+    ("share", "remat"),
+    [pytest.param(False, True, marks=pytest.mark.slow), (True, False)],
+    ids=["own-remat", "shared-kept"],
 )
 def test_a_period_of_unlike_blocks_scans_as_it_loops(share, remat):
     looped, scanned = unlike(share=share, remat=remat), unlike(share=share, scan=True, remat=remat)
