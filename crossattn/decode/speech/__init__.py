@@ -1,1 +1,1 @@
-"""Speech to text with Whisper: windows, long recordings, and when each word was said."""
+"""Speech to text with Whisper: windows, long recordings, and word times."""

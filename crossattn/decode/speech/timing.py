@@ -1,7 +1,7 @@
-"""When each word was said: the way through cross-attention from the first token to the last.
+"""Start times of words, read from cross-attention.
 
-Heads that follow the sound light up frame after frame as the text goes on. Dynamic time warping finds the
-brightest monotone path through their mean; where the path enters a token's row, the token begins.
+Some heads attend to the frames of the token that is being predicted. Dynamic time warping finds the
+monotone path of the largest mean weight; a token starts at the frame at which the path enters its row.
 
 Source: the alignment of openai-whisper; dynamic time warping, Sakoe and Chiba 1978.
 """
@@ -16,22 +16,22 @@ _DIAGONAL, _DOWN, _RIGHT = 0, 1, 2
 def token_starts(
     weights: Float[np.ndarray, "N T S"], first: int = 0, last: int | None = None, width: int = 7
 ) -> Int[np.ndarray, " t"]:
-    """The source place at which each of the rows ``first`` to ``last`` begins; places never fall.
+    """Returns the source position at which each of the rows ``first`` to ``last`` begins, in ascending order.
 
     Args:
-      weights: attention of heads that follow the source, rows in order, no padding on either axis.
-      first, last: as of a slice; what is outside (a prefix that is not spoken, the end) takes part in the
+      weights: attention of heads that are aligned with the source, without padding on either axis.
+      first, last: bounds of a slice of rows; rows outside (an unspoken prefix, the end) take part in the
         scaling only.
-      width: of the median filter along the source, odd.
+      width: width of the median filter along the source, odd.
     """
     rows, places = warp(-sharpened(weights, width)[first:last])
     return places[np.diff(rows, prepend=-1) > 0]
 
 
 def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.ndarray, "T S"]:
-    """The mean of heads after each place is measured by its own mean and spread over the rows.
+    """Returns the mean of heads after each source position is standardised over the rows.
 
-    What every token looks at (the begin, a loud noise) says nothing of when a token was said, and vanishes.
+    Positions that every token attends to (the beginning, a loud noise) carry no timing and vanish.
     """
     weights = np.asarray(weights, np.float32)
     weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -41,7 +41,7 @@ def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.n
 
 
 def median(x: Float[np.ndarray, "*B S"], width: int) -> Float[np.ndarray, "*B S"]:
-    """The median of ``width`` neighbours along the last axis, mirrored at both ends.
+    """Returns the median of ``width`` neighbours along the last axis, mirrored at both ends.
 
     Raises:
       ValueError: the width is even.
@@ -58,7 +58,7 @@ def median(x: Float[np.ndarray, "*B S"], width: int) -> Float[np.ndarray, "*B S"
 def warp(
     cost: Float[np.ndarray, "T S"],
 ) -> tuple[Int[np.ndarray, " P"], Int[np.ndarray, " P"]]:
-    """The cheapest path from the first cell to the last, by steps down, right and diagonal.
+    """Finds the cheapest path from the first cell to the last, by steps down, right and diagonal.
 
     Returns:
       The rows and the columns of its cells, in order.
@@ -72,7 +72,7 @@ def warp(
         i = np.arange(max(1, diagonal - S), min(T, diagonal - 1) + 1)
         j = diagonal - i
         before = np.stack([total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]])
-        # Of equals the last is taken, so that a path waits before it goes on.
+        # The last of equal steps is taken, so that a path waits before it goes on.
         step = 2 - np.argmin(before[::-1], axis=0)
         came[i, j] = step
         total[i, j] = cost[i - 1, j - 1] + np.take_along_axis(before, step[None], axis=0)[0]

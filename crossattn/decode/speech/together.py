@@ -1,7 +1,7 @@
-"""Many jobs that each go step by step, with the steps of the same kind taken together.
+"""Scheduler that batches equal steps of many jobs.
 
-A job is a generator: it yields a ``Step``, is sent the result, and returns what it found. Jobs know nothing
-of one another, so a batch forms whatever their lengths.
+A job is a generator: it yields a ``Step``, receives its result, and returns its own result at the end. Jobs
+are independent of one another, so they form batches whatever their lengths.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Step(NamedTuple):
-    """What a job asks for: ``arrays`` are its row of a batch, ``group`` who may share it."""
+    """Request of a job: ``arrays`` are one row of a batch; steps of an equal ``group`` may share it."""
 
     group: Hashable
     arrays: tuple[Any, ...]
@@ -24,14 +24,14 @@ Job = Generator[Step, Any, T]
 def together(
     jobs: Iterable[Job[T]], take: Callable[[Sequence[Step]], Sequence[Any]], max_jobs: int
 ) -> list[T]:
-    """What the jobs return, in order.
+    """Runs the jobs and returns their results in order.
 
-    The largest group goes first, so that those who are behind catch up. Groups are taken in powers of two,
+    The largest group goes first, so that jobs that are behind catch up. Groups are taken in powers of two,
     since each size is a program to compile.
 
     Args:
-      jobs: begun when there is room for them.
-      take: the results of steps of one group.
+      jobs: generators, each begun when there is room for it.
+      take: a function from steps of one group to their results.
       max_jobs: the most jobs at once, and the most steps in one call.
     """
     by_index: dict[int, T] = {}

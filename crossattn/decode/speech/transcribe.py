@@ -1,6 +1,6 @@
-"""Long recordings to text with Whisper: window after window, several recordings at once.
+"""Transcription of long recordings with Whisper, window by window, several recordings at once.
 
-A window is 30 seconds. The last time written in it says where the next begins; what went wrong is written
+A window is 30 seconds. Its last time token sets where the next window begins; a window that failed is decoded
 again at a higher temperature. Each recording is a job of its own (``together``), so recordings share batches.
 
 Source: Radford et al. 2022, section 4.5.
@@ -38,13 +38,13 @@ _ROUND = 32  # tokens: lengths are rounded to this, since a program is compiled 
 
 @dataclass(frozen=True)
 class Retry:
-    """When a window is written again, and when it is left out.
+    """Thresholds at which a window is decoded again or left out.
 
     Attributes:
-      temperatures: tried in turn; the last stands whatever it gives.
-      compression: text that compresses better than this repeats itself.
-      log_p: text whose mean log-probability is lower was guessed.
-      no_speech: a window of guessed text is left out when this probability is exceeded.
+      temperatures: temperatures tried in turn; the text of the last is kept in any case.
+      compression: largest compression ratio; text above it repeats itself.
+      log_p: least mean log-probability; text below it is taken for a guess.
+      no_speech: largest no-speech probability of a guessed window; above it the window is left out.
     """
 
     temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -55,19 +55,19 @@ class Retry:
 
 @dataclass(frozen=True)
 class Transcriber:
-    """A Whisper that transcribes recordings.
+    """Whisper model that transcribes recordings.
 
     Attributes:
-      build, params: the model; ``build`` has its ``config``, as what ``weights.load`` gives.
-      tokens: its vocabulary.
+      build, params: the model, as ``weights.load`` returns it; ``build`` has a ``config``.
+      tokens: vocabulary of the model.
       task: "transcribe", or "translate" into English.
-      times: write times; without them each window is one segment, and the next begins where it ends.
-      heads: (layer, head) that follow the sound; given, every word gets its times.
-      previous: show each window the text of those before.
-      retry: what happens to a window that went wrong.
-      batch: the most windows taken at once.
-      key: of the draws at higher temperatures; each recording's windows and temperatures have keys of their
-        own made from it, whatever they share a batch with.
+      times: whether to generate time tokens; without them each window is one segment.
+      heads: (layer, head) aligned with the sound; if given, every word gets its times.
+      previous: whether a window is conditioned on the text of those before.
+      retry: thresholds for decoding a window again.
+      batch: largest number of windows decoded at once.
+      key: key of sampling at higher temperatures; each recording, window and temperature derives its own key
+        from it, whatever else is in the batch.
     """
 
     build: Any
@@ -84,11 +84,11 @@ class Transcriber:
     def __call__(
         self, recordings: Iterable[Float[np.ndarray, "_ M"]], language: str | None = None
     ) -> list[Transcript]:
-        """The transcripts of recordings, each given as ``data.mel.log_mel`` frames.
+        """Transcribes recordings, each given as ``data.mel.log_mel`` frames.
 
         Args:
-          recordings: any number of any length; no more than ``batch`` are held at once.
-          language: a code such as "en"; None asks the model about the first window.
+          recordings: any number of any length; at most ``batch`` are held at once.
+          language: a code such as "en"; None identifies it from the first window.
         """
         keys = (jax.random.fold_in(self.key, n) for n in itertools.count())
         jobs = (
@@ -100,12 +100,12 @@ class Transcriber:
     def attention(
         self, window: Float[np.ndarray, "F M"], words: Sequence[str], language: str = "en"
     ) -> Float[np.ndarray, "W S"]:
-        """Where ``heads`` look, on average, while each word of one window is written.
+        """Returns the mean attention of ``heads`` for each word of one window.
 
         Args:
           window: frames of at most 30 seconds.
-          words: as the ``Word`` of a transcript has them. Those that the model has no positions for, as
-            what it wrote in half characters takes more tokens when it is read, get rows of 0.
+          words: texts of the ``Word``s of a transcript. Words beyond the model's positions get rows of 0;
+            characters that were generated in halves take more tokens when they are encoded again.
         """
         ids = [self.tokens.encode(word) for word in words]
         prefix = self._prefix(language, times=False)
@@ -125,7 +125,7 @@ class Transcriber:
     def _listen(
         self, frames: Float[np.ndarray, "F M"], language: str | None, key: Key[Array, ""]
     ) -> Job[Transcript]:
-        """One recording, from its first window to its last."""
+        """Transcribes one recording."""
         size = self.build.config.max_frames
         segments: list[Segment] = []
         said: list[int] = []
@@ -133,7 +133,7 @@ class Transcriber:
         while seek < len(frames):
             window = frames[seek : seek + size]
             step = len(window)
-            if window.min() < window.max():  # else it is without any sound
+            if window.min() < window.max():  # else the window is silent
                 heard = yield from self._hear(window)
                 language = language or (yield from self._likeliest(heard))
                 own = jax.random.fold_in(key, seek)
@@ -153,7 +153,7 @@ class Transcriber:
         return (yield Step(("hear",), (np.pad(window, ((0, missing), (0, 0))),)))
 
     def _likeliest(self, heard: Float[Array, "S D"]) -> Job[str]:
-        """The language of a window."""
+        """Identifies the language of a window."""
         if not self.tokens.multilingual:
             return "en"
         probabilities = yield Step(("language",), (heard,))
@@ -166,7 +166,7 @@ class Transcriber:
         language: str,
         key: Key[Array, ""],
     ) -> "Job[_Text | None]":
-        """The text of a window, at the first temperature that gives one to believe; None for silence."""
+        """Decodes a window at the first temperature whose text passes ``retry``; None for silence."""
         prefix = self._prefix(language, times=self.times)
         longest = self.build.config.transformer.max_length
         shown = min(len(said), longest // 2 - 1)
@@ -192,7 +192,7 @@ class Transcriber:
     def _follow(
         self, heard: Float[Array, "S D"], pieces: Sequence[Piece], frames: int, language: str
     ) -> Job[list[tuple[Word, ...]]]:
-        """The words of each piece, in seconds of the window."""
+        """Returns the words of each piece, in seconds of the window."""
         texts = [self._text_ids(piece) for piece in pieces]
         ids = [id for text in texts for id in text]
         if not (self.heads and ids):
@@ -212,9 +212,9 @@ class Transcriber:
     def _read(
         self, heard: Float[Array, "S D"], ids: Sequence[int], frames: int, language: str
     ) -> Job[tuple[Float[np.ndarray, "n T S"], Float[np.ndarray, " t"], int]]:
-        """Attention of ``heads`` to what is sound; log-probabilities of ``ids``; the first row of theirs.
+        """Returns attention of ``heads``, log-probabilities of ``ids``, and the first row of ``ids``.
 
-        A row predicts the token after it, so that one is the last of the prefix.
+        A row predicts the token after it, so the first row is that of the last token of the prefix.
         """
         prefix = self._prefix(language, times=False)
         known = [*prefix, *ids, self.tokens.end]
@@ -232,7 +232,7 @@ class Transcriber:
         words: Sequence[Sequence[Word]],
         offset: float,
     ) -> list[Segment]:
-        """What was found in a window, in seconds of the recording."""
+        """Converts the pieces of a window into segments, in seconds of the recording."""
         return [
             Segment(
                 start=round(offset + piece.start, 2),
@@ -248,7 +248,7 @@ class Transcriber:
         ]
 
     def _take(self, steps: Sequence[Step]) -> list[Any]:
-        """Steps of one group, in one call of the model."""
+        """Runs steps of one group in one call of the model."""
         kind, *group = steps[0].group  # type: ignore[misc]
         rows = [jnp.stack(column) for column in zip(*(s.arrays for s in steps), strict=True)]
         model = self.build, self.params
@@ -278,7 +278,7 @@ class Transcriber:
 
 @dataclass(frozen=True)
 class _Text:
-    """What was written of a window."""
+    """Generated text of one window."""
 
     tokens: tuple[int, ...]
     temperature: float

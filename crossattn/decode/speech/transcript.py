@@ -1,4 +1,4 @@
-"""What a transcript is made of, and how the tokens of a window become its segments."""
+"""Transcripts, and the conversion of a window's tokens into segments."""
 
 import math
 import zlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 FRAME, TIME = 0.01, 0.02
-"""Seconds of a frame of the spectrogram; from one time token to the next, and of a vector of the encoder."""
+"""Seconds of a spectrogram frame; seconds of a time token's step, which is also that of an encoder vector."""
 
 _OPENING = "\"'“¿([{-"
 _CLOSING = "\"'.。,，!！?？:：”)]}、"
@@ -14,7 +14,7 @@ _CLOSING = "\"'.。,，!！?？:：”)]}、"
 
 @dataclass(frozen=True)
 class Word:
-    """A word as written, its space before it included; seconds; mean probability of its tokens."""
+    """A word with its leading space, its start and end in seconds, and the mean probability of its tokens."""
 
     text: str
     start: float
@@ -22,23 +22,23 @@ class Word:
     probability: float
 
     def later(self, seconds: float) -> "Word":
-        """The word so many seconds later."""
+        """Returns the word shifted by so many seconds."""
         start, end = float(self.start + seconds), float(self.end + seconds)
         return replace(self, start=round(start, 2), end=round(end, 2))
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A phrase.
+    """A phrase of a transcript.
 
     Attributes:
       start, end: seconds from the beginning of the recording.
-      text: as written, its space before it included.
-      tokens: of the text.
-      temperature: at which it was written.
+      text: the decoded tokens, with their leading space.
+      tokens: token ids of the text.
+      temperature: temperature at which its window was decoded.
       log_p: mean log-probability of its window's tokens.
       no_speech: probability that nobody speaks in its window.
-      words: with times, if they were asked for.
+      words: words with times; empty unless ``Transcriber.heads`` are given.
     """
 
     start: float
@@ -60,18 +60,18 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All segments in one."""
+        """Text of all segments."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
     def words(self) -> tuple[Word, ...]:
-        """The words of all segments."""
+        """Words of all segments."""
         return tuple(word for segment in self.segments for word in segment.words)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a window between two times, which are among them; seconds from the window's begin."""
+    """Tokens from one time token to another, both included; times in seconds of the window."""
 
     tokens: tuple[int, ...]
     start: float
@@ -79,15 +79,15 @@ class Piece:
 
 
 def split(tokens: Sequence[int], first_time: int, frames: int) -> tuple[list[Piece], int]:
-    """The pieces of a window, and how many frames further the next window begins.
+    """Returns the pieces of a window, and the number of frames until the next window.
 
-    Two times in a row end one piece and begin another. What stands after the last pair is half a phrase: the
-    next window hears it whole. A lone time at the end says that nothing follows.
+    Two time tokens in a row end one piece and begin another. Tokens after the last pair are half a phrase,
+    which the next window decodes whole. A single time token at the end means that no phrase follows.
 
     Args:
-      tokens: what was written, without the end.
+      tokens: generated tokens without the end.
       first_time: the token of 0.00 s.
-      frames: of sound in the window.
+      frames: number of frames of sound in the window.
     """
 
     def time(token: int) -> float:
@@ -109,13 +109,13 @@ def split(tokens: Sequence[int], first_time: int, frames: int) -> tuple[list[Pie
 
 
 def compression(text: str) -> float:
-    """How many times smaller the text gets when it is compressed; repetition makes it large."""
+    """Returns the ratio of the text's size to its compressed size; repetition makes it large."""
     raw = text.encode("utf-8")
     return len(raw) / len(zlib.compress(raw))
 
 
 def join_punctuation(words: Sequence[Word]) -> tuple[Word, ...]:
-    """Words with the marks that open or close them."""
+    """Joins punctuation marks to the words that they open or close."""
     joined: list[Word] = []
     for word in words:
         before = joined[-1] if joined else None
@@ -129,5 +129,5 @@ def join_punctuation(words: Sequence[Word]) -> tuple[Word, ...]:
 
 
 def probability(log_p: Sequence[float]) -> float:
-    """The mean probability of tokens."""
+    """Returns the mean probability of tokens from their log-probabilities."""
     return sum(map(math.exp, log_p)) / len(log_p)

@@ -1,7 +1,7 @@
-"""One window of sound, with Whisper: hear it, name its language, write its text, follow its words.
+"""Whisper on one window of sound: encoding, language identification, decoding, word alignment.
 
 Each step is compiled once for each batch size and length; ``transcribe`` walks over long recordings with
-them. The model is a *build* and its parameters, as everywhere.
+them. The model is given as a *build* and its parameters.
 """
 
 import functools
@@ -20,7 +20,7 @@ from crossattn.types import AnyArray, Array, Float, Int, Key, Params
 
 @runtime_checkable
 class SpeechTokens(Protocol):
-    """What is asked of a vocabulary; ``data.whisper_tokens.WhisperTokens`` is one."""
+    """Protocol of a Whisper vocabulary; ``data.whisper_tokens.WhisperTokens`` has it."""
 
     start: int
     end: int
@@ -47,11 +47,11 @@ class SpeechTokens(Protocol):
 
 
 class Written(NamedTuple):
-    """What the decoder writes.
+    """Generated text of windows.
 
     Attributes:
-      tokens: [B T], then the end until T.
-      lengths: [B], tokens before the end.
+      tokens: [B T], filled up with the end token.
+      lengths: [B], number of tokens before the end.
       log_p: [B], the mean log-probability of the tokens, the end included.
       no_speech: [B], the probability that nobody speaks.
     """
@@ -63,11 +63,11 @@ class Written(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Where the decoder looks while it reads a known text.
+    """Attention and log-probabilities of a given text.
 
     Attributes:
       weights: [B n T S], attention of the chosen heads.
-      log_p: [B T], of each token given those before; the first is 0.
+      log_p: [B T], log-probability of each token given those before it; the first is 0.
     """
 
     weights: Float[Array, "B n T S"]
@@ -76,7 +76,7 @@ class Followed(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("build",))
 def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
-    """The encoder's vectors of windows."""
+    """Returns the encoder's vectors of windows."""
     return functional.bind(build, params).encode(frames).vectors
 
 
@@ -84,7 +84,7 @@ def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Arr
 def likely_languages(
     build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: SpeechTokens
 ) -> Float[Array, "B n"]:
-    """Probabilities, in the order of ``tokens.languages``, where a transcript names its language."""
+    """Returns the probabilities of languages, in the order of ``tokens.languages``."""
     model = functional.bind(build, params)
     states = model.prefill(len(encoded), 1, 1, encoded=encoded)
     logits = _after_start(model, encoded, tokens, states)
@@ -105,15 +105,15 @@ def write(
     times: bool = True,
     max_new_tokens: int = 224,
 ) -> Written:
-    """The text of windows: the most likely token at each step, or with a key a drawn one.
+    """Decodes windows: the most likely token at each step, or with a key a sampled one.
 
     Args:
-      prefix: what the transcript begins with, see ``WhisperTokens.prefix``; before it, after the token
-        ``previous``, what was said before.
-      key: one for all windows, or one for each [B].
-      temperature: of the draw.
-      times: write times, by the rules of ``time_rules``; they go with the prefix.
-      max_new_tokens: the most tokens written.
+      prefix: first tokens of the transcript, see ``WhisperTokens.prefix``; the token ``previous`` and the
+        text of earlier windows may precede them.
+      key: one key for all windows, or one for each [B].
+      temperature: temperature of sampling.
+      times: whether to generate time tokens by ``time_rules``; the prefix must agree.
+      max_new_tokens: largest number of generated tokens.
 
     Raises:
       ValueError: prefix and ``max_new_tokens`` together are more than the model has positions for.
@@ -147,7 +147,7 @@ def follow(
     text: Int[Array, "B T"],
     heads: tuple[tuple[int, int], ...],
 ) -> Followed:
-    """Read a known text, its prefix included, and keep the attention of ``heads`` (layer, head).
+    """Scores a given text, its prefix included, and returns the attention of ``heads`` (layer, head).
 
     Raises:
       ValueError: the text is longer than the model has positions for.
@@ -162,10 +162,10 @@ def follow(
 
 
 def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
-    """Times come in pairs, the end of one segment and the begin of the next; they never fall.
+    """Returns a processor that keeps time tokens in pairs and in ascending order.
 
-    The first token is a time, at most ``latest_first`` steps in. Where all times together are likelier than
-    any text, a time comes.
+    A pair is the end of one segment and the beginning of the next. The first token is a time of at most
+    ``latest_first`` steps. A time is forced if all times together are likelier than any text token.
 
     Source: Radford et al. 2022, section 4.5; the rules of openai-whisper.
     """
@@ -178,7 +178,7 @@ def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
         last, before = (context.tokens[context.length - n] >= first for n in (1, 2))
         last, before = last & (context.generated >= 1), before | (context.generated < 2)
         newest = jnp.max(jnp.where(written, context.tokens, 0))
-        # The begin of a segment may be the end of the one before; its own end may not.
+        # A segment may begin where the one before it ends, but not end where it begins.
         earliest = jnp.where(newest >= first, newest + ~(last & ~before), first)
 
         banned = (ids == tokens.no_times) | (is_time & (ids < earliest))
@@ -196,7 +196,7 @@ def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
 def _after_start(
     model: Any, encoded: Float[Array, "B S D"], tokens: SpeechTokens, states: Any
 ) -> Float[Array, "B V"]:
-    """Logits where a transcript begins: they say the language, and whether anybody speaks."""
+    """Returns the logits after the start token, which rate languages and the absence of speech."""
     start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
     logits, _ = model.decode_step(start, states)
     return logits[:, 0, 0]
