@@ -14,27 +14,15 @@ from tests import numpy_model as oracle
 
 from . import markov
 from .markov import EOS
+from .translators import LENGTH, SEGMENTS, SOURCE, V, language_model, translator
 
-V, LENGTH, BEAMS = 16, 7, 3
-SEED = 17
-CONFIG = transformer.tiny(vocab_size=V, encoder_layers=1, tie_output=False)
-BUILD = lambda rngs: Transformer(CONFIG, rngs=rngs)  # noqa: E731
-RNG = np.random.default_rng(0)
-SOURCE = RNG.integers(3, V, (3, 6)).astype(np.int32)
-SEGMENTS = (np.arange(6) < np.array([[6], [4], [5]])).astype(np.int32)
+BEAMS = 3
+BUILD, PARAMS = translator()
 
 
 @pytest.fixture(scope="module")
 def params():
-    """Random, but sentences end now and then, and padding is never chosen."""
-    return speaking(oracle.random_params(BUILD, seed=SEED))
-
-
-def speaking(params):
-    bias, table = params["decoder"]["norm"]["bias"], params["output"]["table"]
-    table[[0, 1]] = -4 * bias
-    table[EOS] += 0.5 * bias
-    return params
+    return PARAMS
 
 
 @pytest.fixture(scope="module")
@@ -192,9 +180,7 @@ def test_attention_of_a_source_without_segments_reads_all_of_it(params):
 
 
 def test_a_language_model_generates_what_a_naive_loop_generates():
-    config = decoder.tiny(vocab_size=V, tie_output=False)
-    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
-    params = speaking(oracle.random_params(build, seed=0))
+    build, params = language_model()
     found = jax.jit(
         lambda p: generate(xa.functional.bind(build, p), batch=2, max_new_tokens=LENGTH)
     )(params)
