@@ -39,7 +39,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m experiments.bench.attend --json=runs/bench/attend.json --plot=runs/bench/attend.png
+	$(BIN)/python -m experiments.bench.attend --json=runs/bench/attend.json
 	$(BIN)/python -m experiments.bench.translation_step
 	$(BIN)/python -m experiments.bench.decode
 

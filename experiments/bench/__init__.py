@@ -1,4 +1,4 @@
-"""Benchmarks and comparisons with other libraries; each script says first what it measures, and of whom.
+"""Benchmarks and comparisons with other libraries; the docstring of each script says what it measures.
 
-Contestants that are timed have a process each, and medians and their ratios are printed (``contest.py``).
+Each contestant is timed in its own process; medians and their ratios are printed (``contest.py``).
 """

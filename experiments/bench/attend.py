@@ -1,6 +1,6 @@
-"""Attention timed side by side: ``attend`` against JAX's, Flax's, tokamax's and PyTorch's.
+"""Times ``attend`` against attention of JAX, Flax, tokamax and PyTorch.
 
-    python -m experiments.bench.attend [--quick] [--only=NAME] [--json=FILE] [--plot=FILE.png]
+    python -m experiments.bench.attend [--quick] [--only=NAME] [--json=FILE]
 
 Each contestant has a process of its own; calls alternate and medians are compared. float32 on CPU,
 bfloat16 on a GPU. Backward passes are timed with the forward pass that they need. Peak memory on a CPU
@@ -57,19 +57,18 @@ GPU_SHAPES = {
 MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
 LONG = Shape(1, 65536, 65536, 1, 64)
 SHORT_CALL, LONG_CALL = 0.1, 3.0
-"""Seconds up to which a round has five calls, and beyond which three rounds do."""
-MOST_LOGITS = 2**28  # of contestants whose memory is quadratic: 1 GiB a matrix
+"""Shorter calls run five times a round; longer calls have three rounds (seconds)."""
+MOST_LOGITS = 2**28  # 1 GiB a matrix, for contestants whose memory is quadratic
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measures, prints, and writes a file if --json names one."""
     parser = Options(__doc__)
-    parser.add_argument("--only", default="", help="shapes whose name has this in it")
+    parser.add_argument("--only", default="", help="shapes whose names contain this")
     parser.add_argument("--quick", action="store_true", help="the small shapes, three rounds")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
-    parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
     options = parser.parse_args()
-    # Contestants share a GPU: none of them takes most of its memory beforehand.
+    # Contestants share a GPU, so none of them may reserve most of its memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     gpu = jax.default_backend() == "gpu"
     shapes = GPU_SHAPES if gpu else CPU_SHAPES
@@ -89,25 +88,22 @@ def main() -> None:
     results["seconds"] = []
     for row in timed(shapes, players, 3 if options.quick else 5):
         results["seconds"].append(row)
-        keep(results, options.json, options.plot)
+        keep(results, options.json)  # after each row, in case that the run is cut short
     if not (options.quick or options.only or gpu):
         results["bytes"] = peaks(players)
         results["long"] = long()
-        keep(results, options.json, options.plot)
+        keep(results, options.json)
 
 
-def keep(results: dict[str, Any], data: Path | None, plot: Path | None) -> None:
-    """Writes what is there so far: an hour's run that is cut short leaves its rows."""
-    for path in filter(None, (data, plot)):
+def keep(results: dict[str, Any], path: Path | None) -> None:
+    """Writes the results so far."""
+    if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-    if data:
-        data.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if plot:
-        draw(results["seconds"], plot)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def gemm_peak() -> float:
-    """GFLOP/s of a square product, the best of several."""
+    """GFLOP/s of a square matrix product, the best of nine."""
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     n = 8192 if jax.default_backend() == "gpu" else 2048
     x, product = jnp.ones((n, n), dtype), jax.jit(lambda x: x @ x)
@@ -121,7 +117,7 @@ def gemm_peak() -> float:
 
 
 def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """Median seconds of each shape, direction and contestant, printed as ratios to ours."""
+    """Median seconds by contestant for each shape and direction; prints their ratios to ours."""
     with contextlib.ExitStack() as stack:
         calls = {
             name: stack.enter_context(contest.elsewhere(contestant, name, shapes))
@@ -136,14 +132,14 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator
 
 
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    """Medians by contestant, without those that cannot: of 21 calls, of 5 long ones, of 3 very long ones."""
+    """Median seconds by contestant, of 21 calls, 5 long ones or 3 very long ones."""
     each: dict[str, list[float]] = {}
     for player, measure in calls.items():
         if not fits(player, shape):
             continue
         try:
             each[player] = measure(name, backward, 1)
-        except RuntimeError as error:
+        except Exception as error:  # each library refuses in its own way
             if player == CONTESTANTS[0]:
                 raise
             print(f"{player} takes no part in {name}: {str(error).splitlines()[0][:200]}")
@@ -156,13 +152,13 @@ def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict
 
 
 def fits(player: str, shape: Shape) -> bool:
-    """Whether its matrix of logits, if it has one, is one that memory holds."""
+    """Whether memory holds the matrix of logits, if the contestant makes one."""
     logits = shape.B * shape.N * shape.T * shape.S
     return logits <= MOST_LOGITS or not quadratic(player, jax.default_backend())
 
 
 def show(row: dict[str, Any], shape: Shape) -> None:
-    """One line: our time, and how many times as long the others take."""
+    """Prints our time, and how many times as long the others take."""
     own = row["crossattn"]
     rate = (3.5 if row["backward"] else 1) * shape.flops / own / 1e9
     others = "  ".join(f"{p} {row[p] / own:.2f}x" for p in CONTESTANTS[1:] if p in row)
@@ -172,7 +168,7 @@ def show(row: dict[str, Any], shape: Shape) -> None:
 
 
 def peaks(players: list[str]) -> dict[str, dict[str, float]]:
-    """Peak bytes beyond the operands, forward and backward."""
+    """Peak bytes beyond the operands, for forward and backward pass."""
     rows: dict[str, dict[str, float]] = {}
     for name, shape in MEMORY.items():
         rows[name] = {}
@@ -187,7 +183,7 @@ def peaks(players: list[str]) -> dict[str, dict[str, float]]:
 
 
 def long() -> dict[str, float]:
-    """Seconds and peak bytes of 65,536 queries of as many keys."""
+    """Seconds and peak bytes of 65,536 queries and keys."""
     with contest.elsewhere(contestant, "crossattn", {"long": LONG}) as measure:
         measure("long", True, 1)
         seconds = measure("long", True, 1)[0]
@@ -195,30 +191,6 @@ def long() -> dict[str, float]:
         most = peak()
     print(f"{LONG}: forward+backward {seconds:.1f} s, {most / 2**20:.0f} MiB beyond the operands")
     return {"seconds": seconds, "bytes": most}
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """How many times as long as ours each contestant takes, one bar each, both directions."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 0.5 * len(rows) + 1), layout="constrained")
-    axes: Any = figure.subplots(1, 2, sharey=True)
-    for backward, ax in zip((False, True), axes, strict=True):
-        own = [row for row in rows if row["backward"] == backward]
-        if not own:
-            continue
-        players = [p for p in CONTESTANTS[1:] if any(p in row for row in own)]
-        height = 0.8 / len(players)
-        for i, player in enumerate(players):
-            ratios = [row.get(player, np.nan) / row["crossattn"] for row in own]
-            ax.barh(np.arange(len(own)) + i * height, ratios, height, label=player, align="edge")
-        ax.axvline(1, color="black", linewidth=1)
-        ax.set(xscale="log", title="forward + backward" if backward else "forward")
-        ax.set(yticks=np.arange(len(own)) + 0.4, xlabel="time relative to crossattn")
-        ax.set_yticklabels([row["shape"] for row in own])
-    axes[0].invert_yaxis()
-    axes[0].legend(fontsize="small")
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

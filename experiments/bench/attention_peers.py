@@ -1,9 +1,6 @@
-"""Attention functions that are timed side by side, each on operands of its own library.
+"""Attention functions of several libraries, each timed on arrays of its own library."""
 
-A contestant is ``make(library) -> measure``; ``measure(name of a shape, backward, calls)`` gives the
-seconds of each call. It runs in a process of its own.
-"""
-
+import importlib
 import resource
 import threading
 import time
@@ -12,7 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+
+import crossattn as xa
+from experiments.launch import keep_heap
 
 CONTESTANTS = (
     "crossattn", "crossattn chunked", "naive", "jax.nn", "flax.nnx", "tokamax", "PyTorch SDPA",
@@ -21,7 +24,7 @@ CONTESTANTS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Operands [B, T or S, N, H] and what may be read: full, causal, padded, or a window's width."""
+    """Operands [B, T or S, N, H], and a mask: full, causal, padded, or the width of a window."""
 
     B: int
     T: int
@@ -32,11 +35,11 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the two products of the forward pass, were there no mask."""
+        """FLOPs of both products of the forward pass without a mask."""
         return 4.0 * self.B * self.N * self.T * self.S * self.H
 
     def lengths(self) -> np.ndarray:
-        """Keys that the rows of a padded batch may read, a third up to all."""
+        """Valid keys of each row of a padded batch, from a third to all."""
         return np.linspace(self.S // 3, self.S, self.B).astype(np.int32)
 
     def operands(self) -> list[np.ndarray]:
@@ -51,13 +54,16 @@ class Shape:
 
 
 def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, int], list[float]]:
-    """``measure`` of a library; the first call with a shape makes its operands and compiles."""
+    """``measure(name of a shape, backward, calls)``, which returns the seconds of each call.
+
+    The first call with a shape makes its operands and compiles.
+    """
     build = _torch if library == "PyTorch SDPA" else _jax
     ready: dict[tuple[str, bool], Callable[[], object]] = {}
 
     def measure(name: str, backward: bool, calls: int) -> list[float]:
         if (name, backward) not in ready:
-            ready.clear()  # the operands of one shape at a time
+            ready.clear()  # memory holds the operands of one shape
             ready[name, backward] = build(library, shapes[name], backward)
             ready[name, backward]()
         seconds = []
@@ -71,48 +77,41 @@ def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, i
 
 
 def quadratic(library: str, platform: str) -> bool:
-    """Whether the whole matrix of logits is in memory."""
+    """Whether the library has the whole matrix of logits in memory."""
     return library in ("naive", "flax.nnx") or (library == "jax.nn" and platform != "gpu")
 
 
 def missing(library: str) -> str | None:
-    """Why a contestant cannot take part, or None."""
-    module = {"PyTorch SDPA": "torch", "tokamax": "tokamax"}.get(library)
+    """The reason why a contestant cannot take part, or None."""
     try:
-        if module:
-            __import__(module)
+        importlib.import_module({"PyTorch SDPA": "torch", "tokamax": "tokamax"}.get(library, "jax"))
     except Exception as error:  # a library for another version of JAX fails in its own way
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
-    import jax
-    import jax.numpy as jnp
-
-    from experiments.launch import keep_heap
-
     keep_heap()
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     q, k, v, d_out = (jnp.asarray(x, dtype) for x in shape.operands())
     peers = {"naive": _naive, "jax.nn": _jax_nn, "flax.nnx": _flax, "tokamax": _tokamax}
-    function = peers.get(library, _ours)
-    attend = function(shape, library)
-    if backward:
+    if library in peers:
+        attend = peers[library](shape)
+    else:
+        attend = _ours(shape, backend=library.partition(" ")[2] or None)
+    if not backward:
+        forward = jax.jit(attend)
+        return lambda: jax.block_until_ready(forward(q, k, v))
 
-        def both(q, k, v, d_out):
-            out, pull = jax.vjp(attend, q, k, v)
-            return out, pull(d_out)
+    @jax.jit
+    def both(q, k, v, d_out):
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(d_out)
 
-        compiled = jax.jit(both)
-        return lambda: jax.block_until_ready(compiled(q, k, v, d_out))
-    forward = jax.jit(attend)
-    return lambda: jax.block_until_ready(forward(q, k, v))
+    return lambda: jax.block_until_ready(both(q, k, v, d_out))
 
 
-def _ours(shape: Shape, library: str) -> Callable[..., Any]:
-    import crossattn as xa
-
+def _ours(shape: Shape, backend: str | None) -> Callable[..., Any]:
     mask = None
     if shape.mask == "causal":
         mask = xa.masks.causal()
@@ -120,25 +119,40 @@ def _ours(shape: Shape, library: str) -> Callable[..., Any]:
         mask = xa.masks.lengths(shape.lengths())
     elif isinstance(shape.mask, int):
         mask = xa.masks.window(shape.mask, 0)
-    backend = library.partition(" ")[2] or None
     return lambda q, k, v: xa.attend(q, k, v, mask, backend=backend)
 
 
-def _jax_nn(shape: Shape, library: str) -> Callable[..., Any]:
-    import jax
+def _fused_options(shape: Shape) -> dict[str, Any]:
+    """Causal masks and windows, in the words of ``jax.nn``, which tokamax shares."""
+    if isinstance(shape.mask, int):
+        return {"local_window_size": (shape.mask, 0), "is_causal": True}
+    return {"is_causal": shape.mask == "causal"}
 
-    options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
+
+def _jax_nn(shape: Shape) -> Callable[..., Any]:
+    options = _fused_options(shape)
     if shape.mask == "padded":
         options["key_value_seq_lengths"] = shape.lengths()
-    if isinstance(shape.mask, int):
-        options |= {"local_window_size": (shape.mask, 0), "is_causal": True}
     if jax.default_backend() == "gpu":
         options["implementation"] = "cudnn"
     return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
 
 
+def _tokamax(shape: Shape) -> Callable[..., Any]:
+    import tokamax
+    from absl import flags
+
+    flags.FLAGS.mark_as_parsed()  # else tokamax parses the arguments of this program
+    options = _fused_options(shape)
+    if shape.mask == "padded":
+        options["mask"] = _matrix(shape)
+    if jax.default_backend() == "cpu":
+        options["implementation"] = "xla_chunked"
+    return lambda q, k, v: tokamax.dot_product_attention(q, k, v, **options)
+
+
 def _matrix(shape: Shape) -> Any:
-    """What may be read, [B or 1, 1, T or 1, S]."""
+    """The mask as an array [B or 1, 1, T or 1, S], True for keys that a query may read."""
     query, key = np.arange(shape.T)[:, None], np.arange(shape.S)
     if shape.mask == "padded":
         return (key < shape.lengths()[:, None])[:, None, None]
@@ -148,11 +162,8 @@ def _matrix(shape: Shape) -> Any:
     return ((key <= query) & (key >= query - left))[None, None]
 
 
-def _naive(shape: Shape, library: str) -> Callable[..., Any]:
-    """The equation as it stands in the paper."""
-    import jax
-    import jax.numpy as jnp
-
+def _naive(shape: Shape) -> Callable[..., Any]:
+    """The equation of the paper."""
     mask = _matrix(shape)
 
     def attend(q, k, v):
@@ -163,27 +174,9 @@ def _naive(shape: Shape, library: str) -> Callable[..., Any]:
     return attend
 
 
-def _flax(shape: Shape, library: str) -> Callable[..., Any]:
-    from flax import nnx
-
+def _flax(shape: Shape) -> Callable[..., Any]:
     mask = _matrix(shape)
     return lambda q, k, v: nnx.dot_product_attention(q, k, v, mask=mask)
-
-
-def _tokamax(shape: Shape, library: str) -> Callable[..., Any]:
-    import jax
-    import tokamax
-    from absl import flags
-
-    flags.FLAGS.mark_as_parsed()  # else tokamax parses this program's arguments as its own
-    options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
-    if isinstance(shape.mask, int):
-        options |= {"local_window_size": (shape.mask, 0), "is_causal": True}
-    if shape.mask == "padded":
-        options["mask"] = _matrix(shape)
-    if jax.default_backend() == "cpu":
-        options["implementation"] = "xla_chunked"
-    return lambda q, k, v: tokamax.dot_product_attention(q, k, v, **options)
 
 
 def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
@@ -191,9 +184,10 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
 
     gpu = torch.cuda.is_available()
     place: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {}
-    # [B, N, T, H] in memory, as its kernels want it.
-    moved = [torch.tensor(x).transpose(1, 2).contiguous().to(**place) for x in shape.operands()]
-    q, k, v, d_out = moved
+    # Its kernels want [B, N, T, H] in memory.
+    q, k, v, d_out = (
+        torch.tensor(x).transpose(1, 2).contiguous().to(**place) for x in shape.operands()
+    )
     options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
     if shape.mask not in ("full", "causal"):
         options["attn_mask"] = torch.tensor(_matrix(shape), device=q.device)
@@ -218,9 +212,9 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
 
 
 def memory(library: str, shape: Shape) -> Callable[[], float]:
-    """``peak()``: bytes that forward and backward of a shape take beyond operands and library.
+    """``peak()``, which returns the bytes of a forward and backward pass beyond operands and library.
 
-    The resident size of this process is sampled every millisecond; what compiling takes is in it.
+    It samples the resident size of this process every millisecond, compilation included.
     """
     build = _torch if library == "PyTorch SDPA" else _jax
     build(library, replace(shape, T=128, S=128), True)()

@@ -1,11 +1,10 @@
-"""Times the "chunked" backend over block sizes, from which the table in ``ops/blockwise/blocks.py`` comes.
+"""Times the "chunked" backend over block sizes, for the table in ``ops/blockwise/blocks.py``.
 
     python -m experiments.bench.block_sizes
 
-Forward and backward apart, for long sequences, a batch of short ones, few queries of many keys and many of
-few, heads of 32 to 128, and masks that hide a part; the sizes that the table gives are in brackets. Then,
-from which size on it beats the reference. Run it on the platform that the table is for: a quarter of an hour
-on two CPU cores.
+Forward and backward passes apart, on long and short sequences, several head sizes and masks; sizes of the
+table are in brackets. Then forward and backward pass of "chunked" and of the reference, by length. Takes a
+quarter of an hour on two CPU cores.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,42 +24,41 @@ from experiments.options import Options
 
 HEADS, ROUNDS = 8, 5
 SIZES = [(64, 64), (128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024)]
-MOST_LOGITS = 1 << 23  # of a block, all heads and examples together
+MOST_LOGITS = 1 << 23  # in a block, over all heads and examples
 LENGTHS = (128, 256, 512, 1024)
 
 
 class Case(NamedTuple):
-    """Operands [B, T, S, ``HEADS``, H], and what hides a part of the matrix."""
+    """Operands [B, T, S, ``HEADS``, H] and a mask."""
 
     B: int
     T: int
     S: int
     H: int
-    hidden: str = "nothing"
+    masked: str = "no mask"
 
     @property
     def title(self) -> str:
-        hidden = "" if self.hidden == "nothing" else f", {self.hidden}"
-        return f"[{self.B}, {self.T}, {self.S}, {HEADS}, {self.H}]{hidden}"
+        return f"[{self.B}, {self.T}, {self.S}, {HEADS}, {self.H}], {self.masked}"
 
     @property
     def mask(self) -> Mask | None:
         lengths = np.random.default_rng(0).integers(self.S // 4, self.S + 1, self.B)
         kinds = {
             "causal": xa.masks.causal(),
-            "a window of 256": xa.masks.window(255, 0),
+            "window of 256": xa.masks.window(255, 0),
             "padded": xa.masks.lengths(lengths),
         }
-        return kinds.get(self.hidden)
+        return kinds.get(self.masked)
 
     def operands(self) -> list[jax.Array]:
         """q, k and v in float32."""
         random = np.random.default_rng(0)
         shapes = [(self.B, length, HEADS, self.H) for length in (self.T, self.S, self.S)]
-        return [jnp.asarray(random.normal(size=shape).astype(np.float32)) for shape in shapes]
+        return [jnp.asarray(random.standard_normal(shape, np.float32)) for shape in shapes]
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """Sizes that fit this matrix, each once."""
+        """Block sizes that fit the matrix, each once."""
         fitting = dict.fromkeys((min(a, self.T), min(b, self.S)) for a, b in SIZES)
         return (size for size in fitting if self.B * HEADS * size[0] * size[1] <= MOST_LOGITS)
 
@@ -68,7 +66,7 @@ class Case(NamedTuple):
 CASES = [
     Case(1, 4096, 4096, 64),
     Case(1, 4096, 4096, 64, "causal"),
-    Case(1, 4096, 4096, 64, "a window of 256"),
+    Case(1, 4096, 4096, 64, "window of 256"),
     Case(1, 2048, 2048, 128),
     Case(1, 2048, 2048, 32),
     Case(1, 2048, 2048, 64, "causal"),
@@ -84,9 +82,8 @@ CASES = [
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = Options(__doc__)
-    parser.parse_args()
+    """Measures and prints."""
+    Options(__doc__).parse_args()
     print(f"{contest.machine()}; jax {jax.__version__} on {jax.default_backend()}\n", flush=True)
     for case in CASES:
         for title, compiled in (("forward", forward), ("backward", backward)):
@@ -98,20 +95,18 @@ def main() -> None:
         case, logits = Case(1, length, length, 64), HEADS * length**2
         calls = {b: whole(case, b) for b in ("reference", "chunked")}
         seconds = contest.alternate(calls, ROUNDS)
-        contest.show(
-            f"{length} queries and keys, 2^{np.log2(logits):.0f} logits", seconds, "logits", logits
-        )
+        contest.show(f"{length} queries and keys", seconds, "logits", logits)
 
 
 def name(size: tuple[int, int], case: Case) -> str:
-    """Sizes, in brackets if they are the table's."""
+    """The sizes; those of the table in brackets."""
     plan = blocks.plan(case.T, case.S, case.B * HEADS, case.mask)
     text = f"{size[0]} x {size[1]}"
     return f"[{text}]" if size == (plan.queries, plan.keys) else text
 
 
 def forward(case: Case, size: tuple[int, int]) -> Callable[[], object]:
-    """A compiled call, traced with these block sizes."""
+    """A compiled call with these block sizes."""
     operands = case.operands()
     with cut(size):
         attend = partial(xa.attend, mask=case.mask, backend="chunked")
@@ -120,7 +115,7 @@ def forward(case: Case, size: tuple[int, int]) -> Callable[[], object]:
 
 
 def backward(case: Case, size: tuple[int, int]) -> Callable[[], object]:
-    """A compiled backward pass alone, traced with these block sizes."""
+    """A compiled backward pass with these block sizes."""
     attend = partial(xa.attend, mask=case.mask, backend="chunked")
     with cut(size):
         out, pull = jax.jit(lambda *x: jax.vjp(attend, *x))(*case.operands())
@@ -137,7 +132,7 @@ def whole(case: Case, backend: str) -> Callable[[], object]:
 
 
 def cut(size: tuple[int, int]):
-    """In this context matrices are cut into blocks of this size."""
+    """A context that cuts matrices into blocks of this size."""
     return mock.patch.object(blocks, "plan", lambda T, S, *_: blocks.Plan(T, S, *size))
 
 

@@ -1,15 +1,15 @@
-"""What captions must beat: that of the nearest training picture, and the most frequent one; and retrieval.
+"""Captions of a run against two baselines, and retrieval of pictures by captions.
 
     python -m experiments.bench.captions runs/captions --split=test --step=best
 
-Of each language BLEU, chrF and CIDEr of what the run writes; of the caption of the training picture that is
-nearest in pixels (L2, prepared as the run's are); of the most frequent training caption (the first of those
-that are equally frequent). Then pictures found by their captions: for each caption all pictures of the split
-are ranked by the likelihood that the run gives it, ties against it; where chance would put it stands beside.
+BLEU, chrF and CIDEr in each language of the run's captions, of the captions of the nearest training pictures
+(L2 distance of prepared pixels), and of the most frequent training caption. Then, for each caption, the rank
+of its picture among all pictures of the split by the likelihood of the caption, ties counted against it, and
+the expected rank by chance.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,17 +24,19 @@ from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
 _SCORES = ("bleu", "chrf", "cider")
-_BLOCK = 256  # training pictures in memory together
+_BLOCK = 256  # training pictures in memory at a time
 
 
 def main() -> None:
-    """Score and print."""
+    """Scores and prints."""
     parser = Options(__doc__)
     parser.add_argument("run", help="work directory of a run of captioning")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
-    parser.add_argument("--num_beams", type=int, metavar="N", help="1 is greedy; the config's")
-    parser.add_argument("--limit", type=int, metavar="N", help="pictures of a language, at most")
+    parser.add_argument(
+        "--num_beams", type=int, metavar="N", help="beams, 1 for greedy; the config's"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="most pictures of a language")
     options = parser.parse_args()
     parser.needs("pycocoevalcap", install="crossattn[captions]")
     workdir = folder(options.run)
@@ -42,27 +44,24 @@ def main() -> None:
     check(config)
     task = make_task(config, workdir / "assets")
     if not isinstance(task, CaptioningTask):
-        parser.error(f"the run in {options.run} is a {config.task}, not a captioning.")
+        parser.error(f"the run in {options.run} is a {config.task}; expected a captioning.")
     params = parameters(task, workdir, options.step)
     for language, examples in by_language(task, options.split, options.limit).items():
         compare(task, params, language, examples, options.num_beams)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
-    """Renamed examples of a split, by their language; "" where the run is told none."""
-    found: dict[str, list[dict]] = {}
+    """Examples of a split by their language, which is "" for runs without languages."""
+    found = defaultdict(list)
     for example in task.examples(split):
-        language = example["target"][0] if task.languages else ""
-        own = found.setdefault(language, [])
-        if limit is None or len(own) < limit:
-            own.append(example)
-    return found
+        found[example["target"][0] if task.languages else ""].append(example)
+    return {language: own[:limit] for language, own in found.items()}
 
 
 def compare(
     task: Any, params: Any, language: str, examples: Sequence[dict], num_beams: int | None
 ) -> None:
-    """Print the table of one language."""
+    """Prints the table of one language."""
     train = by_language(task, "train")[language]
     begun = time.perf_counter()
     rows = {
@@ -84,7 +83,7 @@ def compare(
 
 
 def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[str]:
-    """The caption of the training picture nearest to each example's, by the squares of pixels."""
+    """For each example the caption of the training picture nearest in L2 distance of pixels."""
     feature = task.features["source"]
     asked = np.stack([feature.prepare(example["source"]).ravel() for example in examples])
     best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
@@ -99,12 +98,12 @@ def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[
 
 
 def most_frequent(task: Any, train: Sequence[dict]) -> str:
-    """The caption that comes most often."""
+    """The most frequent caption, the first of those that are equally frequent."""
     return Counter(task.text_of(example) for example in train).most_common(1)[0][0]
 
 
 def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
-    """Where each example's picture stands among all, by the likelihood of its caption; 1 is first, [n]."""
+    """Ranks [n], from 1, of each picture among all by the likelihood of its caption."""
     likelihoods = task.log_likelihoods(
         params, [e["source"] for e in examples], [e["target"] for e in examples]
     )

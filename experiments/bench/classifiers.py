@@ -1,15 +1,15 @@
-"""Baselines of a classifier: rivals of seconds by scikit-learn; and runs averaged afterwards.
+"""Baselines of a classifier by scikit-learn, and the mean of the probabilities of two runs.
 
     python -m experiments.bench.classifiers --config=configs/fashion_perceiver.py
     python -m experiments.bench.classifiers runs/picture runs/caption runs/both
 
-A config: accuracies on its test split of what was fitted to all of its training split, prepared as the
-config says: logistic regression, a small MLP and the nearest neighbour on the pixels, the bag of tokens, or
-both side by side; character n-grams of texts, boosted trees on boxes. Runs: the accuracy of each, and of the
-mean of the probabilities of the first two. Needs scikit-learn: pip install 'crossattn[bench]'.
+With a config: accuracy and macro F1 on the test split of classifiers that were fitted to the training split,
+prepared as the config says: the most frequent class, nearest neighbours, logistic regression and an MLP on
+pixels, bags of tokens or both; character n-grams of texts, boosted trees on boxes. With runs: the accuracy of
+each, and of the mean of the probabilities of the first two. Needs pip install 'crossattn[bench]'.
 """
 
-import importlib.util
+import runpy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
@@ -26,17 +26,15 @@ from experiments.tasks import make_task
 
 
 def main() -> None:
-    """Compare and print."""
+    """Compares and prints."""
     parser = Options(__doc__)
     parser.add_argument("runs", nargs="*", help="work directories of runs on the same data")
     parser.add_argument("--config", metavar="FILE", help="a config, FILE[:ARGUMENT]")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
-    parser.add_argument(
-        "--step", default="last", metavar="STEP", help="of the runs: a step, 'last' or 'best'"
-    )
+    parser.add_argument("--step", default="last", metavar="STEP", help="a step, 'last' or 'best'")
     options = parser.parse_args()
     if bool(options.runs) == bool(options.config):
-        parser.error("expected --config, or runs.")
+        parser.error("expected either --config or runs.")
     if options.config:
         parser.needs("sklearn", install="crossattn[bench]")
         fit(options.config, options.split)
@@ -45,14 +43,14 @@ def main() -> None:
 
 
 def fit(path: str, split: str) -> None:
-    """Print accuracy and macro F1 of each rival, and what it was fitted to."""
+    """Prints accuracy and macro F1 of each baseline."""
     from sklearn.metrics import f1_score
 
     task = make_task(read_config(path))
     train, labels = task.vectors("train")
     tests, expected = task.vectors(split)
     print(f"{len(labels)} examples, {len(expected)} of {split}")
-    for name, given, model in rivals(train):
+    for name, given, model in baselines(train):
         begun = time.perf_counter()
         said = model.fit(given(train), labels).predict(given(tests))
         f1 = f1_score(expected, said, average="macro")
@@ -60,11 +58,8 @@ def fit(path: str, split: str) -> None:
         print(f"{name:<48} {np.mean(said == expected):.4f}   F1 {f1:.4f}   {seconds:.0f} s")
 
 
-def rivals(vectors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Callable, Any]]:
-    """(name, what it reads of a split's vectors, classifier of scikit-learn) for what examples hold.
-
-    Texts themselves ("words") are read as n-grams of characters, boxes by trees, all else by its numbers.
-    """
+def baselines(vectors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Callable, Any]]:
+    """(name, function from a split's vectors to the inputs, classifier of scikit-learn) of each baseline."""
     from sklearn.dummy import DummyClassifier
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -92,23 +87,16 @@ def rivals(vectors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Callable, A
         yield f"logistic regression on {shown}", side_by_side, logistic
     yield f"MLP of 256 and 128 units on {shown}", side_by_side, perceptron
     if "boxes" in vectors:
-        yield (
-            "boosted trees on boxes",
-            itemgetter("boxes"),
-            HistGradientBoostingClassifier(random_state=0),
-        )
+        trees = HistGradientBoostingClassifier(random_state=0)
+        yield "boosted trees on boxes", itemgetter("boxes"), trees
     if "words" in vectors:
         grams = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
-        linear = LogisticRegression(C=30.0, max_iter=500)
-        yield (
-            "logistic regression on n-grams of characters",
-            itemgetter("words"),
-            make_pipeline(grams, linear),
-        )
+        linear = make_pipeline(grams, LogisticRegression(C=30.0, max_iter=500))
+        yield "logistic regression on n-grams of characters", itemgetter("words"), linear
 
 
 def compare(runs: list[str], split: str, step: str) -> None:
-    """Print accuracies of runs, and of the first two together."""
+    """Prints the accuracy of each run, and of the mean of the first two."""
     tables = []
     for run in runs:
         workdir = folder(run)
@@ -124,14 +112,11 @@ def compare(runs: list[str], split: str, step: str) -> None:
 
 
 def read_config(path: str) -> Any:
-    """The config of a file, as --config of the launchers has it."""
+    """The config of FILE[:ARGUMENT], as --config of the launchers takes it."""
     file, _, argument = path.partition(":")
-    spec = importlib.util.spec_from_file_location("config", Path(file))
-    if spec is None or spec.loader is None or not Path(file).is_file():
-        raise SystemExit(f"error: --config names {file}, which is no file of a config.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(argument)
+    if not Path(file).is_file():
+        raise SystemExit(f"error: got --config={path}; expected the file of a config.")
+    config = runpy.run_path(file)["get_config"](argument)
     check(config)
     return config
 

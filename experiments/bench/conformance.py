@@ -1,9 +1,8 @@
-"""Who keeps which promise: the conformance suite on every backend here, and on other libraries.
+"""Promises kept by each backend here and by other libraries, by the suite ``crossattn.testing``.
 
     python -m experiments.bench.conformance [--quick] [--only=NAME,..] [--json=FILE]
 
-Exits with 1 if one of ours breaks a promise, be it in the words of an error. The suite is
-``crossattn.testing``; how other libraries are called is in ``contestants.py``.
+Exits with 1 if a backend of this library breaks a promise, error messages included.
 """
 
 import collections
@@ -23,16 +22,15 @@ from crossattn.ops import backends
 from experiments.bench import contest, contestants
 from experiments.options import Options
 
-REFUSALS = (Exception,)  # whatever another library raises, it gave no wrong answer
-NOT_ASKED = {"errors"}  # what a bad call is, each library says for itself
-# Called back from JAX, it would only show the callback at work.
-NOT_ASKED_OF_TORCH = {"composition", "meshes"}
+REFUSALS = (Exception,)  # another library that raises has given no wrong answer
+NOT_ASKED = {"errors"}  # each library has its own messages
+NOT_ASKED_OF_TORCH = {"composition", "meshes"}  # they would test the callback from JAX
 
 Findings = dict[str, list[testing.Finding]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print, and return the exit code."""
+    """Runs, prints, and returns the exit code."""
     parser = Options(__doc__)
     parser.add_argument("--quick", action="store_true", help="one case of each kind")
     parser.add_argument("--only", default="", metavar="NAME,..", help="some of the columns")
@@ -57,7 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{table(results)}\n")
     faults = []
     for kind in ("broken", "worded otherwise"):
-        lines = [line for name in ours if name in results for line in of(kind, name, results[name])]
+        lines = [
+            f"  {name}, {case.promise}, {case.case}{case.outcome.removeprefix(kind)}"
+            for name in ours
+            for case in results.get(name, ())
+            if case.kind == kind
+        ]
         print("\n".join([f"{kind}, ours:", *lines]) if lines else f"{kind}, ours: none")
         faults += lines
     if options.json:
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ours() -> dict[str, Callable]:
-    """The suite on attend, on its own and with each backend, by column."""
+    """The suite on ``attend`` and on each backend, by column."""
     names = {"xa": None, **{f"xa:{name}": name for name in backends.names()}}
     return {
         column: partial(testing.conformance, partial(xa.attend, backend=name))
@@ -76,7 +79,7 @@ def _ours() -> dict[str, Callable]:
 
 
 def _asked(name: str, attend: Callable) -> Callable:
-    """The suite on another library's function, without the promises that are not asked of it."""
+    """The suite on a function of another library, without the promises that do not apply."""
     left_out = NOT_ASKED | (NOT_ASKED_OF_TORCH if name == "torch" else set())
     promises = [promise for promise in testing.PROMISES if promise not in left_out]
     call = testing.with_arrays(attend)
@@ -93,46 +96,28 @@ def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Findin
 
 
 def table(results: Findings) -> str:
-    """Rows are promises, columns contestants; a cell is kept/taken, then refused and worded otherwise."""
-    counts = {
-        (name, finding.promise): collections.Counter()
-        for name, findings in results.items()
-        for finding in findings
-    }
+    """Text of the table: promises by libraries."""
+    counts = collections.defaultdict(collections.Counter)
     for name, findings in results.items():
         for finding in findings:
             counts[name, finding.promise][finding.kind] += 1
     rows = [["", *results]]
     for promise in testing.PROMISES:
-        rows.append([promise, *(_cell(counts.get((name, promise))) for name in results)])
+        rows.append([promise, *(_cell(counts[name, promise]) for name in results)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        )
-        for row in rows
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
-    legend = (
-        "kept/taken, +refused: what is refused is not broken; ~errors of bad calls worded otherwise than "
-        "promised; -: not asked"
-    )
+    legend = "kept/taken; +refused calls; ~errors with other messages than promised; -: not asked"
     return "\n".join([*lines, "", legend])
 
 
-def _cell(count: collections.Counter | None) -> str:
-    if count is None:
+def _cell(count: collections.Counter) -> str:
+    if not count:
         return "-"
     refused = f" +{count['refused']}" if count["refused"] else ""
     worded = f" ~{count['worded otherwise']}" if count["worded otherwise"] else ""
     return f"{count['kept']}/{count['kept'] + count['broken']}{refused}{worded}"
-
-
-def of(kind: str, name: str, findings: list[testing.Finding]) -> list[str]:
-    """A line for each case that came out like this."""
-    cases = [finding for finding in findings if finding.kind == kind]
-    said = (f"{case.promise}, {case.case}{case.outcome.removeprefix(kind)}" for case in cases)
-    return [f"  {name}, {line}" for line in said]
 
 
 def _versions(others) -> str:

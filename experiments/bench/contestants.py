@@ -1,8 +1,7 @@
-"""Attention functions of other libraries under attend's signature, for ``experiments.bench.conformance``.
+"""Attention functions of other libraries with the signature of ``attend``.
 
-Each is called as its own documentation says. A library that has no such option refuses by a keyword
-that its function here lacks; what it raises itself is a refusal too. Nothing is repaired: no mask is
-cleaned, no row is zeroed.
+Each is called as its documentation says, without repairs of masks or rows. A library without some option
+refuses it by the missing keyword; an error that it raises is a refusal, too.
 """
 
 import importlib
@@ -25,7 +24,7 @@ def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
 
 
 def nnx() -> Callable:
-    """``flax.nnx.dot_product_attention``; it sows its weights into the module that it is given."""
+    """``flax.nnx.dot_product_attention``, which sows its weights into a module."""
     from flax import nnx
 
     def attend(q, k, v, mask=None, bias=None, return_weights=False):
@@ -41,10 +40,9 @@ def nnx() -> Callable:
 
 
 def linen() -> Callable:
-    """``flax.linen.dot_product_attention``, told to compute its softmax in float32.
+    """``flax.linen.dot_product_attention`` with its softmax in float32, and its output cast back.
 
-    That makes its output float32, so it is cast back. It has no grouped heads; so that it can be held to
-    the rest, keys and values are repeated for it.
+    It has no grouped heads, so keys and values are repeated.
     """
     from flax import linen
 
@@ -60,11 +58,11 @@ def linen() -> Callable:
 
 
 def tokamax() -> Callable:
-    """``tokamax.dot_product_attention`` by its "xla_chunked", which runs everywhere."""
+    """``tokamax.dot_product_attention`` with "xla_chunked", which runs on all platforms."""
     import tokamax
     from absl import flags
 
-    if not flags.FLAGS.is_parsed():  # it reads flags of its own, and would read ours
+    if not flags.FLAGS.is_parsed():  # else it parses the arguments of this program
         flags.FLAGS(["conformance"])
 
     def attend(q, k, v, mask=None, bias=None, scale=None, softcap=None):
@@ -82,9 +80,8 @@ def torch() -> Callable:
     import torch
 
     def sdpa(q, k, v, bias, mask, scale):
-        """Tensors in attend's layout."""
         if bias is not None:
-            # its documentation: a boolean mask is -inf added where False
+            # A boolean mask adds -inf, by its documentation.
             bias = bias.to(q.dtype)
             mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
         q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
@@ -143,7 +140,7 @@ def _array(x, dtype) -> np.ndarray:
     return x.detach().float().numpy().astype(dtype) if dtype != np.float64 else x.detach().numpy()
 
 
-# Name, the library that it needs, how to make it.
+# Name, package, and a function that returns the attention function.
 OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
     ("jax.nn", "jax", lambda: jax_nn),
     ("flax.nnx", "flax", nnx),
@@ -154,7 +151,7 @@ OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
 
 
 def installed() -> tuple[dict[str, Callable], list[str]]:
-    """Those whose library is here, by name, and the names of the libraries that are not."""
+    """Functions of installed libraries by name, and the names of missing packages."""
     present, missing = {}, []
     for name, library, make in OTHERS:
         try:

@@ -1,10 +1,10 @@
-"""Decoding of a 7.6 M-parameter translator: ours against ``generate`` of ``transformers``.
+"""Decoding with a translator of 7.6 M parameters against ``generate`` of ``transformers``.
 
     python -m experiments.bench.decode
 
-Same sizes, sources and cores, float32, 60 new tokens for every sentence: greedy and by four beams. Prints
-medians and ratios, and how long the first call takes: with an empty cache of compiled programs, and
-in a new process that finds them on disk.
+Equal sizes, sources and cores, float32, 60 new tokens a sentence, greedy and with four beams. Prints medians,
+ratios, and the time of the first call: without compiled programs, and in a new process that finds them on
+disk.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from experiments.options import Options
 
 NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 9
 WORK = ((32, 1, 4.0), (1, 1, 4.0), (8, 4, 6.0))
-"""Rows, beams, and how many times as fast as theirs ours should be."""
+"""Rows, beams, and the wanted ratio of times."""
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = Options(__doc__)
     parser.parse_args()
     parser.needs("torch", "transformers", install="crossattn[bench]")
@@ -51,7 +51,7 @@ def main() -> None:
 def contend(
     makers: dict[str, Callable], source: Any, beams: int, folder: str, rounds: int = ROUNDS
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Seconds of the first call, and of later ones, of contestants in processes of their own."""
+    """Seconds of the first call and of later calls of contestants, each in its own process."""
     first = {}
     with contextlib.ExitStack() as processes:
         calls = {
@@ -66,7 +66,7 @@ def contend(
 
 
 def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
-    """An end that lies outside the vocabulary never comes up, so nothing stops early."""
+    """A call that decodes all tokens, since no token is the end."""
     keep_heap()
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -86,7 +86,7 @@ def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
 
 
 def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:
-    """``generate`` with its cache, kept from stopping."""
+    """``generate`` of ``transformers`` for the same number of tokens."""
     import torch
 
     marian = models.marian().eval()

@@ -1,11 +1,11 @@
-"""Images as a prefix against gated reading: what a step of a LLaVA and of a Flamingo costs as images grow.
+"""Cost of a training step of a LLaVA (images as a prefix) and of a Flamingo (gated cross-attention).
 
     python -m experiments.bench.images_in_text [--side=PIXELS] [--rows=N]
 
-The models are those of ``configs/emoji_llava.py`` and ``configs/emoji_flamingo.py``, float32, on rows of 1,
-2, 4 and 8 images with captions of 16 tokens; and the Flamingo without its resampler, whose words read all
-patches. Of the loss with its gradient: seconds (the fastest of 9 calls), the temporaries that the compiled
-program holds, and what XLA counts of it, FLOPs and bytes read and written, where attention is plain products.
+Models of ``configs/emoji_llava.py`` and ``configs/emoji_flamingo.py``, float32, on rows of 1, 2, 4 and 8
+images with captions of 16 tokens, and the Flamingo without its resampler. Prints, for the loss with its
+gradient, seconds (the fastest of 9 calls), bytes of the program's temporaries, and FLOPs and bytes accessed
+as XLA counts them with plain matrix products for attention.
 """
 
 import time
@@ -27,26 +27,26 @@ IMAGES, CAPTION, VOCABULARY, CALLS = (1, 2, 4, 8), 16, 1000, 9
 
 
 class AllPatches(Flamingo):
-    """A Flamingo whose words read every patch of an image; its resampler is there, but nothing reads it."""
+    """A Flamingo whose tokens read all patches of an image, without the resampler."""
 
     def encode(self, images: Any, key: Any = None) -> Any:
-        """Vectors [B (I P) M] of the patches of pictures."""
+        """Vectors [B (I P) M] of the patches of images."""
         vectors = self.vision.encode(images, key=key).vectors
         return vectors.reshape(len(vectors), -1, vectors.shape[-1])
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = Options(__doc__)
-    parser.add_argument("--side", default=32, type=int, metavar="PIXELS", help="of pictures")
-    parser.add_argument("--rows", default=4, type=int, metavar="N", help="of a batch")
+    parser.add_argument(
+        "--side", default=32, type=int, metavar="PIXELS", help="side of an image; 32"
+    )
+    parser.add_argument("--rows", default=4, type=int, metavar="N", help="rows of a batch; 4")
     options = parser.parse_args()
     print(
-        f"{contest.machine()}; jax {jax.__version__}; {options.rows} rows of pictures of {options.side}\n"
+        f"{contest.machine()}; jax {jax.__version__}; {options.rows} rows of images of {options.side}\n"
     )
-    print(
-        "| reads | images | tokens in a row | step | temporaries | GFLOP | bytes read and written |"
-    )
+    print("| reads | images | tokens in a row | step | temporaries | GFLOP | bytes accessed |")
     print("|---|---|---|---|---|---|---|")
     for images in IMAGES:
         for reads in ("prefix", "gated, resampled", "gated, all patches"):
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def row(reads: str, images: int, side: int, rows: int) -> str:
-    """One line of the table."""
+    """A line of the table."""
     build, image_tokens = model(reads, images, side)
     random = np.random.default_rng(0)
     batch = interleaved(
@@ -79,10 +79,9 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
     params = functional.init(build, jax.random.key(0))
     step = jax.value_and_grad(loss)
     counted: Any
-    with use_backend("reference"):  # whose products XLA sees
-        counted = (
-            jax.jit(lambda *given: step(*given)).lower(params, batch).compile().cost_analysis()
-        )
+    with use_backend("reference"):  # XLA counts its products
+        plain = jax.jit(lambda *given: step(*given))
+        counted = plain.lower(params, batch).compile().cost_analysis()
     compiled = jax.jit(step).lower(params, batch).compile()
     memory: Any = compiled.memory_analysis()
     seconds = []
@@ -100,7 +99,7 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
 
 
 def model(reads: str, images: int, side: int) -> tuple[Any, int]:
-    """A way to build what reads so, and how many tokens an image takes in its text."""
+    """A function that builds the model, and the number of tokens of an image in its text."""
     prefix = reads == "prefix"
     section: Any = (emoji_llava if prefix else emoji_flamingo).get_config().model
     sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, max_length=1, image_size=(side, side))

@@ -1,4 +1,4 @@
-"""The same encoder-decoder twice: ours, and Marian of PyTorch ``transformers``, of equal size."""
+"""An encoder-decoder of this library and a Marian of ``transformers`` with equal sizes."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ VOCABULARY, DIM, HEADS, MLP, LAYERS, DROPOUT = 8000, 256, 4, 1024, 3, 0.1
 
 
 def ours(dropout: float = DROPOUT) -> tuple[Any, Any]:
-    """(build, parameters)."""
+    """(build, parameters) of our encoder-decoder."""
     block = BlockConfig.of(DIM, HEADS, MLP, dropout_rate=dropout)
     config = TransformerConfig(VOCABULARY, block, LAYERS, LAYERS)
 
@@ -23,12 +23,11 @@ def ours(dropout: float = DROPOUT) -> tuple[Any, Any]:
 
 
 def marian() -> Any:
-    """``MarianMTModel`` in float32 with the same sizes."""
+    """``MarianMTModel`` in float32."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
-    torch.set_num_threads(max(torch.get_num_threads(), 1))
     return MarianMTModel(
         MarianConfig(
             vocab_size=VOCABULARY,

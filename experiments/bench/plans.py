@@ -1,13 +1,14 @@
-"""The table of plans: what models hold and send on accelerators, and what bounds their step.
+"""The table of plans: memory, communication and the bound of a step on accelerators.
 
     python -m experiments.bench.plans --folder=runs/plans
     python -m experiments.bench.plans configs/wmt14_de_en.py:big@h100:1x8,config.mesh.fsdp=2
     python -m experiments.bench.plans --only=t5_1b --only=published.*v5e:4x4
 
-Each case is CONFIG@TOPOLOGY, with changes of the config's keys behind commas; a word ``search`` takes the
-best layout that ``experiments.plan --search`` finds. Plans are kept in the folder, and made once.
+Each case is CONFIG@TOPOLOGY, with changes of the config's keys after commas; the word ``search`` takes the
+best layout of ``experiments.plan --search``. Plans are kept in the folder, and not made again.
 """
 
+import itertools
 import json
 import re
 import subprocess
@@ -23,7 +24,7 @@ _TOPOLOGIES = ("v5e:4x4", "v5e:16x16", "v5p:4x4x4", "h100:1x8", "h100:8x8")
 _REMAT = "config.model.remat=dots_with_no_batch_dims_saveable"
 _WHOLE = "config.mesh.fsdp=16,config.mesh.tensor=1,config.train.accumulate=16"
 _CHANGES = {
-    # 96 rows do not divide over so many devices: as many for each as eight have of 96.
+    # As many rows for each device as eight have of 96.
     ("wmt14_de_en.py", "v5e:16x16"): "config.data.batch_size=3072",
     ("wmt14_de_en.py", "v5p:4x4x4"): "config.data.batch_size=768",
     ("wmt14_de_en.py", "h100:8x8"): "config.data.batch_size=768",
@@ -32,7 +33,7 @@ _CHANGES = {
     ("t5_11b.py", "v5e:4x4"): _WHOLE,
     ("t5_11b.py", "h100:1x8"): "config.train.accumulate=8",
 }
-# What makes each fit.
+# Changes that let a model fit.
 _PUBLISHED: dict[str, dict[str, str]] = {
     "vit_b16": {
         "v5e:4x4": "config.train.accumulate=4",
@@ -49,16 +50,16 @@ _PUBLISHED: dict[str, dict[str, str]] = {
 
 def _cases() -> Iterator[str]:
     for name, words in (("wmt14_de_en.py", ("base", "big")), ("t5_1b.py", ()), ("t5_11b.py", ())):
-        for word in words or (None,):
-            for topology in _TOPOLOGIES:
-                changes = _CHANGES.get((name, topology))
-                own = word or topology.partition(":")[0]
-                yield f"configs/{name}:{own}@{topology}" + (f",{changes}" if changes else "")
+        for word, topology in itertools.product(words or (None,), _TOPOLOGIES):
+            chip = topology.partition(":")[0]
+            yield _case(f"configs/{name}:{word or chip}", topology, _CHANGES.get((name, topology)))
     for name, changes in _PUBLISHED.items():
         for topology in ("v5e:4x4", "h100:1x8"):
-            own = changes.get(topology)
-            case = f"experiments/bench/published.py:{name}@{topology}"
-            yield case + (f",{own}" if own else "")
+            yield _case(f"experiments/bench/published.py:{name}", topology, changes.get(topology))
+
+
+def _case(config: str, topology: str, changes: str | None) -> str:
+    return f"{config}@{topology}" + (f",{changes}" if changes else "")
 
 
 CASES = tuple(_cases())
@@ -66,17 +67,11 @@ _HEAD = ("config", "topology", "layout", "holds", "sends", "bound", "step", "MFU
 
 
 def main() -> None:
-    """Make what is not there yet, and print the table."""
+    """Makes missing plans, and prints the table."""
     parser = Options(__doc__)
     parser.add_argument("cases", nargs="*", help="CONFIG@TOPOLOGY[,KEY=VALUE..][,search]")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("runs/plans"), help="where plans are kept"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        help="of the table, the cases in which this regular expression is found",
-    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/plans"), help="of the plans")
+    parser.add_argument("--only", action="append", help="a regular expression found in cases")
     options = parser.parse_args()
     cases = options.cases or CASES
     if options.only:
@@ -92,7 +87,7 @@ def main() -> None:
 
 
 def planned(case: str, folder: Path) -> dict[str, Any]:
-    """What ``experiments.plan --json`` says of a case; {"error": ..} where it refuses."""
+    """The plan of a case by ``experiments.plan --json``, with "error" if it was refused."""
     kept = folder / (re.sub(r"\W+", "_", case) + ".json")
     if kept.exists():
         return json.loads(kept.read_text(encoding="utf-8"))

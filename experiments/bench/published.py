@@ -1,14 +1,14 @@
-"""Published models of pictures and sound at the sizes that they are trained at, to be planned.
+"""Configs of published models of images and sound at their published sizes, for plans.
 
     python -m experiments.plan --config=experiments/bench/published.py:vit_b16 --topology=v5e:4x4
 
-The data are synthetic, for a plan reads none; only the size of pictures counts, and
-the classes are those of the synthetic shapes, of which there are fewer than in ImageNet.
+A plan reads no data, so these configs name synthetic data of the right image size, with fewer classes than
+ImageNet.
 
 Sources: Dosovitskiy et al. 2021 (ViT-B/16, batches of 4,096); Jaegle et al. 2021, "Perceiver IO" (512
 latents of 1,024, eight times six layers, 224 x 224 pixels with 64 bands, batches of 1,024); Liu et al. 2023
-(LLaVA 1.5 7B: Llama 7B, CLIP ViT-L/14 at 336, batches of 128); Whisper large-v3, whose
-config.json stands here.
+(LLaVA 1.5 7B: Llama 7B, CLIP ViT-L/14 at 336, batches of 128); Whisper large-v3 (its config.json is in
+``whisper_large_v3``).
 """
 
 from pathlib import Path
@@ -18,17 +18,16 @@ from ml_collections import ConfigDict
 
 from configs import finetune_whisper, parts
 
-MODELS = ("vit_b16", "perceiver_io", "llava_7b", "whisper_large_v3")
-
 
 def get_config(arg: str = ""):
-    """One of ``MODELS``."""
-    name = parts.choice(parts.words(arg, MODELS), MODELS)
-    if name == "vit_b16":
-        return _vit_b16()
-    if name == "perceiver_io":
-        return _perceiver_io()
-    return _llava_7b() if name == "llava_7b" else _whisper_large_v3()
+    """The config of vit_b16, perceiver_io, llava_7b or whisper_large_v3."""
+    models = dict(
+        vit_b16=_vit_b16,
+        perceiver_io=_perceiver_io,
+        llava_7b=_llava_7b,
+        whisper_large_v3=_whisper_large_v3,
+    )
+    return models[parts.choice(parts.words(arg, tuple(models)), tuple(models))]()
 
 
 def _vit_b16() -> ConfigDict:

@@ -1,10 +1,10 @@
-"""A training step of a 7.6 M-parameter translator: ours against Marian of PyTorch ``transformers``.
+"""A training step of a translator of 7.6 M parameters against Marian of PyTorch ``transformers``.
 
     python -m experiments.bench.translation_step
 
-Same sizes, sentences, dropout, label smoothing, clipping, AdamW, float32, cores: once on the same padded
-arrays, then with the same sentences packed by us, of like length and as they come. Also prints what
-the input pipeline costs beside a step.
+Equal sizes, sentences, dropout, label smoothing, clipping, AdamW, float32 and cores; on the same padded
+arrays, and with sentences packed on our side, of like length and in random order. Also prints the time of
+the input pipeline as a share of a step.
 """
 
 import importlib.metadata
@@ -33,7 +33,7 @@ SMOOTHING, LEARNING_RATE, CLIP, ROUNDS = 0.1, 1e-3, 1.0, 15
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = Options(__doc__)
     parser.parse_args()
     parser.needs("torch", "transformers", install="crossattn[bench]")
@@ -45,7 +45,7 @@ def main() -> None:
     alike = sentences(next(b for b in like if 48 <= b["target_in"].shape[1] <= 64))
     contend("the same padded arrays, sentences of like length", alike, padded)
     contend("the same sentences of like length, ours packed", alike, packed)
-    step = contend("the same sentences as they come, ours packed", sentences(next(mixed)), packed)
+    step = contend("sentences in random order, ours packed", sentences(next(mixed)), packed)
 
     start = time.perf_counter()
     for _ in range(100):
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def contend(title: str, pairs, arranged) -> float:
-    """One table; returns the seconds of our step."""
+    """Prints a table; returns the seconds of our step."""
     theirs, ours = padded(pairs), arranged(pairs)
     with contest.elsewhere(torch_step, theirs) as marian:
         contestants = {"PyTorch Marian": marian, "crossattn": our_step(ours)}
@@ -72,7 +72,7 @@ def contend(title: str, pairs, arranged) -> float:
 
 
 def open_pairs():
-    """Pairs and their tokenizer: LibreOffice help, or phrases where it cannot be had."""
+    """Pairs and their tokenizer: LibreOffice help, or phrases if its package is unavailable."""
     try:
         source = open_source("libreoffice_help/en-fr")
     except DataUnavailable as reason:
@@ -91,7 +91,7 @@ def iterator(corpus, mode: str):
 
 
 def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(source, target) ids of every pair of a batch, the target with both its ends."""
+    """(source, target) ids of all pairs of a batch, the target with begin and end tokens."""
     pairs = []
     for row in range(len(batch["source"])):
         for segment in range(1, batch["target_segment_ids"][row].max() + 1):
@@ -104,14 +104,14 @@ def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def padded(pairs) -> dict[str, np.ndarray]:
-    """One pair a row, as long as the longest."""
+    """One pair a row, padded to the longest."""
     lengths = [max(len(pair[side]) for pair in pairs) for side in (0, 1)]
     bucket = Bucket(len(pairs), {"source": lengths[0], "target": lengths[1] - 1})
     return arrange(pairs, lambda *sizes: plan_buckets(*sizes, buckets=[bucket], rng=None))
 
 
 def packed(pairs) -> dict[str, np.ndarray]:
-    """Several pairs a row of 128, in as few rows as they fit into."""
+    """Several pairs a row of 128 tokens, in few rows."""
     rng = np.random.default_rng(0)
 
     def plan(*sizes):
@@ -123,7 +123,7 @@ def packed(pairs) -> dict[str, np.ndarray]:
 
 
 def arrange(pairs, plan) -> dict[str, np.ndarray]:
-    """The only batch of a plan."""
+    """The batch of a plan that has one."""
     lengths = np.array([(len(source), len(target) - 1) for source, target in pairs])
     named = dict(zip(("source", "target"), lengths.T, strict=True))
     (layout,) = plan(np.arange(len(pairs)), named)
@@ -132,7 +132,7 @@ def arrange(pairs, plan) -> dict[str, np.ndarray]:
 
 
 def our_step(batch):
-    """One jitted step with donated state."""
+    """A call of our jitted step with donated state."""
     build, params = models.ours()
 
     def loss(params, batch, key):
@@ -168,7 +168,7 @@ def our_step(batch):
 
 
 def torch_step(batch):
-    """The usual PyTorch loop body."""
+    """A call of a step in PyTorch."""
     import torch
 
     model = models.marian().train()

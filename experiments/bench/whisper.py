@@ -1,16 +1,17 @@
-"""Whisper tiny.en, mel to text: ours against ``transformers``, openai-whisper and faster-whisper.
+"""Whisper tiny.en from mel spectrogram to text against ``transformers``, openai-whisper and faster-whisper.
 
     pip install openai-whisper faster-whisper
     python -m experiments.bench.whisper
 
-The five LibriVox sentences, float32, greedy, no times; one after the other, then all at once. Each has
-a process of its own; those that are not installed are left out.
+Five LibriVox sentences, float32, greedy, without times; one after the other, then in one batch. Libraries
+that are not installed are left out.
 """
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,10 +35,10 @@ PEERS = {
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures and prints."""
     parser = Options(__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="calls of each that count; 7")
-    parser.add_argument("--only", default="", help="what has this in its title")
+    parser.add_argument("--rounds", type=int, default=7, help="measured calls of each library; 7")
+    parser.add_argument("--only", default="", help="parts whose titles contain this")
     options = parser.parse_args()
     keep_heap()
     print(f"{contest.machine()}; jax {jax.__version__}\n")
@@ -66,7 +67,7 @@ def main() -> None:
         }.items():
             if options.only not in title:
                 continue
-            calls = {name: bound(call, batches) for name, call in callers.items()}
+            calls = {name: partial(call, batches) for name, call in callers.items()}
             seconds = contest.alternate(calls, options.rounds)
             for name in list(seconds)[:-1]:
                 pair = {key: seconds[key] for key in (name, "crossattn")}
@@ -74,14 +75,9 @@ def main() -> None:
 
 
 def answering(make: Callable[[Path], Call], folder: Path) -> Callable:
-    """A peer that is given batches."""
+    """A function from batches to texts, by a peer."""
     call = make(folder)
     return lambda batches: [call(batch) for batch in batches]
-
-
-def bound(call: Callable, batches: Sequence[np.ndarray]) -> Callable[[], object]:
-    """The call with its batches."""
-    return lambda: call(batches)
 
 
 if __name__ == "__main__":

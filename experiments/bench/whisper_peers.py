@@ -1,8 +1,9 @@
-"""Whisper three more times, from the same checkpoint: ``transformers``, openai-whisper, faster-whisper.
+"""Whisper in other libraries, from one checkpoint: ``transformers``, openai-whisper, faster-whisper.
 
-Each function makes ``call(windows [B 3000 M]) -> texts``: greedy, float32, no times, mel to text.
+Each function returns ``call(windows [B 3000 M]) -> texts``, greedy, in float32 and without times.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,12 @@ def openai_whisper(folder: Path) -> Call:
     return call
 
 
-def faster_whisper(folder: Path, compute_type: str = "float32") -> Call:
-    """CTranslate2 on the model that the checkpoint was made from."""
+def faster_whisper(folder: Path) -> Call:
+    """CTranslate2 with the model that the checkpoint was converted from."""
     import ctranslate2
     import faster_whisper
 
-    whisper = faster_whisper.WhisperModel(str(folder), device="cpu", compute_type=compute_type)
+    whisper = faster_whisper.WhisperModel(str(folder), device="cpu", compute_type="float32")
     tokens = WhisperTokens.load(folder)
     prompt = tokens.prefix("en" if tokens.multilingual else None, times=False)
 
@@ -71,9 +72,7 @@ def faster_whisper(folder: Path, compute_type: str = "float32") -> Call:
 
 
 def openai_model(folder: Path) -> Any:
-    """openai-whisper's model with the tensors of a ``transformers`` checkpoint."""
-    import json
-
+    """A model of openai-whisper with the tensors of a ``transformers`` checkpoint."""
     import torch
     from safetensors.torch import load_file
     from whisper.model import ModelDimensions, Whisper
@@ -128,5 +127,4 @@ _OPENAI_NAMES = (
 def _openai_name(name: str) -> str:
     for theirs, ours in _OPENAI_NAMES:
         name = name.replace(theirs, ours)
-    # A bare table there, an embedding's weight here.
     return name.replace("embed_positions.weight", "positional_embedding")

@@ -1,12 +1,12 @@
-"""When each word was said: ours beside openai-whisper and ``transformers``, with the same weights.
+"""Times of words against openai-whisper and ``transformers`` with the same weights.
 
     pip install openai-whisper
     python -m experiments.bench.word_times
     python -m experiments.bench.word_times base asterisk
 
-Recordings of at most 30 seconds; those that are not installed are left out. ``alignment`` of openai-whisper
-is given our text. What ``transcribe`` there adds shortens long words at pauses and moves words to the begin
-and end of their segment. ``transformers`` gives tokens the time of the row after theirs.
+Recordings of at most 30 seconds; libraries that are not installed are left out. openai-whisper aligns our
+text; its ``transcribe`` also shortens long words at pauses and moves words to the ends of their segment.
+``transformers`` gives a token the time of the next row.
 """
 
 import importlib.util
@@ -23,12 +23,12 @@ from experiments.bench.whisper_peers import openai_model
 from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
 
-_WITHIN = 0.02 + 1e-6  # seconds: one vector of the encoder
+_WITHIN = 0.02 + 1e-6  # seconds, one vector of the encoder
 _OPENING, _CLOSING = "\"'“¿([{-", "\"'.。,，!！?？:：”)]}、"
 
 
 class Heard(NamedTuple):
-    """A recording: its samples, its frames [F M], our text's tokens, our words."""
+    """A recording: samples, frames [F M], tokens and words of our transcript."""
 
     audio: np.ndarray
     frames: np.ndarray
@@ -40,18 +40,10 @@ Aligner = Callable[[Heard], list[Word]]
 
 
 def main() -> None:
-    """Compare and print."""
+    """Compares and prints."""
     parser = Options(__doc__)
-    parser.add_argument(
-        "model", nargs="?", default="tiny.en", choices=["tiny.en", "base"], help="Whisper; tiny.en"
-    )
-    parser.add_argument(
-        "set",
-        nargs="?",
-        default="librivox",
-        choices=["librivox", "asterisk"],
-        help="recordings; librivox",
-    )
+    for name, choices in {"model": ("tiny.en", "base"), "set": ("librivox", "asterisk")}.items():
+        parser.add_argument(name, nargs="?", default=choices[0], choices=choices)
     options = parser.parse_args()
     transcriber = open_whisper(options.model, words=True)
     sounds = [example["audio"] for example in open_speech(options.set, min_words=4)]
@@ -68,19 +60,19 @@ def main() -> None:
 
 
 def listen(transcriber: Any, sounds: Sequence[np.ndarray]) -> list[Heard]:
-    """What we hear of the recordings in which somebody speaks."""
-    heard_words = []
+    """Our transcripts of the recordings that fit a window and have words."""
+    found = []
     for audio in sounds:
         frames = frames_of(audio, transcriber)
         (transcript,) = transcriber([frames], "en")
         tokens = [id for segment in transcript.segments for id in segment.tokens]
         if transcript.words and len(frames) <= transcriber.build.config.max_frames:
-            heard_words.append(Heard(audio, frames, tokens, list(transcript.words)))
-    return heard_words
+            found.append(Heard(audio, frames, tokens, list(transcript.words)))
+    return found
 
 
 def compared(ours: Sequence[Sequence[Word]], theirs: Sequence[Sequence[Word]]) -> str:
-    """How far apart the begins and ends of words are, over the recordings with the same words."""
+    """Differences of begins and ends of words, over the recordings with the same words."""
     pairs = [
         (one, other)
         for own, their in zip(ours, theirs, strict=True)
@@ -118,7 +110,7 @@ def openai_alignment(folder: Path, transcriber: Any) -> Aligner:
 
 
 def openai_transcribe(folder: Path, transcriber: Any) -> Aligner:
-    """``whisper.transcribe`` with ``word_timestamps``, from the samples on."""
+    """``whisper.transcribe`` of the samples with ``word_timestamps``."""
     import whisper
 
     model = openai_model(folder)
