@@ -1,5 +1,6 @@
 """Prepared corpora: the batches of one in memory, the same bytes however they came about, or none."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -222,7 +223,7 @@ def test_other_data_tokenizers_or_options_lie_elsewhere(corpus, pairs, tmp_path)
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bad_line_of_a_large_file_is_named(corpus, tmp_path, monkeypatch, workers):
-    lines = ["a\tb\n"] * 600
+    lines = ["a\tb\n"] * 10_000  # so many that the check of annotations, which reads one, misses it
     lines[300] = "a\n"
     (tmp_path / "train.tsv").write_text("".join(lines))
     # Opened, so large a file is not looked at whole; other processes have their own limit.
@@ -233,15 +234,26 @@ def test_a_bad_line_of_a_large_file_is_named(corpus, tmp_path, monkeypatch, work
     assert not prepare.is_prepared(given)
 
 
-def die(shard, indices):
-    os.kill(os.getpid(), signal.SIGKILL)
+@pytest.mark.parametrize("request_type", [prepare.PreparedCorpus, tuple])
+def test_a_process_that_dies_is_told_of_in_one_line(corpus, monkeypatch, request_type):
+    ask = prepare._Worker.ask
 
+    def killed(worker, request):
+        if isinstance(request, request_type):
+            worker.kill()
+        return ask(worker, request)
 
-def test_a_process_that_dies_is_told_of_in_one_line(corpus, monkeypatch):
-    monkeypatch.setattr(prepare, "_work", die)
+    monkeypatch.setattr(prepare._Worker, "ask", killed)
     with pytest.raises(DataUnavailable, match="ended by itself .was there too little memory") as e:
         prepare.prepare(corpus(), workers=2)
     assert "\n" not in str(e.value) and "start again to go on" in str(e.value)
+
+
+def test_processes_that_prepare_import_no_jax(corpus):
+    with contextlib.closing(prepare._Worker()) as worker:
+        worker.ask(corpus())
+        loaded = Path(f"/proc/{worker._process.pid}/maps").read_text()
+    assert "numpy" in loaded and "jaxlib" not in loaded
 
 
 def test_nothing_short_enough_is_refused_every_time(corpus):
