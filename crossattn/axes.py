@@ -1,4 +1,4 @@
-"""What each axis of an array is, and over which axes of a mesh it is split: one table for everything.
+"""Logical axes of arrays and the mesh axes that shard them: one table for everything.
 
 Parameters name their axes as metadata (``nnx.Param(x, axes=("embed", "heads"))``), activations by
 ``constrain``. Nothing here changes results, only places; on one device, and on a
@@ -63,7 +63,7 @@ def split_over(
 ) -> tuple[str, ...]:
     """The mesh axes, of those in ``among``, over which an axis of this name and size is split.
 
-    As many of its rule's, from the first, as together divide the size.
+    Takes its rule's axes in order, each one that together with those taken divides the size.
     """
     mesh_axes: tuple[str, ...] = ()
     for axis in table.get(name, ()) if name is not None else ():
@@ -99,7 +99,7 @@ def spec(
 
 
 def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
-    """The array, which XLA is told to split by the table; for activations, in traced code alone.
+    """Constrains the array's sharding by the table; for activations, in traced code alone.
 
     Args:
       x: any array.
@@ -151,7 +151,7 @@ def several(entry: Any) -> tuple[str, ...]:
 
 
 def split(x: Any, mesh: AbstractMesh, places: PartitionSpec) -> Any:
-    """The array, which XLA is told to split so."""
+    """Constrains the array's sharding."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, places))
 
 

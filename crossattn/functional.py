@@ -25,7 +25,7 @@ Build = Callable[[nnx.Rngs], nnx.Module]
 
 
 class Constant(nnx.Variable):
-    """What a checkpoint keeps among its weights and nobody trains, as Whisper's sinusoids.
+    """A checkpoint's weight that is not trained, such as Whisper's sinusoids.
 
     It is one of the parameters, so that it is saved as it was; ``nnx.grad`` and ``nnx.Optimizer`` pass it
     over, ``trainable`` tells it from the others, and its first logical axis is "constant", by which

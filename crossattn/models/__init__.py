@@ -1,8 +1,7 @@
 """Architectures, one file each: a frozen config, the module, ``tiny()`` and ``example()`` for tests.
 
-A name finds its file. "transformer" is ``transformer.py`` here, with ``Transformer``,
-``TransformerConfig`` and ``tiny``; a name with a dot, "mine.reader", is a module of your own on the import
-path.
+``find`` looks a name up: "transformer" is ``transformer.py`` here, with ``Transformer``,
+``TransformerConfig`` and ``tiny``; a name with a dot, "mine.reader", is a module on the import path.
 """
 
 import importlib
@@ -64,16 +63,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the file of an architecture has.
+    """The contents of an architecture's file.
 
     Attributes:
       name: of the file.
       config: the class of its config, a frozen dataclass.
       module: the class of the model, called as ``module(config, rngs=rngs)``.
-      tiny: a config that compiles and runs in a blink.
-      example: arguments that a model of a config can be called with, drawn at random by
-        ``example(config, rows, padding)``: arrays by their names, whose first axis is rows. What has a
-        length is so many places longer, which come last and are said to be padding. None if there is none.
+      tiny: makes a small config for tests.
+      example: draws random arguments of a call, ``example(config, rows, padding)``: arrays by name, whose
+        first axis is rows; sequences get ``padding`` further places at the end, marked as padding. None
+        for an architecture without one.
     """
 
     name: str
@@ -84,20 +83,20 @@ class Architecture:
 
 
 def known() -> list[str]:
-    """The names of the architectures that there are here."""
+    """Lists the names of the architectures of this package."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def find(name: str) -> Architecture:
-    """The architecture of a name: "transformer", or "mine.reader" for a module of one's own.
+    """Finds the architecture of a name: "transformer", or "mine.reader" for a module of one's own.
 
     Raises:
-      ValueError: there is no such file, or it lacks one of the three; the message lists the known ones.
+      ValueError: the file does not exist, or lacks one of the three; the message lists the known ones.
     """
     module = _imported(name)
     last = name.rpartition(".")[2]
     title = _title(last)
-    for other, value in vars(module).items():  # PerceiverIO is such a name of perceiver_io, too
+    for other, value in vars(module).items():  # e.g. PerceiverIO of perceiver_io
         if isinstance(value, type) and other.lower() == title.lower():
             title = other
     wanted = (title, f"{title}Config", "tiny")

@@ -40,13 +40,12 @@ class BertConfig:
       block: shape of every block.
       layers: depth, L.
       max_length: the longest text, a hard limit.
-      pad_id: what texts are filled up with; nothing reads it, unless segments say otherwise. None: all
-        that stands in a text is read where no segments are given.
+      pad_id: the padding token, which attention masks in calls without segments; None masks none.
       input: embeddings; BERT has token types and a norm.
-      masked_lm: add the head that predicts masked tokens.
-      tie_output: that head's table is the embedding's.
+      masked_lm: add the head of masked tokens.
+      tie_output: the table of that head is the embedding's.
       pooler: add the layer over the first token's vector.
-      next_sentence: add the head that tells whether text B follows text A; it needs the pooler.
+      next_sentence: add the head of whether text B follows text A; it needs the pooler.
       scan, remat: see ``Stack``.
     """
 
@@ -65,7 +64,7 @@ class BertConfig:
 
 
 def tiny(**changes: Any) -> BertConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(
         dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_first=False
     )
@@ -73,7 +72,7 @@ def tiny(**changes: Any) -> BertConfig:
 
 
 def example(config: BertConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
     return dict(tokens=tokens, segment_ids=segment_ids)
 
@@ -117,7 +116,7 @@ class Bert(nnx.Module):
 
     @property
     def longest(self) -> tuple[None, int]:
-        """No tokens of a memory; the most of a text that have positions."""
+        """None, as there is no source; and the largest number of tokens."""
         return None, self.max_length
 
     @on_any_mesh
@@ -130,7 +129,7 @@ class Bert(nnx.Module):
         *,
         types: Int[Array, "*B S"] | None = None,
     ) -> Encoded:
-        """Vectors of the tokens. ``segment_ids`` 0 is padding; ``types`` tells text A (0) from B (1)."""
+        """Encodes tokens. ``segment_ids`` 0 is padding; ``types`` is 0 for text A and 1 for text B."""
         segment_ids = without_padding(tokens, segment_ids, self.pad_id)
         keys = split(key, 2)
         x, _ = self.encoder(
@@ -150,16 +149,16 @@ class Bert(nnx.Module):
         *,
         types: Int[Array, "*B S"] | None = None,
     ) -> Float[AnyArray, "*B S D"]:
-        """What the output layer gets: the vectors of ``encode``, whose arguments these are."""
+        """Computes the vectors of ``encode``, which the output layer reads."""
         return self.encode(tokens, segment_ids, positions, key, types=types).vectors
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B S V] of what stands at each token; the arguments of ``hidden``."""
+        """Computes logits [*B S V] of each masked token; the arguments of ``hidden``."""
 
     @on_any_mesh
     def pooled(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B D"]:
-        """One vector for each text, of its first token.
+        """Computes a vector for each text, of its first token.
 
         Raises:
           ValueError: this BERT has no pooler.
@@ -168,7 +167,7 @@ class Bert(nnx.Module):
 
     @on_any_mesh
     def follows(self, vectors: Float[Array, "*B S D"]) -> Float[Array, "*B two"]:
-        """Logits: [..., 0] that text B follows text A, [..., 1] that it does not.
+        """Computes logits: [..., 0] that text B follows text A, [..., 1] that it does not.
 
         Raises:
           ValueError: this BERT has no such head.
@@ -177,7 +176,7 @@ class Bert(nnx.Module):
 
     @on_any_mesh
     def logits(self, vectors: Float[AnyArray, "*B S D"]) -> Float[Array, "*B S V"]:
-        """Logits of what stands at each token, from the vectors that ``encode`` gives.
+        """Computes logits of each masked token from the vectors of ``encode``.
 
         Raises:
           ValueError: this BERT has no such head.

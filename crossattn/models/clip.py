@@ -1,4 +1,4 @@
-"""CLIP: a picture and a text become one vector each, and those that belong together are alike.
+"""CLIP: an encoder of pictures and one of texts, whose vectors are similar for matching pairs.
 
     picture [H W C] ─► ViT ─► class token's vector ─► linear ─► unit length ─┐
                                                                    products ─► logits [pictures texts]
@@ -6,7 +6,7 @@
 
     logits = e^s I T^t,  I = unit(W_i vision(picture)),  T = unit(W_t text(tokens))
 
-Nothing reads across: what a LLaVA takes of it is the half that reads pictures.
+There is no cross-attention; a LLaVA uses the encoder of pictures.
 
 Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision".
 """
@@ -33,11 +33,11 @@ class CLIPConfig:
     """The shape of a CLIP.
 
     Attributes:
-      vision: what reads pictures.
-      text: what reads texts; its output layer is not asked.
-      dim: size of the vectors that are compared, E.
-      eos_id: the token whose vector stands for its text, where it comes first; None is the highest token of
-        each text, which ends it in CLIP's own vocabulary.
+      vision: the encoder of pictures.
+      text: the encoder of texts, without its output layer.
+      dim: size of the compared vectors, E.
+      eos_id: the token whose first vector represents its text; None is the highest token of each text,
+        the end of a text in CLIP's own vocabulary.
     """
 
     vision: ViTConfig
@@ -47,20 +47,20 @@ class CLIPConfig:
 
 
 def tiny(**changes: Any) -> CLIPConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     reader = vit.tiny(num_classes=None, patch_bias=False, input_norm=True, output_norm="class")
     return replace(CLIPConfig(reader, decoder.tiny(), dim=16), **changes)
 
 
 def example(config: CLIPConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 5, config.text.vocab_size, padding)
     image = vit.example(config.vision, rows)["image"]
     return dict(image=image, tokens=tokens, segment_ids=segment_ids)
 
 
 class CLIP(nnx.Module):
-    """Pictures [I H W C] and texts [J T] in, logits [I J] that they belong together out."""
+    """Pictures [I H W C] and texts [J T] in, logits [I J] that they match out."""
 
     def __init__(self, config: CLIPConfig, *, rngs: nnx.Rngs):
         self.vision = ViT(config.vision, rngs=rngs)
@@ -77,7 +77,7 @@ class CLIP(nnx.Module):
     def encode_image(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B E"]:
-        """Vectors of pictures, of unit length; a key turns dropout on."""
+        """Computes vectors of pictures, of unit length; a key turns dropout on."""
         return _unit(self.vision_projection(self.vision.hidden(image, key=key)))
 
     @on_any_mesh
@@ -88,7 +88,7 @@ class CLIP(nnx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B E"]:
-        """Vectors of texts, of unit length; what follows an end is read by nothing that counts."""
+        """Computes vectors of texts, of unit length; tokens after the end have no influence."""
         vectors = self.text.hidden(tokens, segment_ids=segment_ids, key=key)
         ends = tokens if self.eos_id is None else tokens == self.eos_id
         last = jnp.argmax(ends, axis=-1)
@@ -104,7 +104,7 @@ class CLIP(nnx.Module):
         *,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "I J"]:
-        """Logits of each picture with each text, float32."""
+        """Computes logits of each picture with each text, float32."""
         keys = split(key, 2)
         images = self.encode_image(image, key=keys[0])
         said = self.encode_text(tokens, segment_ids, key=keys[1])

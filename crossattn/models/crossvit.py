@@ -40,14 +40,14 @@ class CrossViTConfig:
 
     Attributes:
       block: shape of the layers of the branch of small patches.
-      large_dim, large_heads, large_mlp_dim: in which those of large patches differ.
-      small_patch, large_patch: sides of patches, in pixels of the picture as its branch gets it.
+      large_dim, large_heads, large_mlp_dim: the same of the branch of large patches.
+      small_patch, large_patch: sides of patches, in pixels of the branch's picture.
       small_layers, large_layers: layers of each branch in a stage.
-      stages: how often the branches are run and exchange.
+      stages: number of stages, each of layers and an exchange.
       num_classes: of the logits.
-      image_size: height and width for which positions are learnt; other sizes interpolate them.
+      image_size: height and width of the learnt positions; other sizes interpolate them.
       channels: of a pixel.
-      small_size, large_size: to which each branch scales a picture of ``image_size``; None leaves it.
+      small_size, large_size: the size to which each branch scales a picture; None does not scale it.
       scan, remat: of the layers of a branch, see ``Stack``.
     """
 
@@ -70,13 +70,13 @@ class CrossViTConfig:
 
     @property
     def large(self) -> BlockConfig:
-        """Shape of the layers of the branch of large patches."""
+        """The shape of the layers of the branch of large patches."""
         sizes = dict(dim=self.large_dim, num_heads=self.large_heads, mlp_dim=self.large_mlp_dim)
         return self.block.changed(**sizes)
 
 
 def tiny(**changes: Any) -> CrossViTConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     small = CrossViTConfig(
         BlockConfig.of(dim=16, num_heads=2, mlp_dim=32, activation="gelu"),
         large_dim=24, large_heads=2, large_mlp_dim=48, small_patch=2, large_patch=4,
@@ -86,7 +86,7 @@ def tiny(**changes: Any) -> CrossViTConfig:
 
 
 def example(config: CrossViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
@@ -120,17 +120,19 @@ class CrossViT(nnx.Module):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The class tokens of both branches, side by side [*B D], which the output layer gets.
+        """Computes the class tokens of both branches, concatenated [*B D], which the output layer reads.
 
         Args:
           image: [*B H W C].
           key: turns dropout on.
-          return_weights: also return, of each stage, the weights with which the class token of the small
-            patches reads [*B N 1 1+S] (itself, then the large patches), and that of the large ones.
+          return_weights: also return each stage's attention weights [*B N 1 1+S] of the small branch's class
+            token (on itself, then on the large patches), and those of the large branch.
         """
         small, large = (
             patches(resized(image, size))
-            for patches, size in zip(self._branches(), self._scaled(image), strict=True)
+            for patches, size in zip(
+                (self.small_patches, self.large_patches), self._scaled(image), strict=True
+            )
         )
         weights = []
         for stage, own in zip(self.stages, split(key, len(self.stages)), strict=True):
@@ -142,19 +144,19 @@ class CrossViT(nnx.Module):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B classes"]:
-        """Logits of classes, float32: the mean of those of both branches."""
+        """Computes logits of classes, float32: the mean of both branches."""
         small, large = jnp.split(hidden, [self.small_dim], axis=-1)
         return (self.small_output.logits(small) + self.large_output.logits(large)) / 2
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits of classes [*B C]; the arguments of ``hidden``."""
+        """Computes logits of classes [*B C]; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
-        """What each class token reads of each patch of the other branch at the last exchange.
+        """Computes the weights of each class token on the other branch's patches at the last exchange.
 
-        They are means over heads; what a token reads of itself is left out.
+        The weights are means over heads, without that of a token on itself.
         """
         _, weights = self.hidden(image, return_weights=True)
         small, large = (read[..., 0, 1:].mean(-2) for read in weights[-1])
@@ -164,11 +166,8 @@ class CrossViT(nnx.Module):
             "small patches": self.small_patches.on_grid(large, image, sizes[0]),
         }
 
-    def _branches(self) -> tuple[PatchEmbedding, PatchEmbedding]:
-        return self.small_patches, self.large_patches
-
     def _scaled(self, image: Array) -> tuple[Size, Size]:
-        """To which each branch scales a picture."""
+        """Returns the size to which each branch scales a picture."""
         height, width = (
             given / learnt
             for given, learnt in zip(image.shape[-3:-1], self.image_size, strict=True)
@@ -208,7 +207,7 @@ class Stage(nnx.Module):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Array, Array, tuple[Array | None, Array | None]]:
-        """Both branches' vectors, and the weights with which each class token read the other branch."""
+        """Computes both branches' vectors, and the attention weights of each class token."""
         keys = split(key, 4)
         small, _ = self.small(small, key=keys[0])
         large, _ = self.large(large, key=keys[1])
@@ -238,10 +237,10 @@ class Exchange(nnx.Module):
         key: Key[Array, ""] | None,
         return_weights: bool,
     ) -> tuple[Float[Array, "*B S D"], Float[Array, "*B N 1 Z"] | None]:
-        """The branch with its new class token; its patches are as they were."""
+        """Returns the branch with its new class token and the same patches."""
         token = self.there(own[..., :1, :])
         read = jnp.concatenate([token, other[..., 1:, :]], axis=-2)
-        # One norm is that of the token which reads, and of what is read, the token itself among it.
+        # One norm serves the query and the memory, which contains the query's token.
         memory = self.block.cross_residual.pre_norm(read)
         token, state = self.block(
             token,
@@ -257,8 +256,8 @@ class Projection(nnx.Module):
     """``linear(GELU(norm(x)))``, from one width to another.
 
     Args:
-      block: shape of the branch that vectors come from.
-      dim: of that to which they go.
+      block: shape of the branch of the inputs.
+      dim: width of the other branch.
     """
 
     def __init__(self, block: BlockConfig, dim: int, *, rngs: nnx.Rngs):
@@ -267,5 +266,5 @@ class Projection(nnx.Module):
         self.linear = linear(block.dim, dim, **axes, dtype=block.dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T E"]:
-        """[*B T D] -> [*B T E]."""
+        """Computes [*B T D] -> [*B T E]."""
         return self.linear(activate("gelu_exact", self.norm(x)))

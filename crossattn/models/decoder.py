@@ -5,7 +5,7 @@
 
     y <- y + Attend(LN y, LN y, causal); (y <- y + Attend(LN y, vectors);) y <- y + MLP(LN y)
 
-With a ``memory_dim`` it has cross-attention too, and reads vectors that come from anywhere.
+A ``memory_dim`` adds cross-attention to vectors of any encoder.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3.
 """
@@ -40,11 +40,11 @@ class DecoderConfig:
       layers: depth, L.
       positions: position scheme.
       max_length: the longest sequence; a hard limit for the "learned" scheme only.
-      window: how many positions a token reads, its own among them; None is all before it.
+      window: the number of positions that a token reads, with its own; None is unlimited.
       tie_output: the output layer is the embedding table.
       memory_dim: size of the vectors that cross-attention reads; None is no cross-attention.
       input: embeddings.
-      output: what stands around the output layer's table.
+      output: options of the output layer besides its table.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
@@ -64,13 +64,13 @@ class DecoderConfig:
 
 
 def tiny(**changes: Any) -> DecoderConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     return replace(DecoderConfig(vocab_size=64, block=block, layers=2, max_length=64), **changes)
 
 
 def example(config: DecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
     given: dict[str, Any] = dict(tokens=tokens, segment_ids=segment_ids)
     if config.memory_dim is not None:
@@ -84,7 +84,7 @@ class Decoder(Autoregressive):
 
     Args:
       config: the shape.
-      build: makes the blocks of a period, where they are others than ``DecoderBlock``; see ``DecoderStack``.
+      build: makes the blocks of a period instead of a ``DecoderBlock``; see ``DecoderStack``.
 
     Raises:
       ValueError: the period does not divide the layers.
@@ -127,7 +127,7 @@ class Decoder(Autoregressive):
 
     @property
     def target_input(self) -> TokenInput:
-        """The ``TokenInput`` of what is generated."""
+        """The ``TokenInput`` of the generated tokens."""
         return self.input
 
     @on_any_mesh
@@ -142,14 +142,14 @@ class Decoder(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The last vectors, before the output layer; with ``return_weights``, cross-attention's too.
+        """Computes the last vectors, before the output layer, and cross-attention's weights if asked for.
 
         Args:
           tokens: [*B T].
-          memory, memory_segment_ids: what a model with a ``memory_dim`` reads, ``Encoded`` or vectors
-            [*B S M]; padding has segment 0.
+          memory, memory_segment_ids: ``Encoded`` or vectors [*B S M] for a model with a ``memory_dim``;
+            padding has segment 0.
           segment_ids: of the texts packed into a row; 0 is padding.
-          positions: None is ``arange``.
+          positions: of the tokens; None is ``arange``.
           key: turns dropout on.
           return_weights: return the weights [L *B N T S] too.
         """
@@ -168,7 +168,7 @@ class Decoder(Autoregressive):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
+        """Computes logits [*B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -181,14 +181,14 @@ class Decoder(Autoregressive):
         memory_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states that have read the memory; for the other arguments see ``Autoregressive``.
+        """Makes decoding states that have read the memory; for the other arguments see ``Autoregressive``.
 
         Args:
-          memory, memory_segment_ids: what cross-attention reads; padding has segment 0.
+          memory, memory_segment_ids: of cross-attention; padding has segment 0.
 
         Raises:
-          ValueError: ``cache_length`` is longer than ``longest``; or there is a memory where none is read,
-            none where one is, or one of other rows than ``batch``.
+          ValueError: ``cache_length`` is longer than ``longest``; the memory and ``memory_dim`` do
+            not come together; or the memory has not ``batch`` rows.
         """
         if memory is not None:
             check_rows("memory", Encoded.of(memory).vectors, batch)

@@ -1,4 +1,4 @@
-"""An encoder and a decoder from different families, married by cross-attention: two BERTs, for one.
+"""An encoder and a decoder of different families, joined by cross-attention: two BERTs, for example.
 
     source tokens [S] ─► encoder (``Bert``) ─► m [S E] ─► linear, where widths differ ─┐ keys, values
     target tokens [T] ─► decoder (``Decoder``): masked self-attention, then ───────► read ─► logits
@@ -30,7 +30,7 @@ from crossattn.nn.sublayers import split
 from crossattn.types import Array, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B H W C"]
-"""Tokens; or, of a model that reads them, pictures."""
+"""Tokens; or pictures, for a model that reads them."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class EncoderDecoderConfig:
     """The shapes of both halves.
 
     Attributes:
-      encoder: of the half that reads the source.
-      decoder: of the half that writes the target. Its ``memory_dim`` is the size of the encoder's
-        vectors, as None says too; where it differs, a linear layer stands between.
+      encoder: of the encoder of the source.
+      decoder: of the decoder of the target. A ``memory_dim`` of None is the size of the encoder's
+        vectors; a linear layer projects them to any other.
     """
 
     encoder: BertConfig
@@ -48,13 +48,13 @@ class EncoderDecoderConfig:
 
 
 def tiny(**changes: Any) -> EncoderDecoderConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     reader, writer = bert.tiny(masked_lm=False), decoder.tiny(memory_dim=32)
     return replace(EncoderDecoderConfig(reader, writer), **changes)
 
 
 def example(config: EncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     source, source_segment_ids = texts(rows, 6, config.encoder.vocab_size, padding)
     target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
     return dict(
@@ -70,8 +70,8 @@ class EncoderDecoder(Autoregressive):
 
     Args:
       config: the shapes.
-      build_encoder: makes the encoder of its config; another one than a ``Bert`` comes with an ``encode``
-        of a subclass.
+      build_encoder: makes the encoder of its config; a subclass with another one than ``Bert``
+        overrides ``encode``.
     """
 
     def __init__(self, config: Any, *, build_encoder: Callable[..., Any] = Bert, rngs: nnx.Rngs):
@@ -97,12 +97,12 @@ class EncoderDecoder(Autoregressive):
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
-        """The most tokens of source and target that have positions; None is any number."""
+        """The largest numbers of source and target tokens that have positions; None is unlimited."""
         return self.encoder.input.longest, self.target_input.longest
 
     @property
     def pad_id(self) -> int | None:
-        """What sources are filled up with, if the encoder's config names it."""
+        """The padding token of sources, if the encoder's config has one."""
         return self.encoder.pad_id
 
     @on_any_mesh
@@ -113,11 +113,11 @@ class EncoderDecoder(Autoregressive):
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
-        """The source's vectors [*B S M], as the decoder reads them."""
+        """Encodes the source to vectors [*B S M] of the size that the decoder reads."""
         return self.bridged(self.encoder.encode(source, segment_ids, positions, key))
 
     def bridged(self, encoded: Encoded) -> Encoded:
-        """The encoder's vectors in the size that the decoder reads."""
+        """Projects the encoder's vectors to the size that the decoder reads."""
         if self.bridge is None:
             return encoded
         return replace(encoded, vectors=self.bridge(jnp.asarray(encoded.vectors)))
@@ -135,7 +135,7 @@ class EncoderDecoder(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """The decoder's last vectors, before the output layer, and weights; see ``Transformer.hidden``."""
+        """Computes the decoder's last vectors and the attention weights; see ``Transformer.hidden``."""
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 2)
         result = self.decoder.hidden(
@@ -151,7 +151,7 @@ class EncoderDecoder(Autoregressive):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
+        """Computes logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -164,7 +164,7 @@ class EncoderDecoder(Autoregressive):
         source_segment_ids: Int[Array, "B S"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states that have read the source; for the other arguments see ``Autoregressive``."""
+        """Makes decoding states that have read the source; for the other arguments see ``Autoregressive``."""
         encoded = self.encode(source, source_segment_ids)
         check_rows("source", encoded.vectors, batch)
         return self.decoder.prefill(
@@ -175,5 +175,5 @@ class EncoderDecoder(Autoregressive):
     def decode_hidden(
         self, tokens: Int[Array, "B J T"], states: CachedStates, *, return_weights: bool = False
     ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        """Computes the vectors [B J T D] of ``decode_step`` before its output layer, and the new states."""
         return self.decoder.decode_hidden(tokens, states, return_weights=return_weights)

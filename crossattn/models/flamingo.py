@@ -1,4 +1,4 @@
-"""Flamingo: a language model that was trained on text, between whose blocks gated ones read pictures.
+"""Flamingo: a trained language model with gated cross-attention to pictures between its blocks.
 
     pixels ──► patches ──► encoder ──┐ keys, values (and the latents' own)
     latents ───────────────────► resampler, for each image ──┐ keys, values
@@ -9,8 +9,8 @@
     z <- z + Attend(LN z, [LN x; LN z]); z <- z + MLP(LN z)                          resampler
     y <- y + tanh(a) Attend(norm y, z); y <- y + tanh(b) MLP(norm y)                 gated
 
-Gates a and b are 0 at first: the model is its language model, whose parameters have the same names here, so
-that a run of a ``Decoder`` is what this one begins from.
+Gates a and b are 0 at initialisation, so that the model equals its language model. The language model's
+parameters have the names of a ``Decoder``'s: training may start from a run of one.
 
 Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Learning", sections 2.1 to 2.3.
 """
@@ -41,18 +41,18 @@ from crossattn.types import AnyArray, Array, Bool, Count, Float, Int, Key
 
 @dataclass(frozen=True)
 class FlamingoConfig(DecoderConfig):
-    """The shape of a Flamingo: a language model's, and what reads pictures.
+    """The shape of a Flamingo: of the language model, and of the encoder and resampler of pictures.
 
     Attributes:
-      interval: blocks of the language model to one that reads images.
+      interval: blocks of the language model per block that reads images.
       image_dim: size of the vectors of patches and latents, M.
       image_size: height and width of pictures; None reads vectors of patches [B I P M] of any encoder.
       channels: of a pixel.
       patch_size: side of a patch.
       image_layers: depth of the encoder of patches.
-      image_heads: of its attention, and of the resampler's.
-      resampler_head_dim: None is ``image_dim / image_heads``.
-      image_latents: of each image, L.
+      image_heads: heads of its attention, and of the resampler's.
+      resampler_head_dim: size of the resampler's heads; None is ``image_dim / image_heads``.
+      image_latents: latents of each image, L.
       resampler_layers: depth of the resampler.
       image_norm_epsilon: of the encoder's and the resampler's layer norms.
     """
@@ -71,7 +71,7 @@ class FlamingoConfig(DecoderConfig):
 
 
 def tiny(**changes: Any) -> FlamingoConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = FlamingoConfig(
         vocab_size=64,
@@ -90,7 +90,7 @@ def tiny(**changes: Any) -> FlamingoConfig:
 
 
 def example(config: FlamingoConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 5, config.vocab_size, padding)
     shape = (4, config.image_dim)  # patches of an image
     if config.image_size is not None:
@@ -122,7 +122,7 @@ class Flamingo(Decoder):
     def encode(
         self, images: Float[Array, "B I *P C"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "B I_L M"]:
-        """Latents [B (I L) M] of pictures [B I H W C], or of their patches' vectors [B I P M]."""
+        """Computes latents [B (I L) M] of pictures [B I H W C], or of vectors of patches [B I P M]."""
         keys = split(key, 2)
         x = images if self.vision is None else self.vision.encode(images, key=keys[0]).vectors
         x = self.resampler(x, keys[1])
@@ -131,7 +131,7 @@ class Flamingo(Decoder):
     def seen(
         self, positions: Int[Array, "*B T"], image_positions: Int[Array, "B I"]
     ) -> dict[str, Bool[Array, "B 1 T S"]]:
-        """Which latents tokens at these positions read: of the images at the last place that has any."""
+        """Makes the mask of latents for tokens at these positions: they read the last images before them."""
         places = image_positions[:, None]
         last = jnp.max(jnp.where(places <= positions[..., None], places, -1), axis=-1)
         allowed = (places == last[..., None]) & (places >= 0)
@@ -148,19 +148,19 @@ class Flamingo(Decoder):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The last vectors, before the output layer; with ``return_weights``, the gated layers' too.
+        """Computes the last vectors, before the output layer, and the gated layers' weights if asked for.
 
         Args:
           tokens: [B T], from position 0 on.
           images: pictures [B I H W C], or vectors of patches [B I P M] of a model without ``image_size``.
-          image_positions: where each stands in the text, see ``image_positions``; -1 is nowhere. Several
-            images at one position are read together.
-          segment_ids: 0 where the text is padding.
+          image_positions: of each image in the text, see ``image_positions``; -1 is none. Several images
+            at one position are read together.
+          segment_ids: 0 for padding.
           key: turns dropout on.
           return_weights: return the weights [L B N T (I latents)] too.
 
         Raises:
-          ValueError: images and their positions do not come together, or not in the same number.
+          ValueError: one of images and positions is given without the other, or their numbers differ.
         """
         keys = split(key, 3)
         latents, image_positions = self._images(images, image_positions, len(tokens), keys[2])
@@ -176,7 +176,7 @@ class Flamingo(Decoder):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
+        """Computes logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -189,13 +189,13 @@ class Flamingo(Decoder):
         image_positions: Int[AnyArray, "B I"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states that have read the images; for the other arguments see ``Autoregressive``.
+        """Makes decoding states that have read the images; for the other arguments see ``Autoregressive``.
 
         Args:
-          images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
+          images, image_positions: as in ``hidden``, of the prompt without its left padding.
 
         Raises:
-          ValueError: as ``hidden`` does, or there are other rows than ``batch``.
+          ValueError: as ``hidden`` does, or the inputs have not ``batch`` rows.
         """
         latents, image_positions = self._images(images, image_positions, batch, None)
         layers = self.decoder.read(images=latents)
@@ -208,13 +208,13 @@ class Flamingo(Decoder):
         images: Float[AnyArray, "B I H W C"],
         image_positions: Int[AnyArray, "B I"],
     ) -> Float[Array, "B T I h w"]:
-        """How much each token reads of each patch: of latents, weighted by what these read of patches.
+        """Computes the weights of tokens on patches: those on latents times those of latents on patches.
 
-        The weights are means over heads, and those of tokens over the gated layers, whatever their gates. A
-        token that reads no image has 0.
+        The weights are means over heads, and those of tokens also over the gated layers, without their gates.
+        A token without an image has 0.
 
         Raises:
-          ValueError: this model reads vectors of patches, of which it does not know how they lie.
+          ValueError: this model reads vectors of patches, not pictures.
         """
         if self.vision is None:
             raise ValueError("this Flamingo reads no pictures; build it with an image_size.")
@@ -231,7 +231,7 @@ class Flamingo(Decoder):
     def _images(
         self, images: Any, image_positions: Any, batch: int, key: Any
     ) -> tuple[Array, Array]:
-        """Latents and positions of the images; of one that stands nowhere, where there are none."""
+        """Returns latents and positions of the images; without images, those of one at position -1."""
         placed_images = with_places(images, image_positions, batch)
         if placed_images is None:
             shape = (batch, self.resampler.num_latents, self.resampler.dim)
@@ -241,7 +241,7 @@ class Flamingo(Decoder):
 
 
 class Resampler(nnx.Module):
-    """A few latents read the patches of an image, and one another: images of any size cost the same.
+    """A few latents that read the patches of an image and one another; images of any size give as many.
 
     Source: Alayrac et al. 2022, section 2.1 and figure 5.
     """
@@ -265,14 +265,14 @@ class Resampler(nnx.Module):
     def __call__(
         self, patches: Float[Array, "*B P M"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B L M"]:
-        """[*B P M] -> [*B L M]."""
+        """Computes [*B P M] -> [*B L M]."""
         latents, _ = self._layers(patches, key)
         return self.norm(latents)
 
     def patch_weights(self, patches: Float[Array, "*B P M"]) -> Float[Array, "*B L P"]:
-        """How much each latent reads of each patch in the last layer, by way of other latents too.
+        """Computes the weights of latents on patches in the last layer, through other latents too.
 
-        Means over heads. What a latent keeps of itself is left out, so that rows have sums of at most 1.
+        The weights are means over heads, without residual connections, so that a row's sum is at most 1.
         """
         _, states = self._layers(patches, None, capture=("reading.weights",))
         count = patches.shape[-2]
@@ -289,7 +289,7 @@ class Resampler(nnx.Module):
 
 
 class LatentAttention(nnx.Module):
-    """Latents read patches and themselves side by side; patches are normalised by themselves."""
+    """Attention of latents to patches and latents; patches have a norm of their own."""
 
     def __init__(self, shape: BlockConfig, rngs: nnx.Rngs):
         heads = shape.attention
@@ -305,7 +305,7 @@ class LatentAttention(nnx.Module):
         )
 
     def memory(self, x: Float[Array, "*B P M"], **_: Any) -> Float[Array, "*B P M"]:
-        """What latents read beside themselves."""
+        """Normalises the patches."""
         return self.norm(x)
 
     def __call__(
@@ -315,14 +315,14 @@ class LatentAttention(nnx.Module):
         mask: Any = None,
         **options: Any,
     ) -> Any:
-        """[*B L M], of latents that are normalised."""
+        """Computes [*B L M] of normalised latents."""
         return self.attention(x, jnp.concatenate([memory, x], axis=-2), mask, **options)
 
 
 def _period(config: FlamingoConfig) -> list[Build]:
-    """A block of the language model with gated sublayers before its own, then blocks as they were.
+    """Makes builds of a block with gated sublayers before its own, then of ``interval - 1`` plain blocks.
 
-    Gated attention has no biases: a token that reads no image gets exactly 0.
+    Gated attention has no biases: a token without an image gets exactly 0.
     """
     block = with_positions(config.block, config.positions)
     cross = replace(block.cross or block.attention, use_bias=False, key_bias=None)

@@ -1,4 +1,4 @@
-"""LLaVA: patches of pictures, projected, stand among the words that a language model reads.
+"""LLaVA: a language model that reads projected patches of pictures among its tokens.
 
     picture [H W C] ──► patches ──► layers of self-attention ──► Z [P M] ──► projector ──► H [P D] ─┐
     <s> look at  <image> <image> ... <image>  what is this ?  ──► embedding [T D]                    │
@@ -7,8 +7,8 @@
 
     H = W2 gelu(W1 Z + b1) + b2, or H = W Z + b
 
-There is no cross-attention: words read patches as they read words, through one cache. The language model's
-parameters have the names of a ``Decoder``'s, so that a run of one is what this one may begin from.
+There is no cross-attention: tokens and patches share self-attention and its cache. The language model's
+parameters have the names of a ``Decoder``'s: training may start from a run of one.
 
 Source: Liu et al. 2023, "Visual Instruction Tuning", equation 1; a projector of two layers, Liu et al. 2024,
 "Improved Baselines with Visual Instruction Tuning", section 3.3.
@@ -41,22 +41,22 @@ from crossattn.types import AnyArray, Array, Count, Float, Int, Key
 
 @dataclass(frozen=True)
 class LlavaConfig(DecoderConfig):
-    """The shape of a LLaVA: a language model's, and what reads pictures.
+    """The shape of a LLaVA: of the language model, and of the encoder of pictures.
 
     Attributes:
       image_dim: size of the vectors of patches, M.
-      image_size: height and width of pictures; others interpolate positions.
+      image_size: height and width of pictures; other sizes interpolate positions.
       channels: of a pixel.
       patch_size: side of a patch.
       image_layers: depth of the encoder of patches.
       image_heads: of its attention.
       image_norm_epsilon: of its layer norms.
-      vision: another encoder than those values describe, a CLIP's for one.
-      keep_class_token: the vector of its class token stands before those of the patches.
-      projector_layers: 1, which is linear, or 2.
-      projector_activation: between two.
-      projector_bias: biases in them.
-      image_id: the token that stands where an image does, once for each of its vectors; None is any.
+      vision: an encoder, such as a CLIP's, that replaces the one of those values.
+      keep_class_token: keep the vector of its class token before those of the patches.
+      projector_layers: 1, a linear projector, or 2.
+      projector_activation: between two layers.
+      projector_bias: biases in the layers.
+      image_id: the placeholder token of each vector of an image; None allows any.
     """
 
     image_dim: Count = 64
@@ -75,18 +75,18 @@ class LlavaConfig(DecoderConfig):
 
     @property
     def tower(self) -> ViTConfig:
-        """What reads pictures."""
+        """The config of the encoder of pictures."""
         return self.vision or patch_reader(self)
 
     @property
     def image_tokens(self) -> int:
-        """How many tokens a picture of ``image_size`` takes in a text, P."""
+        """The number of tokens of a picture of ``image_size`` in a text, P."""
         tower = self.tower
         return math.prod(patch_grid(tower.image_size, tower.patch_size)) + self.keep_class_token
 
 
 def tiny(**changes: Any) -> LlavaConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = LlavaConfig(
         vocab_size=64,
@@ -104,7 +104,7 @@ def tiny(**changes: Any) -> LlavaConfig:
 
 
 def example(config: LlavaConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     tokens, segment_ids = texts(rows, 4 + config.image_tokens, config.vocab_size, padding)
     if config.image_id is not None:
         tokens[:, 1 : 1 + config.image_tokens] = config.image_id
@@ -126,7 +126,7 @@ class Llava(Decoder):
     def __init__(self, config: LlavaConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         self.vision = ViT(config.tower, rngs=rngs)
-        # Vectors before those of patches that have no place in the text.
+        # The vectors before those of patches that the text leaves out.
         self.skipped = 0 if config.keep_class_token else self.vision.patches.tokens
         self.projector = Projector(config, rngs=rngs)
         self.image_tokens, self.image_id = config.image_tokens, config.image_id
@@ -135,7 +135,7 @@ class Llava(Decoder):
     def encode(
         self, images: Float[Array, "B I H W C"], key: Key[Array, ""] | None = None
     ) -> Float[Array, "B I P D"]:
-        """What stands for pictures in a text: vectors of the size of its tokens'."""
+        """Encodes pictures to vectors of the size of embeddings."""
         vectors = jnp.asarray(self.vision.encode(images, key=key).vectors)
         return self.projector(vectors[..., self.skipped :, :])
 
@@ -144,11 +144,11 @@ class Llava(Decoder):
         tokens: Int[AnyArray, "B T"] | Sequence[Sequence[int]],
         images: Sequence[int] | None = None,
     ) -> Int[np.ndarray, "B I"]:
-        """Where images begin in prompts that have ``image_tokens`` of ``image_id`` for each.
+        """Finds the first position of each image in prompts with ``image_tokens`` of ``image_id`` for each.
 
         Args:
-          tokens: [B T], or rows of unlike lengths; known ones, without what pads them on the left.
-          images: how many each row has; None asks nothing.
+          tokens: [B T], or rows of unlike lengths; not traced, and without left padding.
+          images: the number of images of each row; None checks no number.
 
         Raises:
           ValueError: a row has an image without its tokens, or tokens without an image; or this model has no
@@ -168,18 +168,18 @@ class Llava(Decoder):
         segment_ids: Int[Array, "B T"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B T D"]:
-        """The last vectors, before the output layer.
+        """Computes the last vectors, before the output layer.
 
         Args:
-          tokens: [B T], from position 0 on; what they are where an image stands makes no difference.
+          tokens: [B T], from position 0 on; the placeholders of an image may be any tokens.
           images: pictures [B I H W C].
-          image_positions: where each begins in the text, see the method of that name; -1 is nowhere.
-          segment_ids: 0 where the text is padding.
+          image_positions: the first position of each in the text, see the method; -1 is none.
+          segment_ids: 0 for padding.
           key: turns dropout on.
 
         Raises:
-          ValueError: images and their positions do not come together, or not in the same number; or, where
-            tokens are known, those of ``image_id`` are others than images take.
+          ValueError: one of images and positions is given without the other, or their numbers differ; or
+            untraced tokens have another number of ``image_id`` than the images need.
         """
         keys = split(key, 3)
         context = self._images(images, image_positions, len(tokens), keys[2])
@@ -189,7 +189,7 @@ class Llava(Decoder):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
+        """Computes logits [B T V] of the token after each of ``tokens``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -202,13 +202,13 @@ class Llava(Decoder):
         image_positions: Int[AnyArray, "B I"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states that have seen the images; for the other arguments see ``Autoregressive``.
+        """Makes decoding states that have seen the images; for the other arguments see ``Autoregressive``.
 
         Args:
-          images, image_positions: as in ``hidden``; the prompt's, without what pads it on the left.
+          images, image_positions: as in ``hidden``, of the prompt without its left padding.
 
         Raises:
-          ValueError: as ``hidden`` does, or there are other rows than ``batch``.
+          ValueError: as ``hidden`` does, or the inputs have not ``batch`` rows.
         """
         context = self._images(images, image_positions, batch, None)
         layers = self.decoder.read()
@@ -221,10 +221,10 @@ class Llava(Decoder):
         images: Float[AnyArray, "B I H W C"],
         image_positions: Int[AnyArray, "B I"],
     ) -> Float[Array, "B T I h w"]:
-        """How much each token reads of each patch, through self-attention: means over layers and heads.
+        """Computes the weights of tokens on patches in self-attention: means over layers and heads.
 
-        The rest of what a token reads are the tokens before it and its own. A token before an image has 0 of
-        it, and one that is a patch reads patches too.
+        The remaining weight of a token is on tokens. A token before an image has 0 for it, and patches read
+        patches too.
         """
         context = self._images(images, image_positions, len(tokens), None)
         _, states = self.decoder(
@@ -249,7 +249,7 @@ class Llava(Decoder):
         context: tuple[Array, Array] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B J T D"]:
-        """Vectors of tokens, and of images where they stand, which the sequences of a row share."""
+        """Embeds tokens, and puts the row's images at their positions."""
         if context is None:
             return self.input(tokens, positions, key)
         vectors, starts = context
@@ -267,12 +267,12 @@ class Llava(Decoder):
     def _images(
         self, images: Any, image_positions: Any, batch: int, key: Any
     ) -> tuple[Array, Array] | None:
-        """Vectors of the images and where they begin; None where there are none."""
+        """Returns vectors of the images and their first positions; None without images."""
         given = with_places(images, image_positions, batch)
         return None if given is None else (self.encode(given[0], key), given[1])
 
     def _check(self, tokens: Any, images: Any, positions: Any) -> None:
-        """Where they are known, image tokens are those of as many images."""
+        """Checks that untraced tokens have the placeholders of as many images."""
         known = not any(isinstance(x, jax.core.Tracer) for x in (tokens, positions))
         own = images is None or images.shape[-3:-1] == self.vision.image_size
         if self.image_id is None or not known or not own:
@@ -282,7 +282,7 @@ class Llava(Decoder):
 
 
 class Projector(nnx.Module):
-    """From vectors of patches to those of words: a linear layer, or two with a nonlinearity between them."""
+    """A projection of patches to the size of embeddings: one linear layer, or two with a nonlinearity."""
 
     def __init__(self, config: LlavaConfig, *, rngs: nnx.Rngs):
         count, dim = config.projector_layers, config.block.dim
@@ -301,7 +301,7 @@ class Projector(nnx.Module):
         self.activation: Activation = config.projector_activation
 
     def __call__(self, vectors: Float[Array, "*B P M"]) -> Float[Array, "*B P D"]:
-        """[*B P M] -> [*B P D]."""
+        """Computes [*B P M] -> [*B P D]."""
         x = self.first(vectors)
         if self.second is not None:
             x = self.second(activate(self.activation, x))

@@ -1,4 +1,4 @@
-"""Perceiver IO: a few learnt latents read inputs of any kind and number, and queries of outputs read them.
+"""Perceiver IO: a few learnt latents read inputs of any kind and number, and output queries read latents.
 
     pixels, bytes or both   x [S C] ───────┐ keys, values
     latents                 z [L D] ──► read ──► layers of self-attention, `repeats` times ──┐ keys, values
@@ -8,8 +8,8 @@
     z <- z + Attend(LN z, LN z); z <- z + MLP(LN z)      each layer
     y <- q + Attend(LN q, LN z); y <- y + MLP(LN y)      write
 
-Inputs cost S L and outputs T L, where self-attention over them would cost S S and T T. Nothing is convolved:
-a pixel is its values, and features of where it stands.
+Inputs cost S L and outputs T L, where self-attention over them would cost S S and T T. There is no
+convolution: a pixel is its values and features of its position.
 
 Source: Jaegle et al. 2021, "Perceiver: General Perception with Iterative Attention", and "Perceiver IO: A
 General Architecture for Structured Inputs & Outputs", sections 3.1 and 3.2.
@@ -44,25 +44,25 @@ class PerceiverIOConfig:
     """The shape of a Perceiver IO.
 
     Attributes:
-      block: shape of the latents' layers, whose size is D.
-      layers: of self-attention between the latents.
-      latents: how many there are, L.
-      repeats: how often those layers run, with the same parameters.
-      read, write: shapes of the blocks in which latents read inputs, and queries read latents; None is
+      block: shape of the latents' layers, of size D.
+      layers: layers of self-attention between the latents.
+      latents: number of latents, L.
+      repeats: number of runs of those layers, with the same parameters.
+      read, write: shapes of the block of latents that read inputs, and of queries that read latents; None is
         ``block``. The size of ``write`` is that of the queries, E.
-      read_skip, write_skip: latents, and queries, are added to what they read.
+      read_skip, write_skip: residual connections around the attention of ``read`` and ``write``.
       image_size: height and width of pictures; None reads none.
       channels: of a pixel.
-      pixel_positions: "fourier", fixed, which stand beside a pixel's values; or "learned", a table.
+      pixel_positions: "fourier", fixed features, or "learned", a table; both are concatenated to values.
       bands, resolution: of Fourier positions, see ``ops.positions.fourier``; None is ``image_size``.
-      pixel_dim: size to which a pixel's values, and its learnt positions, are projected; they need one, and
-        None leaves values beside Fourier positions as they are.
+      pixel_dim: size to which a pixel's values and learnt positions are projected; None does not project
+        values, and needs Fourier positions.
       vocab_size: of tokens, V; None reads none.
-      token_dim: size of their embeddings; None is E, which a model that predicts tokens wants.
+      token_dim: size of their embeddings; None is E, which a model that predicts tokens needs.
       max_length: the longest text, a hard limit.
-      kind_dim: where pictures and tokens are read together, each is made longer by learnt features, the
-        larger kind by so many: by these it is known which is which.
-      num_classes: logits are those of classes, of one query; None is of tokens, a query for each position.
+      kind_dim: number of learnt features that tell pictures from tokens in a model of both, appended to the
+        larger kind of vectors; the smaller kind is filled up to the same size.
+      num_classes: number of classes, of one query; None predicts tokens, with a query for each position.
       scan, remat: of the layers, see ``Stack``.
     """
 
@@ -90,7 +90,7 @@ class PerceiverIOConfig:
 
 
 def tiny(**changes: Any) -> PerceiverIOConfig:
-    """A configuration that compiles and runs in a blink, for tests: of tokens, which it predicts."""
+    """Returns a small configuration for tests, which predicts tokens."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu", cross_heads=1)
     small = PerceiverIOConfig(
         block, layers=1, latents=6, repeats=2, bands=4, vocab_size=64, max_length=64
@@ -99,7 +99,7 @@ def tiny(**changes: Any) -> PerceiverIOConfig:
 
 
 def example(config: PerceiverIOConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     given: dict[str, Any] = {}
     if config.vocab_size is not None:
         given["tokens"], given["segment_ids"] = texts(rows, 5, config.vocab_size, padding)
@@ -112,7 +112,7 @@ class PerceiverIO(nnx.Module):
     """Tokens, a picture or both in; logits of classes, or of a token at each position, out.
 
     Raises:
-      ValueError: the config reads neither pictures nor tokens, or would predict tokens that it has none of.
+      ValueError: the config reads neither pictures nor tokens, or predicts tokens without a vocabulary.
     """
 
     def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
@@ -157,7 +157,7 @@ class PerceiverIO(nnx.Module):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that there are positions for; None reads no tokens."""
+        """The largest number of tokens that have positions; None reads no tokens."""
         return None if self.tokens is None else self.tokens.longest
 
     @on_any_mesh
@@ -171,18 +171,18 @@ class PerceiverIO(nnx.Module):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The latents [*B L D] that have read the inputs, ``Encoded``.
+        """Encodes inputs to latents [*B L D].
 
         Args:
-          tokens, image: what this model reads, both or one of them.
-          segment_ids: of the tokens; 0 is padding, which nothing reads. Latents tell no texts of a row apart.
+          tokens, image: the inputs of this model, both or one of them.
+          segment_ids: of the tokens; 0 is padding. Latents read all texts of a row together.
           positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: also return the weights [*B N L S] with which latents read pixels, then tokens.
+          return_weights: also return the weights [*B N L S] of latents on pixels, then tokens.
 
         Raises:
-          ValueError: an input is missing, or is none that this model reads; or a text is too long, or a
-            picture of another size than learnt positions have.
+          ValueError: an input is missing, or this model does not read it; or a text is too long, or a
+            picture has another size than the learnt positions.
         """
         keys = split(key, 3 + self.repeats)
         inputs = self._inputs(tokens, image, segment_ids, positions, keys[0])
@@ -204,10 +204,10 @@ class PerceiverIO(nnx.Module):
         *,
         return_weights: bool = False,
     ) -> Any:
-        """Vectors [*B T E] of the outputs at these positions, which queries read from the latents.
+        """Decodes latents to vectors [*B T E] of the queries at these positions.
 
-        None is all positions: the one of classes, or ``max_length``. With ``return_weights``, also
-        their weights [*B N T L].
+        None is all positions: the one of classes, or ``max_length``. ``return_weights`` adds the queries'
+        weights [*B N T L].
         """
         at = jnp.arange(self.queries.count) if positions is None else positions
         latents = Encoded.of(latents)
@@ -230,10 +230,10 @@ class PerceiverIO(nnx.Module):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """What the output layer gets: a vector [*B E] for classes, or one of each token, [*B S E].
+        """Computes the output layer's input: a vector [*B E] for classes, or one of each token, [*B S E].
 
-        Arguments as in ``encode``; with ``return_weights`` there follow the weights of reading inputs
-        [*B N L S] and of queries reading latents [*B N T L].
+        Arguments are those of ``encode``; ``return_weights`` adds the weights of latents on inputs
+        [*B N L S] and of queries on latents [*B N T L].
         """
         keys = split(key, 2)
         latents = self.encode(
@@ -255,21 +255,20 @@ class PerceiverIO(nnx.Module):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
-        """Logits of classes, or of tokens, float32: the output layer alone."""
+        """Applies the output layer: logits of classes or of tokens, float32."""
         if isinstance(self.output, ClassOutput):
             return self.output.logits(hidden)
         return self.output.logits(hidden, self.tokens.embedding)
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B C] of classes, or [*B S V] of what stands at each token; the arguments of ``hidden``."""
+        """Computes logits [*B C] of classes, or [*B S V] of each token; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
-        """How much is read of each pixel: by latents, weighted by how much the first query reads of each.
+        """Computes the first query's weights on latents times the latents' weights on pixels.
 
-        The weights are means over heads. Layers between the latents mix what they have read, so this is
-        where the reading was, not all that the output depends on.
+        The weights are means over heads. Layers between the latents mix them, which these weights leave out.
         """
         _, read, written = self.hidden(image=image, return_weights=True)
         asked = jnp.mean(written[..., 0, :], axis=-2)
@@ -284,7 +283,7 @@ class PerceiverIO(nnx.Module):
         positions: Array | None,
         key: Array | None,
     ) -> Encoded:
-        """The pixels' vectors, then the tokens', of one size."""
+        """Returns the pixels' vectors, then the tokens', of one size."""
         parts = []
         for name, given, module in (("image", image, self.pixels), ("tokens", tokens, self.tokens)):
             if (given is None) != (module is None):
@@ -305,7 +304,7 @@ class PerceiverIO(nnx.Module):
 
 
 class PixelInput(nnx.Module):
-    """A picture to vectors, one a pixel: its values, and beside them where it stands.
+    """The vectors of pixels: values, then features of the position.
 
     Args:
       config: the model's.
@@ -336,10 +335,10 @@ class PixelInput(nnx.Module):
         self.dim = (config.channels if size is None else size) + beside
 
     def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
-        """Vectors of the pixels, row by row.
+        """Computes vectors of the pixels, row by row.
 
         Raises:
-          ValueError: the picture has other channels, or another size than learnt positions have.
+          ValueError: the picture has other channels, or another size than the learnt positions.
         """
         size = image.shape[-3:-1]
         if image.shape[-1] != self.channels or (
@@ -380,7 +379,7 @@ def _check(config: PerceiverIOConfig) -> None:
 
 
 def _tokens(config: PerceiverIOConfig, query_dim: int, rngs: nnx.Rngs) -> TokenInput:
-    # Latents find a token by where it stands, so positions are as large as what stands there.
+    # Latents find a token by its position, so positions are as large as embeddings.
     dim = config.token_dim or query_dim
     return TokenInput(
         config.vocab_size,
@@ -399,6 +398,6 @@ def _vectors(count: int, dim: int, rngs: nnx.Rngs) -> nnx.Param:
 
 
 def _extended(x: Encoded, kind: Float[Array, "one K"]) -> Encoded:
-    """Each vector with the features of its kind behind it."""
+    """Appends the features of their kind to vectors."""
     kind = jnp.broadcast_to(kind.astype(x.vectors.dtype), (*x.vectors.shape[:-1], kind.shape[-1]))
     return replace(x, vectors=jnp.concatenate([x.vectors, kind], axis=-1))

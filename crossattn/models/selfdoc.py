@@ -1,4 +1,4 @@
-"""SelfDoc: what the regions of a page say and how they look, encoded apart, then across, then fused.
+"""SelfDoc: texts and pictures of a page's regions, encoded separately, then by cross-attention, then fused.
 
     text     [R T] --encoder, mean--> + box --self-attention--> L --agree--read--> L' --+
                                                                 | X X   | X             +--gate--> [R D]
@@ -12,14 +12,14 @@ With ``q``, ``k``, ``v`` projections of their own in each direction and layer, a
     L' = L2 + f(n(L2))                                            V' likewise
     F  = norm(g L' + (1 - g) V'),  g = sigmoid(w [L'; V'] + b), a number for each region
 
-The first stage multiplies weights over the keys of one modality by values of the other. That says something
-only because the i-th of each is of one region, and needs as many of both. Where the lengths differ (a region
-that has no text; several words a region), it is read region by region here: the value that belongs to a key
-is that of the mean of the vectors that the queries' modality has of the key's region, and a key of whose
-region it has nothing is not read. With one vector of each region on both sides this is the equation above.
+The first stage multiplies weights over the keys of one modality by values of the other, so the i-th vectors
+of both must be of one region. For sequences of unlike lengths (regions without text, or several words a
+region) this module defines the value of a key as that of the mean of the query modality's vectors of the
+key's region, and masks keys of regions without such vectors. One vector of each region on both sides gives
+the equation above.
 
-Sentence vectors and pictures come from small encoders that learn with the rest, where the paper has
-Sentence-BERT and a Faster R-CNN. The gate is the paper's modality-adaptive attention as one linear layer.
+Small encoders, trained with the rest, replace the paper's Sentence-BERT and Faster R-CNN. The
+gate is the paper's modality-adaptive attention as one linear layer.
 
 Source: Li et al. 2021, "SelfDoc: Self-Supervised Document Representation Learning".
 """
@@ -47,7 +47,7 @@ from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Count, Float, Int, Key
 
 Modality = Literal["text", "picture"]
-_PAD = 0  # what texts are filled up with
+_PAD = 0  # padding token
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class SelfDocConfig:
       vocab_size: V.
       num_classes: of regions.
       block: shape of every block.
-      tokens: the most tokens of a region's text, a hard limit.
+      tokens: the largest number of tokens of a region's text, a hard limit.
       picture: height, width and channels of a region's picture; patches divide height and width.
       part_layers: layers over the tokens of a text, and over the patches of a picture.
       region_layers: layers of self-attention over the regions of a page, in each modality.
-      cross_layers: layers across the modalities; one modality alone has none.
+      cross_layers: layers of cross-attention between the modalities; one modality alone has none.
       patch: side of the square patches.
-      reads: "both"; or "text" or "picture", that modality alone.
+      reads: the modalities, "both", "text" or "picture".
     """
 
     vocab_size: int
@@ -80,14 +80,14 @@ class SelfDocConfig:
 
 
 def tiny(**changes: Any) -> SelfDocConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=16, num_heads=2, mlp_dim=32, activation="gelu")
     config = SelfDocConfig(64, 5, block, tokens=6, picture=(4, 8, 1), patch=4)
     return replace(config, **changes)
 
 
 def example(config: SelfDocConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     regions = 3
     text, _ = texts(rows * regions, config.tokens // 2, config.vocab_size, padding)
     text = np.pad(text.reshape(rows, regions, -1), [(0, 0), (0, padding), (0, 0)])
@@ -103,12 +103,12 @@ def example(config: SelfDocConfig, rows: int = 2, padding: int = 0) -> dict[str,
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Reading:
-    """What was read of each region.
+    """The attention weights and gates of each region.
 
     Attributes:
-      text, picture: weights [*B N R S] with which texts read pictures, and pictures texts, in the second
-        stage of the last layer.
-      gates: [*B R], from 1, a region is its text alone, to 0, its picture alone.
+      text, picture: weights [*B N R S] of texts on pictures, and of pictures on texts, in the second stage
+        of the last layer.
+      gates: [*B R], from 1, text alone, to 0, picture alone.
     """
 
     text: Float[Array, "*B N R S"]
@@ -150,18 +150,18 @@ class SelfDoc(nnx.Module):
         *,
         return_weights: bool = False,
     ) -> Any:
-        """Vectors [*B R D] of the regions of pages; with ``return_weights``, a ``Reading`` too.
+        """Computes vectors [*B R D] of the regions of pages; with ``return_weights``, a ``Reading`` too.
 
         Args:
-          text: tokens of each region, 0 after its end.
+          text: tokens of each region, padded with 0.
           boxes: left, top, right, bottom, in fractions of the page.
           pictures: of each region, in the size of the config.
-          segment_ids: which page each region is of, 0 where there is none; None is one page.
+          segment_ids: the page of each region, 0 for padding; None is one page.
           key: turns dropout on.
 
         Raises:
-          ValueError: the three are not of as many regions, a text is longer than the model's ``tokens``, or
-            pictures are of another size; or weights are asked for of one modality.
+          ValueError: the three differ in their number of regions, a text is longer than the model's
+            ``tokens``, or pictures have another size; or a model of one modality is asked for weights.
         """
         _check_regions(text, boxes, pictures)
         if return_weights and self.fusion is None:
@@ -189,16 +189,16 @@ class SelfDoc(nnx.Module):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B R D"]) -> Float[Array, "*B R C"]:
-        """Scores of every class, float32: the output layer alone."""
+        """Applies the output layer: scores of every class, float32."""
         return self.output.logits(hidden)
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B R C] of the class of each region; the arguments of ``hidden``."""
+        """Computes logits [*B R C] of the class of each region; the arguments of ``hidden``."""
 
 
 class TextParts(nnx.Module):
-    """Texts [*B T] to vectors [*B D]: the mean of their encoded tokens, 0 of a text without any."""
+    """Encoder of texts [*B T] to vectors [*B D]: means of their encoded tokens, 0 for an empty text."""
 
     def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
         block = config.block
@@ -229,7 +229,7 @@ class TextParts(nnx.Module):
 
 
 class PictureParts(nnx.Module):
-    """Pictures [*B H W C] to vectors [*B D]: the mean of their encoded patches."""
+    """Encoder of pictures [*B H W C] to vectors [*B D]: means of their encoded patches."""
 
     def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
         block, patch = config.block, config.patch
@@ -266,14 +266,14 @@ class PictureParts(nnx.Module):
 
 
 def _patches(x: Float[Array, "*B H W C"], side: int) -> Float[Array, "*B P S"]:
-    """Square patches, row by row, each as one vector."""
+    """Cuts pictures into square patches, row by row, each as one vector."""
     *lead, height, width, channels = x.shape
     x = x.reshape(*lead, height // side, side, width // side, side, channels)
     return jnp.swapaxes(x, -4, -3).reshape(*lead, -1, side * side * channels)
 
 
 class Regions(nnx.Module):
-    """Vectors of regions [*B R D] that have read their page, from those of their parts and their boxes."""
+    """Encoder of a page's regions [*B R D], from the vectors of their parts and their boxes."""
 
     def __init__(self, config: SelfDocConfig, rngs: nnx.Rngs):
         block = config.block
@@ -298,7 +298,7 @@ class Regions(nnx.Module):
 
 
 class CrossModality(nnx.Module):
-    """A layer in which each of two modalities reads the other, in two stages; see the top of this file.
+    """A layer of cross-attention between two modalities, in two stages; see the module's docstring.
 
     Args:
       config: its shape; both modalities are of size ``dim``.
@@ -316,13 +316,13 @@ class CrossModality(nnx.Module):
         *,
         mask: Mask | Bool[Array, "..."] | None = None,
     ) -> tuple[Encoded, Encoded, tuple[Array, Array]]:
-        """Both after they have read each other, and the weights of the second stage, [*B N T S], [*B N S T].
+        """Computes both modalities, and the weights of the second stage, [*B N T S] and [*B N S T].
 
         Args:
           text, picture: vectors [*B T D] and [*B S D]; ``positions`` are the numbers of their regions, which
             None takes for ``arange``.
           key: turns dropout on.
-          mask: which may read which, in both directions; only where T is S.
+          mask: the pairs that may attend, in both directions; T must be S.
         """
         keys, given = split(key, 4), (text, picture)
         agreed = (
@@ -348,7 +348,7 @@ class Side(nnx.Module):
     def agreed(
         self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any
     ) -> Float[Array, "*B S D"]:
-        """The first stage: queries and values of ``own``, keys of ``other``."""
+        """Computes the first stage: queries and values of ``own``, keys of ``other``."""
         values, valid = of_same_regions(_normed(own, self.agreeing), other)
         keys = _normed(other, others.agreeing).vectors
         memory = self.agreeing.cross.memory(keys, valid=valid, values_of=values)
@@ -358,7 +358,7 @@ class Side(nnx.Module):
     def read(
         self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any
     ) -> tuple[Float[Array, "*B S D"], Float[Array, "*B N S Z"]]:
-        """The second stage and the feed-forward network; and the weights."""
+        """Computes the second stage and the feed-forward network, and the weights."""
         x, state = self.reading(
             jnp.asarray(own.vectors),
             key=key,
@@ -370,14 +370,14 @@ class Side(nnx.Module):
 
 
 def _normed(x: Encoded, block: Block) -> Encoded:
-    """Vectors as a block's cross-attention gets them."""
+    """Normalises vectors for a block's cross-attention."""
     return replace(x, vectors=block.cross_residual.pre_norm(jnp.asarray(x.vectors)))
 
 
 def of_same_regions(
     own: Encoded, other: Encoded
 ) -> tuple[Float[Array, "*B S D"], Bool[Array, "*B S"]]:
-    """For each vector of ``other``, the mean of those of ``own`` of its region, and whether there is any."""
+    """Returns, for each vector of ``other``, the mean of ``own`` in its region, and whether it has any."""
     alike = own.vectors.shape[-2] == other.vectors.shape[-2]
     if own.positions is None and other.positions is None and alike:
         return jnp.asarray(own.vectors), jnp.asarray(own.readable) & jnp.asarray(other.readable)
@@ -395,7 +395,7 @@ def _regions(encoded: Encoded) -> Int[Array, "*#B S"]:
 
 
 class GatedFusion(nnx.Module):
-    """Two vectors a region as one, ``g l + (1 - g) v``, with a gate that both give."""
+    """Gated fusion of two vectors a region, ``g l + (1 - g) v``; the gate reads both."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.gate = linear(
@@ -411,7 +411,7 @@ class GatedFusion(nnx.Module):
     def __call__(
         self, text: Float[Array, "*B R D"], picture: Float[Array, "*B R D"]
     ) -> tuple[Float[Array, "*B R D"], Float[Array, "*B R"]]:
-        """The fused vectors, and the gates, float32, from 0 to 1."""
+        """Computes the fused vectors, and the gates, float32, from 0 to 1."""
         logits = self.gate(jnp.concatenate([text, picture], -1)).astype(jnp.float32)
         gates = jax.nn.sigmoid(logits)
         text_share = gates.astype(text.dtype)

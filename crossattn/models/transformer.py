@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: an encoder makes a memory of the source, a decoder reads it.
+"""The encoder-decoder Transformer: a decoder reads the encoded source by cross-attention.
 
     source tokens [S] ─► embed ─► x ─► layers of self-attention ─► norm ─► m [S D] ──┐ keys, values
     target tokens [T] ─► embed ─► y ─► layers: masked self-attention, then ───────► read ─► norm ─► logits
@@ -6,8 +6,8 @@
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
     y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
 
-As published, the norm stands after the sum: x <- LN(x + Attend(x, x)), ``norm_first=False``. Rotary, relative
-and grouped-head variants come from the blocks.
+The published norm follows the sum: x <- LN(x + Attend(x, x)), ``norm_first=False``. Rotary, relative and
+grouped-head variants come from the blocks.
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3.
 """
@@ -32,7 +32,7 @@ from crossattn.ops import masks
 from crossattn.types import Array, Count, Float, Int, Key
 
 Source = Int[Array, "*B S"] | Float[Array, "*B frames M"]
-"""Tokens; or, of a model that reads frames (Whisper), their features."""
+"""Tokens; or features of frames, for a model that reads frames (Whisper)."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class TransformerConfig:
       vocab_size: target vocabulary, V.
       block: shape of every block.
       encoder_layers, decoder_layers: depth of the encoder, and of the decoder.
-      encoder_block: shape of the encoder's blocks where it differs; None is ``block``.
-      source_vocab_size: None when source and target share one vocabulary and one table.
-      separate_inputs: source and target have positions and norms of their own even so.
+      encoder_block: shape of the encoder's blocks; None is ``block``.
+      source_vocab_size: vocabulary of the source; None shares the target's and its table.
+      separate_inputs: give source and target separate positions and norms with a shared table too.
       positions: position scheme of self-attention.
       max_length: the longest source and target; a hard limit for the "learned" scheme only.
-      pad_id: what sources are filled up with; nothing reads it, unless segments say otherwise. None: all
-        that stands in a source is read where no segments are given.
+      pad_id: the padding token of sources, which attention masks in calls without segments; None masks
+        none.
       input: embeddings of source and target.
       tie_output: the output layer is the target's embedding table.
-      output: what stands around the output layer's table.
+      output: options of the output layer besides its table.
       scan: scan over layers instead of looping.
       remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
     """
@@ -75,14 +75,14 @@ class TransformerConfig:
 
 
 def tiny(**changes: Any) -> TransformerConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64)
     small = TransformerConfig(vocab_size=64, block=block, encoder_layers=2, decoder_layers=2)
     return replace(small, **changes)
 
 
 def example(config: TransformerConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     size = config.source_vocab_size or config.vocab_size
     source, source_segment_ids = texts(rows, 6, size, padding)
     target_in, target_segment_ids = texts(rows, 5, config.vocab_size, padding)
@@ -99,11 +99,11 @@ class Transformer(Autoregressive):
 
     Args:
       config: the shape.
-      source_input: what makes vectors of the source when it is not tokens: called like a
-        ``TokenInput``, with vectors of the encoder's size as the result.
+      source_input: embeds a source that is not of tokens; called like a ``TokenInput``, it returns
+        vectors of the encoder's size.
 
     Raises:
-      ValueError: there is a ``source_input``, and the config asks for tokens as source.
+      ValueError: a ``source_input`` is given, and the config asks for tokens as source.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Transformer(Autoregressive):
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
-        """The most tokens of source and target that have positions; None is any number."""
+        """The largest numbers of source and target tokens that have positions; None is unlimited."""
         reader = self.target_input if self.source_input is None else self.source_input
         return getattr(reader, "longest", None), self.target_input.longest
 
@@ -166,7 +166,7 @@ class Transformer(Autoregressive):
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
-        """Vectors [*B S D] of the source. ``segment_ids`` 0 is padding; ``positions`` default to a range."""
+        """Encodes the source to vectors [*B S D]. ``segment_ids`` 0 is padding; ``positions``: ``arange``."""
         segment_ids = without_padding(source, segment_ids, self.pad_id)
         keys, given = split(key, 2), positions
         x = self._embed_source(source, positions, keys[0])
@@ -194,13 +194,13 @@ class Transformer(Autoregressive):
         key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
-        """The decoder's last vectors, before the output layer; and all cross-attention weights, or None.
+        """Computes the decoder's last vectors, and all cross-attention weights, or None.
 
         Args:
           source: tokens [*B S].
           target_in: tokens [*B T], beginning-of-sentence first.
           source_segment_ids, target_segment_ids: of the texts packed into a row; 0 is padding.
-          source_positions, target_positions: None is ``arange``.
+          source_positions, target_positions: of the tokens; None is ``arange``.
           key: turns dropout on.
           return_weights: return the weights [L *B N T S] of every layer's cross-attention.
         """
@@ -208,7 +208,7 @@ class Transformer(Autoregressive):
         keys = split(key, 3)
         encoded = self.encode(source, source_segment_ids, source_positions, keys[0])
         packed = target_segment_ids is not None and source_segment_ids is not None
-        if packed:  # Segments of both say what may be read, padding too.
+        if packed:  # The segments of both mask padding too.
             encoded = replace(encoded, valid=None)
         states = self.decoder.read(source=encoded)
         x, states = self.decoder(
@@ -232,7 +232,7 @@ class Transformer(Autoregressive):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
+        """Computes logits [*B T V] of the token after each of ``target_in``; the arguments of ``hidden``."""
 
     @on_any_mesh
     def prefill(
@@ -246,15 +246,15 @@ class Transformer(Autoregressive):
         encoded: Encoded | Float[Array, "B S D"] | None = None,
         lookahead: int = 0,
     ) -> CachedStates:
-        """Decoding states that have read the source; for the other arguments see ``Autoregressive``.
+        """Makes decoding states that have read the source; for the other arguments see ``Autoregressive``.
 
         Args:
-          source, source_segment_ids: what is read; padding has segment 0.
-          encoded: what ``encode`` made of the source, or bare vectors, instead of it.
+          source, source_segment_ids: of the encoder; padding has segment 0.
+          encoded: the result of ``encode``, or bare vectors, instead of the source.
 
         Raises:
           ValueError: the source or ``cache_length`` is longer than ``longest``; or there is no source, or
-            one of other rows than ``batch``.
+            one without ``batch`` rows.
         """
         if (source is None) == (encoded is None):
             raise ValueError(
@@ -270,7 +270,7 @@ class Transformer(Autoregressive):
 
 
 def _check_free(config: TransformerConfig) -> None:
-    """The config leaves the source to a ``source_input``."""
+    """Refuses a config that has settings of a source of tokens."""
     asked = {
         "source_vocab_size": config.source_vocab_size is not None,
         "separate_inputs": config.separate_inputs,
@@ -278,13 +278,13 @@ def _check_free(config: TransformerConfig) -> None:
     }
     if named := [name for name, there in asked.items() if there]:
         raise ValueError(
-            f"got a source_input, and a config with {named[0]}, which is of a source of tokens; expected "
+            f"got a source_input, and a config with {named[0]}, which a source of tokens needs; expected "
             "one of them."
         )
 
 
 def with_positions(block: BlockConfig, positions: PositionScheme) -> BlockConfig:
-    """The block that the scheme needs: rotary positions live inside its self-attention."""
+    """Returns the block with rotary self-attention, if the scheme is "rope"."""
     if positions != "rope":
         return block
     return block.changed(rope_base=block.attention.rope_base or 10000.0)

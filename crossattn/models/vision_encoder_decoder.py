@@ -1,4 +1,4 @@
-"""A picture in words: a ViT reads it, and a decoder of another width reads the ViT by cross-attention.
+"""Image captioning: a ViT encodes a picture, and a decoder of any width reads it by cross-attention.
 
     picture [H W C] ─► patches ─► layers of self-attention ─► vectors [1+S D] ─► [linear] ─┐
                                                                                    reads │
@@ -7,7 +7,7 @@
 
     y <- y + Attend(y, y before it); y <- y + Attend(y, ViT(picture)); y <- y + MLP(y)
 
-The linear layer is there where the decoder's ``memory_dim`` is not the size of the ViT's vectors.
+A linear layer projects the ViT's vectors to a ``memory_dim`` of another size.
 
 Source: Vinyals et al. 2015, "Show and Tell"; Li et al. 2023, "TrOCR", section 2.
 """
@@ -32,8 +32,8 @@ class VisionEncoderDecoderConfig:
     """The shapes of both halves.
 
     Attributes:
-      encoder: of the half that reads the picture.
-      decoder: of the half that writes, see ``EncoderDecoderConfig``.
+      encoder: of the encoder of pictures.
+      decoder: of the decoder, see ``EncoderDecoderConfig``.
     """
 
     encoder: ViTConfig
@@ -41,13 +41,13 @@ class VisionEncoderDecoderConfig:
 
 
 def tiny(**changes: Any) -> VisionEncoderDecoderConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     reader, writer = vit.tiny(num_classes=None), decoder.tiny(memory_dim=24)
     return replace(VisionEncoderDecoderConfig(reader, writer), **changes)
 
 
 def example(config: VisionEncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
     source = vit.example(config.encoder, rows)["image"]
     return dict(source=source, target_in=target_in, target_segment_ids=target_segment_ids)
@@ -56,7 +56,7 @@ def example(config: VisionEncoderDecoderConfig, rows: int = 2, padding: int = 0)
 class VisionEncoderDecoder(EncoderDecoder):
     """Pictures [*B H W C] and target tokens in, logits of the next token out.
 
-    Called and decoded like an ``EncoderDecoder``; ``source`` is the pictures, of which nothing is padding.
+    Called and decoded like an ``EncoderDecoder``; ``source`` is the pictures, which have no padding.
     """
 
     def __init__(self, config: VisionEncoderDecoderConfig, *, rngs: nnx.Rngs):
@@ -64,12 +64,12 @@ class VisionEncoderDecoder(EncoderDecoder):
 
     @property
     def longest(self) -> tuple[None, int | None]:
-        """Pictures are of any size; the most tokens of a text that have positions."""
+        """None, as pictures have any size; and the largest number of target tokens."""
         return None, self.decoder.input.longest
 
     @property
     def pad_id(self) -> None:
-        """Pictures are not filled up."""
+        """None, as pictures have no padding."""
         return None
 
     @on_any_mesh
@@ -80,5 +80,5 @@ class VisionEncoderDecoder(EncoderDecoder):
         positions: None = None,
         key: Key[Array, ""] | None = None,
     ) -> Encoded:
-        """The picture's vectors [*B S M], as the decoder reads them: of its tokens, then its patches."""
+        """Encodes pictures to vectors [*B S M] of the size that the decoder reads: tokens, then patches."""
         return self.bridged(self.encoder.encode(source, key=key))

@@ -1,12 +1,11 @@
-"""ViT: a picture is cut into patches, and read as a text is, by an encoder.
+"""ViT: a Transformer encoder of the patches of a picture.
 
     picture [H W C] ─► patches [S P P C] ─► linear, + positions ─► layers of self-attention ─► norm
     class token ─────────────────────────────────┘ stands first          └─ its vector ─► logits
 
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)
 
-A DeiT has a distillation token beside the class token, which learns from a teacher and may have logits
-of its own.
+A DeiT also has a distillation token, which learns from a teacher and may have logits of its own.
 
 Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to 4; Touvron et al. 2021,
 "Training data-efficient image transformers & distillation through attention", section 4.
@@ -31,10 +30,6 @@ from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.dropout import dropout
 from crossattn.types import AnyArray, Array, Count, Float, Key
 
-"""Keys of a config's section ``model`` that other models need not have."""
-
-"""Keys of the section ``model`` of a language model that reads pictures, see ``patch_reader``."""
-
 
 @dataclass(frozen=True)
 class ViTConfig:
@@ -44,17 +39,17 @@ class ViTConfig:
       block: shape of the layers.
       layers: depth, L.
       patch_size: side of a patch, in pixels, or its height and width.
-      image_size: height and width for which positions are learnt; other sizes interpolate them.
+      image_size: height and width of the learnt positions; other sizes interpolate them.
       channels: of a pixel.
       num_classes: of the logits; None has no head.
-      class_token: a learnt vector stands before the patches.
+      class_token: add a learnt vector before the patches.
       distillation_token: add DeiT's.
-      distillation_output: that token has logits of its own, and the model's are the mean of both.
+      distillation_output: add logits of that token; the model's are the mean of both.
       pooler: add the layer over the class token's vector.
       patch_bias: a bias in the projection of patches.
-      input_norm: a norm of what enters the first layer (CLIP).
-      output_norm: a norm of all "vectors" that leave the last one, of that of the "class" token alone (CLIP),
-        or "none".
+      input_norm: add a norm before the first layer (CLIP).
+      output_norm: the norm after the last layer: of all "vectors", of the "class" token alone (CLIP), or
+        "none".
       scan, remat: of the layers, see ``Stack``.
     """
 
@@ -76,19 +71,19 @@ class ViTConfig:
 
 
 def tiny(**changes: Any) -> ViTConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = ViTConfig(block, layers=2, patch_size=4, image_size=(12, 12), num_classes=5)
     return replace(small, **changes)
 
 
 def example(config: ViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
 def image_block(config: Any) -> BlockConfig:
-    """The shape of blocks on patches, of a language model whose config says how large, see ``IMAGE_KEYS``."""
+    """Returns the shape of blocks on patches from the ``image_`` values of a language model's config."""
     return BlockConfig.of(
         config.image_dim,
         config.image_heads,
@@ -101,7 +96,7 @@ def image_block(config: Any) -> BlockConfig:
 
 
 def patch_reader(config: Any) -> ViTConfig:
-    """What reads pictures for such a language model, without a class token."""
+    """Returns the config of a language model's encoder of pictures, without a class token."""
     return ViTConfig(
         image_block(config),
         layers=config.image_layers,
@@ -116,14 +111,14 @@ class ViT(nnx.Module):
     """Pictures [*B H W C] in, vectors of patches or logits of classes [*B C] out.
 
     Raises:
-      ValueError: there are classes or a pooler, but no class token, whose vector they are of.
+      ValueError: classes or a pooler need a class token, which the config has not.
     """
 
     def __init__(self, config: ViTConfig, *, rngs: nnx.Rngs):
         block = config.block
         if not config.class_token and (config.num_classes is not None or config.pooler):
             raise ValueError(
-                "class_token is False, but classes and a pooler are of its vector; leave them out."
+                "class_token is False, but classes and a pooler read its vector; leave them out."
             )
         self.patches = PatchEmbedding(
             config.image_size,
@@ -158,9 +153,9 @@ class ViT(nnx.Module):
     def encode(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Encoded:
-        """Vectors of the class token, if there is one, and the patches [*B 1+S D]; a key turns dropout on.
+        """Encodes pictures to vectors [*B 1+S D] of the class token, if any, and the patches.
 
-        DeiT's distillation token stands between them.
+        DeiT's distillation token is between them. A key turns dropout on.
         """
         return Encoded(self._vectors(image, key))
 
@@ -168,9 +163,9 @@ class ViT(nnx.Module):
     def hidden(
         self, image: Float[Array, "*B H W C"], *, key: Key[Array, ""] | None = None
     ) -> Float[Array, "..."]:
-        """The vector of the class token, which the output layer gets, [*B D].
+        """Computes the vector [*B D] of the class token, which the output layer reads.
 
-        With a ``distillation_output``, those of both tokens, [*B 2 D].
+        With a ``distillation_output`` these are the vectors of both tokens, [*B 2 D].
         """
         vectors = self._vectors(image, key)
         tokens = vectors[..., 0, :] if self.distillation_output is None else vectors[..., :2, :]
@@ -178,7 +173,7 @@ class ViT(nnx.Module):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "..."]) -> Float[Array, "*B classes"]:
-        """Logits of classes, float32: the output layer alone, of what ``hidden`` gives.
+        """Applies the output layer to the result of ``hidden``: logits of classes, float32.
 
         Raises:
           ValueError: the model has no classes.
@@ -192,7 +187,7 @@ class ViT(nnx.Module):
 
     @on_any_mesh
     def pooled(self, vectors: Float[AnyArray, "*B S D"]) -> Float[Array, "*B D"]:
-        """One vector for each picture, of its class token, from the vectors that ``encode`` gives.
+        """Computes a vector for each picture, of its class token, from the vectors of ``encode``.
 
         Raises:
           ValueError: this ViT has no pooler.
@@ -203,11 +198,11 @@ class ViT(nnx.Module):
 
     @logits_of(hidden)
     def __call__(self) -> Any:
-        """Logits of classes [*B C]; the arguments of ``hidden``."""
+        """Computes logits of classes [*B C]; the arguments of ``hidden``."""
 
     @on_any_mesh
     def patch_weights(self, image: Float[Array, "*B H W C"]) -> dict[str, Float[Array, "*B h w"]]:
-        """What the class token reads of each patch in the last layer, the mean of its heads."""
+        """Computes the class token's attention weights on patches in the last layer, means over heads."""
         _, states = self.encoder(self._input(image), capture=("attention.weights",))
         weights: Any = layer_weights(states)
         read = jnp.mean(weights[-1][..., 0, self.patches.tokens :], axis=-2)

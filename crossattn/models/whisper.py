@@ -1,4 +1,4 @@
-"""Whisper: a Transformer whose source is sound, as frames of a log-mel spectrogram.
+"""Whisper: a Transformer that reads sound, as frames of a log-mel spectrogram.
 
     log-mel [2S M] ─► GELU(conv) ─► GELU(conv, stride 2) ─► + sinusoids ─► layers of self-attention ─► m
     language, task, tokens [T] ─► embed, + positions ─► layers: masked self-attention, then read m ─► logits
@@ -6,8 +6,8 @@
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
     y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
 
-Only the way in differs from ``Transformer``: two convolutions, the second of which halves the number of
-frames. Everything else, decoding included, is inherited.
+Only the source input differs from ``Transformer``: two convolutions, the second of which halves the number
+of frames.
 
 Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
 """
@@ -29,11 +29,11 @@ from crossattn.nn.sublayers import BlockConfig
 from crossattn.ops.dropout import dropout
 from crossattn.types import Array, Float, Int, Key
 
-# Whatever the blocks' activation is.
+# The convolutions use it with any activation of the blocks.
 _gelu = functools.partial(jax.nn.gelu, approximate=False)
 
 STRIDE = 2
-"""Frames that become one vector of the encoder."""
+"""Frames per vector of the encoder."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class WhisperConfig:
     """The shape of a Whisper.
 
     Attributes:
-      transformer: the encoder, the decoder, and the text; its ``max_length`` is the longest text.
+      transformer: of the encoder and the decoder; its ``max_length`` is that of texts.
       mels: bands of the spectrogram, M.
       max_frames: the longest source; the released models read 3000 frames, 30 seconds.
     """
@@ -52,7 +52,7 @@ class WhisperConfig:
 
 
 def tiny(**changes: Any) -> WhisperConfig:
-    """A configuration that compiles and runs in a blink, for tests."""
+    """Returns a small configuration for tests."""
     block = BlockConfig.of(
         dim=32, num_heads=2, mlp_dim=64, activation="gelu_exact", norm_epsilon=1e-5, key_bias=False
     )
@@ -69,14 +69,14 @@ def tiny(**changes: Any) -> WhisperConfig:
 
 
 def example(config: WhisperConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
-    """Arguments of a call, drawn at random; see ``Architecture``."""
+    """Draws random arguments of a call; see ``Architecture``."""
     target_in, target_segment_ids = texts(rows, 5, config.transformer.vocab_size, padding)
     frames = vectors(rows, min(12, config.max_frames), config.mels)
     return dict(source=frames, target_in=target_in, target_segment_ids=target_segment_ids)
 
 
 class FrameInput(nnx.Module):
-    """Frames to vectors: two convolutions with their nonlinearity, and positions.
+    """The source input: two convolutions with their nonlinearity, and positions.
 
     Args:
       config: the model's.
@@ -95,7 +95,7 @@ class FrameInput(nnx.Module):
 
     @property
     def longest(self) -> int:
-        """The most frames."""
+        """The largest number of frames."""
         return self.max_frames
 
     def __call__(
@@ -104,10 +104,10 @@ class FrameInput(nnx.Module):
         positions: Int[Array, "*#B S"] | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*B S D"]:
-        """Vectors, half as many as frames.
+        """Computes a vector for every two frames.
 
         Raises:
-          ValueError: there are more frames than the model has positions for.
+          ValueError: the source has more frames than ``max_frames``.
         """
         if frames.shape[-2] > self.max_frames:
             raise ValueError(
@@ -150,7 +150,7 @@ def _convolution(
 
 
 def _sinusoids(length: int, dim: int) -> Float[Array, "S D"]:
-    """As ``ops.positions.sinusoidal``, but the longest wavelength is reached, not approached."""
+    """Computes sinusoids whose last feature has the longest wavelength, unlike ``sinusoidal``."""
     half = dim // 2
     frequencies = 10000.0 ** (-jnp.arange(half) / max(half - 1, 1))
     angles = jnp.arange(length)[:, None] * frequencies

@@ -1,7 +1,7 @@
 """Multi-head attention: one module for self-, masked and cross-attention.
 
-What it attends to is a ``Memory``. The module makes one (``memory``), grows one (``extend``), and reads
-one (``__call__``); which kind of attention it is depends on where the memory came from.
+The module makes a ``Memory`` (``memory``), appends to one (``extend``) and reads one (``__call__``). The
+origin of the memory decides which kind of attention it is.
 """
 
 import math
@@ -28,7 +28,7 @@ class MultiHeadAttention(nnx.Module):
     Args:
       dim: size of the queries' input, D.
       num_heads: query heads, N.
-      memory_dim: size of what the memory is made from; None is ``dim``.
+      memory_dim: size of the vectors that the memory is made from; None is ``dim``.
       out_dim: size of the output; None is ``dim``.
       head_dim: H; None is ``dim // num_heads``.
       value_dim: size of a value head, Hv; None is H.
@@ -37,12 +37,12 @@ class MultiHeadAttention(nnx.Module):
       key_bias: a bias in the keys' projection; None is ``use_bias``.
       out_bias: a bias in the projection of the output; None is ``use_bias``.
       qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
-      memory_norm: a norm of vectors of size ``memory_dim``, which the memory is made of; None is none.
+      memory_norm: a norm of the vectors that the memory is made from; None is none.
       rope_base: base wavelength of rotary positions; None is no rotation.
-      rope_scaling: how rotations are slowed down; None is not at all.
-      scale: what logits are multiplied by; None is ``head_dim ** -0.5``.
+      rope_scaling: the scaling of rotary frequencies; None is none.
+      scale: factor of the logits; None is ``head_dim ** -0.5``.
       softcap: limit on the logits, see ``attend``.
-      dropout_rate: on the attention weights; active when a call gets a ``dropout_key``.
+      dropout_rate: of the attention weights; active when a call gets a ``dropout_key``.
       dtype: computation dtype.
 
     Raises:
@@ -116,10 +116,10 @@ class MultiHeadAttention(nnx.Module):
         valid: Bool[Array, "*B S"] | None = None,
         values_of: Float[Array, "*B S M"] | None = None,
     ) -> Memory:
-        """Keys and values of ``x``, or keys of ``x`` and ``values_of`` another, projected once.
+        """Projects keys and values of ``x``; or keys of ``x``, and values of ``values_of``.
 
         Raises:
-          ValueError: their vectors are not of size ``memory_dim``.
+          ValueError: the vectors are not of size ``memory_dim``.
         """
         for name, vectors in (("x", x), ("values_of", x if values_of is None else values_of)):
             _check_size(f"MultiHeadAttention.memory: {name}", vectors, self.key, "memory_dim")
@@ -131,13 +131,14 @@ class MultiHeadAttention(nnx.Module):
         if self.key_norm is not None:
             keys = self.key_norm(keys)
         if self.rope_base is not None:
-            keys = self._rotated(keys, _positions(positions, x))
+            places = jnp.arange(x.shape[-2]) if positions is None else positions
+            keys = self._rotated(keys, places)
         if positions is not None:
             positions = jnp.broadcast_to(positions, x.shape[:-1])
         return Memory(keys, values, valid=valid, positions=positions)
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory:
-        """An empty memory of ``size`` slots, for ``extend``; with rotary positions it keeps them."""
+        """Returns an empty memory of ``size`` slots, for ``extend``; it stores rotary positions."""
         dtype = self.dtype or jnp.float32
         cache = Memory.empty(batch_shape, size, *self.kv_shape, dtype=dtype, bare=True)
         if self.rope_base is None:
@@ -152,11 +153,11 @@ class MultiHeadAttention(nnx.Module):
         *,
         positions: Int[Array, "*#B X"] | None = None,
     ) -> Memory:
-        """The cache with the keys and values of ``x`` appended, by ``Memory.append``.
+        """Returns the cache with the keys and values of ``x`` appended.
 
         Args:
-          positions: of ``x``, for rotary positions and for a cache that keeps them; None is those that
-            follow what the cache holds.
+          positions: of ``x``, for rotary positions and for a cache that stores them; None continues
+            those of the cache.
         """
         rotary_positions = positions
         if positions is None and cache.length is not None:
@@ -166,10 +167,10 @@ class MultiHeadAttention(nnx.Module):
         return cache.append(new.keys, new.values, positions=kept)
 
     def before(self, x: Float[Array, "*B T D"], cache: Memory | None) -> Int[Array, "..."] | None:
-        """How many positions a cache holds before those of ``x``, the last that it got; None is 0.
+        """Returns how many positions a cache has before those of ``x``, the last ones; None is 0.
 
         Raises:
-          ValueError: the cache has no room for ``x``, which therefore is not in it.
+          ValueError: the cache is smaller than ``x``, and so cannot contain it.
         """
         if cache is None or cache.length is None:
             return None
@@ -186,7 +187,7 @@ class MultiHeadAttention(nnx.Module):
         return rotary.rotate(x, positions, self.rope_base, self.rope_scaling)
 
     def _query_positions(self, x: Array, memory: Memory) -> Array:
-        """The positions of queries that came without any, [T] or [*B T]."""
+        """Returns positions [T] or [*B T] of queries for which the call gave none."""
         before = self.before(x, memory)
         if before is None and memory.positions is None:
             return jnp.arange(x.shape[-2])
@@ -217,17 +218,17 @@ class MultiHeadAttention(nnx.Module):
         return_weights: bool = False,
         **unknown: Any,
     ) -> Any:
-        """Read ``memory`` with the queries of ``x``.
+        """Reads ``memory`` with the queries of ``x``.
 
         Args:
-          x: [*B T D]. With more batch axes than the memory, the extra ones (next to T) are further
-            queries of the same memory: beams share their source without a copy of it. Without any,
-            [T D], it is the same for every example of the memory, as Perceiver's latents are.
+          x: [*B T D]. Batch axes that the memory lacks (next to T) hold further queries of the same
+            memory: beams share their source without a copy of it. Queries [T D] without batch axes, such
+            as Perceiver's latents, read the memory of every example.
           memory: a ``Memory``; an array to make one from; None for self-attention.
-          mask: which query may read which key, on top of the memory's own validity; an array as
-            ``attend`` takes it, or [T S].
-          positions: of the queries (and of a self-attention memory), for rotary positions. None: the
-            last that a cache holds, as ``extend`` has just appended them; otherwise ``arange``.
+          mask: the pairs of query and key that may attend, besides the memory's padding mask; an array
+            as ``attend`` takes it, or [T S].
+          positions: of the queries (and of a self-attention memory), for rotary positions. None is the
+            last positions of a cache, and ``arange`` without one.
           bias: added to the logits, [*#B #N #T #S] or without batch axes.
           dropout_key: turns dropout on.
           backend: see ``attend``.
@@ -237,9 +238,8 @@ class MultiHeadAttention(nnx.Module):
           [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
 
         Raises:
-          ValueError: ``x`` has other batch axes than the memory, or vectors of another size than ``dim``; or
-            attention is rotary and where the queries stand cannot be told from the memory; or as ``attend``
-            does.
+          ValueError: ``x`` has other batch axes than the memory, or vectors of another size than ``dim``;
+            rotary attention cannot derive the queries' positions from the memory; or as ``attend`` does.
         """
         refuse_unknown("MultiHeadAttention", unknown)
         _check_size("MultiHeadAttention: x", x, self.query, "dim")
@@ -251,7 +251,7 @@ class MultiHeadAttention(nnx.Module):
             )
         if memory is None and self.key.in_features != self.query.in_features:
             raise ValueError(
-                "MultiHeadAttention: memory is None, so that x reads itself, but what is read has size "
+                "MultiHeadAttention: memory is None, so that x reads itself, but the memory has size "
                 f"memory_dim = {self.key.in_features[0]}, and x {x.shape[-1]}; give memory=."
             )
         if memory is None:
@@ -299,20 +299,20 @@ class MultiHeadAttention(nnx.Module):
 
 
 def _for_each_example(query: Array, memory: Memory) -> Array:
-    """Queries [T N H] of no example, repeated for each of the memory; others as they are."""
+    """Repeats queries [T N H] for each example of the memory; queries with batch axes stay."""
     batch, own = memory.keys.shape[:-3], query.shape[:-3]
     if not own:
         return jnp.broadcast_to(query, (*batch, *query.shape))
     if own[: len(batch)] != batch:
         raise ValueError(
-            f"x has batch axes {own}, and the memory {batch}; expected the memory's, with axes more at the "
-            "end for queries that share an example's memory, or none."
+            f"x has batch axes {own}, and the memory {batch}; expected the memory's, and further ones at "
+            "the end for queries that share an example's memory, or none."
         )
     return query
 
 
 def _check_size(name: str, x: Array, layer: nnx.LinearGeneral, argument: str) -> None:
-    """What a projection gets is as wide as it was built for."""
+    """Checks the size of the vectors that a projection is applied to."""
     [size] = layer.in_features
     if x.shape[-1] != size:
         raise ValueError(
@@ -320,14 +320,10 @@ def _check_size(name: str, x: Array, layer: nnx.LinearGeneral, argument: str) ->
         )
 
 
-def _positions(positions: Array | None, x: Array) -> Array:
-    return jnp.arange(x.shape[-2]) if positions is None else positions
-
-
 def _repeated(
     mask: Mask, bias: Float[Array, "..."] | None, count: int, queries: int, keys: int
 ) -> tuple[Mask, Float[Array, "..."] | None]:
-    """The mask and the bias of T queries, for ``count`` times T that read the same S keys."""
+    """Repeats the mask and the bias of T queries ``count`` times, for further queries of the same S keys."""
 
     def times(x: Array) -> Array:
         return x if x.shape[-2] == 1 else jnp.concatenate([x] * count, axis=-2)
@@ -339,7 +335,7 @@ def _repeated(
 
 
 def _unfold(weights: Array, lead: tuple[int, ...], shared: int) -> Array:
-    """[*C N (extra T) S] -> [*C extra N T S]."""
+    """Reshapes [*C N (extra T) S] -> [*C extra N T S]."""
     *batch, N, _, S = weights.shape
     weights = weights.reshape(*batch, N, *lead[shared:], S)
     return jnp.moveaxis(weights, len(batch), -3)

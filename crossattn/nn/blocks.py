@@ -1,10 +1,10 @@
-"""Transformer blocks: named residual sublayers, each of which reads nothing, ``x`` itself or a named memory.
+"""Transformer blocks: named residual sublayers, which read nothing, ``x`` itself or a named memory.
 
-The encoder block, the decoder block and any other are compositions of one ``Block``. The order of its
-sublayers is that of its arguments, and their names are those of the parameters.
+The encoder block, the decoder block and any other are compositions of one ``Block``. Its arguments give
+the order of the sublayers, and the names of their parameters.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,12 @@ from crossattn.types import Array, Bool, Float, Int, Key
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockState:
-    """What a block carries besides activations.
+    """The state of a block: projected memories, a cache and captured activations.
 
     Attributes:
       memories: projected memories by the name of the sublayer that reads them.
-      cache: the self-attention cache, or None when whole sequences are given.
-      captured: what a call was asked to ``capture``, by name.
+      cache: the cache of self-attention; None for whole sequences.
+      captured: the activations that a call named in ``capture``.
     """
 
     memories: dict[str, Memory] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class Block(nnx.Module):
     """Residual sublayers, one after the other.
 
     Args:
-      scope: what profiles call self-attention in it.
+      scope: the name of self-attention in profiles.
       **sublayers: by name, in order; the parameters of sublayer ``x`` are those of ``x`` and ``x_residual``.
 
     Raises:
-      ValueError: a sublayer has the name of something else that a block has; or it reads itself with
+      ValueError: a sublayer has the name of an attribute of a block; or it reads itself with
         attention that only reads memories, such as ``AdditiveAttention``.
     Example: ``Block(attention=config.self_attention(rngs), feedforward=config.feedforward(rngs))``.
     """
@@ -70,7 +70,7 @@ class Block(nnx.Module):
 
     @property
     def sublayers(self) -> dict[str, Sublayer]:
-        """Its sublayers by name, in order."""
+        """The sublayers by name, in order."""
         return {
             name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), reads, causal)
             for name, reads, causal in self._order
@@ -78,8 +78,14 @@ class Block(nnx.Module):
 
     @property
     def readers(self) -> dict[str, str]:
-        """Sublayers that read memories, and the names of what they read."""
+        """The sublayers that read memories, with the names of these memories."""
         return {name: reads for name, reads, _ in self._order if reads not in (None, ITSELF)}
+
+    @property
+    def capturable(self) -> list[str]:
+        """The names that ``capture`` may have."""
+        names = [prefix + name for name, _, _ in self._order for prefix in ("", "+")]
+        return names + [f"{name}.weights" for name, reads, _ in self._order if reads]
 
     @on_any_mesh
     def __call__(
@@ -96,30 +102,32 @@ class Block(nnx.Module):
         condition: Float[Array, "*B C"] | None = None,
         capture: Collection[str] = (),
     ) -> tuple[Float[Array, "*B T D"], BlockState | None]:
-        """[*B T D] -> [*B T D], and the state with its cache extended and what was captured.
+        """Computes [*B T D] -> [*B T D], and the state with its cache extended and the captured activations.
 
         Args:
-          x: [*B T D]; or [T D], the same for every example of the memories, as a Perceiver's latents are.
-          state: memories that are projected already (``read``), and a cache where sequences come piece by
-            piece; None is neither.
+          x: [*B T D]; or [T D], shared by all examples of the memories, such as a Perceiver's latents.
+          state: memories that ``read`` has projected, and a cache for sequences that come piece by piece;
+            None is neither.
           key: turns dropout on.
-          memories: what sublayers read whose memories are not in the state, by the names that they read:
-            ``Encoded``, or vectors [*B S M].
-          mask: of self-attention, the whole of it: ``causal() & segments(s)``, ``causal() | prefix(n)``,
+          memories: ``Encoded`` or vectors [*B S M], by name, for the sublayers whose memories are not in
+            the state.
+          mask: the whole mask of self-attention: ``causal() & segments(s)``, ``causal() | prefix(n)``,
             ``window(None, None) & key_padding(valid)`` to read later positions too. None is causal where
             the sublayer is, and everything where it is not.
-          memory_masks: of attention to a memory, by its name, on top of the validity of what is read.
-          positions: of the tokens, for rotary positions; None is where the cache stands, or ``arange``.
+          memory_masks: by the name of a memory, the mask of attention to it, besides its padding mask.
+          positions: of the tokens, for rotary positions; None continues those of the cache, or is ``arange``.
           bias: added to the logits of self-attention.
-          condition: what norms and residuals depend on, of blocks with a ``condition_dim``; see ``Residual``.
-          capture: what to keep in the state, of a sublayer NAME: "NAME", what it gives [*B T D]; "+NAME",
-            ``x`` after it; "NAME.weights", attention's weights [*B N T S]. Names of other blocks do nothing.
+          condition: a vector of each example for blocks with a ``condition_dim``; see ``Residual``.
+          capture: activations to keep in the state, of a sublayer NAME: "NAME" is its output [*B T D];
+            "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S].
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
-            one that no sublayer reads, or a cache that several would share; or a causal sublayer's mask
-            leaves open whether later positions may be read; or as ``Residual`` does.
+            one that no sublayer reads, or a cache that several would share; ``capture`` or
+            ``memory_masks`` has a name that the block does not know; a causal sublayer's mask leaves
+            open whether later positions may be read; or as ``Residual`` does.
         """
+        check_names([self], capture, memory_masks)
         projected, memories = {} if state is None else state.memories, memories or {}
         cache, passed = None if state is None else state.cache, {}
         self._check(projected, memories, cache)
@@ -159,10 +167,10 @@ class Block(nnx.Module):
 
     @on_any_mesh
     def read(self, memories: Mapping[str, Any]) -> BlockState:
-        """A state with each sublayer's memory of what it reads, projected once.
+        """Projects the memories for each sublayer that reads one.
 
         Args:
-          memories: ``Encoded``, or vectors [*B S M], by the names that sublayers read.
+          memories: ``Encoded`` or vectors [*B S M], by name.
         """
         return BlockState(
             memories={
@@ -173,7 +181,7 @@ class Block(nnx.Module):
         )
 
     def cache(self, batch_shape: tuple[int, ...], size: int) -> Memory | None:
-        """An empty cache of ``size`` slots for self-attention; None where there is none.
+        """Returns an empty cache of ``size`` slots for self-attention; None for a block without it.
 
         Raises:
           ValueError: several sublayers of self-attention would share it.
@@ -182,7 +190,7 @@ class Block(nnx.Module):
         return getattr(self, own[0]).cache(batch_shape, size) if own else None
 
     def _self_attention(self) -> list[str]:
-        """The sublayer that has the state's cache, if there is one."""
+        """Returns the name of the sublayer that has the state's cache, if there is one."""
         own = [name for name, reads, _ in self._order if reads == ITSELF]
         if len(own) > 1:
             raise ValueError(
@@ -192,7 +200,7 @@ class Block(nnx.Module):
         return own
 
     def _check(self, projected: Mapping, memories: Mapping, cache: Memory | None) -> None:
-        """Attention to a memory has something to read, and what is projected has a reader."""
+        """Checks that each reader has a memory, and each projected memory a reader."""
         readers = self.readers
         for name, reads in readers.items():
             if name not in projected and reads not in memories:
@@ -210,8 +218,27 @@ class Block(nnx.Module):
             self._self_attention()
 
 
+def check_names(
+    blocks: Sequence[Block], capture: Collection[str], memory_masks: Mapping[str, Any] | None
+) -> None:
+    """Checks that one of the blocks at least knows each name.
+
+    Raises:
+      ValueError: ``capture`` names what no block has, or a mask is of a memory that no block reads.
+    """
+    known = dict.fromkeys(name for block in blocks for name in block.capturable)
+    if unknown := [name for name in capture if name not in known]:
+        raise ValueError(f"capture names {unknown[0]!r}; expected of {', '.join(known)}.")
+    read = dict.fromkeys(name for block in blocks for name in block.readers.values())
+    if unread := [name for name in memory_masks or {} if name not in read]:
+        raise ValueError(
+            f"memory_masks has a mask of {unread[0]!r}, a memory that no layer reads; expected of "
+            f"{', '.join(read) or 'none'}."
+        )
+
+
 def _read(attention: Any, memory: Any) -> Any:
-    """``attention``'s memory of ``Encoded``, or of bare vectors."""
+    """Projects ``Encoded`` or bare vectors by ``attention``."""
     if isinstance(memory, Encoded):
         return attention.memory(memory.vectors, valid=memory.valid, positions=memory.positions)
     return attention.memory(memory)
@@ -245,20 +272,20 @@ class DecoderBlock(Block):
 
 
 def _ordered(mask: Any, before: Int[Array, "..."] | None, queries: int) -> Mask:
-    """The mask of self-attention; causal where none is named, after ``before`` earlier positions."""
+    """Returns the mask of causal self-attention; None is causal, after ``before`` earlier positions."""
     if mask is None:
         return masks.causal(offset=before)
     mask = masks.as_mask(mask)
     if _leaves_order_open(mask, queries):
         raise ValueError(
-            "mask of causal self-attention does not say whether later positions may be read; expected "
+            "mask of causal self-attention leaves open whether later positions may be read; expected "
             "masks.causal() & mask, or masks.window(None, None) & mask where they may."
         )
     return mask
 
 
 def _leaves_order_open(mask: Mask, queries: int) -> bool:
-    """Whether nothing in it but padding and packing tells queries apart."""
+    """Returns whether padding and packing alone tell queries apart."""
 
     def is_open(term: Any) -> bool:
         if isinstance(term, masks.AnyOf):

@@ -1,7 +1,7 @@
-"""The half of a model that generates: a stack of decoder blocks, for whole sequences and step by step.
+"""The decoder of a model: a stack of decoder blocks, for whole sequences and step by step.
 
-The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``. Any other period of
-blocks is decoded as well, gated ones and ones without self-attention among them.
+The encoder-decoder and the decoder-only model share it; the latter has no ``memory_dim``. It decodes any
+period of blocks, also of gated ones and of ones without self-attention.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,16 +28,16 @@ class DecoderStack(nnx.Module):
 
     Args:
       config: shape of the blocks.
-      num_layers: L; of a period of several blocks, how often it is repeated.
+      num_layers: L; the number of repeats for a period of several blocks.
       memory_dim: size of the source's vectors; None for a decoder without a source.
       build: makes a ``Block`` from ``nnx.Rngs``, or several such for a period of unlike blocks, which may
         read any memories; None is a ``DecoderBlock`` of ``config`` and ``memory_dim``.
       positions: position scheme of the self-attention.
-      window: how many positions a token reads, its own among them; None is all before it.
+      window: the number of positions that a token reads, with its own; None is unlimited.
       share, scan, remat: see ``Stack``.
 
     Raises:
-      ValueError: as ``Stack`` does; or there are both ``build`` and ``memory_dim``.
+      ValueError: as ``Stack`` does; or both ``build`` and ``memory_dim`` are given.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class DecoderStack(nnx.Module):
     ):
         if build is not None and memory_dim is not None:
             raise ValueError(
-                f"got build and memory_dim {memory_dim}, which is of the blocks that are built without one; "
-                "leave memory_dim out."
+                f"got build and memory_dim {memory_dim}, which only the default blocks take; leave "
+                "memory_dim out."
             )
         if build is not None and not callable(build) and len(build) == 1:
             [build] = build
@@ -75,23 +75,28 @@ class DecoderStack(nnx.Module):
 
     @on_any_mesh
     def read(self, **memories: Any) -> Any:
-        """Each layer's memory of what it reads, projected once: ``Encoded`` or vectors [*B S M], by name.
+        """Projects memories for each layer that reads them: ``Encoded`` or vectors [*B S M], by name.
 
         Raises:
           ValueError: no layer reads a memory of that name.
         """
-        self._check_read(memories)
+        read = {name for block in self.stack.kinds() for name in block.readers.values()}
+        if unread := [name for name in memories if name not in read]:
+            raise ValueError(
+                f"got the memory {unread[0]!r}, which no layer reads; expected of "
+                f"{', '.join(sorted(read)) or 'none'}."
+            )
         return self.stack.map(lambda block: block.read(memories))
 
     def prefill(
         self, states: Any, batch: int, num_beams: int, cache_length: int, context: Any = None
     ) -> CachedStates:
-        """Decoding states of these layer states, with an empty cache in each layer with self-attention.
+        """Makes decoding states of layer states, with an empty cache in each layer with self-attention.
 
-        The sequences of a row share it: [B (cache_length * num_beams) K H].
+        The sequences of a row share their cache, [B (cache_length * num_beams) K H].
 
         Args:
-          context: what ``embed`` and ``memory_masks`` of ``decode`` need of each row, arrays [B ...].
+          context: arrays [B ...] for ``embed``, ``memory_masks`` and ``condition`` of ``decode``.
         """
         size = cache_length * num_beams
         pairs = zip(self.stack.looped(states), self.stack.blocks(), strict=True)
@@ -112,25 +117,24 @@ class DecoderStack(nnx.Module):
         condition: Float[Array, "*B C"] | None = None,
         capture: Collection[str] = (),
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """Whole sequences at once (states without caches).
+        """Runs all layers on whole sequences (states without caches).
 
         Args:
           x: [*B T D].
-          states: what ``read`` gives.
+          states: of ``read``.
           key: turns dropout on.
           segment_ids: of the texts packed into a row; 0 is padding.
           source_segment_ids: of the memory ``source``.
-          memory_masks: of any other, by name, on top of the validity of what is read.
+          memory_masks: of other memories, by name, besides their padding masks.
           positions: None is ``arange``.
           condition, capture: see ``Block``; ``reading`` names the weights that ``layer_weights`` gives.
 
         Raises:
-          ValueError: there is a mask of a memory that no layer reads; or as ``Block`` does.
+          ValueError: as ``Stack`` does.
         """
         T = x.shape[-2]
         mask = masks.window(self.before)
         source_mask = None
-        self._check_read(memory_masks or {})
         if source_segment_ids is not None:
             source_mask = masks.key_padding(source_segment_ids > 0)
         if segment_ids is not None:
@@ -163,19 +167,19 @@ class DecoderStack(nnx.Module):
         condition: Callable[[Any], Float[Array, "B C"]] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The next T positions of each sequence, through the caches: vectors [B J T D], and states.
+        """Runs the next T positions of each sequence through the caches: vectors [B J T D], and states.
 
         With ``return_weights``, the weights [L B J N T S] of the L layers that read a memory too.
 
         Args:
-          embed: makes vectors of tokens, of the positions [T] or [B 1 T] at which they stand in their row's
-            text, and of the ``context`` of the states.
+          embed: makes vectors of tokens, their positions [T] or [B 1 T] in their row's text, and the
+            ``context`` of the states.
           tokens: [B J T].
           states: of ``prefill``.
-          memory_masks: makes masks [B 1 T S] of memories, by name, of the positions [T] or [B T] at
-            which tokens stand in their row's text, and of the ``context`` of the states.
-          condition: makes the blocks' of the ``context`` of the states.
-          return_weights: which to return.
+          memory_masks: makes masks [B 1 T S] of memories, by name, of the tokens' positions [T] or [B T] in
+            their row's text, and of the ``context`` of the states.
+          condition: makes the blocks' condition of the ``context`` of the states.
+          return_weights: return the weights too.
 
         Raises:
           ValueError: weights are asked for where no layer reads a memory.
@@ -185,31 +189,18 @@ class DecoderStack(nnx.Module):
         decoded = by_row(run, tokens, states) if states.positions.ndim else run(tokens, states)
         return decoded if return_weights else decoded[:2]
 
-    def _kinds(self) -> list[Any]:
-        """A block of each kind."""
-        layers = self.stack.layers
-        return list(layers) if isinstance(layers, nnx.List) else [layers]
-
     def reading(self) -> tuple[str, ...]:
-        """What to ``capture`` for the weights with which layers read memories.
+        """Returns the names to ``capture`` for the weights with which layers read memories.
 
         Raises:
           ValueError: no layer reads a memory.
         """
-        last = [list(block.readers)[-1] for block in self._kinds() if block.readers]
+        last = [list(block.readers)[-1] for block in self.stack.kinds() if block.readers]
         if not last:
             raise ValueError(
                 "return_weights asks for cross-attention, but this decoder reads no memory; leave it out."
             )
         return tuple(f"{name}.weights" for name in last)
-
-    def _check_read(self, memories: Mapping[str, Any]) -> None:
-        names = {name for block in self._kinds() for name in block.readers.values()}
-        if unread := [name for name in memories if name not in names]:
-            raise ValueError(
-                f"got the memory {unread[0]!r}, which no layer reads; expected of "
-                f"{', '.join(sorted(names)) or 'none'}."
-            )
 
     def _decode(
         self,
@@ -220,7 +211,7 @@ class DecoderStack(nnx.Module):
         tokens: Array,
         states: CachedStates,
     ) -> Any:
-        """All rows stand at the same position."""
+        """Decodes rows that are all at the same position."""
         (J, T), X = tokens.shape[-2:], states.cache_length
         token_positions = states.token_positions(T)
         x = embed(tokens, token_positions, states.context)
@@ -255,41 +246,39 @@ class DecoderStack(nnx.Module):
 
 
 class Autoregressive(nnx.Module):
-    """A model that generates, of ``target_input``, ``decoder`` and ``output``.
+    """A model that generates, of a ``TokenInput``, a ``DecoderStack`` and a ``TokenOutput``.
 
-    They are a ``TokenInput``, a ``DecoderStack`` and a ``TokenOutput``.
-
-    A model also has ``prefill(batch, num_beams, cache_length, *, lookahead=0, ...)``, which reads once what
-    it reads besides its own tokens, and gives states with empty caches:
+    A model also has ``prefill(batch, num_beams, cache_length, *, lookahead=0, ...)``, which encodes its
+    source, if it has one, and returns states with empty caches:
 
       batch: rows, B.
       num_beams: sequences a row, J.
-      cache_length: the most tokens of each that are read, prefix and generated ones together.
-      lookahead: further positions, for guesses beyond them that are not kept.
+      cache_length: the largest number of tokens of a sequence, with its prefix.
+      lookahead: further positions, for drafted tokens that may be rejected.
     """
 
     target_input: Any
     decoder: Any
     output: Any
     seen: Any = None
-    """Masks of memories, see ``memory_masks`` of ``DecoderStack.decode``."""
+    """Makes masks of memories, see ``memory_masks`` of ``DecoderStack.decode``."""
 
     @property
     def longest(self) -> tuple[int | None, int | None]:
-        """The most tokens of what is read, and of what is generated, with positions; None is any number."""
+        """The largest numbers of source and target tokens that have positions; None is unlimited."""
         return None, self.target_input.longest
 
     def embed(
         self, tokens: Int[Array, "*B T"], positions: Int[Array, "*#B T"] | None, context: Any = None
     ) -> Float[Array, "*B T D"]:
-        """Vectors of the next tokens, at these positions of rows with this ``context`` of their states."""
+        """Embeds the next tokens, at these positions of rows with this ``context`` of their states."""
         return self.target_input(tokens, positions)
 
     @on_any_mesh
     def decode_hidden(
         self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
     ) -> Any:
-        """``decode_step`` before its output layer: the vectors [B J T D] that predict the next tokens."""
+        """Computes the vectors [B J T D] of ``decode_step`` before its output layer, and the new states."""
         return self.decoder.decode(
             self.embed,
             tokens,
@@ -302,7 +291,7 @@ class Autoregressive(nnx.Module):
     def decode_step(
         self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
     ) -> Any:
-        """Logits [B J T V] after the next T tokens of each sequence, and the states that have read them.
+        """Computes logits [B J T V] after the next T tokens of each sequence, and the new states.
 
         With ``return_weights``, the weights [L B J N T S] of cross-attention too.
         """
@@ -311,17 +300,17 @@ class Autoregressive(nnx.Module):
 
     @on_any_mesh
     def logits(self, hidden: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Logits of the token after each of ``hidden``'s vectors, float32: the output layer alone."""
+        """Applies the output layer: logits of the next token, float32."""
         return self.output.logits(hidden, self.target_input.embedding)
 
     def output_table(self) -> Float[Array, "V D"]:
-        """The output layer's weights, one row a token, where it has nothing else."""
+        """Returns the weights of an output layer that has no other parameters, one row a token."""
         return self.output.rows(self.target_input.embedding)
 
     def output_product(
         self, hidden: Float[Array, "*B T D"]
     ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
-        """Vectors and a table whose product ``logits`` is, for losses that fuse it with the softmax."""
+        """Returns vectors and a table, the factors of ``logits``, for losses fused with the softmax."""
         return self.output.product(hidden, self.target_input.embedding)
 
     def _filled(
@@ -333,7 +322,7 @@ class Autoregressive(nnx.Module):
         lookahead: int,
         context: Any = None,
     ) -> CachedStates:
-        """What ``prefill`` gives, of layers that have read what they read."""
+        """Makes the states of ``prefill`` from layer states."""
         self.target_input.check(cache_length)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead, context)
 

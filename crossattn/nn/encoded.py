@@ -1,4 +1,4 @@
-"""What an encoder gives, whatever it reads: tokens, frames, patches, latents, or several side by side."""
+"""The output of an encoder: vectors of tokens, frames, patches or latents, or a concatenation of them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +18,8 @@ class Encoded:
 
     Attributes:
       vectors: [*B S D].
-      valid: [*B S], False where there is padding; None is none.
-      positions: [*#B S], where each vector stands; None is ``arange``.
+      valid: [*B S], False for padding; None is no padding.
+      positions: [*#B S], of the vectors; None is ``arange``.
     """
 
     vectors: Float[AnyArray, "*B S D"]
@@ -28,18 +28,18 @@ class Encoded:
 
     @classmethod
     def of(cls, vectors: Any, segment_ids: Int[AnyArray, "*B S"] | None = None) -> "Encoded":
-        """``Encoded`` as it is, or bare vectors [*B S D]; where ``segment_ids`` are 0 there is padding."""
+        """Returns ``Encoded`` itself, or makes one of vectors [*B S D]; ``segment_ids`` 0 is padding."""
         encoded = vectors if isinstance(vectors, Encoded) else cls(vectors)
         return encoded if segment_ids is None else replace(encoded, valid=segment_ids > 0)
 
     @classmethod
     def concat(cls, *parts: "Encoded") -> "Encoded":
-        """All parts side by side, in order, to be read as one.
+        """Concatenates parts along S.
 
-        Parts without positions are numbered by where they land.
+        Parts without positions get their indices in the result.
 
         Raises:
-          ValueError: there is no part, or parts differ in batch axes or in size.
+          ValueError: no part is given, or parts differ in batch axes or in size.
         """
         if not parts:
             raise ValueError("Encoded.concat: got no part; expected at least one.")
@@ -65,6 +65,6 @@ class Encoded:
 
     @property
     def readable(self) -> Bool[AnyArray, "*B S"]:
-        """Which vectors may be read."""
+        """The padding mask, True for vectors that may be read."""
         lead = self.vectors.shape[:-1]
         return jnp.ones(lead, bool) if self.valid is None else jnp.broadcast_to(self.valid, lead)

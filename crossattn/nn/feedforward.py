@@ -32,7 +32,7 @@ _GATED = {
 
 
 def activate(name: Activation, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The nonlinearity of that name; "gelu" is approximated by tanh, "quick_gelu" by a sigmoid.
+    """Applies the nonlinearity of that name; "gelu" is approximated by tanh, "quick_gelu" by a sigmoid.
 
     Source: Hendrycks and Gimpel 2016.
     """
@@ -47,7 +47,7 @@ class FeedForward(nnx.Module):
       hidden: F.
       activation: relu, gelu, gelu_exact, quick_gelu, silu; the gated forms reglu, geglu, geglu_exact, swiglu.
       use_bias: biases in the layers.
-      dropout_rate: on the hidden features.
+      dropout_rate: of the hidden features.
       dtype: computation dtype.
 
     Raises:
@@ -83,7 +83,7 @@ class FeedForward(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T D"], dropout_key: Key[Array, ""] | None = None
     ) -> Float[Array, "*B T D"]:
-        """[*B T D] -> [*B T D]; a key turns dropout on."""
+        """Computes [*B T D] -> [*B T D]; a key turns dropout on."""
         if self.gate is None:
             hidden = activate(self.activation, self.up(x))
         else:

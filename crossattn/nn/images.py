@@ -1,7 +1,7 @@
-"""Images in a text: which tokens stand for them, and where each begins.
+"""Images in a text: their placeholder tokens and positions.
 
-An image is placed by the position of its first token in its row's text, so that it
-stands there whatever a search has read or taken back.
+The position of an image is that of its first token in its row's text, so that it stays the same when a
+search goes back.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ def image_positions(
     images: Sequence[int] | None = None,
     size: int = 1,
 ) -> Int[np.ndarray, "B I"]:
-    """Where images begin in texts: each stands for ``size`` tokens ``image_id``, side by side.
+    """Finds the first position of each image in texts: an image has ``size`` adjacent tokens ``image_id``.
 
-    Rows with fewer images than others are filled up with -1.
+    Rows with fewer images than others are padded with -1.
 
     Args:
-      tokens: [B T], or rows of unlike lengths; known ones: this is for prompts, not for compiled code.
-      image_id: the token that stands for an image, or for one of its patches.
-      images: how many images each row has; None asks nothing.
+      tokens: [B T], or rows of unlike lengths; of prompts, not traced by ``jax.jit``.
+      image_id: the placeholder token of an image, or of one of its patches.
+      images: the number of images of each row; None checks no number.
       size: tokens of an image.
 
     Raises:
@@ -41,7 +41,7 @@ def image_positions(
         if len(row) != count * size:
             raise ValueError(
                 f"row {number} has {len(row)} image tokens (id {image_id}) and {count} images; expected "
-                f"{each}, where it stands in the text."
+                f"{each}, at its place in the text."
             )
         if np.any(row.reshape(-1, size) != row[::size, None] + np.arange(size)):
             raise ValueError(
@@ -55,11 +55,10 @@ def image_positions(
 
 
 def with_places(images: Any, image_positions: Any, batch: int) -> tuple[Array, Array] | None:
-    """Images [B I ...] and where they stand [B I], as arrays; None where there are none.
+    """Returns images [B I ...] and their positions [B I] as arrays; None without images.
 
     Raises:
-      ValueError: they do not come together, or not in the same number, or there are other rows than
-        ``batch``.
+      ValueError: one is given without the other, their numbers differ, or they have not ``batch`` rows.
     """
     if (images is None) != (image_positions is None):
         given, lacking = "images", "image_positions"

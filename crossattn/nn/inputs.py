@@ -1,4 +1,4 @@
-"""From tokens to the vectors that enter a stack, under any position scheme."""
+"""Token embeddings and positions: the input of a stack, under any position scheme."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,20 +22,21 @@ _SCHEMES = ("sinusoidal", "learned", "rope", "relative", "alibi", "none")
 
 @dataclass(frozen=True)
 class InputConfig:
-    """How embeddings become the vectors that enter a stack, beside their positions.
+    """The options of ``TokenInput`` besides its position scheme.
 
     Attributes:
-      scale: what embeddings are multiplied by; None is ``dim ** 0.5``.
-      token_types: kinds of token, each with a vector of its own (BERT's segments A and B); 0 is none.
+      scale: factor of the embeddings; None is ``dim ** 0.5``.
+      token_types: number of token types, each with a vector of its own (BERT's segments A and B).
       position_offset: see ``LearnedPositions``.
-      position_std: of the "learned" positions at first; beside larger embeddings they are hardly seen.
+      position_std: standard deviation of the "learned" positions at initialisation.
       norm_epsilon: of a layer norm over the sum; None is no norm.
-      frozen_id: a token whose embedding learns nothing where it is looked up, the ``padding_idx`` of
-        PyTorch; an output layer of the same table still teaches it. None is none.
-      sinusoids_from: sinusoids are those of fairseq: wavelengths end at the last feature instead of after it,
-        a text begins at the position after this token's number, and the token has none. None is the paper's.
-      sinusoid_dtype: sinusoids are read from a table of this type and ``max_length`` rows, as checkpoints
-        of half precision hold them; None computes them in float32, for any number of positions.
+      frozen_id: a token whose embedding gets no gradient from look-ups, the ``padding_idx`` of PyTorch; an
+        output layer of the same table still trains it. None is none.
+      sinusoids_from: fairseq's sinusoids with this padding token: wavelengths end at the last feature instead
+        of after it, a text begins at the position after the token's id, and the token has none. None is the
+        paper's.
+      sinusoid_dtype: type of a table of sinusoids of ``max_length`` rows, as checkpoints of half precision
+        have it; None computes them in float32, for any number of positions.
     """
 
     scale: float | None = None
@@ -51,7 +52,7 @@ class InputConfig:
 def without_padding(
     tokens: Shaped[Array, "..."], segment_ids: Int[Array, "*B S"] | None, pad_id: int | None
 ) -> Int[Array, "*B S"] | None:
-    """The segments that came with tokens; where none did, 0 for ``pad_id`` if a model names it."""
+    """Returns the segments; None becomes 0 for ``pad_id`` and 1 elsewhere, if there is a ``pad_id``."""
     if segment_ids is not None or pad_id is None:
         return segment_ids
     return (tokens != pad_id).astype(jnp.int32)
@@ -61,12 +62,12 @@ class TokenInput(nnx.Module):
     """Token embeddings, plus position vectors where the scheme adds them.
 
     Args:
-      vocab_size: V; None when calls bring another's embedding.
+      vocab_size: V; None for an input whose calls pass ``embedding``.
       dim: D.
       positions: the scheme; "rope", "relative" and "alibi" act inside attention and add nothing here.
       max_length: number of positions of the "learned" scheme, and of a table of sinusoids.
-      config: scale, norm and whatever else is added.
-      dropout_rate: on the sum.
+      config: scale, norm and further summands.
+      dropout_rate: of the sum.
       dtype: computation dtype.
 
     Raises:
@@ -115,16 +116,16 @@ class TokenInput(nnx.Module):
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that there are positions for; None is any number."""
+        """The largest number of tokens that have positions; None is unlimited."""
         if self.stored is not None:
             return self.max_length
         return None if self.learned is None else self.learned.count
 
     def check(self, length: int) -> None:
-        """Whether there are positions for so many tokens.
+        """Checks that so many tokens have positions.
 
         Raises:
-          ValueError: they are more than the "learned" scheme has, or a table of sinusoids.
+          ValueError: the "learned" scheme, or a table of sinusoids, has fewer positions.
         """
         if self.stored is not None and length > self.max_length:
             raise ValueError(
@@ -145,19 +146,19 @@ class TokenInput(nnx.Module):
         embedding: Embedding | None = None,
         others: tuple[Bool[Array, "*#B T"], Float[Array, "*#B T D"]] | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on.
+        """Computes vectors [*B T D]; positions default to ``arange``, types to 0; a key turns dropout on.
 
         Args:
           tokens, positions, key, types: as above.
-          embedding: of an input that has none of its own.
-          others: where there stand vectors of something else than tokens, those of patches for one, and these
-            vectors; positions and whatever else is added to an embedding are added to them.
+          embedding: for an input without a table of its own.
+          others: a mask of places, and the vectors (of patches, for one) that replace the embeddings there;
+            positions and types are added to them too.
 
         Raises:
-          ValueError: as ``check`` does, where no positions are given; or a token or a type that is known is
-            none of the tables'.
+          ValueError: as ``check`` does, without ``positions``; or a token or a type, outside of ``jax.jit``,
+            is not in its table.
         """
-        if others is not None:  # they may stand where a token is that no table has
+        if others is not None:  # their placeholder may be a token outside the table
             tokens = jnp.where(others[0], 0, tokens)
         x = (self.embedding or embedding)(tokens)
         if self.frozen_id is not None:
@@ -215,7 +216,7 @@ class PositionBias(nnx.Module):
     def __call__(
         self, q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"]
     ) -> Float[Array, "*B N T S"] | None:
-        """The bias, or None when the scheme has none."""
+        """Computes the bias, or returns None for a scheme without one."""
         if self.relative is not None:
             return self.relative(q_positions, k_positions)
         if self.alibi_heads:

@@ -19,17 +19,17 @@ NormName = Literal["layer", "rms"]
 
 
 class Linear(nnx.LinearGeneral):
-    """``linear``. Its operand and its result have places by the names of the kernel's axes.
+    """The layer of ``linear``, which constrains the sharding of its operand and result by the kernel's axes.
 
-    A product of parts that are split two ways, with no such places around it, can give examples the results
-    of others: ``tests/nn/eight_devices.py`` has XLA's mistake.
+    Without the constraints XLA can exchange examples in a chain of products that are split two ways;
+    ``tests/nn/eight_devices.py`` reproduces the mistake.
     """
 
     in_axes: tuple[str | None, ...]
     out_axes: tuple[str | None, ...]
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
-        """[*B T *in] -> [*B T *out]."""
+        """Computes [*B T *in] -> [*B T *out]."""
         out = super().__call__(placed(inputs, *self.in_axes), out_sharding)
         return placed(out, *self.out_axes)
 
@@ -44,7 +44,7 @@ def linear(
     dtype=None,
     rngs: nnx.Rngs,
 ) -> Linear:
-    """A dense layer over one or several trailing axes, its kernel named ``(*in_axes, *out_axes)``."""
+    """Makes a dense layer over one or several trailing axes, its kernel named ``(*in_axes, *out_axes)``."""
     layer = Linear(
         in_features,
         out_features,
@@ -65,7 +65,7 @@ def linear(
 def norm(
     kind: NormName, dim: int, *, epsilon: float = 1e-6, dtype=None, rngs: nnx.Rngs
 ) -> nnx.LayerNorm | nnx.RMSNorm:
-    """Layer norm, or root-mean-square norm, over the last axis.
+    """Makes a layer norm, or a root-mean-square norm, over the last axis.
 
     Source: Ba et al. 2016; Zhang and Sennrich 2019.
     """
@@ -84,7 +84,7 @@ class Embedding(nnx.Module):
     Args:
       vocab_size: number of tokens, V.
       dim: model size, D.
-      scale: what vectors are multiplied by; None is ``dim ** 0.5``.
+      scale: factor of the vectors; None is ``dim ** 0.5``.
       dtype: computation dtype; parameters are float32.
     """
 
@@ -106,7 +106,7 @@ class Embedding(nnx.Module):
 
     @on_any_mesh
     def __call__(self, tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
-        """Vectors, of unit variance at first: the table is kept small for the output, and scaled here.
+        """Looks vectors up and scales them to unit variance; the unscaled table is that of the output layer.
 
         Raises:
           ValueError: as ``check_ids`` does.
@@ -118,15 +118,15 @@ class Embedding(nnx.Module):
 
     @on_any_mesh
     def logits(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T V"]:
-        """Scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
+        """Computes scores of every token, float32: ``x table^T``. Source: Press and Wolf 2017."""
         return token_logits(x, self.table[...])
 
 
 def check_ids(ids: Int[Array, "..."], count: int, name: str = "tokens") -> None:
-    """Whether ids are rows of a table of so many, where they are known; under ``jax.jit`` they are not.
+    """Checks that ids are rows of a table of ``count``; traced ids are not checked.
 
     Raises:
-      ValueError: one is not.
+      ValueError: an id is outside the table.
     """
     if isinstance(ids, jax.core.Tracer) or not getattr(ids, "is_fully_addressable", True):
         return
@@ -136,10 +136,10 @@ def check_ids(ids: Int[Array, "..."], count: int, name: str = "tokens") -> None:
 
 
 def looked_up(table: Float[Array, "V D"], tokens: Int[Array, "*B T"]) -> Float[Array, "*B T D"]:
-    """Rows of a table; NaN for what is none of them, as no number in its place would be right.
+    """Looks up rows of a table; an id outside the table gives NaN.
 
-    On a mesh devices gather the table's parts, and its gradient is scattered. Left to itself XLA sends every
-    example's vectors to the devices that hold a part of the table.
+    On a mesh devices gather the table's parts and scatter its gradient. XLA by itself sends every example's
+    vectors to the devices that hold a part of the table.
     """
     here = OwnTokens.of(table, tokens)
     if here is None:
@@ -166,7 +166,7 @@ def _rows(table: Float[Array, "V D"], ids: Int[Array, "*B T"]) -> Float[Array, "
 
 
 def token_logits(x: Float[Array, "*B T D"], table: Float[Array, "V D"]) -> Float[Array, "*B T V"]:
-    """``x table^T``, float32."""
+    """Computes ``x table^T``, float32."""
     meeting = ((x.ndim - 1,), (1,)), ((), ())
     x = placed(x, "embed")
     scores = product.dot_general(

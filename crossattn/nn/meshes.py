@@ -1,8 +1,8 @@
-"""Modules on a mesh with Explicit axes: inside a call they are Auto, so that XLA places what lies between.
+"""Modules on a mesh with Explicit axes: a call makes the axes Auto, so that XLA shards intermediate arrays.
 
-A model has products, look-ups and sums whose placement the types of their operands leave open, and JAX
-refuses those on Explicit axes. ``on_any_mesh`` enters Auto axes where a call begins and leaves them where
-it ends: batch axes that split the first array which is given split what is returned.
+JAX refuses products, look-ups and sums on Explicit axes if their operands leave the sharding open.
+``on_any_mesh`` enters Auto axes for one call: the batch axes of its results are split as those of the first
+array that it gets.
 """
 
 import functools
@@ -23,10 +23,7 @@ _Result = TypeVar("_Result")
 
 
 def on_any_mesh(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """``call``, a function or method of modules and arrays, for operands on any mesh.
-
-    It runs ``as_written``.
-    """
+    """Decorates a function of modules and arrays for operands on any mesh; it runs ``as_written``."""
 
     @functools.wraps(call)
     @as_written
@@ -45,7 +42,7 @@ def _is_module(x: Any) -> bool:
 
 
 def _mesh(leaf: Any) -> Any:
-    """The mesh with Explicit axes that an array, or a module's first parameter, lies on."""
+    """Returns the mesh with Explicit axes of an array, or of a module's first parameter."""
     return placement.mesh_of(_first_parameter(leaf) if _is_module(leaf) else leaf)
 
 
@@ -61,7 +58,7 @@ def _first_parameter(module: Any) -> Any:
 
 
 def _enter(call: Callable, mesh: Any, leaves: list, structure: Any) -> Any:
-    """Takes apart what is given into arrays and what is known before the program runs."""
+    """Splits the arguments into arrays and static values, and runs the compiled call."""
     arrays: list[Any] = []
     known: list[Any] = []
     for leaf in leaves:
@@ -76,7 +73,7 @@ def _enter(call: Callable, mesh: Any, leaves: list, structure: Any) -> Any:
     program = call, structure, tuple(known), mesh, first
     try:
         hash(program)
-    except TypeError:  # It serves this call alone.
+    except TypeError:  # an unhashable program is compiled for this call alone
         return jax.jit(functools.partial(_run, program))(arrays)
     return _compiled(program, arrays)
 
@@ -99,6 +96,6 @@ _compiled = jax.jit(_run, static_argnums=0)
 
 
 def _place(shape: tuple[int, ...], split: list, x: Any) -> PartitionSpec:
-    """How a result is split: as the array that was given, as long as their axes are of one size."""
+    """Returns the sharding of a result: that of the first argument, for leading axes of equal size."""
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shape, x.shape, strict=False))
     return PartitionSpec(*(axes or None for _, axes in zip(alike, split, strict=False)))

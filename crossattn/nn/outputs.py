@@ -1,6 +1,6 @@
-"""Output heads, from a stack's last vectors: logits of tokens or of classes, or vectors that end somewhere.
+"""Output heads on a stack's last vectors: logits of tokens or classes, or vectors with a stop logit.
 
-A head is a value that a model holds. ``TokenOutput`` alone may share its table with an embedding.
+``TokenOutput`` may share its table with an embedding.
 """
 
 import functools
@@ -24,9 +24,9 @@ _Arguments = ParamSpec("_Arguments")
 def logits_of(
     hidden: Callable[Concatenate[Any, _Arguments], Any],
 ) -> Callable[[Callable], Callable[Concatenate[Any, _Arguments], Any]]:
-    """Makes the ``__call__`` of a model, of which there is but the docstring.
+    """Makes the ``__call__`` of a model, with the arguments of ``hidden`` and the decorated docstring.
 
-    It takes the arguments of ``hidden`` and gives the model's ``logits`` of what that gives, and its weights.
+    It returns the ``logits`` of the first result of ``hidden``, and the further results that are not None.
     """
 
     def decorate(described: Callable) -> Callable[Concatenate[Any, _Arguments], Any]:
@@ -49,10 +49,10 @@ def logits_of(
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What stands around the output layer's table.
+    """The options of ``TokenOutput`` besides its table.
 
     Attributes:
-      scale: what vectors are multiplied by (T5's tied models, ``dim ** -0.5``).
+      scale: factor of the vectors (T5's tied models, ``dim ** -0.5``).
       transform: a dense layer with the blocks' activation and norm comes first (BERT).
       bias: a number for each token, added to the logits (BART, Marian, BERT).
     """
@@ -68,8 +68,8 @@ class TokenOutput(nnx.Module):
     Args:
       vocab_size: V.
       block: shape of the blocks below.
-      config: what stands around the table.
-      tied: there is no table here; calls bring the embedding.
+      config: scale, transform and bias.
+      tied: the table is that of the embedding, which calls pass.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class TokenOutput(nnx.Module):
         self.dtype = dtype
 
     def rows(self, embedding: Embedding) -> Float[Array, "V D"]:
-        """The table, one row a token.
+        """Returns the table, one row a token.
 
         Raises:
-          ValueError: the table alone is not the output layer, for there is a bias, a scale or a transform.
+          ValueError: the output layer also has a bias, a scale or a transform.
         """
         if self.bias is not None or self.dense is not None or self.scale != 1.0:
             raise ValueError(
@@ -110,7 +110,7 @@ class TokenOutput(nnx.Module):
     def product(
         self, x: Float[Array, "*B T D"], embedding: Embedding
     ) -> tuple[Float[Array, "*B T E"], Float[Array, "V E"]]:
-        """Vectors and a table whose product ``logits`` is: a bias is one more column of it, E = D + 1."""
+        """Returns the factors of ``logits``; a bias becomes one more column of the table, E = D + 1."""
         x, table = self._transformed(x), self._table(embedding)
         if self.bias is None:
             return x, table
@@ -119,12 +119,12 @@ class TokenOutput(nnx.Module):
         return jnp.concatenate([x, ones], -1), jnp.concatenate([table, bias], -1)
 
     def logits(self, x: Float[Array, "*B T D"], embedding: Embedding) -> Float[Array, "*B T V"]:
-        """Scores of every token, float32."""
+        """Computes scores of every token, float32."""
         scores = token_logits(self._transformed(x), self._table(embedding))
         return scores if self.bias is None else scores + self.bias[...]
 
     def _transformed(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
-        """What the table is multiplied with."""
+        """Applies the transform and the scale."""
         if self.dense is not None:
             x = self.norm(activate(self.activation, self.dense(x)))
         return x if self.scale == 1.0 else x * self.scale
@@ -149,16 +149,16 @@ class ClassOutput(nnx.Module):
 
     @on_any_mesh
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-        """Scores of every class, float32."""
+        """Computes scores of every class, float32."""
         return self.linear(x).astype(jnp.float32)
 
 
 class VectorOutput(nnx.Module):
-    """Vectors (frames of a spectrogram, patches, embeddings), and whether a sequence of them ends here.
+    """Vectors (frames of a spectrogram, patches, embeddings), and a logit that their sequence ends.
 
     Args:
       dim: size of the stack's vectors, D.
-      size: of each vector that is given out, M.
+      size: of each output vector, M.
       dtype: computation dtype.
 
     Source: the stop token, Shen et al. 2018, "Tacotron 2"; Li et al. 2019, section 3.5.
@@ -173,6 +173,6 @@ class VectorOutput(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T D"]
     ) -> tuple[Float[Array, "*B T M"], Float[Array, "*B T"]]:
-        """Vectors, and the logit that each is the last one; both float32."""
+        """Computes vectors, and the logit that each is the last one; both float32."""
         stop = self.stop(x)[..., 0]
         return self.linear(x).astype(jnp.float32), stop.astype(jnp.float32)

@@ -1,6 +1,6 @@
-"""Pictures as sequences: patches, learnt tokens before them, and where each patch stands.
+"""Pictures as sequences: patches, learnt tokens before them, and positions.
 
-Positions are learnt for pictures of one size, and interpolated for others.
+Positions are learnt for one picture size, and interpolated for others.
 """
 
 import math
@@ -24,13 +24,13 @@ class PatchEmbedding(nnx.Module):
     """A picture [*B H W C] to vectors [*B S D]: a class token, then a patch each, row by row.
 
     Args:
-      image_size: height and width for which there are positions.
-      patch_size: side of a patch, P, or its height and width; what stands over at the right and below is
+      image_size: height and width of the learnt positions.
+      patch_size: side of a patch, P, or its height and width; the remainder at the right and below is
         cut off.
       channels: of a pixel, C.
       dim: D.
-      class_token: a learnt vector stands before the patches.
-      distillation_token: and another one behind it, which learns from a teacher (Touvron et al. 2021).
+      class_token: add a learnt vector before the patches.
+      distillation_token: add another one after it, which learns from a teacher (Touvron et al. 2021).
       use_bias: a bias in the projection of patches.
       dtype: computation dtype.
 
@@ -72,12 +72,12 @@ class PatchEmbedding(nnx.Module):
         self.positions = LearnedPositions(count, dim, rngs=rngs)
 
     def grid(self, image_size: Size) -> Size:
-        """Rows and columns of the patches of a picture, see ``patch_grid``."""
+        """Returns the rows and columns of patches of a picture, see ``patch_grid``."""
         return patch_grid(image_size, self.patch_size)
 
     @on_any_mesh
     def __call__(self, image: Float[Array, "*B H W C"]) -> Float[Array, "*B S D"]:
-        """Vectors of the tokens and the patches, where they stand added.
+        """Computes vectors of the tokens and the patches, with their positions.
 
         Raises:
           ValueError: the picture has other channels, or is smaller than a patch.
@@ -104,12 +104,12 @@ class PatchEmbedding(nnx.Module):
     def on_grid(
         self, read: Float[Array, "*B S"], image: Float[Array, "*B H W C"], size: Size | None = None
     ) -> Float[Array, "*B h w"]:
-        """A number for each patch of pictures, which were scaled to ``size``, as rows and columns."""
+        """Reshapes a number for each patch of pictures to rows and columns; ``size`` is their scaled size."""
         *batch, height, width, _ = image.shape
         return read.reshape(*batch, *self.grid(size or (height, width)))
 
     def _positions(self, grid: Size) -> Float[Array, "S D"]:
-        """Positions of a grid of patches, interpolated where it is another than that they were learnt for."""
+        """Returns positions of a grid of patches, interpolated from the learnt grid if theirs differs."""
         table = self.positions.table[...]
         if grid == self.grid_size:
             return table
@@ -118,10 +118,10 @@ class PatchEmbedding(nnx.Module):
 
 
 def patch_grid(image_size: Size, patch_size: int | Size) -> Size:
-    """Rows and columns of the patches of a picture.
+    """Returns the rows and columns of patches of a picture.
 
     Raises:
-      ValueError: it has none.
+      ValueError: the picture is smaller than a patch.
     """
     tall, wide = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
     height, width = image_size
@@ -138,10 +138,11 @@ def _token(dim: int, rngs: nnx.Rngs) -> nnx.Param:
 
 
 def resized(image: Float[Array, "*B H W C"], size: Size) -> Float[Array, "*B h w C"]:
-    """A picture, or a grid of vectors, of another height and width, by bicubic interpolation.
+    """Resizes a picture, or a grid of vectors, by bicubic interpolation.
 
-    Edges are repeated, and nothing is smoothed before a picture is made smaller: what ``interpolate`` of
-    PyTorch computes. Source: Keys 1981, with a = -0.75.
+    It repeats edges and does not smooth before it reduces, as PyTorch's ``interpolate``.
+
+    Source: Keys 1981, with a = -0.75.
     """
     if image.shape[-3:-1] == size:
         return image
@@ -153,7 +154,7 @@ def resized(image: Float[Array, "*B H W C"], size: Size) -> Float[Array, "*B h w
 
 
 def _bicubic(old: int, new: int) -> np.ndarray:
-    """What each of the new points takes of each of the old, [new old]."""
+    """Returns the interpolation weights [new old]."""
     at = (np.arange(new) + 0.5) * old / new - 0.5
     first = np.floor(at).astype(int)
     found, a = np.zeros((new, old)), -0.75

@@ -13,10 +13,10 @@ class LearnedPositions(nnx.Module):
     """One vector a position, up to a fixed number of positions.
 
     Args:
-      max_positions: how many.
+      max_positions: number of positions.
       dim: D.
-      offset: rows of the table before that of position 0, which BART and its kin leave unused.
-      std: of the vectors at first.
+      offset: unused rows of the table before that of position 0, as in BART.
+      std: standard deviation of the vectors at initialisation.
 
     Source: Gehring et al. 2017, section 3.1.
     """
@@ -30,14 +30,14 @@ class LearnedPositions(nnx.Module):
 
     @property
     def count(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.table.shape[0] - self.offset
 
     def check(self, length: int) -> None:
-        """Whether a sequence that begins at position 0 fits.
+        """Checks that a sequence that begins at position 0 fits.
 
         Raises:
-          ValueError: it does not.
+          ValueError: the sequence is too long.
         """
         if length > self.count:
             raise ValueError(
@@ -47,7 +47,7 @@ class LearnedPositions(nnx.Module):
 
     @on_any_mesh
     def __call__(self, positions: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        """Vectors of the positions; those past the table are NaN rather than silently wrong."""
+        """Looks vectors up; positions past the table give NaN."""
         rows = as_int32("positions", positions) + self.offset
         return self.table[...].at[rows].get(mode="fill", fill_value=jax.numpy.nan)
 
@@ -56,7 +56,7 @@ class RelativeBias(nnx.Module):
     """A learnt bias for each head and bucket of distance, shared by the layers of a stack.
 
     Raises:
-      ValueError: ``max_distance`` leaves nothing for buckets of several distances.
+      ValueError: ``max_distance`` leaves no bucket for several distances.
     Source: Raffel et al. 2020, section 2.1.
     """
 
@@ -79,7 +79,7 @@ class RelativeBias(nnx.Module):
     def __call__(
         self, q_positions: Int[Array, "*B T"], k_positions: Int[Array, "*B S"]
     ) -> Float[Array, "*B N T S"]:
-        """The bias to give to ``attend``."""
+        """Computes the bias of ``attend``."""
         table = self.table[...]
         buckets = bias.relative_buckets(
             q_positions, k_positions, table.shape[0], self.max_distance, self.bidirectional

@@ -1,7 +1,7 @@
-"""A model made ready for programs that read its weights many times, as the loop of decoding does.
+"""Models prepared for programs that read their weights many times, such as the loop of decoding.
 
-What layers do to their weights in each call is done once before, to the same numbers.
-A layer that computes in bfloat16 rounds float32 weights; a scan takes each layer's out of a stacked array.
+They convert weights once instead of in each call: a layer that computes in bfloat16 rounds float32 weights,
+and a scan slices each layer's weights from a stacked array.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from crossattn.nn.decoding import DecoderStack
 from crossattn.nn.layers import Embedding, Linear
 from crossattn.nn.outputs import TokenOutput
 
-# What these layers round in each call, whatever else they hold; norms keep float32.
+# The parameters that layers round in each call; norms keep float32.
 _ROUNDED = {
     Linear: ("kernel", "bias"),
     nnx.LinearGeneral: ("kernel", "bias"),
@@ -24,9 +24,9 @@ _ROUNDED = {
 
 
 def in_compute_dtype(model: Any) -> Any:
-    """The model with each layer's weights in that layer's ``dtype``; one that is no module as it is.
+    """Converts each layer's weights to that layer's ``dtype``; a model that is no module stays as it is.
 
-    It gives what ``model`` gives, to the bit. Gradients are those of the rounded weights.
+    Outputs equal those of ``model`` bit by bit. Gradients are those of the rounded weights.
     """
     if not isinstance(model, nnx.Module):
         return model
@@ -41,7 +41,7 @@ def in_compute_dtype(model: Any) -> Any:
 
 
 def for_decoding(model: Any) -> Any:
-    """``in_compute_dtype``, and its scanned decoder layers each with arrays of its own."""
+    """Applies ``in_compute_dtype``, and gives each scanned decoder layer arrays of its own."""
     made = in_compute_dtype(model)
     if made is not model:
         for _, decoder in list(nnx.iter_modules(made)):

@@ -1,7 +1,7 @@
 """Attention whose scores are not scaled dot products of projected heads: additive, and Luong's three.
 
-Called as ``MultiHeadAttention`` is, with one head. They keep the promises of ``attend`` on masks: what may
-not be read has no influence, whatever it holds, and a row that may read nothing gives 0 and no NaN.
+The modules are called as ``MultiHeadAttention`` with one head is. They mask as ``attend`` does: masked keys
+and values have no influence, even NaN, and a query without keys gives 0.
 """
 
 import math
@@ -23,20 +23,19 @@ Score = Literal["dot", "general", "concat"]
 
 
 class ScoredAttention(nnx.Module):
-    """Weights are the softmax of ``scores(query, keys)``, and what is read is the memory's vectors.
+    """Attention whose weights are the softmax of ``scores(query, keys)``; values are the memory's vectors.
 
-    Subclasses say how a query is scored against each key, in ``scores``, and may project keys once for any
-    number of queries, in ``keys``.
+    Subclasses define ``scores``, and may project keys once for any number of queries in ``keys``.
     """
 
     def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S H"]:
-        """What queries are scored against; ``x`` itself unless a subclass projects it."""
+        """Returns the keys: ``x`` itself unless a subclass projects it."""
         return x
 
     def scores(
         self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S H"]
     ) -> Float[Array, "*B T S"]:
-        """The score of every query against every key."""
+        """Computes the score of every query against every key."""
         raise NotImplementedError
 
     @on_any_mesh
@@ -47,7 +46,7 @@ class ScoredAttention(nnx.Module):
         positions: Int[Array, "*#B S"] | None = None,
         valid: Bool[Array, "*B S"] | None = None,
     ) -> Memory:
-        """What ``x`` is to queries, computed once: keys [*B S 1 H], and its vectors as values [*B S 1 M]."""
+        """Makes a memory of keys [*B S 1 H], and the vectors of ``x`` as values [*B S 1 M]."""
         if positions is not None:
             positions = jnp.broadcast_to(positions, x.shape[:-1])
         keys = self.keys(x)
@@ -63,21 +62,21 @@ class ScoredAttention(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """Read ``memory`` with the queries of ``x``.
+        """Reads ``memory`` with the queries of ``x``.
 
         Args:
-          x: [*B T D]. With more batch axes than the memory, the extra ones (next to T) are further
-            queries of the same memory. Without any, [T D], it is the same for every example.
-          memory: what ``memory`` gives, or vectors; None is ``x`` itself.
-          mask: which query may read which key, on top of the memory's own validity.
-          dropout_key: there is nothing to drop.
+          x: [*B T D]. Batch axes that the memory lacks (next to T) hold further queries of the same
+            memory. Queries [T D] without batch axes read the memory of every example.
+          memory: a result of ``memory``, or vectors; None is ``x`` itself.
+          mask: the pairs of query and key that may attend, besides the memory's padding mask.
+          dropout_key: unused; these modules have no dropout.
           return_weights: also return the weights [*B 1 T S], float32.
 
         Returns:
           The weighted sum of the memory's vectors [*B T M], or a pair with the weights.
 
         Raises:
-          ValueError: ``x`` has other batch axes than the memory, or the mask is for others.
+          ValueError: ``x`` has other batch axes than the memory, or the mask does not fit.
         """
         memory = self.memory(x) if memory is None else memory
         memory = memory if isinstance(memory, Memory) else self.memory(memory)
@@ -95,11 +94,12 @@ class ScoredAttention(nnx.Module):
         mask, allowed = check_mask(mask, (*batch, 1, T, memory.size)), None
         if mask is not None:
             allowed = mask.block(jnp.arange(T), jnp.arange(memory.size))
-            # A mask has an axis of heads, of which there is one, and queries of one sequence.
+            # A mask has an axis of one head, and is repeated for the further queries.
             allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, memory.size))
-            allowed = jnp.concatenate([_without_heads(allowed)] * count, axis=-2)
+            allowed = allowed if allowed.ndim == 2 else allowed[..., 0, :, :]
+            allowed = jnp.concatenate([allowed] * count, axis=-2)
         x = x.reshape(*batch, count * T, x.shape[-1])
-        # 0 times NaN is NaN, so what is not finite leaves the operands, and comes back as scores that the
+        # 0 times NaN is NaN, so infinite and NaN operands become 0 here, and their scores NaN, which the
         # mask can hide.
         poison = _poison(x)[..., :, None] + (_poison(keys) + _poison(values))[..., None, :]
         x, keys, values = (jnp.where(jnp.isfinite(a), a, 0) for a in (x, keys, values))
@@ -143,13 +143,13 @@ class AdditiveAttention(ScoredAttention):
         )
 
     def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S H"]:
-        """``U k``."""
+        """Computes ``U k``."""
         return self.key(x)
 
     def scores(
         self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S H"]
     ) -> Float[Array, "*B T S"]:
-        """``v . tanh(W q + U k)``; it takes memory for T S H numbers."""
+        """Computes ``v . tanh(W q + U k)`` in memory of T S H numbers."""
         hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
         return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
 
@@ -160,11 +160,11 @@ class LuongAttention(ScoredAttention):
     Args:
       dim: size of the queries, D.
       memory_dim: size of what is read, M; None is ``dim``.
-      score: which of the three.
+      score: "dot", "general" or "concat".
       dtype: computation dtype.
 
     Raises:
-      ValueError: there is no such score; or it is "dot", and queries and keys differ in size.
+      ValueError: the score is unknown; or it is "dot", and queries and keys differ in size.
     Source: Luong et al. 2015, section 3.1.
     """
 
@@ -200,33 +200,28 @@ class LuongAttention(ScoredAttention):
         )
 
     def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S D"]:
-        """``W k``, or k."""
+        """Computes ``W k``, or returns k."""
         return x if self.key is None else self.key(x)
 
     def scores(
         self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S D"]
     ) -> Float[Array, "*B T S"]:
-        """The score of that name."""
+        """Computes the score of every query against every key."""
         if self.score is None:
             return jnp.einsum("...td,...sd->...ts", x, keys, preferred_element_type=jnp.float32)
         hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
         return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
 
 
-def _without_heads(allowed: Bool[Array, "..."]) -> Bool[Array, "..."]:
-    """[*B N T S] -> [*B T S] of the one head; [T S] as it is."""
-    return allowed if allowed.ndim == 2 else allowed[..., 0, :, :]
-
-
 def _poison(x: Float[AnyArray, "*B X D"]) -> Float[Array, "*B X"]:
-    """NaN for each vector that has an element which is not finite, else 0."""
+    """Returns NaN for each vector with a non-finite element, else 0."""
     return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
 def _softmax(
     scores: Float[Array, "*B T S"], allowed: Bool[Array, "*#B T S"] | None
 ) -> Float[Array, "*B T S"]:
-    """Over what is allowed; 0 where nothing is. Its gradient has no NaN, for no -inf is exponentiated."""
+    """Computes a masked softmax, 0 for a row without keys; its gradient has no NaN, as it has no -inf."""
     if allowed is None:
         return jax.nn.softmax(scores, axis=-1)
     lowest = jnp.finfo(scores.dtype).min

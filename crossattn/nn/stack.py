@@ -1,7 +1,7 @@
-"""A stack of blocks that repeat, looped in Python or scanned by XLA, with the same results.
+"""A stack of repeated blocks, looped in Python or scanned by XLA, with the same results.
 
-Looping compiles each layer and runs fastest on a CPU; scanning compiles one, whatever the depth. The
-parameters differ only in layout: ``stack_layers`` and ``unstack_layers`` convert between them.
+A loop compiles each layer and runs fastest on a CPU; a scan compiles one layer for any depth. Their
+parameters differ in layout only: ``stack_layers`` and ``unstack_layers`` convert between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +13,14 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.functional import Build, axes_of
+from crossattn.nn.blocks import Block, check_names
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import split
 from crossattn.rows import by_rows, for_each, row_axes
 from crossattn.types import Array, Float, Key, Params
 
 POLICIES = ("dots_saveable", "dots_with_no_batch_dims_saveable")
-"""What rematerialised blocks may keep: results of all products, or of those with weights alone."""
+"""Policies of ``remat``: blocks keep the results of all products, or of those with weights alone."""
 
 
 class Stack(nnx.Module):
@@ -28,14 +29,14 @@ class Stack(nnx.Module):
     Args:
       build: makes one block from ``nnx.Rngs``; or several such, the blocks of a period, in order. They are
         called as ``block(x, state, key, **shared)``, and give ``(x, state)``.
-      periods: how often the period is repeated.
-      share: every period has the parameters of the first.
+      periods: number of repeats of the period.
+      share: all periods share the parameters of the first.
       scan: run as ``lax.scan`` over parameters stacked on a leading "layers" axis.
-      remat: compute each block's activations again in the backward pass instead of keeping them. True
-        keeps none; a name of ``POLICIES``, those that this policy of ``jax.checkpoint_policies`` keeps.
+      remat: recompute each block's activations in the backward pass. True recomputes all; a name of
+        ``POLICIES`` keeps those of this policy of ``jax.checkpoint_policies``.
 
     Raises:
-      ValueError: there is no policy of that name, or no block in the period.
+      ValueError: the policy is unknown, or the period has no block.
     Source: shared parameters, Dehghani et al. 2019 and Lan et al. 2020.
     """
 
@@ -77,20 +78,26 @@ class Stack(nnx.Module):
         key: Key[Array, ""] | None = None,
         **shared: Any,
     ) -> tuple[Float[Array, "*B T D"], Any]:
-        """Run all layers.
+        """Runs all layers.
 
         Args:
-          x: [*B T D]; looped, also [T D] where blocks read memories of several examples.
-          states: what each layer carries: a tuple of L entries, with which also a scanned stack is
-            looped; or one pytree with a leading axis of periods (scanned), a list of them where a period
-            has several blocks; None when layers carry nothing. See ``map`` and ``looped``.
+          x: [*B T D]; looped, also [T D] for blocks that read memories of several examples.
+          states: of the layers: a tuple of L entries, with which also a scanned stack is looped; or one
+            pytree with a leading axis of periods (scanned), a list of them for a period of several
+            blocks; None for layers without states. See ``map`` and ``looped``.
           key: a dropout key, split over the layers.
           **shared: further arguments, the same for every layer: ``condition`` and ``capture`` among those
             of blocks.
 
         Returns:
           The output and the layers' new states, in the same form.
+
+        Raises:
+          ValueError: no block has a name of ``capture``, or reads the memory of a mask; or as the blocks do.
         """
+        kinds = self.kinds()
+        if all(isinstance(block, Block) for block in kinds):
+            check_names(kinds, shared.get("capture", ()), shared.get("memory_masks"))
         keys: Any = split(key, self.num_layers)
         if self.scan and not isinstance(states, tuple):
             return self._scan(x, states, None if key is None else jnp.stack(keys), shared)
@@ -106,10 +113,9 @@ class Stack(nnx.Module):
     def repeat(
         self, x: Float[Array, "*B T D"], keys: Sequence[Key[Array, ""] | None]
     ) -> Float[Array, "*B T D"]:
-        """All layers, of blocks that read nothing but ``x``, once for each dropout key or None.
+        """Runs all layers once for each dropout key or None; blocks read ``x`` alone.
 
-        On a mesh, devices that have the same parameters add up their own gradients of all repeats, and send
-        them once.
+        On a mesh, each device adds up its gradients of all repeats before it sends them.
         """
         graph, params = nnx.split(self)
 
@@ -127,7 +133,7 @@ class Stack(nnx.Module):
         return placed(by_rows(run, along)(own, rows).reshape(x.shape), "embed")
 
     def map(self, call: Callable[[Any], Any]) -> Any:
-        """``call(block)`` for each layer, in the form that ``states`` has."""
+        """Applies ``call(block)`` to each layer; the result has the form of ``states``."""
         if not self.scan:
             return tuple(call(block) for block in self.blocks())
         periods = self.num_layers // (self.period or 1)
@@ -137,14 +143,14 @@ class Stack(nnx.Module):
         else:
             mapped = [
                 jax.lax.map(lambda p, graph=graph: call(nnx.merge(graph, p)), params)
-                for graph, params in map(nnx.split, self._period())
+                for graph, params in map(nnx.split, self.kinds())
             ]
         return mapped[0] if self.period is None else mapped
 
     def looped(self, states: Any) -> tuple[Any, ...]:
-        """States of ``map`` as a tuple, one a layer.
+        """Returns states of ``map`` as a tuple, one a layer.
 
-        Decoding wants these: a scan would copy all caches for each token, read and written.
+        Decoding uses these, because a scan would copy all caches for each token.
         """
         if isinstance(states, tuple):
             return states
@@ -155,29 +161,30 @@ class Stack(nnx.Module):
         )
 
     def unstack(self) -> None:
-        """Give scanned layers arrays of their own, in place: from then on it is looped."""
+        """Gives scanned layers arrays of their own, in place; the stack is looped from then on."""
         if self.scan and not self.share:
             self.layers, self.period = nnx.List(self.blocks()), None
         self.scan = False
 
     def blocks(self) -> list[Any]:
-        """All layers, one by one; where they are shared, the same ones again."""
+        """Returns all layers, one by one; shared ones repeat."""
         if not self.scan or self.share:
             return [self.layers[i % len(self.layers)] for i in range(self.num_layers)]
-        period = [nnx.split(block) for block in self._period()]
+        period = [nnx.split(block) for block in self.kinds()]
         return [
             nnx.merge(graph, jax.tree.map(lambda x, i=i: x[i // len(period)], params))
             for i in range(self.num_layers)
             for graph, params in [period[i % len(period)]]
         ]
 
-    def _period(self) -> list[Any]:
-        """The blocks of a scanned period, each with its parameters of all periods."""
-        return [self.layers] if self.period is None and not self.share else list(self.layers)
+    def kinds(self) -> list[Any]:
+        """Returns the blocks that hold parameters; of a scanned stack, one period with a layers axis."""
+        return list(self.layers) if isinstance(self.layers, nnx.List) else [self.layers]
 
     def _run(self, graph: nnx.GraphDef) -> Callable:
         def run(params, x, state, key, shared):
-            return nnx.merge(graph, params)(x, state, key, **shared)
+            block = nnx.merge(graph, params)
+            return block(x, state, key, **_known(block, shared))
 
         # Closing over what is static (capture) is what static_argnums would do, without asking that every
         # shared value be hashable.
@@ -197,7 +204,7 @@ class Stack(nnx.Module):
         return run_again
 
     def _scan(self, x, states, keys, shared):
-        blocks = [nnx.split(block) for block in self._period()]
+        blocks = [nnx.split(block) for block in self.kinds()]
         runs = [self._run(graph) for graph, _ in blocks]
         own = [params for _, params in blocks]
         states = [states] if self.period is None or states is None else list(states)
@@ -218,12 +225,24 @@ class Stack(nnx.Module):
         return x, states[0] if self.period is None else states
 
 
+def _known(block: Any, shared: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shared arguments without the names to capture and the masks of other blocks."""
+    if not isinstance(block, Block):
+        return shared
+    own, read = dict(shared), block.readers.values()
+    if "capture" in own:
+        own["capture"] = tuple(name for name in own["capture"] if name in block.capturable)
+    if own.get("memory_masks"):
+        own["memory_masks"] = {k: mask for k, mask in own["memory_masks"].items() if k in read}
+    return own
+
+
 def _is_static(value: Any) -> bool:
     return all(isinstance(leaf, str) for leaf in jax.tree.leaves(value))
 
 
 def _stacked(blocks: Sequence[nnx.Module]) -> nnx.Module:
-    """One module whose parameters have a leading layers axis."""
+    """Stacks blocks to one module whose parameters have a leading layers axis."""
     graphs, states = zip(*(nnx.split(block) for block in blocks), strict=True)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     for _, variable in nnx.to_flat_state(stacked):
@@ -233,21 +252,21 @@ def _stacked(blocks: Sequence[nnx.Module]) -> nnx.Module:
 
 
 def stack_layers(layers: Params) -> Params:
-    """{"0": layer, "1": layer, ...} -> one layer with a leading axis L."""
+    """Stacks {"0": layer, "1": layer, ...} to one layer with a leading axis L."""
     ordered = [layers[str(i)] for i in range(len(layers))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *ordered)
 
 
 def unstack_layers(layers: Params) -> Params:
-    """The inverse of ``stack_layers``."""
+    """Inverts ``stack_layers``."""
     depth = jax.tree.leaves(layers)[0].shape[0]
     return {str(i): jax.tree.map(lambda leaf, i=i: leaf[i], layers) for i in range(depth)}
 
 
 def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
-    """The captured weights of attention as one array [L *B N T S], of the L layers that have any.
+    """Stacks the captured weights of attention to one array [L *B N T S], of the L layers that have any.
 
-    Of a layer with several it is the last; None if nothing was captured.
+    A layer with several gives the last; the result is None if no weights were captured.
 
     Raises:
       ValueError: layers read memories of unlike lengths, or have unlike numbers of heads.
@@ -262,7 +281,7 @@ def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
         )
     if not weights:
         return None
-    # Of scanned layers, the blocks of a period have axes of periods of their own.
+    # Each block of a scanned period has its own axis of periods.
     scanned = not isinstance(states, tuple)
     return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
 

@@ -1,7 +1,6 @@
-"""The sublayers that a block is made of, and the shapes that they are built from.
+"""The sublayers of a block, and the configs that they are built from.
 
-A ``BlockConfig`` makes each kind of sublayer that a Transformer has; a ``Sublayer`` of another kind is made
-by hand, of any module.
+A ``BlockConfig`` makes the sublayers of a Transformer; a ``Sublayer`` takes any other module.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -33,11 +32,11 @@ class AttentionConfig:
       value_dim: size of a value head, Hv; None is H.
       use_bias: biases in linear layers.
       key_bias, out_bias: a bias in the projection of keys, of the output; None is ``use_bias``.
-      scale: what logits are multiplied by; None is ``H ** -0.5``.
+      scale: factor of the logits; None is ``H ** -0.5``.
       qk_norm: norm on query and key heads.
-      rope_base: base of rotary positions in self-attention; None has none.
-      rope_scaling: how its rotations are slowed down; None is not at all.
-      dropout_rate: on attention weights.
+      rope_base: base of rotary positions in self-attention; None is no rotation.
+      rope_scaling: the scaling of rotary frequencies; None is none.
+      dropout_rate: of attention weights.
     """
 
     num_heads: Count
@@ -62,7 +61,7 @@ class FeedForwardConfig:
       hidden: size of the hidden layer, F.
       activation: between its layers, see ``FeedForward``.
       use_bias: biases in linear layers.
-      dropout_rate: on hidden features.
+      dropout_rate: of hidden features.
     """
 
     hidden: Count
@@ -79,15 +78,15 @@ class BlockConfig:
       dim: model size, D.
       attention: of self-attention, and of cross-attention unless ``cross`` is given.
       mlp: of the feed-forward network.
-      cross: of cross-attention where it differs; None is ``attention``.
+      cross: of cross-attention; None is ``attention``.
       norm: layer norm or RMS norm.
       norm_epsilon: added to the variance.
       norm_first: pre-norm (x + f(norm(x))) or post-norm (norm(x + f(x))).
       relative_buckets, relative_distance: of the "relative" position scheme, see ``RelativeBias``.
-      dropout_rate: on sublayer outputs.
+      dropout_rate: of sublayer outputs.
       dtype: computation dtype.
-      condition_dim: size C of the condition that a call gives for each example, see ``Residual``; None is
-        none. A model sets it, not a config file.
+      condition_dim: size C of the condition of each example, see ``Residual``; None is no condition. A
+        model sets it, not a config file.
     """
 
     dim: Count
@@ -105,21 +104,21 @@ class BlockConfig:
 
     @classmethod
     def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
-        """A block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
+        """Makes a block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
 
         Raises:
-          TypeError: there is no value of that name.
+          TypeError: a name is unknown.
         """
         shape = cls(dim, AttentionConfig(num_heads), FeedForwardConfig(mlp_dim))
         return shape.changed(**values)
 
     def changed(self, **values: Any) -> "BlockConfig":
-        """This block but for these flat values, as in ``of``.
+        """Returns a copy with other flat values, as in ``of``.
 
-        Self- and cross-attention change alike, but for values that are called ``cross_``.
+        Attention values change self- and cross-attention; ``cross_`` values change cross-attention alone.
 
         Raises:
-          TypeError: there is no value of that name.
+          TypeError: a name is unknown.
         """
         if unknown := [name for name in values if name not in BLOCK_KEYS]:
             raise TypeError(
@@ -161,7 +160,7 @@ class BlockConfig:
     def position_bias(
         self, positions: PositionScheme, rngs: nnx.Rngs, *, bidirectional: bool
     ) -> PositionBias:
-        """The bias that the self-attention layers of a stack of these blocks share."""
+        """Makes the bias that the self-attention layers of a stack of these blocks share."""
         return PositionBias(
             positions,
             self.attention.num_heads,
@@ -172,11 +171,11 @@ class BlockConfig:
         )
 
     def normalise(self, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
-        """A norm of this kind."""
+        """Makes a norm of vectors of size ``dim``."""
         return norm(self.norm, self.dim, epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
 
     def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
-        """A sublayer in which ``x`` reads itself; ``causal``, no later positions."""
+        """Makes a sublayer in which ``x`` reads itself; ``causal``, no later positions."""
         own = self.attention
         rotary: dict[str, Any] = dict(rope_base=own.rope_base, rope_scaling=own.rope_scaling)
         attention = self._attention(own, rngs, **rotary)
@@ -192,9 +191,9 @@ class BlockConfig:
         norm_memory: bool = False,
         skip: bool = True,
     ) -> "Sublayer":
-        """A sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``.
+        """Makes a sublayer in which ``x`` reads the memory of that name, of vectors of size ``memory_dim``.
 
-        With ``norm_memory`` those are normalised, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
+        ``norm_memory`` normalises them, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
         """
         options: dict[str, Any] = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
         attention = self._attention(
@@ -206,7 +205,7 @@ class BlockConfig:
         return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
-        """A sublayer with a feed-forward network."""
+        """Makes a sublayer with a feed-forward network."""
         network = FeedForward(
             self.dim,
             self.mlp.hidden,
@@ -219,7 +218,7 @@ class BlockConfig:
         return Sublayer(network, Residual(self, rngs, gated=gated))
 
 
-# Flat names, and those in the parts; "use_bias" is of both.
+# Flat names, and those of the parts; "use_bias" is both attention's and the network's.
 _SAME = ("num_heads", "num_kv_heads", "head_dim", "use_bias", "key_bias", "qk_norm", "rope_base")
 _ATTENTION_KEYS = {name: name for name in _SAME} | {
     "attention_scale": "scale",
@@ -239,20 +238,20 @@ BLOCK_KEYS: dict[str, tuple[type, str]] = {
     **{name: (FeedForwardConfig, field) for name, field in _MLP_KEYS.items()},
     **{name: (AttentionConfig, field) for name, field in (_ATTENTION_KEYS | _CROSS_KEYS).items()},
 }
-"""The flat names of a block's values, which are keys of config files: the class and field of each."""
+"""Flat names of a block's values, the keys of config files: the class and field of each."""
 
 
 class Residual(nnx.Module):
-    """``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
+    """A residual connection: ``x + dropout(f(norm(x)))``, or post-norm, ``norm(x + dropout(f(x)))``.
 
-    With a ``condition_dim``, an example's condition c [*B C] changes both: the norm is
-    ``(1 + W c) norm(x) + V c``, and f's result is multiplied by ``U c``. All three are 0 at first.
+    A condition c [*B C], with a ``condition_dim``, makes the norm ``(1 + W c) norm(x) + V c``, and multiplies
+    f's result by ``U c``. W, V and U are 0 at initialisation.
 
     Args:
-      config: the kind of norm, where it stands, the rate of dropout, and the size of a condition.
-      gated: f's result is multiplied by ``tanh(gate)``, a learnt number that is 0 at first: a sublayer
-        that is added to a trained model changes nothing before it has learnt.
-      skip: ``x`` is added; otherwise f's result takes its place.
+      config: the kind and place of the norm, the rate of dropout, and the size of a condition.
+      gated: multiply f's result by ``tanh(gate)``, a learnt number that is 0 at initialisation, so that a
+        sublayer added to a trained model leaves its outputs unchanged at first.
+      skip: add ``x``; otherwise f's result replaces it.
 
     Source: Vaswani et al. 2017, section 3.1; pre-norm, Xiong et al. 2020; the gate, Alayrac et al. 2022;
     conditions, Perez et al. 2018, "FiLM", and Peebles and Xie 2023, "adaLN-Zero", section 3.2.
@@ -274,7 +273,7 @@ class Residual(nnx.Module):
     def pre_norm(
         self, x: Float[Array, "*#B T D"], condition: Float[Array, "*B C"] | None = None
     ) -> Float[Array, "*B T D"]:
-        """What the sublayer gets."""
+        """Returns the input of the sublayer."""
         return self._normalised(x, condition) if self.norm_first else x
 
     def add_residual(
@@ -284,10 +283,10 @@ class Residual(nnx.Module):
         key: Key[Array, ""] | None,
         condition: Float[Array, "*B C"] | None = None,
     ) -> Float[Array, "*B T D"]:
-        """What the next sublayer gets.
+        """Returns the input of the next sublayer.
 
         Raises:
-          ValueError: there is a condition and no ``condition_dim``, or the other way round.
+          ValueError: one of condition and ``condition_dim`` is given without the other.
         """
         if (condition is None) != (self.opening is None):
             given, size = ("no", "a") if condition is None else ("a", "no")
@@ -309,7 +308,7 @@ class Residual(nnx.Module):
 
 
 def _zeros(config: BlockConfig, rngs: nnx.Rngs) -> Linear:
-    """A linear layer from a condition, whose parameters are 0 at first."""
+    """Makes a linear layer from a condition, with parameters of 0."""
     options: dict[str, Any] = dict(in_axes=("condition",), out_axes=("embed",), dtype=config.dtype)
     layer = linear(config.condition_dim or 0, config.dim, **options, rngs=rngs)
     layer.kernel.set_value(jnp.zeros_like(layer.kernel.get_value()))
@@ -317,12 +316,12 @@ def _zeros(config: BlockConfig, rngs: nnx.Rngs) -> Linear:
 
 
 def split(key: Key[Array, ""] | None, count: int) -> list[Key[Array, ""] | None]:
-    """That many keys, or that many Nones: no key means no dropout."""
+    """Splits a key into ``count`` keys; None, which turns dropout off, into Nones."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 ITSELF = "itself"
-"""What self-attention reads."""
+"""The memory that self-attention reads."""
 
 
 @dataclass(frozen=True)
@@ -332,10 +331,10 @@ class Sublayer:
     Attributes:
       inner: a feed-forward network, called as ``inner(x, dropout_key)``; or attention, called as
         ``MultiHeadAttention`` is. Self-attention also has its ``extend`` and ``before``, and attention
-        that reads a memory its ``memory``, which projects what is read once.
-      residual: the norm, and how the result is added to ``x``.
-      reads: the name of the memory that attention reads, or ``ITSELF``; None is a sublayer that reads none.
-      causal: self-attention reads no later positions, unless a call names another mask.
+        to a memory its ``memory``.
+      residual: the norm and the residual connection.
+      reads: the name of the memory that attention reads, or ``ITSELF``; None is a feed-forward network.
+      causal: self-attention reads no later positions, unless a call passes another mask.
     """
 
     inner: nnx.Module

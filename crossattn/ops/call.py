@@ -1,4 +1,4 @@
-"""A call of ``attend`` as one value, which goes from ``attend`` to a backend, and what comes back."""
+"""A call of ``attend`` as one value, which goes from ``attend`` to a backend, and its result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from crossattn.ops.masks import Mask
 
 
 class AttentionOutput(NamedTuple):
-    """What a backend gives back; None is what it was not asked for.
+    """Results of a backend; None for those that were not requested.
 
     Attributes:
       out: [*B T N Hv], in the dtype of the queries.
@@ -104,7 +104,7 @@ def is_symbolic(*sizes: Any) -> bool:
 
 
 class Names(tuple):
-    """What each axis of an array is: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
+    """Name of each axis of an array: a batch axis by its number, 1 the innermost; "N", "T", "S"; None."""
 
 
 def named(x: Any, *inner: Any) -> Names:
@@ -114,7 +114,7 @@ def named(x: Any, *inner: Any) -> Names:
 
 @dataclass(frozen=True)
 class Form:
-    """A call without its arrays: what of it is known before a program runs.
+    """A call without its arrays: the part that is known before a program runs.
 
     Attributes:
       structure: of its leaves.

@@ -24,7 +24,7 @@ _ONE = AbstractMesh((1,), ("device",))
 
 
 class Operands(NamedTuple):
-    """What is differentiated: q [B T N H], k and v [B S K H], bias [#B #N T S] or None."""
+    """Differentiated operands: q [B T N H], k and v [B S K H], bias [#B #N T S] or None."""
 
     q: Any
     k: Any
@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What is known of a call before it runs; ``lse_moves``: the log-sum-exp has a gradient."""
+    """Static part of a call; ``lse_moves``: the log-sum-exp has a gradient."""
 
     scale: float
     options: tuple[tuple[str, Any], ...]

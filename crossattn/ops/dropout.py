@@ -64,7 +64,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> 
 
 
 def kept_scale(rate: float) -> float:
-    """What a kept element is multiplied by, so that the mean stays."""
+    """Factor on a kept element that preserves the mean."""
     return _INDICES / (_INDICES - _threshold(rate))
 
 

@@ -1,4 +1,4 @@
-"""What a program is lowered for: "cpu", "gpu" or "tpu", one device or several.
+"""Target of a program's lowering: "cpu", "gpu" or "tpu", one device or several.
 
 While code is traced nobody knows: ``jax.export`` and ahead-of-time compilation lower for other platforms
 than this machine's. Attention chooses its kernel inside ``lowered_for``, where it is known.
@@ -45,12 +45,12 @@ def lowered_for(target: Target) -> Iterator[None]:
 
 
 def target_of(arrays: Sequence[Any]) -> Target:
-    """What is lowered for here; elsewhere where a call on these arrays would run."""
+    """Target of the current lowering; elsewhere where a call on these arrays would run."""
     return of_arrays(arrays) if _target.value is None else _target.value
 
 
 def of_arrays(arrays: Sequence[Any]) -> Target:
-    """Where a call on concrete arrays runs; shapes lie on one device."""
+    """Target of a call on concrete arrays; shapes lie on one device."""
     concrete = [
         x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     ]

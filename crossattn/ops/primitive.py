@@ -31,7 +31,7 @@ _VALUES = 2  # the place of v among a call's arrays
 
 @dataclass(frozen=True)
 class Problem:
-    """What of a call is known before the program runs.
+    """Static part of a call, known before the program runs.
 
     Attributes:
       form: the call without its arrays.

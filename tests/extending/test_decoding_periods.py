@@ -207,7 +207,9 @@ def test_what_a_stack_cannot_read_or_return_is_refused_in_a_sentence():
         ValueError, match=r"^return_weights asks for .* reads no memory; leave it out"
     ):
         alone.reading()
-    with pytest.raises(ValueError, match=r"^got build and memory_dim 6, which is of"):
+    with pytest.raises(
+        ValueError, match=r"^got build and memory_dim 6, which only the default blocks take"
+    ):
         stack(nnx.Rngs(0), readers, memory_dim=M)
     both = stack(
         nnx.Rngs(0), [readers, lambda r: Block(a=SHAPE.cross_attention(r, memory_dim=M, reads="b"))]

@@ -90,21 +90,3 @@ def test_cached_steps_of_a_translator_equal_its_full_forward(scan, changes):
     np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-3, atol=1e-3)
     step_weights = np.moveaxis(step_weights[..., 0, :], 0, -2)  # [T L B J N S] -> [L B J N T S]
     np.testing.assert_allclose(step_weights.reshape(weights.shape), weights, rtol=1e-3, atol=1e-5)
-
-
-def test_a_prompt_may_enter_in_one_piece():
-    config = decoder.tiny(positions="rope")
-    build = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
-    params = oracle.random_params(build)
-
-    @jax.jit
-    def both(params):
-        model = xa.functional.bind(build, params)
-        states = model.prefill(2, 3, CACHE)
-        prompt, states = model.decode_step(jnp.asarray(TOKENS[..., :3]), states)
-        rest, _ = model.decode_step(jnp.asarray(TOKENS[..., 3:]), states)
-        full = model(jnp.asarray(TOKENS.reshape(6, T)))
-        return jnp.concatenate([prompt, rest], axis=2), full
-
-    stepped, full = both(params)
-    np.testing.assert_allclose(stepped.reshape(full.shape), full, rtol=1e-4, atol=1e-4)

@@ -211,7 +211,7 @@ def test_sublayers_read_the_memories_that_they_name():
         "other": Encoded(jnp.asarray(X[::-1]), jnp.asarray(valid)),
     }
     block = xa.functional.bind(gated_block, params)
-    names = ("first", "+first", "first.weights", "second.weights", "attention.weights", "other")
+    names = ("first", "+first", "first.weights", "second.weights", "attention.weights")
     out, state = jax.jit(lambda x: block(x, memories=memories, capture=names))(X)
     x, passed = X.astype(np.float64), {}
     for name, memory, allowed in (("first", SOURCE, None), ("second", X[::-1], valid[:, None])):
@@ -222,11 +222,30 @@ def test_sublayers_read_the_memories_that_they_name():
     norm = oracle.norm(params["attention_residual"]["norm"], x)
     passed["attention.weights"] = oracle.attention(params["attention"], norm, norm)[1]
     np.testing.assert_allclose(out, oracle.block(params, x), rtol=1e-4, atol=1e-4)
-    assert set(state.captured) == set(names) - {"other"}
+    assert set(state.captured) == set(names)
     for name, found in state.captured.items():
         np.testing.assert_allclose(found, passed[name], rtol=1e-4, atol=1e-4)
     read = jax.jit(lambda x: block(x, block.read(memories))[0])
     np.testing.assert_allclose(read(X), out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"capture": ("first", "fist.weights")},
+            "capture names 'fist.weights'; expected of first,",
+        ),
+        ({"capture": ("feedforward.weights",)}, "capture names 'feedforward.weights'; expected"),
+        ({"memory_masks": {"sauce": None}}, "a mask of 'sauce', a memory that no layer reads"),
+    ],
+)
+@pytest.mark.parametrize("stacked", [False, True], ids=["block", "stack"])
+def test_a_name_to_capture_or_a_mask_that_no_sublayer_has_is_refused(stacked, options, said):
+    made = xa.nn.Stack(gated_block, 2, rngs=nnx.Rngs(0)) if stacked else gated_block(nnx.Rngs(0))
+    memories = {"source": jnp.asarray(SOURCE), "other": jnp.asarray(X)}
+    with pytest.raises(ValueError, match=said):
+        made(jnp.asarray(X), memories=memories, **options)
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["pre-norm", "post-norm"])

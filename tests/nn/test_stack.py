@@ -13,6 +13,7 @@ import crossattn as xa
 from crossattn.nn import (
     BlockConfig,
     DecoderBlock,
+    DecoderStack,
     EncoderBlock,
     Stack,
     layer_weights,
@@ -195,6 +196,37 @@ def test_states_and_weights_go_through_a_scan_as_through_a_loop(remat):
     for i, state in enumerate(looped[2]):
         np.testing.assert_allclose(state.cache.keys, scanned[2].cache.keys[i], rtol=1e-4, atol=1e-4)
         assert int(state.cache.length) == int(scanned[2].cache.length[i]) == 5
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
+def test_every_layer_gets_the_condition_whole_and_step_by_step(scan):
+    """Against the blocks, called one after the other; the decoder makes it of its context."""
+    config = dataclasses.replace(CONFIG, condition_dim=3)
+    build = lambda rngs: DecoderStack(config, DEPTH, positions="none", scan=scan, rngs=rngs)  # noqa: E731
+    stack = xa.functional.bind(build, oracle.random_params(build))
+    x, condition = jnp.asarray(X), jnp.asarray(SOURCE[:, 0, :3])
+    expected = x
+    for block in stack.stack.blocks():
+        expected, _ = block(expected, condition=condition)
+    expected = stack.norm(expected)
+    whole, _ = stack(x, stack.read(), condition=condition)
+    np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-4)
+
+    states, tokens = stack.prefill(stack.read(), 2, 1, 5, condition), jnp.arange(5)[None, None]
+    embed = lambda tokens, positions, context: x[:, None][:, :, tokens[0, 0]]  # noqa: E731
+    for piece in (tokens[..., :2], tokens[..., 2:]):
+        found, states = stack.decode(embed, piece, states, condition=lambda context: context)
+        np.testing.assert_allclose(found[:, 0], expected[:, piece[0, 0]], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_of_memories_that_no_layer_reads_are_refused():
+    stack = DecoderStack(CONFIG, 1, memory_dim=8, positions="none", rngs=nnx.Rngs(0))
+    states, segments = stack.read(source=jnp.asarray(SOURCE)), jnp.ones((2, 4), int)
+    with pytest.raises(ValueError, match="mask of 'images', .* expected of source"):
+        stack(jnp.asarray(X), states, memory_masks={"images": None})
+    alone = DecoderStack(CONFIG, 1, positions="none", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="mask of 'source', .* expected of none"):
+        alone(jnp.asarray(X), alone.read(), source_segment_ids=segments)
 
 
 def unlike(**options):

@@ -156,7 +156,7 @@ def _attend_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
 
 
 def _derivative(plan: Plan, rate: float) -> Derivative:
-    """Of output and log-sum-exp in the operands and v; ``_backward`` is its backward pass."""
+    """Derivative of output and log-sum-exp in the operands and v; ``_backward`` is its backward pass."""
 
     def forward(residuals, tangents):
         given, v, setting, *_ = residuals
@@ -187,7 +187,7 @@ def _backward(plan: Plan, rate: float, *operands: Any) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_lse) -> Any:
-    """Of the operands and of v."""
+    """Gradients of the operands and of v."""
     lead = given.q.shape[:-2]
     mean = jnp.sum(d_out * out, -1)  # of the weights' gradients, under the weights
 

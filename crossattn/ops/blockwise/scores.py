@@ -1,4 +1,4 @@
-"""What a block of the matrix [T, S] holds: logits, softmax weights, and the way of a gradient back.
+"""A block of the matrix [T, S]: its logits, softmax weights and gradients.
 
 Operands are head-major here, query heads grouped by their key head, NaN and Inf taken out of them.
 """
@@ -23,7 +23,7 @@ EXACT = jax.lax.Precision.HIGHEST
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Operands:
-    """What logits are differentiable in; a gradient has the same structure.
+    """Inputs in which logits are differentiable; a gradient has the same structure.
 
     Attributes:
       q: [*B K G T H], scaled.
@@ -41,7 +41,7 @@ class Operands:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Setting:
-    """What else a block needs.
+    """Other inputs of a block.
 
     Attributes:
       q_poison: [*B K G T], NaN for queries that held a NaN or Inf, else 0.

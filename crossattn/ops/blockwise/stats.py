@@ -1,4 +1,4 @@
-"""What attention looks at, without the matrix of its weights: statistics in memory linear in T and S.
+"""Statistics of attention weights without their matrix, in memory linear in T and S.
 
 Entropy, the keys with the most weight, where a query looks on average, how much a key is looked at: what
 pictures and losses on alignments are made from. They are loops over blocks as ``attend`` by "chunked" is.
@@ -30,7 +30,7 @@ class AttentionStats(NamedTuple):
       lse: [*B N T], log of the sum of the exponentials of the logits.
       entropy: [*B N T], of the weights, in nats.
       maximum: [*B N T], the largest weight.
-      argmax: int32 [*B N T], its key; of equals the first.
+      argmax: int32 [*B N T], its key; the first one on ties.
       expected: [*B N T], the mean of the keys' positions under the weights.
       mass: [*B N S], what each key receives, summed over queries.
       top_weights: [*B N T top_k], the largest weights, in falling order.
@@ -116,7 +116,7 @@ def _stats(top_k: int, q, k, mask, bias, scale, softcap, asked: Asked) -> Attent
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
-    """Each device's examples, heads and queries; keys are whole everywhere."""
+    """Computes each device's examples, heads and queries; keys are whole everywhere."""
     q, k, mask, bias, scale, softcap, asked = operands
     places = named(q, "T", "N", None), named(k, "S", "N", None)
     split = placement.Split.of(mesh, tuple(zip((q, k), places, strict=True))).without("S")
@@ -180,7 +180,7 @@ def _check_fits(name: str, x: Array, full: tuple[int, ...], axes: str) -> None:
 
 
 def _arranged(statistics: Any, heads: tuple[int, ...]) -> AttentionStats:
-    """Heads on one axis, everything float32."""
+    """Returns the statistics with heads on one axis, in float32 (indices in int32)."""
     smooth, places, _ = statistics
 
     def ungroup(x, dtype):
@@ -200,7 +200,7 @@ def _arranged(statistics: Any, heads: tuple[int, ...]) -> AttentionStats:
 
 
 def _of_nothing(rows: tuple[int, ...], S: int, top_k: int, spans: bool) -> AttentionStats:
-    """Of no examples, no queries or no keys."""
+    """Statistics for no examples, no queries or no keys."""
     zero, none = jnp.zeros(rows), jnp.full(rows, -1, jnp.int32)
     by_key, top = jnp.zeros((*rows[:-1], S)), jnp.zeros((*rows, top_k))
     return AttentionStats(

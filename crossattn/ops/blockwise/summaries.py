@@ -1,6 +1,6 @@
 """Statistics of a softmax's rows and columns, a block at a time; ``stats.py`` is their public face.
 
-All that has a gradient here is a mean under the weights, of something cheap to know for each query and
+Every differentiable statistic is a mean under the weights of a quantity cheap to compute for each query and
 key; so one backward pass over the blocks serves any loss on any of them.
 """
 
@@ -23,7 +23,7 @@ from crossattn.types import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Asked:
-    """What is averaged: keys' positions [*#B 1 1 1 S]; spans' ends [*#B 1 1 #T], or None."""
+    """Quantities to average: keys' positions [*#B 1 1 1 S]; spans' ends [*#B 1 1 #T], or None."""
 
     positions: Any
     first: Any
@@ -36,7 +36,7 @@ class Asked:
 
 
 class Smooth(NamedTuple):
-    """What has a gradient: [*B K G T], but mass [*B K G S] and top [*B K G T top_k]."""
+    """Differentiable statistics: [*B K G T], but mass [*B K G S] and top [*B K G T top_k]."""
 
     lse: Any
     entropy: Any
@@ -175,7 +175,7 @@ def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
-    """Of the operands.
+    """Gradients of the operands.
 
     A loss whose derivative in the weight of query t on key s is c has, in its logit, the derivative
     ``weight * (c - mean of c)``; but for mass, the mean follows from the statistics themselves.

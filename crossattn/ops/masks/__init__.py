@@ -147,7 +147,7 @@ class AnyOf:
 
 @_pytree
 class Not:
-    """What a mask does not allow."""
+    """Complement of a mask."""
 
     mask: "Mask"
 

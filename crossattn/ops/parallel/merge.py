@@ -29,7 +29,7 @@ def merge(
     out2: Float[AnyArray, "*B T N Hv"],
     lse2: Float[AnyArray, "*B N T"],
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T"]]:
-    """What ``attend`` gives for the keys of both parts.
+    """Returns what ``attend`` gives for the keys of both parts.
 
     For many parts, carry the pair through ``lax.scan``, or use
     ``lax.associative_scan(lambda a, b: merge(*a, *b), (outs, lses))``.
@@ -80,7 +80,7 @@ def merge_over(
 
 
 def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
-    """What exponents are taken relative to; 0 where nothing was read, for -inf - -inf is NaN."""
+    """Reference value of the exponents; 0 where nothing was read, for -inf - -inf is NaN."""
     # The result does not depend on it, so neither does the gradient.
     peak = jax.lax.stop_gradient(peak)
     return jnp.where(peak == -jnp.inf, 0, peak)

@@ -1,4 +1,4 @@
-"""Where operands lie: each device computes its own part.
+"""Sharding of operands: each device computes its own part.
 
 On a mesh with ``AxisType.Explicit`` axes, the type of an array says which of its axes are split over which
 of the mesh's; for Auto axes the table of ``crossattn.axes`` says it. ``Split`` puts the two together and
@@ -57,9 +57,9 @@ class Split:
 
     @classmethod
     def of(cls, mesh: Any, operands: Sequence[tuple[Any, Names]]) -> "Split":
-        """What the types of the operands say, and for Auto axes the table.
+        """Reads the split from the types of the operands, and for Auto axes from the table.
 
-        Of two operands that disagree, what the first one says. A mesh axis splits one of a name's axes
+        The first operand decides where two disagree. A mesh axis splits one of a name's axes
         at most: batch before heads before queries before keys.
         """
         mesh_axes: dict[Any, tuple[str, ...]] = {}
@@ -233,7 +233,7 @@ def _is_names(x: Any) -> bool:
 def alike(tree: Any) -> Any:
     """Every array varies over the mesh axes of ``shard_map`` that any of them varies over.
 
-    What varies meets what does not in loops and in ``custom_vjp``, where JAX wants it said.
+    Varying and unvarying arrays meet in loops and in ``custom_vjp``, where JAX requires a cast.
     """
     leaves, structure = jax.tree.flatten(tree)
     owns = [varying(x) for x in leaves]

@@ -32,7 +32,7 @@ Operands = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What of a call is known before it runs: the mesh axis, its size, the backend, plain numbers."""
+    """Static part of a call: the mesh axis, its size, the backend, plain numbers."""
 
     axis: str
     devices: int

@@ -1,4 +1,4 @@
-"""Where things stand: sinusoids, features of grids, rotations of queries and keys, biases of distance."""
+"""Position encodings: sinusoids, features of grids, rotations of queries and keys, biases of distance."""
 
 from crossattn.ops.positions.fourier import fourier, fourier_dim
 from crossattn.ops.positions.sinusoids import inverse_wavelengths, sinusoid_table, sinusoidal
