@@ -1,12 +1,12 @@
 """crossattn: attention between sequences, in JAX.
 
-``import crossattn as xa`` brings names on first use, so importing costs little:
+``import crossattn as xa`` imports each name on first use:
 
-* ``xa.attend``: the one attention function; ``xa.masks``, ``xa.Mask``, ``xa.Memory`` go with it;
-* ``xa.use_backend``: one kernel for all attention inside, for debugging, export and forward mode;
-* ``xa.use_rules``: which axes of a mesh split examples, heads and lengths, where they have other names;
-* ``xa.explain``: which backend would run for a call, and why not another; ``python -m crossattn doctor``;
-* ``xa.testing``: what ``attend`` promises, as a suite for any attention function;
+* ``xa.attend``: the attention function; ``xa.masks``, ``xa.Mask``, ``xa.Memory``: its arguments;
+* ``xa.use_backend``: a context with one kernel for all attention, for debugging, export and forward mode;
+* ``xa.use_rules``: a context with the mesh axes that split examples, heads and lengths;
+* ``xa.explain``: the backend of a call, and why not another; ``python -m crossattn doctor`` prints it;
+* ``xa.testing``: the conformance suite of ``attend``, for any attention function;
 * ``xa.positions``, ``xa.rotary``, ``xa.bias``: positions;
 * ``xa.nn``: modules; ``xa.models``: architectures; ``xa.init``, ``xa.apply``: parameters as plain dicts;
 * ``xa.load``, ``xa.save``: pretrained models, from and to checkpoints of ``transformers``;
@@ -16,7 +16,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the same names as below, for type checkers and editors
+if TYPE_CHECKING:  # the names of _LOCATIONS, for type checkers and editors
     from crossattn import axes as axes
     from crossattn import data as data
     from crossattn import decode as decode
@@ -66,18 +66,9 @@ _LOCATIONS = {
     "positions": "crossattn.ops.positions",
     "rotary": "crossattn.ops.positions.rotary",
     "bias": "crossattn.ops.positions.bias",
-    "ops": "crossattn.ops",
-    "nn": "crossattn.nn",
-    "models": "crossattn.models",
-    "functional": "crossattn.functional",
-    "axes": "crossattn.axes",
-    "decode": "crossattn.decode",
-    "weights": "crossattn.weights",
-    "viz": "crossattn.viz",
-    "data": "crossattn.data",
-    "train": "crossattn.train",
-    "testing": "crossattn.testing",
 }
+_MODULES = "ops nn models functional axes decode weights viz data train testing"
+_LOCATIONS |= {name: f"crossattn.{name}" for name in _MODULES.split()}
 
 __all__ = ["__version__", *_LOCATIONS]
 

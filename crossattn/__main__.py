@@ -1,6 +1,6 @@
-"""``python -m crossattn doctor``: what is here, and which backend takes which call on this machine.
+"""``python -m crossattn doctor``: versions, devices, extras, and the backend of each call on this machine.
 
-``python -m crossattn build`` compiles the CPU kernel before anything needs it.
+``python -m crossattn build`` compiles the CPU kernel ahead of its first use.
 """
 
 import importlib.metadata
@@ -19,8 +19,8 @@ from crossattn.ops.explain import Explanation, explain
 
 USAGE = """usage: python -m crossattn doctor | build
 
-doctor   versions, devices, extras, the compiled kernel, and which backend takes which call here, and why
-build    compiles the CPU kernel, which the first call of attend would do, and says where it is"""
+doctor   prints versions, devices, extras, the compiled kernel, and the backend of each call, and why
+build    compiles the CPU kernel, which the first call of attend would do, and prints its path"""
 EXTRAS = {
     "train": "training, evaluation, text data",
     "viz": "pictures of attention",
@@ -51,7 +51,7 @@ B, T, N, H = 8, 1024, 8, 64
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was asked for; the exit code is 2 where nothing known was, 1 where nothing was built."""
+    """Runs a command; the exit code is 2 for an unknown command, 1 if the kernel cannot be built."""
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return 0
@@ -63,26 +63,26 @@ def main(arguments: list[str]) -> int:
     try:
         for line in doctor():
             print(line, flush=True)
-    except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
+    except BrokenPipeError:  # the reader, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
 
 def build() -> int:
-    """Compile the kernel for this processor, whatever the devices are; nothing is loaded."""
+    """Compiles the kernel for this processor, without loading it."""
     from crossattn.ops.native import build as native
 
     try:
         print(native.library())
     except native.Unavailable as reason:
-        print(f"there is no compiled kernel here: {reason}", file=sys.stderr)
+        print(f"the kernel cannot be compiled: {reason}", file=sys.stderr)
         return 1
     return 0
 
 
 def doctor() -> Iterator[str]:
-    """The report, line by line."""
+    """Makes the lines of the report."""
     names = ("jax", "jaxlib", "flax", "jaxtyping", "numpy")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     yield f"crossattn {crossattn.__version__}; Python {platform.python_version()}, {versions}"
@@ -96,7 +96,7 @@ def doctor() -> Iterator[str]:
     order = ", ".join(backends.ordered(jax.default_backend()))
     by_name = [n for n in backends.names() if n not in backends.ordered(jax.default_backend())]
     yield f"backends tried here, in this order: {order}; by name only: {', '.join(by_name) or 'none'}"
-    yield f"queries, keys and values are [B T N H] = [{B} {T} {N} {H}] where nothing else is said"
+    yield f"queries, keys and values are [B T N H] = [{B} {T} {N} {H}] unless a call has other sizes"
     explained = {name: explain(*call, **options) for name, (call, options) in _calls().items()}
     yield ""
     yield from _taken(explained)
@@ -105,11 +105,11 @@ def doctor() -> Iterator[str]:
 
 
 def _extras() -> Iterator[str]:
-    """Which extras are installed, and of each other one, what it is for and which packages it lacks."""
+    """Lists the installed extras, and the purpose and the missing packages of the others."""
     try:
         requirements = importlib.metadata.requires("crossattn") or []
     except importlib.metadata.PackageNotFoundError:
-        yield "crossattn is not installed, but imported from a folder: nothing is known of its extras"
+        yield "crossattn is imported from a folder, not installed: its extras are not known"
         return
     lacking = {extra: _lacking(extra, requirements) for extra in EXTRAS}
     yield f"extras installed: {', '.join(e for e in EXTRAS if not lacking[e]) or 'none'}"
@@ -123,7 +123,7 @@ def _extras() -> Iterator[str]:
 
 
 def _lacking(extra: str, requirements: list[str]) -> list[str]:
-    """The packages of an extra that are not installed, those of extras within it too."""
+    """Returns the missing packages of an extra, and of the extras that it contains."""
     missing: dict[str, None] = {}
     for requirement in requirements:
         wanted, _, condition = requirement.partition(";")
@@ -139,7 +139,7 @@ def _lacking(extra: str, requirements: list[str]) -> list[str]:
     return list(missing)
 
 
-# The extras of JAX itself, by what they bring.
+# Packages of JAX's own extras.
 _PLUGINS = {"tpu": ["libtpu"], "cuda12": ["jax-cuda12-plugin"], "cuda13": ["jax-cuda13-plugin"]}
 
 
@@ -157,12 +157,12 @@ def _compiled_kernel() -> str:
     try:
         native.load()
     except NotImplementedError as refusal:
-        return f"not here: {refusal}"
+        return f"not available: {refusal}"
     return "built and loaded"
 
 
 def _calls() -> dict[str, tuple[tuple, dict]]:
-    """Typical calls by name."""
+    """Returns typical calls by name."""
 
     def arrays(length=T, dtype=jnp.float32, keys=None):
         q = jax.ShapeDtypeStruct((B, length, N, H), dtype)
@@ -171,6 +171,7 @@ def _calls() -> dict[str, tuple[tuple, dict]]:
 
     causal = masks.causal()
     padded = masks.lengths(jnp.full((B,), T // 2))
+    packed = masks.segments(jnp.ones((B, T), jnp.int32))
     bias = jax.ShapeDtypeStruct((1, N, T, T), jnp.float32)
     dropout = {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}
     return {
@@ -178,7 +179,7 @@ def _calls() -> dict[str, tuple[tuple, dict]]:
         "causal": ((*arrays(), causal), {}),
         "padded": ((*arrays(), padded), {}),
         "window of 128, causal": ((*arrays(), masks.window(128)), {}),
-        "packed (segments), causal": ((*arrays(), _packed() & causal), {}),
+        "packed (segments), causal": ((*arrays(), packed & causal), {}),
         f"cross, {T // 2} keys": (arrays(keys=T // 2), {}),
         "one cached decoding step": ((*arrays(1, keys=T), padded), {}),
         "short: 64 queries and keys": (arrays(64), {}),
@@ -191,12 +192,8 @@ def _calls() -> dict[str, tuple[tuple, dict]]:
     }
 
 
-def _packed() -> masks.Mask:
-    return masks.segments(jnp.ones((B, T), jnp.int32))
-
-
 def _taken(explained: dict[str, Explanation]) -> Iterator[str]:
-    """Which backend takes each call; who was asked before it."""
+    """Lists the backend of each call, after the backends that refused it or do not suit it."""
     width = max(map(len, explained))
     for name, explanation in explained.items():
         before = [f"{who} refused" for who in explanation.refused]
@@ -206,7 +203,7 @@ def _taken(explained: dict[str, Explanation]) -> Iterator[str]:
 
 
 def _reasons(explained: dict[str, Explanation]) -> Iterator[str]:
-    """Each reason once, with the calls that it was given for."""
+    """Lists each reason once, with its calls."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for name, explanation in explained.items():
         for who, why in (explanation.refused | explanation.unsuited).items():

@@ -1,8 +1,8 @@
-"""Logical axes of arrays and the mesh axes that shard them: one table for everything.
+"""Logical axes of arrays, and one table of the mesh axes that shard them.
 
 Parameters name their axes as metadata (``nnx.Param(x, axes=("embed", "heads"))``), activations by
-``constrain``. Nothing here changes results, only places; on one device, and on a
-mesh none of whose axes the table has, ``constrain`` returns what it was given.
+``constrain``, which changes the sharding, never results. On one device, and on a mesh whose axes the table
+lacks, it returns its argument.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 Rules = Mapping[str, tuple[str, ...]]
 _ANYWHERE: Any = PartitionSpec.UNCONSTRAINED
 
-# Logical axis -> mesh axes. A name that is not here is kept whole on every device. Of the axes of one
-# array the first to ask for a mesh axis gets it: "embed" is split in parameters, and whole in
-# activations, whose batch has taken "fsdp". A table is split by its rows where they divide.
+# Logical axis -> mesh axes. Every device has an axis of another name whole. The first axis of an array takes
+# a mesh axis that several ask for: parameters split "embed"; activations, whose batch takes "fsdp", do not. A
+# table splits its rows where they divide.
 RULES: Rules = {
     "batch": ("data", "fsdp"),
     "length": ("seq",),
@@ -30,18 +30,18 @@ RULES: Rules = {
     "embed": ("fsdp",),
 }
 
-# Part of the key of jit's caches, so that what was placed by one table does not serve another.
+# Part of the key of jit's caches: each table has programs of its own.
 _rules = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def use_rules(rules: Mapping[str, Sequence[str]]) -> Iterator[None]:
-    """Inside, activations and attention are placed by these rules instead of ``axes.RULES``.
+    """Shards activations and attention inside by these rules instead of ``axes.RULES``.
 
         with xa.use_rules({"batch": ("dp",), "heads": ("tp",)}):
             logits = jax.jit(model)(tokens)
 
-    It acts where code is traced, as ``xa.use_backend`` does.
+    It applies while code is traced, as ``xa.use_backend`` does.
 
     Raises:
       TypeError: a value is a string, where a tuple of mesh axes is expected.
@@ -54,16 +54,17 @@ def use_rules(rules: Mapping[str, Sequence[str]]) -> Iterator[None]:
 
 
 def rules() -> Rules:
-    """The table in force."""
+    """Returns the current table."""
     return RULES if _rules.value is None else dict(_rules.value)
 
 
 def split_over(
     name: str | None, size: int, mesh: Mesh | AbstractMesh, among: Sequence[str], table: Rules
 ) -> tuple[str, ...]:
-    """The mesh axes, of those in ``among``, over which an axis of this name and size is split.
+    """Returns the mesh axes, of those in ``among``, that split an axis of this name and size.
 
-    Takes its rule's axes in order, each one that together with those taken divides the size.
+    These are the axes of its rule in order, without those whose product with the ones before would not
+    divide the size.
     """
     mesh_axes: tuple[str, ...] = ()
     for axis in table.get(name, ()) if name is not None else ():
@@ -81,10 +82,10 @@ def spec(
     table: Rules | None = None,
     among: Sequence[str] | None = None,
 ) -> PartitionSpec:
-    """The partition of one array, whose axes have a name, None or ``PartitionSpec.UNCONSTRAINED``.
+    """Returns the partition of an array whose axes have a name, None or ``PartitionSpec.UNCONSTRAINED``.
 
-    An axis stays whole where its size does not divide evenly over the mesh axis, or where an earlier axis of
-    the array has taken that mesh axis.
+    An axis stays whole if the mesh axis does not divide its size, or if an earlier axis of the array has
+    taken the mesh axis.
     """
     table, free = rules() if table is None else table, list(mesh.shape if among is None else among)
     entries: list[Any] = []
@@ -103,9 +104,9 @@ def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
 
     Args:
       x: any array.
-      names: of its axes: "batch", "length", "embed", "heads", "kv_heads", "mlp", "vocab", or None for one
-        that is whole. ``...`` after "batch" is any number of further axes, and none of either where
-        there are too few: ``constrain(x, "batch", ..., "length", "embed")``.
+      names: of its axes: "batch", "length", "embed", "heads", "kv_heads", "mlp", "vocab", or None for a
+        whole axis. ``...`` after "batch" is any number of further axes; an array with fewer axes has neither:
+        ``constrain(x, "batch", ..., "length", "embed")``.
     """
     mesh = mesh_of(x)
     if mesh is None or not isinstance(x, jax.core.Tracer):
@@ -114,9 +115,9 @@ def constrain(x: Any, *names: str | EllipsisType | None) -> Any:
 
 
 def placed(x: Any, *names: str | None) -> Any:
-    """``constrain`` of [*B T ...], batch axes and a length before the axes that are named.
+    """Constrains an array [*B T ...]: batch axes and a length come before the named axes.
 
-    One axis before them may be either, and lies where XLA has it.
+    A single axis before them may be either, and XLA chooses its sharding.
     """
     mesh, before = mesh_of(x), x.ndim - len(names)
     if before >= 2 or mesh is None or not isinstance(x, jax.core.Tracer):
@@ -126,7 +127,7 @@ def placed(x: Any, *names: str | None) -> Any:
 
 
 def mesh_of(x: Any) -> AbstractMesh | None:
-    """The mesh with Auto axes that an array's type says it lies on, if the table has one of them."""
+    """Returns the mesh of an array's type, if the table has one of its Auto axes."""
     if not isinstance(x, jax.Array):
         return None
     context = jax.sharding.get_abstract_mesh()
@@ -138,13 +139,13 @@ def mesh_of(x: Any) -> AbstractMesh | None:
 
 
 def automatic(mesh: Any) -> list[str]:
-    """The axes of a mesh along which XLA, and so the table, decides what is split."""
+    """Returns the Auto axes of a mesh, along which XLA chooses shardings."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return [name for name, kind in kinds if kind == AxisType.Auto]
 
 
 def several(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of an entry of a ``PartitionSpec``."""
+    """Returns the mesh axes of an entry of a ``PartitionSpec``."""
     if isinstance(entry, str):
         return (entry,)
     return entry if isinstance(entry, tuple) else ()
@@ -156,7 +157,7 @@ def split(x: Any, mesh: AbstractMesh, places: PartitionSpec) -> Any:
 
 
 def _spelt_out(names: Sequence[Any], ndim: int) -> list[str | None]:
-    """One name for each axis."""
+    """Replaces ``...`` by a None for each further axis."""
     if ... not in names:
         return list(names)
     at = names.index(...)

@@ -1,10 +1,8 @@
 """Modules as pure functions: parameters in a plain nested dict, ``init`` and ``apply``.
 
 A *build* is a function from ``nnx.Rngs`` to a module, for example
-``lambda rngs: Transformer(config, rngs=rngs)``. The dicts have string keys only, so they go through
-``jax.jit``, ``jax.value_and_grad``, optax, Orbax and safetensors as they are.
-
-To use a module inside Linen code, bridge it where you need it::
+``lambda rngs: Transformer(config, rngs=rngs)``. ``jax.jit``, ``jax.value_and_grad``, optax, Orbax and
+safetensors take the dicts as they are. Linen code bridges a module::
 
     from flax import nnx
     attention = nnx.bridge.ToLinen(xa.nn.MultiHeadAttention, args=(64,), kwargs={"num_heads": 4})
@@ -17,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 
 from crossattn.types import Array, Axes, Key, Params, PyTree
 
@@ -27,19 +25,18 @@ Build = Callable[[nnx.Rngs], nnx.Module]
 class Constant(nnx.Variable):
     """A checkpoint's weight that is not trained, such as Whisper's sinusoids.
 
-    It is one of the parameters, so that it is saved as it was; ``nnx.grad`` and ``nnx.Optimizer`` pass it
-    over, ``trainable`` tells it from the others, and its first logical axis is "constant", by which
-    ``train.optim`` does not decay it.
+    It is saved among the parameters. ``nnx.grad`` and ``nnx.Optimizer`` skip it, ``trainable`` is False for
+    it, and its first logical axis is "constant", so that ``train.optim`` does not decay it.
     """
 
 
 def init(build: Build, key: Key[Array, ""]) -> Params:
-    """Fresh parameters of the module that ``build`` makes, as a nested dict."""
+    """Initialises the parameters of the module that ``build`` makes, as a nested dict."""
     return params_of(build(_streams(params=key)))
 
 
 def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
-    """Call the module (or one of its methods) with these parameters; nothing is mutated.
+    """Calls the module (or one of its methods) with these parameters; nothing is mutated.
 
     Raises:
       ValueError: a parameter is missing, unexpected, or of another shape.
@@ -48,12 +45,12 @@ def apply(build: Build, params: Params, *args: Any, method: str = "__call__", **
 
 
 def bind(build: Build, params: Params) -> Any:
-    """The module holding these parameters; cheap, and fine under ``jax.jit``.
+    """Returns the module with these parameters; cheap, also under ``jax.jit``.
 
-    Integers with scales (``weights.quantize``) are multiplied out here.
+    It multiplies integers by their scales (``weights.quantize``).
     """
     graph, state = _abstract(build)
-    flat = {name: _dense(leaf) for name, leaf in _leaves(params)}
+    flat = {name: _dense(leaf) for name, leaf in flatten(params).items()}
     expected = {_path(path): value for path, value in nnx.to_flat_state(state)}
     _check_same(flat, expected)
     merged = nnx.from_flat_state(
@@ -63,7 +60,7 @@ def bind(build: Build, params: Params) -> Any:
 
 
 def check(build: Build, params: Params) -> None:
-    """Whether these parameters are the module's; nothing is computed.
+    """Checks that these parameters are the module's; computes nothing.
 
     Raises:
       ValueError: as ``apply`` does.
@@ -72,52 +69,57 @@ def check(build: Build, params: Params) -> None:
 
 
 def params_of(module: nnx.Module) -> Params:
-    """The parameters of a module object as a nested dict, constants among them."""
+    """Returns the parameters of a module object as a nested dict, with its constants."""
     state = nnx.state(module, nnx.filterlib.Any(nnx.Param, Constant))
     return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
 
 
 def logical_axes(build: Build) -> Axes:
-    """For each parameter, the names of its axes; nothing is computed.
+    """Returns the names of each parameter's axes; computes nothing.
 
-    Parameters without names, as those of Flax's own layers, have None for each axis: whole everywhere.
+    Parameters without names, such as those of Flax's own layers, have None for each axis, which is not split.
     """
     _, state = _abstract(build)
     return nest({_path(p): axes_of(v, v.get_value().ndim) for p, v in nnx.to_flat_state(state)})
 
 
 def axes_of(variable: nnx.Variable, ndim: int) -> tuple[str | None, ...]:
-    """The names of a variable's axes, of which there are ``ndim``."""
+    """Returns the names of a variable's ``ndim`` axes."""
     return variable.get_metadata("axes", (None,) * ndim)
 
 
 def shapes(build: Build) -> PyTree:
-    """For each parameter, its shape and dtype; nothing is computed."""
+    """Returns the shape and dtype of each parameter; computes nothing."""
     _, state = _abstract(build)
     return nest({_path(path): value.get_value() for path, value in nnx.to_flat_state(state)})
 
 
 def trainable(build: Build) -> PyTree:
-    """For each parameter, whether it is one to train; nothing is computed.
+    """Returns True for each parameter that is trained, False for a ``Constant``; computes nothing.
 
-    Constants have no gradient, but decay of weights needs none: ``optax.adamw(rate, mask=trainable(build))``.
+    Weight decay would change constants: ``optax.adamw(rate, mask=trainable(build))`` does not.
     """
     _, state = _abstract(build)
     return nest({_path(p): not isinstance(v, Constant) for p, v in nnx.to_flat_state(state)})
 
 
 def flatten(params: Params) -> dict[str, Any]:
-    """The inverse of ``nest``."""
-    return dict(_leaves(params))
+    """Converts {"a": {"b": x}} to {"a.b": x}."""
+    return traverse_util.flatten_dict(params, sep=".")
+
+
+def nest(flat: dict[str, Any]) -> Params:
+    """Inverts ``flatten``."""
+    return traverse_util.unflatten_dict(flat, sep=".")
 
 
 def is_quantized(leaf: Any) -> bool:
-    """Whether a parameter is held as integers with scales, as ``qwix.QArray`` does."""
+    """Returns whether a parameter is integers with scales, as ``qwix.QArray`` is."""
     return hasattr(leaf, "qvalue")
 
 
 def count(params: Params) -> int:
-    """Number of parameters."""
+    """Counts the parameters."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
@@ -127,9 +129,9 @@ def _abstract(build: Build):
 
 
 class _Stream(nnx.RngStream):
-    """The keys that Flax's stream gives, counted without tracing.
+    """Flax's stream of keys, counted without tracing.
 
-    Flax asks a traced counter for its sharding with each key, which takes longer the more was traced.
+    Flax reads the sharding of a traced counter for each key, which slows down as the trace grows.
     """
 
     def __init__(self, key: Key[Array, ""], tag: str):
@@ -152,26 +154,6 @@ def _streams(**keys: Key[Array, ""]) -> nnx.Rngs:
 
 def _path(path: tuple) -> str:
     return ".".join(str(part) for part in path)
-
-
-def nest(flat: dict[str, Any]) -> Params:
-    """{"a.b": x} -> {"a": {"b": x}}."""
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, last = path.split(".")
-        inner = nested
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    return nested
-
-
-def _leaves(params: Params, prefix: str = ""):
-    for name, value in params.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _dense(leaf: Any) -> Array:

@@ -1,6 +1,6 @@
 """``pytest --attention=package.module:function``: the conformance suite on any attention function.
 
-pytest loads this file wherever crossattn is installed, so it imports nothing before the option is given.
+pytest loads this file wherever crossattn is installed, so it imports nothing without the option.
 """
 
 from typing import TYPE_CHECKING
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: "pytest.Parser") -> None:
-    """The options."""
-    group = parser.getgroup("attention", "what an attention function promises")
+    """Adds the options."""
+    group = parser.getgroup("attention", "conformance of an attention function")
     group.addoption(
         "--attention",
         metavar="MODULE:FUNCTION",
-        help="hold this function, of the signature of crossattn.attend or a part of it, to every promise",
+        help="test every promise of this function, of the signature of crossattn.attend or a part of it",
     )
     group.addoption("--attention-quick", action="store_true", help="one case of each kind")
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Where the option is given, the promises become tests."""
+    """Adds the tests of the conformance suite, if the option is given."""
     if config.getoption("attention"):
         from crossattn.testing import as_tests
 
         config.pluginmanager.register(as_tests, "crossattn-promises")
         if config.args_source != config.ArgsSource.ARGS:
-            config.args = []  # without paths on the command line, the suite alone is run
+            config.args = []  # without paths on the command line, only the suite runs

@@ -1,8 +1,8 @@
 """Loops whose gradients are sent once: a program for each part of a batch's rows, instead of for all of them.
 
-Left to itself XLA sums a gradient over devices wherever a product gives one: in each microbatch, repeat and
-layer. Inside ``by_rows`` an array has the rows of one part, and what is drawn at
-random must not be the same for all parts; dropout knows, and ``own_rows`` is for everybody else.
+By itself XLA sums a gradient over devices after each product: in each microbatch, repeat and layer. Inside
+``by_rows`` an array has the rows of one part. Random numbers must differ between parts: dropout does so, and
+other code calls ``own_rows``.
 """
 
 import itertools
@@ -23,11 +23,11 @@ _RANDOM = ("random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "
 
 
 def row_axes(tree: Any, rows: int) -> tuple[tuple[str, ...], int]:
-    """The mesh axes whose devices have other rows of a batch and the same parameters, and their parts.
+    """Returns the mesh axes that split the rows of a batch and no parameter, and their number of parts.
 
     Args:
-      tree: of arrays, whose types say on which mesh they lie.
-      rows: how many there are, which divide over them.
+      tree: arrays, whose types have the mesh.
+      rows: number of rows, which the parts divide.
     """
     traced = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.core.Tracer)]
     mesh = next(filter(None, map(axes.mesh_of, traced)), None)
@@ -40,10 +40,10 @@ def row_axes(tree: Any, rows: int) -> tuple[tuple[str, ...], int]:
 
 
 def by_rows(call: Callable, mesh_axes: Sequence[str]) -> Callable:
-    """``call`` of arrays that have one more axis, the first: of equal parts of a batch, over ``mesh_axes``.
+    """Maps ``call`` over the first axis of arrays, equal parts of a batch, which ``mesh_axes`` split.
 
-    What is summed over rows is summed over those of a part, so that a gradient in a loop stays the own one
-    of the devices that have the part, and can be sent once.
+    A sum over rows is that of one part, so that the gradient of a loop stays on the devices of the part, and
+    is sent once.
     """
     others = {n: [a for a in rule if a not in mesh_axes] for n, rule in axes.rules().items()}
 
@@ -55,7 +55,7 @@ def by_rows(call: Callable, mesh_axes: Sequence[str]) -> Callable:
 
 
 def for_each(x: Any, mesh_axes: Sequence[str], parts: int) -> Any:
-    """An array that devices have whole, as one for each of them: gradients of theirs are summed here."""
+    """Copies an array to each of ``parts`` devices; its derivative sums their gradients."""
     whole = jnp.broadcast_to(x, (parts, *x.shape))
     mesh = axes.mesh_of(whole)
     others = [PartitionSpec.UNCONSTRAINED] * x.ndim
@@ -65,7 +65,7 @@ def for_each(x: Any, mesh_axes: Sequence[str], parts: int) -> Any:
 
 
 def part() -> tuple[Any, int]:
-    """Which of how many parts of a batch's rows is traced, inside ``by_rows``; (0, 1) elsewhere."""
+    """Returns the index of the traced part of a batch and the number of parts; (0, 1) outside ``by_rows``."""
     try:
         return jax.lax.axis_index(_ROWS), jax.lax.axis_size(_ROWS)
     except NameError:
@@ -73,9 +73,9 @@ def part() -> tuple[Any, int]:
 
 
 def own_rows(draw: Callable[[int], Any], rows: int) -> Any:
-    """``draw(rows)``, such as random numbers; inside ``by_rows``, this part's of those for all parts.
+    """Returns ``draw(rows)``; inside ``by_rows``, this part's share of the draw for all parts.
 
-    So what is drawn does not depend on how many parts there are.
+    The numbers therefore do not depend on the number of parts.
     """
     index, parts = part()
     if parts == 1:
@@ -84,7 +84,7 @@ def own_rows(draw: Callable[[int], Any], rows: int) -> Any:
 
 
 def for_all_parts(draw: Callable[..., Any], *static: int) -> Any:
-    """``draw(*static)``, the same in all parts; ``draws_rows`` knows it by its name."""
+    """Returns ``draw(*static)``, the same in all parts, under a name that ``draws_rows`` permits."""
     if part()[1] == 1:
         return draw(*static)
 
@@ -96,10 +96,7 @@ def for_all_parts(draw: Callable[..., Any], *static: int) -> Any:
 
 
 def draws_rows(jaxpr: Any) -> bool:
-    """Whether a program for a part of the rows draws random numbers otherwise than by ``own_rows``.
-
-    They would be the same ones in each part.
-    """
+    """Returns whether a program draws random numbers without ``own_rows``: the same ones in each part."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _RANDOM:
             return True
@@ -113,7 +110,7 @@ def draws_rows(jaxpr: Any) -> bool:
 
 
 def of_all_rows(total: Any) -> Any:
-    """A sum over rows; inside ``by_rows``, that over the rows of all parts."""
+    """Returns a sum over rows; inside ``by_rows``, that over the rows of all parts."""
     return total if part()[1] == 1 else jax.lax.psum(total, _ROWS)
 
 
@@ -121,16 +118,16 @@ def of_all_rows(total: Any) -> Any:
 class OwnTokens:
     """Devices of a mesh that read a table [V D], each for its own tokens.
 
-    Look-ups and losses gather it and scatter its gradient in the same words, those of ``each`` and
-    ``gathered``: so XLA gathers it once for all of them, and scatters the sum of their gradients.
+    Look-ups and losses both call ``each`` and ``gathered``, so that XLA gathers the table once for all of
+    them, and scatters the sum of their gradients.
 
     Attributes:
-      mesh: that they lie on.
-      rows: how the tokens are split.
-      split: the mesh axes that split them.
+      mesh: the mesh of the devices.
+      rows: the sharding of the tokens.
+      split: the mesh axes that split the tokens.
       kept: mesh axes along which devices have the same tokens, and each its rows of the table.
-      places: how the table is split.
-      parts: the mesh axes that split each of its axes, but for those kept.
+      places: the sharding of the table.
+      parts: the mesh axes that split each axis of the table, without ``kept``.
     """
 
     mesh: Any
@@ -142,7 +139,7 @@ class OwnTokens:
 
     @classmethod
     def of(cls, table: Any, tokens: Any) -> "OwnTokens | None":
-        """The devices that have these; None without a mesh, and where a device's own are given."""
+        """Returns the devices of a table and tokens; None without a mesh, or inside ``shard_map``."""
         mesh = next(filter(None, map(axes.mesh_of, (table, tokens))), None)
         if mesh is None or mesh.manual_axes or not isinstance(tokens, jax.core.Tracer):
             return None
@@ -155,7 +152,7 @@ class OwnTokens:
         return cls(mesh, rows, split, kept, places, (vocab[len(kept) :], embed))
 
     def each(self, call: Callable, out: Any, table: Any, *tokens: Any) -> Any:
-        """``call(part of the table, *tokens)`` of each device."""
+        """Runs ``call(part of the table, *tokens)`` on each device."""
         among = set(axes.automatic(self.mesh))
         return jax.shard_map(
             call,
@@ -163,18 +160,18 @@ class OwnTokens:
             in_specs=(self.places, *[self.rows] * len(tokens)),
             out_specs=out,
             check_vma=False,
-            # Unless told, it takes all axes, but for those that a vmap has taken.
+            # By default it takes all axes except those of an enclosing vmap.
             **({} if among == set(self.mesh.axis_names) else {"axis_names": among}),
         )(table, *tokens)
 
     def gathered(self, part: Any) -> Any:
-        """The rows of the table that a device reads."""
+        """Gathers the rows of the table that a device reads."""
         for axis, over in enumerate(self.parts):
             part = jax.lax.all_gather(part, over, axis=axis, tiled=True) if over else part
         return part
 
     def scattered(self, x: Any) -> Any:
-        """A part of the sum of what devices have for the rows that they read."""
+        """Sums the devices' values for the rows that they read, and returns this device's part."""
         for axis, over in enumerate(self.parts):
             x = jax.lax.psum_scatter(x, over, scatter_dimension=axis, tiled=True) if over else x
         others = tuple(axis for axis in self.split if axis not in (*self.parts[0], *self.parts[1]))

@@ -94,8 +94,7 @@ def find(name: str) -> Architecture:
       ValueError: the file does not exist, or lacks one of the three; the message lists the known ones.
     """
     module = _imported(name)
-    last = name.rpartition(".")[2]
-    title = _title(last)
+    title = "".join(part.capitalize() for part in name.rpartition(".")[2].split("_"))
     for other, value in vars(module).items():  # e.g. PerceiverIO of perceiver_io
         if isinstance(value, type) and other.lower() == title.lower():
             title = other
@@ -121,7 +120,3 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(f"the model {name!r} cannot be imported ({error}).") from error
-
-
-def _title(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))

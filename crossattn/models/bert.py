@@ -18,14 +18,13 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
-from crossattn.nn.stack import Stack
+from crossattn.nn.stack import encoder_stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
 from crossattn.types import AnyArray, Array, Float, Int, Key
@@ -93,12 +92,8 @@ class Bert(nnx.Module):
             dtype=block.dtype,
             rngs=rngs,
         )
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs),
-            config.layers,
-            scan=config.scan,
-            remat=config.remat,
-            rngs=rngs,
+        self.encoder = encoder_stack(
+            block, config.layers, scan=config.scan, remat=config.remat, rngs=rngs
         )
         head = OutputConfig(transform=True, bias=True)
         self.output = (

@@ -20,16 +20,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from crossattn.nn.blocks import Block, EncoderBlock
+from crossattn.nn.blocks import Block
 from crossattn.nn.examples import vectors
 from crossattn.nn.feedforward import activate
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding, Size, resized
-from crossattn.nn.stack import Stack
+from crossattn.nn.stack import encoder_stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.types import Array, Count, Float, Key
 
@@ -98,18 +99,17 @@ class CrossViT(nnx.Module):
         self.sizes = (config.small_size or size, config.large_size or size)
         self.image_size = size
 
-        def patches(block: BlockConfig, size: Size, patch: int) -> PatchEmbedding:
-            options: dict[str, Any] = dict(dtype=block.dtype, rngs=rngs)
-            return PatchEmbedding(size, patch, config.channels, block.dim, **options)
+        options: dict[str, Any] = dict(dtype=small.dtype, rngs=rngs)
 
-        def output(block: BlockConfig) -> ClassOutput:
-            return ClassOutput(block.dim, config.num_classes, dtype=block.dtype, rngs=rngs)
+        def patches(block: BlockConfig, size: Size, patch: int) -> PatchEmbedding:
+            return PatchEmbedding(size, patch, config.channels, block.dim, **options)
 
         self.small_patches = patches(small, self.sizes[0], config.small_patch)
         self.large_patches = patches(large, self.sizes[1], config.large_patch)
         self.stages = nnx.List([Stage(config, rngs=rngs) for _ in range(config.stages)])
         self.small_norm, self.large_norm = small.normalise(rngs), large.normalise(rngs)
-        self.small_output, self.large_output = output(small), output(large)
+        self.small_output = ClassOutput(small.dim, config.num_classes, **options)
+        self.large_output = ClassOutput(large.dim, config.num_classes, **options)
         self.small_dim = small.dim
 
     @on_any_mesh
@@ -128,12 +128,9 @@ class CrossViT(nnx.Module):
           return_weights: also return each stage's attention weights [*B N 1 1+S] of the small branch's class
             token (on itself, then on the large patches), and those of the large branch.
         """
-        small, large = (
-            patches(resized(image, size))
-            for patches, size in zip(
-                (self.small_patches, self.large_patches), self._scaled(image), strict=True
-            )
-        )
+        sizes = self._scaled(image)
+        small = self.small_patches(resized(image, sizes[0]))
+        large = self.large_patches(resized(image, sizes[1]))
         weights = []
         for stage, own in zip(self.stages, split(key, len(self.stages)), strict=True):
             small, large, read = stage(small, large, key=own, return_weights=return_weights)
@@ -168,36 +165,21 @@ class CrossViT(nnx.Module):
 
     def _scaled(self, image: Array) -> tuple[Size, Size]:
         """Returns the size to which each branch scales a picture."""
-        height, width = (
-            given / learnt
-            for given, learnt in zip(image.shape[-3:-1], self.image_size, strict=True)
-        )
+        height, width = np.divide(image.shape[-3:-1], self.image_size)
         small, large = ((round(height * h), round(width * w)) for h, w in self.sizes)
         return small, large
 
 
 class Stage(nnx.Module):
-    """Layers of both branches, then their exchange.
-
-    Args:
-      config: the model's.
-    """
+    """Layers of both branches, then their exchange."""
 
     def __init__(self, config: CrossViTConfig, *, rngs: nnx.Rngs):
         small, large = config.block, config.large
-
-        def layers(block: BlockConfig, count: int) -> Stack:
-            options: dict[str, Any] = dict(scan=config.scan, remat=config.remat, rngs=rngs)
-            return Stack(lambda rngs: EncoderBlock(block, rngs=rngs), count, **options)
-
-        self.small, self.large = (
-            layers(small, config.small_layers),
-            layers(large, config.large_layers),
-        )
-        self.small_reads, self.large_reads = (
-            Exchange(small, large, rngs=rngs),
-            Exchange(large, small, rngs=rngs),
-        )
+        options: dict[str, Any] = dict(scan=config.scan, remat=config.remat, rngs=rngs)
+        self.small = encoder_stack(small, config.small_layers, **options)
+        self.large = encoder_stack(large, config.large_layers, **options)
+        self.small_reads = Exchange(small, large, rngs=rngs)
+        self.large_reads = Exchange(large, small, rngs=rngs)
 
     def __call__(
         self,

@@ -24,10 +24,10 @@ import numpy as np
 from flax import nnx
 
 from crossattn.functional import Build
+from crossattn.models import decoder
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.transformer import with_positions
 from crossattn.models.vit import ViT, image_block, patch_reader
-from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.images import with_places
@@ -35,7 +35,7 @@ from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import logits_of
 from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates
-from crossattn.nn.sublayers import BlockConfig, Residual, Sublayer, split
+from crossattn.nn.sublayers import Sublayer, split
 from crossattn.types import AnyArray, Array, Bool, Count, Float, Int, Key
 
 
@@ -72,12 +72,8 @@ class FlamingoConfig(DecoderConfig):
 
 def tiny(**changes: Any) -> FlamingoConfig:
     """Returns a small configuration for tests."""
-    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = FlamingoConfig(
-        vocab_size=64,
-        block=block,
-        layers=2,
-        max_length=64,
+        **vars(decoder.tiny()),
         image_dim=16,
         image_size=(8, 8),
         patch_size=4,
@@ -256,7 +252,8 @@ class Resampler(nnx.Module):
         self.latents = nnx.Param(latents, axes=(None, "embed"))
 
         def block(rngs: nnx.Rngs) -> Block:
-            reading = Sublayer(LatentAttention(shape, rngs), Residual(shape, rngs), reads="patches")
+            norm, own = shape.normalise(rngs), shape.self_attention(rngs)
+            reading = replace(own, inner=LatentAttention(norm, own.inner), reads="patches")
             return Block(reading=reading, feedforward=shape.feedforward(rngs))
 
         self.layers = Stack(block, config.resampler_layers, rngs=rngs)
@@ -291,18 +288,9 @@ class Resampler(nnx.Module):
 class LatentAttention(nnx.Module):
     """Attention of latents to patches and latents; patches have a norm of their own."""
 
-    def __init__(self, shape: BlockConfig, rngs: nnx.Rngs):
-        heads = shape.attention
-        self.norm = shape.normalise(rngs)
-        self.attention = MultiHeadAttention(
-            shape.dim,
-            heads.num_heads,
-            head_dim=heads.head_dim,
-            use_bias=heads.use_bias,
-            dropout_rate=heads.dropout_rate,
-            dtype=shape.dtype,
-            rngs=rngs,
-        )
+    def __init__(self, norm: nnx.Module, attention: nnx.Module):
+        self.norm: Any = norm
+        self.attention: Any = attention
 
     def memory(self, x: Float[Array, "*B P M"], **_: Any) -> Float[Array, "*B P M"]:
         """Normalises the patches."""

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from crossattn.models import decoder
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig, patch_reader
 from crossattn.nn.examples import texts, vectors
@@ -35,7 +36,7 @@ from crossattn.nn.outputs import logits_of
 from crossattn.nn.patches import patch_grid
 from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates
-from crossattn.nn.sublayers import BlockConfig, split
+from crossattn.nn.sublayers import split
 from crossattn.types import AnyArray, Array, Count, Float, Int, Key
 
 
@@ -87,12 +88,8 @@ class LlavaConfig(DecoderConfig):
 
 def tiny(**changes: Any) -> LlavaConfig:
     """Returns a small configuration for tests."""
-    block = BlockConfig.of(dim=32, num_heads=2, mlp_dim=64, activation="gelu")
     small = LlavaConfig(
-        vocab_size=64,
-        block=block,
-        layers=2,
-        max_length=64,
+        **vars(decoder.tiny()),
         image_dim=16,
         image_size=(8, 8),
         patch_size=4,

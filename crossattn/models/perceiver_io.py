@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import Block, EncoderBlock
+from crossattn.nn.blocks import Block
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.inputs import InputConfig, TokenInput
@@ -31,7 +31,7 @@ from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, logits_of
 from crossattn.nn.positions import LearnedPositions
-from crossattn.nn.stack import Stack
+from crossattn.nn.stack import encoder_stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.positions import fourier, fourier_dim
 from crossattn.types import Array, Count, Float, Int, Key
@@ -132,12 +132,8 @@ class PerceiverIO(nnx.Module):
             cross=read.cross_attention(rngs, **cross, skip=config.read_skip),
             feedforward=read.feedforward(rngs),
         )
-        self.layers = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs),
-            config.layers,
-            scan=config.scan,
-            remat=config.remat,
-            rngs=rngs,
+        self.layers = encoder_stack(
+            block, config.layers, scan=config.scan, remat=config.remat, rngs=rngs
         )
         self.repeats = config.repeats
         queries = 1 if config.num_classes is not None else config.max_length
@@ -304,30 +300,20 @@ class PerceiverIO(nnx.Module):
 
 
 class PixelInput(nnx.Module):
-    """The vectors of pixels: values, then features of the position.
-
-    Args:
-      config: the model's.
-    """
+    """The vectors of pixels: values, then features of the position."""
 
     def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
         assert config.image_size is not None
         size, dtype = config.pixel_dim, config.block.dtype
         options: dict[str, Any] = dict(out_axes=("mlp",), dtype=dtype, rngs=rngs)
         learned = config.pixel_positions == "learned"
-        self.values = (
-            None
-            if size is None
-            else linear(config.channels, size, in_axes=("channels",), **options)
-        )
-        self.positions = (
-            LearnedPositions(math.prod(config.image_size), size or 0, rngs=rngs)
-            if learned
-            else None
-        )
-        self.projection = (
-            linear(size or 0, size or 0, in_axes=("embed",), **options) if learned else None
-        )
+        self.values: Any = None
+        if size is not None:
+            self.values = linear(config.channels, size, in_axes=("channels",), **options)
+        self.positions = self.projection = None
+        if learned:
+            self.positions = LearnedPositions(math.prod(config.image_size), size or 0, rngs=rngs)
+            self.projection = linear(size or 0, size or 0, in_axes=("embed",), **options)
         self.image_size, self.channels = config.image_size, config.channels
         self.bands, self.resolution = config.bands, config.resolution
         self.dtype = dtype

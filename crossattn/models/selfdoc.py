@@ -12,11 +12,8 @@ With ``q``, ``k``, ``v`` projections of their own in each direction and layer, a
     L' = L2 + f(n(L2))                                            V' likewise
     F  = norm(g L' + (1 - g) V'),  g = sigmoid(w [L'; V'] + b), a number for each region
 
-The first stage multiplies weights over the keys of one modality by values of the other, so the i-th vectors
-of both must be of one region. For sequences of unlike lengths (regions without text, or several words a
-region) this module defines the value of a key as that of the mean of the query modality's vectors of the
-key's region, and masks keys of regions without such vectors. One vector of each region on both sides gives
-the equation above.
+The first stage multiplies weights over the keys of one modality by values of the other: the i-th vectors of
+both are of one region.
 
 Small encoders, trained with the rest, replace the paper's Sentence-BERT and Faster R-CNN. The
 gate is the paper's modality-adaptive attention as one linear layer.
@@ -32,15 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from crossattn.nn.blocks import Block, BlockState, EncoderBlock
+from crossattn.nn.blocks import Block, BlockState
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts, vectors
-from crossattn.nn.inputs import InputConfig, TokenInput
+from crossattn.nn.inputs import TokenInput
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.positions import LearnedPositions
-from crossattn.nn.stack import Stack
+from crossattn.nn.stack import encoder_stack
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
 from crossattn.ops.masks import Mask
@@ -207,14 +204,11 @@ class TextParts(nnx.Module):
             block.dim,
             positions="learned",
             max_length=config.tokens,
-            config=InputConfig(),
             dropout_rate=block.dropout_rate,
             dtype=block.dtype,
             rngs=rngs,
         )
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs), config.part_layers, rngs=rngs
-        )
+        self.encoder = encoder_stack(block, config.part_layers, rngs=rngs)
 
     def __call__(
         self, tokens: Int[Array, "*B T"], key: Key[Array, ""] | None
@@ -248,9 +242,7 @@ class PictureParts(nnx.Module):
             rngs=rngs,
         )
         self.positions = LearnedPositions(height * width // patch**2, block.dim, rngs=rngs)
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs), config.part_layers, rngs=rngs
-        )
+        self.encoder = encoder_stack(block, config.part_layers, rngs=rngs)
         self.size, self.patch = config.picture, patch
 
     def __call__(
@@ -281,9 +273,7 @@ class Regions(nnx.Module):
             6, block.dim, in_axes=("features",), out_axes=("embed",), dtype=block.dtype, rngs=rngs
         )
         self.norm = block.normalise(rngs)
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs), config.region_layers, rngs=rngs
-        )
+        self.encoder = encoder_stack(block, config.region_layers, rngs=rngs)
 
     def __call__(
         self,
@@ -298,11 +288,7 @@ class Regions(nnx.Module):
 
 
 class CrossModality(nnx.Module):
-    """A layer of cross-attention between two modalities, in two stages; see the module's docstring.
-
-    Args:
-      config: its shape; both modalities are of size ``dim``.
-    """
+    """A layer of cross-attention between two modalities, in two stages; see the module's docstring."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.text, self.picture = Side(config, rngs), Side(config, rngs)
@@ -316,13 +302,12 @@ class CrossModality(nnx.Module):
         *,
         mask: Mask | Bool[Array, "..."] | None = None,
     ) -> tuple[Encoded, Encoded, tuple[Array, Array]]:
-        """Computes both modalities, and the weights of the second stage, [*B N T S] and [*B N S T].
+        """Computes both modalities, and the weights of the second stage, [*B N R R] each.
 
         Args:
-          text, picture: vectors [*B T D] and [*B S D]; ``positions`` are the numbers of their regions, which
-            None takes for ``arange``.
+          text, picture: vectors [*B R D] of the same regions.
           key: turns dropout on.
-          mask: the pairs that may attend, in both directions; T must be S.
+          mask: the pairs that may attend, in both directions.
         """
         keys, given = split(key, 4), (text, picture)
         agreed = (
@@ -349,7 +334,8 @@ class Side(nnx.Module):
         self, own: Encoded, other: Encoded, others: "Side", mask: Any, key: Any
     ) -> Float[Array, "*B S D"]:
         """Computes the first stage: queries and values of ``own``, keys of ``other``."""
-        values, valid = of_same_regions(_normed(own, self.agreeing), other)
+        values = _normed(own, self.agreeing).vectors
+        valid = jnp.asarray(own.readable & other.readable)
         keys = _normed(other, others.agreeing).vectors
         memory = self.agreeing.cross.memory(keys, valid=valid, values_of=values)
         state = BlockState(memories={"cross": memory})
@@ -372,26 +358,6 @@ class Side(nnx.Module):
 def _normed(x: Encoded, block: Block) -> Encoded:
     """Normalises vectors for a block's cross-attention."""
     return replace(x, vectors=block.cross_residual.pre_norm(jnp.asarray(x.vectors)))
-
-
-def of_same_regions(
-    own: Encoded, other: Encoded
-) -> tuple[Float[Array, "*B S D"], Bool[Array, "*B S"]]:
-    """Returns, for each vector of ``other``, the mean of ``own`` in its region, and whether it has any."""
-    alike = own.vectors.shape[-2] == other.vectors.shape[-2]
-    if own.positions is None and other.positions is None and alike:
-        return jnp.asarray(own.vectors), jnp.asarray(own.readable) & jnp.asarray(other.readable)
-    ours, theirs = _regions(own), _regions(other)
-    same = (theirs[..., :, None] == ours[..., None, :]) & jnp.asarray(own.readable)[..., None, :]
-    count = same.sum(-1)
-    shares = same / jnp.maximum(count, 1)[..., None]
-    vectors = jnp.where(jnp.asarray(own.readable)[..., None], jnp.asarray(own.vectors), 0)
-    return shares.astype(vectors.dtype) @ vectors, (count > 0) & jnp.asarray(other.readable)
-
-
-def _regions(encoded: Encoded) -> Int[Array, "*#B S"]:
-    size = encoded.vectors.shape[-2]
-    return jnp.arange(size) if encoded.positions is None else jnp.asarray(encoded.positions)
 
 
 class GatedFusion(nnx.Module):

@@ -18,14 +18,13 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import texts
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
-from crossattn.nn.stack import Stack, layer_weights
+from crossattn.nn.stack import encoder_stack, layer_weights
 from crossattn.nn.states import CachedStates, check_rows
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops import masks
@@ -132,12 +131,7 @@ class Transformer(Autoregressive):
                 config.source_vocab_size, source_block.dim, **inputs, rngs=rngs
             )
         self.source_input: Any = source_input
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(source_block, rngs=rngs),
-            config.encoder_layers,
-            **layers,
-            rngs=rngs,
-        )
+        self.encoder = encoder_stack(source_block, config.encoder_layers, **layers, rngs=rngs)
         self.encoder_bias = source_block.position_bias(config.positions, rngs, bidirectional=True)
         self.encoder_norm = source_block.normalise(rngs) if source_block.norm_first else None
         self.decoder = DecoderStack(

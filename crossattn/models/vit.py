@@ -18,14 +18,13 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
-from crossattn.nn.blocks import EncoderBlock
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import vectors
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import ClassOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding, Size
-from crossattn.nn.stack import Stack, layer_weights
+from crossattn.nn.stack import encoder_stack, layer_weights
 from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.ops.dropout import dropout
 from crossattn.types import AnyArray, Array, Count, Float, Key
@@ -133,12 +132,8 @@ class ViT(nnx.Module):
         )
         self.input_norm = block.normalise(rngs) if config.input_norm else None
         self.image_size, self.dropout_rate = config.image_size, block.dropout_rate
-        self.encoder = Stack(
-            lambda rngs: EncoderBlock(block, rngs=rngs),
-            config.layers,
-            scan=config.scan,
-            remat=config.remat,
-            rngs=rngs,
+        self.encoder = encoder_stack(
+            block, config.layers, scan=config.scan, remat=config.remat, rngs=rngs
         )
         self.norm: Any = None if config.output_norm == "none" else block.normalise(rngs)
         self.norm_vectors = config.output_norm == "vectors"

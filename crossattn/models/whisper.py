@@ -76,11 +76,7 @@ def example(config: WhisperConfig, rows: int = 2, padding: int = 0) -> dict[str,
 
 
 class FrameInput(nnx.Module):
-    """The source input: two convolutions with their nonlinearity, and positions.
-
-    Args:
-      config: the model's.
-    """
+    """The source input: two convolutions with their nonlinearity, and positions."""
 
     def __init__(self, config: WhisperConfig, *, rngs: nnx.Rngs):
         block = config.transformer.encoder_block or config.transformer.block
@@ -124,8 +120,7 @@ class FrameInput(nnx.Module):
 class Whisper(Transformer):
     """Frames [*B F M] and target tokens in, logits of the next target token out.
 
-    Called and decoded like a ``Transformer``; ``source`` is the frames, and
-    ``source_segment_ids``, where given, mark vectors of the encoder [*B F/2].
+    ``source`` is the frames; ``source_segment_ids`` are those of the encoder's vectors [*B F/2].
     """
 
     def __init__(self, config: WhisperConfig, *, rngs: nnx.Rngs):

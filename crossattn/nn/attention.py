@@ -82,21 +82,16 @@ class MultiHeadAttention(nnx.Module):
             )
         head_dim = head_dim or dim // num_heads
         memory_dim, value_dim = memory_dim or dim, value_dim or head_dim
-        inner = ("heads", "head_dim")
-        options: dict[str, Any] = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        key_shape, value_shape = (kv_heads, head_dim), (kv_heads, value_dim)
-        of_memory: dict[str, Any] = dict(in_axes=("embed",), out_axes=("kv_heads", "head_dim"))
-        self.query = linear(
-            dim, (num_heads, head_dim), in_axes=("embed",), out_axes=inner, **options
-        )
-        of_keys, of_out = dict(options), dict(options)
-        of_keys["use_bias"] = use_bias if key_bias is None else key_bias
-        of_out["use_bias"] = use_bias if out_bias is None else out_bias
-        self.key = linear(memory_dim, key_shape, **of_memory, **of_keys)
-        self.value = linear(memory_dim, value_shape, **of_memory, **options)
-        self.out = linear(
-            (num_heads, value_dim), out_dim or dim, in_axes=inner, out_axes=("embed",), **of_out
-        )
+        key_bias = use_bias if key_bias is None else key_bias
+        out_bias = use_bias if out_bias is None else out_bias
+        inner, options = ("heads", "head_dim"), dict[str, Any](dtype=dtype, rngs=rngs)
+        into: dict[str, Any] = dict(in_axes=("embed",), out_axes=inner, **options)
+        of_memory = into | dict(out_axes=("kv_heads", "head_dim"))
+        back: dict[str, Any] = dict(in_axes=inner, out_axes=("embed",), **options)
+        self.query = linear(dim, (num_heads, head_dim), use_bias=use_bias, **into)
+        self.key = linear(memory_dim, (kv_heads, head_dim), use_bias=key_bias, **of_memory)
+        self.value = linear(memory_dim, (kv_heads, value_dim), use_bias=use_bias, **of_memory)
+        self.out = linear((num_heads, value_dim), out_dim or dim, use_bias=out_bias, **back)
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.memory_norm: Any = memory_norm
@@ -104,7 +99,7 @@ class MultiHeadAttention(nnx.Module):
         self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
-        self.kv_shape = (*key_shape, value_dim)
+        self.kv_shape = (kv_heads, head_dim, value_dim)
         self.dtype = dtype
 
     @on_any_mesh
@@ -269,12 +264,11 @@ class MultiHeadAttention(nnx.Module):
         query = self.query(x)
         if self.query_norm is not None:
             query = self.query_norm(query)
-        query = _for_each_example(query, memory)
+        query = for_each_example(query, query.shape[:-3], memory.keys.shape[:-3])
         if self.rope_base is not None:
             positions = self._query_positions(x, memory) if positions is None else positions
             query = self._rotated(query, positions)
-        lead = query.shape[:-2]
-        shared = memory.keys.ndim - 3
+        lead, shared = query.shape[:-2], memory.keys.ndim - 3
         query = query.reshape(*lead[:shared], -1, *query.shape[-2:])
         if bias is not None:
             bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
@@ -291,24 +285,23 @@ class MultiHeadAttention(nnx.Module):
             backend=backend,
             return_weights=return_weights,
         )
-        out, weights = result if return_weights else (result, None)
+        out, *weights = result if return_weights else [result]
         out = self.out(out.reshape(*lead, *out.shape[-2:]))
-        if weights is None:
-            return out
-        return out, _unfold(weights, lead, shared)
+        return (out, _unfold(*weights, lead, shared)) if return_weights else out
 
 
-def _for_each_example(query: Array, memory: Memory) -> Array:
-    """Repeats queries [T N H] for each example of the memory; queries with batch axes stay."""
-    batch, own = memory.keys.shape[:-3], query.shape[:-3]
-    if not own:
-        return jnp.broadcast_to(query, (*batch, *query.shape))
-    if own[: len(batch)] != batch:
+def for_each_example(queries: Array, own: tuple[int, ...], batch: tuple[int, ...]) -> Array:
+    """Repeats queries without batch axes for each example of the memory; those with batch axes ``own`` stay.
+
+    Raises:
+      ValueError: the queries have other batch axes than the memory.
+    """
+    if own and own[: len(batch)] != batch:
         raise ValueError(
             f"x has batch axes {own}, and the memory {batch}; expected the memory's, and further ones at "
             "the end for queries that share an example's memory, or none."
         )
-    return query
+    return queries if own else jnp.broadcast_to(queries, (*batch, *queries.shape))
 
 
 def _check_size(name: str, x: Array, layer: nnx.LinearGeneral, argument: str) -> None:

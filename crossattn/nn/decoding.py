@@ -325,6 +325,3 @@ class Autoregressive(nnx.Module):
         """Makes the states of ``prefill`` from layer states."""
         self.target_input.check(cache_length)
         return self.decoder.prefill(layers, batch, num_beams, cache_length + lookahead, context)
-
-
-__all__ = ["Autoregressive", "DecoderStack"]

@@ -48,6 +48,3 @@ def for_decoding(model: Any) -> Any:
             if isinstance(decoder, DecoderStack):
                 decoder.stack.unstack()
     return made
-
-
-__all__ = ["for_decoding", "in_compute_dtype"]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from crossattn.axes import placed
+from crossattn.nn.attention import for_each_example
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.ops.arguments import check_mask
@@ -81,14 +82,9 @@ class ScoredAttention(nnx.Module):
         memory = self.memory(x) if memory is None else memory
         memory = memory if isinstance(memory, Memory) else self.memory(memory)
         keys, values = memory.keys[..., 0, :], memory.values[..., 0, :]
-        batch, own, T = keys.shape[:-2], x.shape[:-2], x.shape[-2]
-        if own and own[: len(batch)] != batch:
-            raise ValueError(
-                f"x has batch axes {own}, and the memory {batch}; expected the memory's, with axes more at "
-                "the end for queries that share an example's memory, or none."
-            )
-        lead = own or batch
-        x = jnp.broadcast_to(x, (*lead, *x.shape[-2:]))
+        batch, T = keys.shape[:-2], x.shape[-2]
+        x = for_each_example(x, x.shape[:-2], batch)
+        lead = x.shape[:-2]
         count = math.prod(lead[len(batch) :])
         mask = (Mask(()) if mask is None else as_mask(mask, memory.keys.ndim)) & memory.mask()
         mask, allowed = check_mask(mask, (*batch, 1, T, memory.size)), None
@@ -138,9 +134,7 @@ class AdditiveAttention(ScoredAttention):
         options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=dtype)
         self.query = linear(dim, hidden, **options, rngs=rngs)
         self.key = linear(memory_dim or dim, hidden, use_bias=False, **options, rngs=rngs)
-        self.score = nnx.Param(
-            jax.random.normal(rngs.params(), (hidden,)) * hidden**-0.5, axes=("mlp",)
-        )
+        self.score = _vector(hidden, rngs)
 
     def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S H"]:
         """Computes ``U k``."""
@@ -150,8 +144,7 @@ class AdditiveAttention(ScoredAttention):
         self, x: Float[Array, "*B T D"], keys: Float[Array, "*B S H"]
     ) -> Float[Array, "*B T S"]:
         """Computes ``v . tanh(W q + U k)`` in memory of T S H numbers."""
-        hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
-        return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
+        return _additive(self.query(x), keys, self.score[...])
 
 
 class LuongAttention(ScoredAttention):
@@ -185,19 +178,12 @@ class LuongAttention(ScoredAttention):
                 f"memory_dim is {memory_dim} and dim {dim}; 'dot' expects them to be equal: take 'general'."
             )
         options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), dtype=dtype)
+        options |= dict(use_bias=False, rngs=rngs)
         concat = score == "concat"
         # W [q; k] is one matrix, in two parts.
-        self.query = linear(dim, dim, use_bias=False, **options, rngs=rngs) if concat else None
-        self.key = (
-            None
-            if score == "dot"
-            else linear(memory_dim, dim, use_bias=False, **options, rngs=rngs)
-        )
-        self.score = (
-            nnx.Param(jax.random.normal(rngs.params(), (dim,)) * dim**-0.5, axes=("mlp",))
-            if concat
-            else None
-        )
+        self.query = linear(dim, dim, **options) if concat else None
+        self.key = None if score == "dot" else linear(memory_dim, dim, **options)
+        self.score = _vector(dim, rngs) if concat else None
 
     def keys(self, x: Float[Array, "*B S M"]) -> Float[Array, "*B S D"]:
         """Computes ``W k``, or returns k."""
@@ -209,8 +195,16 @@ class LuongAttention(ScoredAttention):
         """Computes the score of every query against every key."""
         if self.score is None:
             return jnp.einsum("...td,...sd->...ts", x, keys, preferred_element_type=jnp.float32)
-        hidden = jnp.tanh(self.query(x)[..., :, None, :] + keys[..., None, :, :])
-        return placed(hidden, None, "mlp") @ self.score[...].astype(hidden.dtype)
+        return _additive(self.query(x), keys, self.score[...])
+
+
+def _vector(size: int, rngs: nnx.Rngs) -> nnx.Param:
+    return nnx.Param(jax.random.normal(rngs.params(), (size,)) * size**-0.5, axes=("mlp",))
+
+
+def _additive(queries: Array, keys: Array, score: Array) -> Float[Array, "*B T S"]:
+    hidden = jnp.tanh(queries[..., :, None, :] + keys[..., None, :, :])
+    return placed(hidden, None, "mlp") @ score.astype(hidden.dtype)
 
 
 def _poison(x: Float[AnyArray, "*B X D"]) -> Float[Array, "*B X"]:

@@ -13,9 +13,9 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.functional import Build, axes_of
-from crossattn.nn.blocks import Block, check_names
+from crossattn.nn.blocks import Block, EncoderBlock, check_names
 from crossattn.nn.meshes import on_any_mesh
-from crossattn.nn.sublayers import split
+from crossattn.nn.sublayers import BlockConfig, split
 from crossattn.rows import by_rows, for_each, row_axes
 from crossattn.types import Array, Float, Key, Params
 
@@ -225,6 +225,11 @@ class Stack(nnx.Module):
         return x, states[0] if self.period is None else states
 
 
+def encoder_stack(config: BlockConfig, num_layers: int, *, rngs: nnx.Rngs, **options: Any) -> Stack:
+    """Makes a stack of encoder blocks; for the options see ``Stack``."""
+    return Stack(lambda rngs: EncoderBlock(config, rngs=rngs), num_layers, **options, rngs=rngs)
+
+
 def _known(block: Any, shared: dict[str, Any]) -> dict[str, Any]:
     """Returns the shared arguments without the names to capture and the masks of other blocks."""
     if not isinstance(block, Block):
@@ -284,6 +289,3 @@ def layer_weights(states: Any) -> Float[Array, "L ..."] | None:
     # Each block of a scanned period has its own axis of periods.
     scanned = not isinstance(states, tuple)
     return jnp.concatenate(jnp.stack(weights, 1)) if scanned else jnp.stack(weights)
-
-
-__all__ = ["POLICIES", "Stack", "layer_weights", "stack_layers", "unstack_layers"]

@@ -152,6 +152,3 @@ def _own_from(
 def _without_length(state: BlockState) -> BlockState:
     cache = None if state.cache is None else replace(state.cache, length=None, positions=None)
     return replace(state, cache=cache, captured={})
-
-
-__all__ = ["CachedStates", "by_row", "check_rows"]

@@ -4,7 +4,6 @@ A ``BlockConfig`` makes the sublayers of a Transformer; a ``Sublayer`` takes any
 """
 
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -23,7 +22,7 @@ from crossattn.types import Array, Count, Float, Key, Positive, Rate
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """The shape of an attention layer.
+    """The shape of an attention layer, by the arguments of ``MultiHeadAttention``.
 
     Attributes:
       num_heads: query heads, N.
@@ -139,24 +138,6 @@ class BlockConfig:
             **{name: x for name, x in values.items() if name in _OWN_KEYS},
         )
 
-    def _attention(self, config: AttentionConfig, rngs: nnx.Rngs, **options: Any):
-        return MultiHeadAttention(
-            self.dim,
-            config.num_heads,
-            head_dim=config.head_dim,
-            value_dim=config.value_dim,
-            num_kv_heads=config.num_kv_heads,
-            use_bias=config.use_bias,
-            key_bias=config.key_bias,
-            out_bias=config.out_bias,
-            scale=config.scale,
-            qk_norm=config.qk_norm,
-            dropout_rate=config.dropout_rate,
-            dtype=self.dtype,
-            rngs=rngs,
-            **options,
-        )
-
     def position_bias(
         self, positions: PositionScheme, rngs: nnx.Rngs, *, bidirectional: bool
     ) -> PositionBias:
@@ -176,9 +157,8 @@ class BlockConfig:
 
     def self_attention(self, rngs: nnx.Rngs, *, causal: bool = False) -> "Sublayer":
         """Makes a sublayer in which ``x`` reads itself; ``causal``, no later positions."""
-        own = self.attention
-        rotary: dict[str, Any] = dict(rope_base=own.rope_base, rope_scaling=own.rope_scaling)
-        attention = self._attention(own, rngs, **rotary)
+        shape = vars(self.attention)
+        attention = MultiHeadAttention(self.dim, **shape, dtype=self.dtype, rngs=rngs)
         return Sublayer(attention, Residual(self, rngs), reads=ITSELF, causal=causal)
 
     def cross_attention(
@@ -195,26 +175,17 @@ class BlockConfig:
 
         ``norm_memory`` normalises them, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
         """
-        options: dict[str, Any] = dict(epsilon=self.norm_epsilon, dtype=self.dtype, rngs=rngs)
-        attention = self._attention(
-            self.cross or self.attention,
-            rngs,
-            memory_dim=memory_dim,
-            memory_norm=norm(self.norm, memory_dim, **options) if norm_memory else None,
-        )
+        shape = replace(self.cross or self.attention, rope_base=None, rope_scaling=None)
+        options: dict[str, Any] = dict(dtype=self.dtype, rngs=rngs)
+        if norm_memory:
+            memory_norm = norm(self.norm, memory_dim, epsilon=self.norm_epsilon, **options)
+            options["memory_norm"] = memory_norm
+        attention = MultiHeadAttention(self.dim, memory_dim=memory_dim, **vars(shape), **options)
         return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
         """Makes a sublayer with a feed-forward network."""
-        network = FeedForward(
-            self.dim,
-            self.mlp.hidden,
-            self.mlp.activation,
-            use_bias=self.mlp.use_bias,
-            dropout_rate=self.mlp.dropout_rate,
-            dtype=self.dtype,
-            rngs=rngs,
-        )
+        network = FeedForward(self.dim, **vars(self.mlp), dtype=self.dtype, rngs=rngs)
         return Sublayer(network, Residual(self, rngs, gated=gated))
 
 
@@ -262,9 +233,8 @@ class Residual(nnx.Module):
     ):
         self.norm = config.normalise(rngs)
         self.gate = nnx.Param(jnp.zeros(()), axes=()) if gated else None
-        of_condition: Any = None if config.condition_dim is None else partial(_zeros, config, rngs)
         self.scale, self.shift, self.opening = (
-            None if of_condition is None else of_condition() for _ in range(3)
+            None if config.condition_dim is None else _zeros(config, rngs) for _ in range(3)
         )
         self.skip = skip
         self.norm_first = config.norm_first
