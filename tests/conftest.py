@@ -27,10 +27,6 @@ _QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_c
 if jaxlib.version.__version_info__ >= (0, 11):
     _QUICK = ""
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
-
 
 def _flags(count, quick=_QUICK):
     """XLA_FLAGS of the user, with so many devices and the tests' own way to compile."""

@@ -10,18 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 1.5
-TRAINING = {
-    "optax",
-    "orbax",
-    "grain",
-    "tensorflow_datasets",
-    "ml_collections",
-    "tokenizers",
-    "matplotlib",
-    "sacrebleu",
-    "tensorboardX",
-    "wandb",
-}
+TRAINING = set(
+    "optax orbax grain tensorflow_datasets ml_collections tokenizers matplotlib sacrebleu"
+    " tensorboardX wandb".split()
+)
 PROGRAM = """
 import json, sys, time
 {before}

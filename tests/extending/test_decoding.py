@@ -153,9 +153,7 @@ def test_what_needs_more_than_its_states_have_is_refused_in_a_sentence():
         ValueError, match=r"RecurrentTranslator.prefill\(\) takes no lookahead; decode"
     ):
         run(draft=draft)
-    with pytest.raises(
-        ValueError, match=r"RecurrentStates has no pad_left\(\); decode with prefixes"
-    ):
+    with pytest.raises(ValueError, match=r"RecurrentStates has no pad_left\(\); decode with pre"):
         run(prefix=[[1], [1, 4], [1, 5]])
 
 

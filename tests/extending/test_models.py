@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import crossattn as xa
-from crossattn.nn import stack_layers
 from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
 from tests import numpy_model as oracle
 
@@ -40,17 +39,6 @@ def runs(build, params):
     return jax.jit(lambda *inputs: xa.apply(build, params, *inputs))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_learns(name):
-    build, inputs = MODELS[name]
-    params, inputs = oracle.random_params(build), jax.tree.map(jnp.asarray, inputs)
-    gradient = jax.jit(jax.grad(lambda p: jnp.sin(xa.apply(build, p, *inputs)).sum()))(params)
-    unused = "output" if name == "flamingo" else "nothing"  # the resampler's head of classes
-    for path, leaf in xa.functional.flatten(gradient).items():
-        fixed = path.endswith("key.bias") or path.startswith(f"resampler.{unused}")
-        assert fixed or np.any(leaf), path
-
-
 def test_latents_read_what_is_valid_alone():
     params = oracle.random_params(perceiver)
     run = runs(perceiver, params)
@@ -71,28 +59,8 @@ def test_tokens_read_the_last_image_before_them():
         np.testing.assert_array_equal(first, PLACES[:, image])
 
 
-def test_a_flamingo_that_has_learnt_nothing_is_its_language_model():
-    params = oracle.random_params(flamingo)
-    for i in (0, 2):
-        for name in ("gated_residual", "gated_feedforward_residual"):
-            params["decoder"]["stack"]["layers"][str(i)][name]["gate"] = np.zeros((), np.float32)
-    run = runs(flamingo, params)
-    np.testing.assert_array_equal(run(TOKENS, IMAGES, PLACES), run(TOKENS, -IMAGES, PLACES))
-
-
-def test_a_flamingo_scans_as_it_loops():
-    scanned = lambda rngs: Flamingo(32, 16, 6, scan=True, rngs=rngs)  # noqa: E731
-    params = oracle.random_params(flamingo)
-    layers = params["decoder"]["stack"]["layers"]
-    periods = {str(i): stack_layers({"0": layers[str(i)], "1": layers[str(i + 2)]}) for i in (0, 1)}
-    other = params | {"decoder": params["decoder"] | {"stack": {"layers": periods}}}
-    inputs = MODELS["flamingo"][1]
-    found, expected = runs(scanned, other)(*inputs), runs(flamingo, params)(*inputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_eight_devices_give_what_one_gives(name, in_production):
+def test_every_parameter_learns_and_eight_devices_give_what_one_gives(name, in_production):
     build, inputs = MODELS[name]
 
     def loss(params, inputs):
@@ -108,3 +76,8 @@ def test_eight_devices_give_what_one_gives(name, in_production):
     found, alone = (jax.device_get(call(*given)) for given in ((placed, rows), (params, inputs)))
     for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-3)
+    for path, leaf in xa.functional.flatten(alone[1]).items():
+        # Softmax ignores a bias of the keys, and the resampler's head of classes is unused.
+        assert path.endswith("key.bias") or path.startswith("resampler.output") or np.any(leaf), (
+            path
+        )

@@ -31,13 +31,7 @@ def test_a_vit_equals_numpy():
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     x = np.asarray(xa.functional.bind(build, params).patches(IMAGE), np.float64)
     for index in ("0", "1"):
-        layer = p["encoder"]["layers"][index]
-        normed = oracle.layer_norm(layer["attention_residual"]["norm"], x)
-        x = x + oracle.attention(layer["attention"], normed)[0]
-        up = oracle.layer_norm(layer["feedforward_residual"]["norm"], x)
-        up = up @ layer["feedforward"]["up"]["kernel"] + layer["feedforward"]["up"]["bias"]
-        gelu = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
-        x = x + gelu @ layer["feedforward"]["down"]["kernel"] + layer["feedforward"]["down"]["bias"]
+        x = oracle.block(p["encoder"]["layers"][index], x, act="gelu")
     token = oracle.layer_norm(p["norm"], x)[:, 0]
     expected = token @ p["output"]["linear"]["kernel"] + p["output"]["linear"]["bias"]
     np.testing.assert_allclose(xa.apply(build, params, IMAGE), expected, rtol=1e-4, atol=1e-4)

@@ -69,7 +69,7 @@ def test_with_gates_of_0_it_is_its_language_model_bit_for_bit():
             layers[i][f"{name}_residual"]["gate"] = np.zeros((), np.float32)
     config = flamingo.tiny(layers=4)
     text = lambda rngs: Decoder(config, rngs=rngs)  # noqa: E731
-    own = {name: x for name, x in xa.functional.flatten(params).items()}
+    own = xa.functional.flatten(params)
     own = {name: own[name] for name in xa.functional.flatten(xa.functional.shapes(text))}
     options = dict(images=IMAGES, image_positions=POSITIONS)
     found = jax.jit(lambda p: xa.apply(build, p, TOKENS, **options))(params)
@@ -91,12 +91,13 @@ def test_text_that_reads_no_image_and_a_call_without_images_agree():
 def test_rows_say_with_prompts_of_unlike_lengths_what_they_say_alone(scan):
     build, params = model(scan=scan)
     prompts = [[1, 3, 9, 11, 3, 8], [1, 12, 3, 3], [1, 3, 5]]
-    options = dict(max_new_tokens=6)
 
     def say(rows, params):
         made = xa.functional.bind(build, params)
         inputs = dict(images=IMAGES[rows], image_positions=places[rows])
-        return generate(made, inputs=inputs, prefix=[prompts[row] for row in rows], **options)
+        return generate(
+            made, inputs=inputs, prefix=[prompts[row] for row in rows], max_new_tokens=6
+        )
 
     padded = np.zeros((3, 6), np.int32)
     for row, prompt in enumerate(prompts):
@@ -105,16 +106,6 @@ def test_rows_say_with_prompts_of_unlike_lengths_what_they_say_alone(scan):
     together = jax.jit(lambda p: say([0, 1, 2], p))(params)
     alone = jax.jit(lambda p: say([1], p))(params)
     np.testing.assert_array_equal(together.tokens[1], alone.tokens[0])
-    whole = jax.jit(
-        lambda p, tokens: xa.apply(
-            build, p, tokens, images=IMAGES[1:2], image_positions=places[1:2]
-        )
-    )
-    said = np.asarray(alone.tokens[0, 0])
-    logits = whole(params, np.concatenate([prompts[1], said[:-1]])[None])[0, len(prompts[1]) - 1 :]
-    logits = np.asarray(logits)
-    for step, token in enumerate(said[: int(alone.lengths[0, 0])]):
-        assert logits[step].max() - logits[step, token] < 1e-4
 
 
 def test_images_and_their_tokens_come_together_or_are_refused_in_a_sentence(in_production):
@@ -133,10 +124,7 @@ def test_images_and_their_tokens_come_together_or_are_refused_in_a_sentence(in_p
         (dict(image_positions=POSITIONS), r"^got image_positions without images; expected both"),
         (dict(images=IMAGES, image_positions=POSITIONS[:, :1]), r"\(3, 1\) and images .* \(3, 2\)"),
         (dict(images=IMAGES[:2], image_positions=POSITIONS[:2]), r"^images has 2 rows; expected"),
-        (
-            dict(images=IMAGES[..., :1], image_positions=POSITIONS),
-            r"picture has 1 channels; expected 3",
-        ),
+        (dict(images=IMAGES[..., :1], image_positions=POSITIONS), "has 1 channels; expected 3"),
     ):
         with pytest.raises(ValueError, match=said):
             made.hidden(TOKENS, **options)

@@ -9,7 +9,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.models import SelfDoc, selfdoc
-from crossattn.models.selfdoc import CrossModality, GatedFusion, TextParts, of_same_regions
+from crossattn.models.selfdoc import CrossModality, GatedFusion, TextParts
 from crossattn.nn import BlockConfig, Encoded
 from tests import numpy_model as oracle
 from tests.closeness import close
@@ -37,8 +37,8 @@ def agreement(p, own, other, values):
     return out + p["out"]["bias"]
 
 
-def in_numpy(params, text, picture, places=slice(None)):
-    """The two stages and the networks of one layer; the regions of texts are the pictures at these places."""
+def in_numpy(params, text, picture):
+    """The two stages and the networks of one layer."""
     p, q = params["text"], params["picture"]
 
     def normed(stage):
@@ -46,8 +46,8 @@ def in_numpy(params, text, picture, places=slice(None)):
         return oracle.norm(of(p), text), oracle.norm(of(q), picture)
 
     n, m = normed("agreeing")
-    text = text + agreement(p["agreeing"]["cross"], n, m[:, places], n)
-    picture = picture + agreement(q["agreeing"]["cross"], m, n, m[:, places])
+    text = text + agreement(p["agreeing"]["cross"], n, m, n)
+    picture = picture + agreement(q["agreeing"]["cross"], m, n, m)
     (n, m), p, q = normed("reading"), p["reading"], q["reading"]
     (a, weights), (b, back) = oracle.attention(p["cross"], n, m), oracle.attention(q["cross"], m, n)
     found = []
@@ -57,42 +57,12 @@ def in_numpy(params, text, picture, places=slice(None)):
     return *found, weights, back
 
 
-@functools.cache
-def of_layer():
-    """A layer's parameters, and what it makes of two modalities: both vectors and both weights."""
+def test_a_layer_is_the_equations_of_the_paper():
     params = oracle.random_params(layer)
     run = jax.jit(lambda text, picture: xa.apply(layer, params, text, picture))
-
-    def call(*modalities):
-        text, picture, weights = run(*modalities)
-        return text.vectors, picture.vectors, *weights
-
-    return params, call
-
-
-def test_a_layer_is_the_equations_of_the_paper():
-    params, call = of_layer()
-    found = call(Encoded(jnp.asarray(TEXT)), Encoded(jnp.asarray(PICTURE)))
-    close(found, in_numpy(params, TEXT.astype(np.float64), PICTURE.astype(np.float64)), ulps=1000)
-
-
-def test_where_lengths_differ_a_value_is_that_of_its_key_s_region():
-    """Three texts, of regions 4, 0 and 2, and five pictures: texts agree with the pictures of their own."""
-    (params, call), places = of_layer(), np.array([4, 0, 2])
-    numbers = jnp.broadcast_to(places, (2, 3))
-    text = Encoded(jnp.asarray(TEXT[:, :3]), positions=numbers)
-    found = call(text, Encoded(jnp.asarray(PICTURE)))
-    assert [x.shape for x in found] == [(2, 3, 8), (2, 5, 8), (2, 2, 3, 5), (2, 2, 5, 3)]
-    expected = in_numpy(params, TEXT[:, :3].astype(np.float64), PICTURE.astype(np.float64), places)
-    close(found, expected, ulps=1000)
-
-
-def test_several_words_of_a_region_are_one_value_their_mean():
-    own = Encoded(jnp.asarray(TEXT[:1]), positions=jnp.array([[0, 0, 1, 1, 3]]))
-    values, valid = of_same_regions(own, Encoded(jnp.asarray(PICTURE[:1, :4])))
-    expected = np.stack([TEXT[0, :2].mean(0), TEXT[0, 2:4].mean(0), np.zeros(8), TEXT[0, 4]])
-    close(values[0], expected)
-    np.testing.assert_array_equal(valid, [[True, True, False, True]])
+    text, picture, weights = run(Encoded(jnp.asarray(TEXT)), Encoded(jnp.asarray(PICTURE)))
+    expected = in_numpy(params, TEXT.astype(np.float64), PICTURE.astype(np.float64))
+    close((text.vectors, picture.vectors, *weights), expected, ulps=1000)
 
 
 def test_a_text_is_the_mean_of_its_tokens_and_0_without_any():
@@ -104,16 +74,6 @@ def test_a_text_is_the_mean_of_its_tokens_and_0_without_any():
         vectors, _ = parts.encoder(parts.input(tokens[row, :length]))
         close(found[row], vectors.mean(0), ulps=1000)
     assert not np.any(found[2])
-
-
-def test_pictures_in_another_order_change_nothing_but_the_order():
-    (_, call), order = of_layer(), np.array([3, 0, 4, 1, 2])
-    text = Encoded(jnp.asarray(TEXT))
-    expected = call(text, Encoded(jnp.asarray(PICTURE)))
-    numbers = jnp.broadcast_to(order, (2, 5))
-    found = call(text, Encoded(jnp.asarray(PICTURE[:, order]), positions=numbers))
-    close(found[0], expected[0], ulps=1000)
-    close(found[1], np.asarray(expected[1])[:, order], ulps=1000)
 
 
 def test_the_gate_weighs_text_and_picture():
@@ -156,29 +116,17 @@ def test_padding_of_regions_and_of_texts_changes_nothing(run):
     close(found[1, :3], alone[0], ulps=1000)
     longer = run(TOKENS[..., :4], BOXES, PICTURES, SEGMENTS)
     close(np.asarray(longer)[there], np.asarray(found)[there], ulps=1000)
+    empty = TOKENS.copy()
+    empty[0, 1] = 0  # a region without a text, and below a page without regions
+    read = run(empty, BOXES, PICTURES, SEGMENTS)
+    assert np.isfinite(read).all() and np.any(read[0, 1] != found[0, 1])
+    assert np.isfinite(run(TOKENS, BOXES, PICTURES, np.zeros_like(SEGMENTS))).all()
 
 
-def test_a_batch_equals_its_rows_and_a_row_its_pages(run):
+def test_a_row_equals_its_pages(run):
     found = run(TOKENS, BOXES, PICTURES, SEGMENTS)
-    for i in range(3):
-        page = (TOKENS[i : i + 1], BOXES[i : i + 1], PICTURES[i : i + 1], SEGMENTS[i : i + 1])
-        there = SEGMENTS[i] > 0
-        close(np.asarray(run(*page))[0, there], np.asarray(found)[i, there], ulps=1000)
     second = [x[2:, 2:] for x in (TOKENS, BOXES, PICTURES)]
     close(run(*second, np.ones((1, 2), np.int32))[0], found[2, 2:], ulps=1000)
-
-
-def test_a_region_without_a_text_is_read_by_its_picture_and_box(run):
-    empty = TOKENS.copy()
-    empty[0, 1] = 0
-    found = run(empty, BOXES, PICTURES, SEGMENTS)
-    assert np.isfinite(found).all() and np.any(
-        found[0, 1] != run(*(TOKENS, BOXES, PICTURES, SEGMENTS))[0, 1]
-    )
-
-
-def test_a_page_without_regions_gives_finite_numbers(run):
-    assert np.isfinite(run(TOKENS, BOXES, PICTURES, np.zeros_like(SEGMENTS))).all()
 
 
 @pytest.mark.parametrize("reads", ["both", "text", "picture"])

@@ -1,4 +1,4 @@
-"""The encoder-decoder: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
+"""Encoder-decoders and decoders: equal to numpy, exactly causal, blind to padding and to pack neighbours."""
 
 import functools
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn.models import EncoderDecoder, Transformer, encoder_decoder
-from crossattn.models.encoder_decoder import EncoderDecoderConfig
+from crossattn.models import Decoder, EncoderDecoder, Transformer, decoder, encoder_decoder
 from crossattn.models.transformer import tiny
 from tests import numpy_model as oracle
 
@@ -19,10 +18,14 @@ BLOCK = tiny().block
 SHALLOW = dict(encoder_layers=1, decoder_layers=1)
 
 
+LANGUAGE = decoder.tiny()
+MODELS = {type(tiny()): Transformer, type(LANGUAGE): Decoder}
+
+
 @functools.cache
 def build(config):
     """One build for a config, whose abstract module is made once."""
-    model = EncoderDecoder if isinstance(config, EncoderDecoderConfig) else Transformer
+    model = MODELS.get(type(config), EncoderDecoder)
     return lambda rngs: model(config, rngs=rngs)
 
 
@@ -74,31 +77,43 @@ def test_the_whole_model_equals_numpy(config):
         act=config.block.mlp.activation,
     )
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-    assert (params.keys() & {"output", "source_input"}) == (
-        {"output", "source_input"} if not config.tie_output else set()
-    )
+    own = {"output", "source_input"}
+    assert params.keys() & own == (set() if config.tie_output else own)
 
 
-@pytest.fixture(scope="module")
-def whole():
-    """The tiny model as one jitted function of everything that a batch has."""
-    return forward(tiny())
+@pytest.mark.parametrize(
+    "config",
+    [
+        LANGUAGE,
+        decoder.tiny(layers=1, positions="rope", tie_output=False),
+        decoder.tiny(layers=1, block=LANGUAGE.block.changed(norm_first=False)),
+    ],
+    ids=["learned, tied", "rope, untied", "post-norm"],
+)
+def test_a_whole_language_model_equals_numpy(config):
+    run, params = forward(config)
+    options = dict(positions=config.positions, first=config.block.norm_first, act="gelu")
+    expected = oracle.decoder(params, TARGET, **options)
+    np.testing.assert_allclose(run(TARGET), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.fixture(scope="module")
-def batch():
-    return dict(
-        source_segment_ids=segments(6, 6, size=6), target_segment_ids=segments(5, 5, size=5)
-    )
-
-
-def test_a_changed_target_token_moves_no_output_before_it(whole, batch):
-    run, _ = whole
-    before = np.asarray(run(SOURCE, TARGET, **batch))
+@pytest.mark.parametrize("name", ["transformer", "decoder"])
+def test_a_changed_target_token_moves_no_output_before_it(name):
+    if name == "decoder":
+        call, _ = forward(LANGUAGE)
+    else:
+        run, _ = forward(tiny())
+        call = lambda target: run(  # noqa: E731
+            SOURCE,
+            target,
+            source_segment_ids=segments(6, 6, size=6),
+            target_segment_ids=segments(5, 5, size=5),
+        )
+    before = np.asarray(call(TARGET))
     for j in range(TARGET.shape[1]):
         changed = TARGET.copy()
         changed[:, j] = (changed[:, j] + 1) % 64
-        after = np.asarray(run(SOURCE, changed, **batch))
+        after = np.asarray(call(changed))
         np.testing.assert_array_equal(after[:, :j], before[:, :j])
         assert np.all(np.any(after[:, j:] != before[:, j:], axis=-1))
 
@@ -124,8 +139,8 @@ def test_more_padding_changes_no_logits_of_real_tokens(positions):
         np.testing.assert_array_equal(long[row, :length], other[row, :length])
 
 
-def test_source_padding_is_masked_also_when_the_target_has_no_segments(whole):
-    run, _ = whole
+def test_source_padding_is_masked_also_when_the_target_has_no_segments():
+    run, _ = forward(tiny())
     ignored = SOURCE.copy()
     ignored[1, 4:] = 9
     valid = segments(6, 4, size=6)
@@ -172,15 +187,22 @@ def test_packed_examples_equal_the_same_examples_alone(name):
         )
 
 
+@pytest.mark.parametrize("positions", ["learned", "relative"])
+def test_packed_texts_of_a_language_model_equal_the_same_texts_alone(positions):
+    run, _ = forward(decoder.tiny(layers=1, positions=positions))
+    text, numbers, places = TARGET[:1], np.array([[1, 1, 2, 2, 0]]), np.array([[0, 1, 0, 1, 0]])
+    packed = run(text, segment_ids=numbers, positions=places)
+    for start in (0, 2):
+        alone = run(text[:, start : start + 2])
+        np.testing.assert_allclose(packed[:, start : start + 2], alone, rtol=1e-4, atol=1e-4)
+
+
 def test_returned_weights_are_a_distribution_over_real_source_tokens():
-    config = tiny()
-    params = oracle.random_params(build(config))
-    source_segment_ids, target_segment_ids = segments(6, 4, size=6), segments(5, 3, size=5)
-    model = xa.functional.bind(build(config), params)
-    read = jax.jit(lambda *tokens, **options: model(*tokens, **options, return_weights=True))
-    _, weights = read(
-        SOURCE, TARGET, source_segment_ids=source_segment_ids, target_segment_ids=target_segment_ids
+    model = xa.functional.bind(build(tiny()), oracle.random_params(build(tiny())))
+    packs = dict(
+        source_segment_ids=segments(6, 4, size=6), target_segment_ids=segments(5, 3, size=5)
     )
+    _, weights = jax.jit(lambda: model(SOURCE, TARGET, **packs, return_weights=True))()
     weights = np.asarray(weights)
     assert weights.shape == (2, 2, 2, 5, 6)  # [L, B, N, T, S]
     np.testing.assert_allclose(weights[:, 0].sum(-1), 1, rtol=1e-5)
@@ -189,21 +211,9 @@ def test_returned_weights_are_a_distribution_over_real_source_tokens():
     assert not weights[:, 1, :, 3:].any()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        tiny(**SHALLOW),
-        tiny(
-            encoder_layers=1,
-            scan=True,
-            positions="relative",
-            tie_output=False,
-            source_vocab_size=50,
-        ),
-    ],
-    ids=["tied", "scanned, relative, untied"],
-)
-def test_every_parameter_gets_a_gradient(config):
+def test_every_parameter_gets_a_gradient_where_layers_are_scanned():
+    own = dict(positions="relative", tie_output=False, source_vocab_size=50)
+    config = tiny(encoder_layers=1, scan=True, **own)
     params = oracle.random_params(build(config))
 
     def loss(params):
@@ -215,7 +225,7 @@ def test_every_parameter_gets_a_gradient(config):
         name = jax.tree_util.keystr(path)
         if name.endswith("['key']['bias']"):  # softmax does not see it
             continue
-        per_layer = gradient if "layers" in name and config.scan else gradient[None]
+        per_layer = gradient if "layers" in name else gradient[None]
         assert all(np.any(g != 0) for g in per_layer), name
 
 
@@ -225,8 +235,9 @@ def test_every_parameter_gets_a_gradient(config):
         tiny(),
         tiny(scan=True, positions="relative"),
         tiny(tie_output=False, source_vocab_size=50, positions="learned"),
+        LANGUAGE,
     ],
-    ids=["looped", "scanned", "untied"],
+    ids=["looped", "scanned", "untied", "decoder"],
 )
 def test_every_axis_of_every_parameter_has_a_logical_name(config):
     shapes = jax.eval_shape(lambda: xa.init(build(config), jax.random.key(0)))
@@ -253,6 +264,8 @@ def test_the_parameter_count_is_the_closed_form(scan):
     config = tiny(scan=scan)
     shapes = jax.eval_shape(lambda: xa.init(build(config), jax.random.key(0)))
     assert xa.functional.count(shapes) == V * D + encoder + decoder
+    shapes = xa.functional.shapes(build(LANGUAGE))  # has 64 learned positions too
+    assert xa.functional.count(shapes) == (V + 64) * D + encoder
 
 
 def test_dropout_needs_a_key_and_repeats_with_it():

@@ -24,26 +24,32 @@ X = np.random.default_rng(0).normal(size=(2, 3, 6)).astype(np.float32)
 TOKENS = np.array([[3, 1, 4], [1, 5, 9]])
 
 
+@pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize("activation", [*oracle.ACTIVATIONS, *oracle.GATES])
-def test_feedforward_equals_numpy(activation):
-    build = lambda rngs: FeedForward(6, 8, activation, rngs=rngs)  # noqa: E731
+def test_feedforward_equals_numpy_and_drops_features_by_a_key(activation, use_bias):
+    options = dict(use_bias=use_bias, dropout_rate=0.5)
+    build = lambda rngs: FeedForward(6, 8, activation, **options, rngs=rngs)  # noqa: E731
     params = oracle.random_params(build)
     assert ("gate" in params) == (activation in oracle.GATES)
+    assert all(("bias" in p) == use_bias for p in params.values())
     expected = oracle.feedforward(params, X, activation)
     np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
+    dropped = xa.apply(build, params, jnp.asarray(X), jax.random.key(0))
+    assert not np.allclose(dropped, expected)
 
 
-def test_feedforward_without_biases_has_none():
-    build = lambda rngs: FeedForward(6, 8, "swiglu", use_bias=False, rngs=rngs)  # noqa: E731
-    params = oracle.random_params(build)
-    assert all(set(p) == {"kernel"} for p in params.values())
-    expected = oracle.feedforward(params, X, "swiglu")
-    np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
-
-
-def test_an_unknown_activation_is_refused_with_the_known_ones(in_production):
-    with pytest.raises(ValueError, match="activation is 'tanh'; expected one of relu, .*swiglu"):
-        FeedForward(6, 8, "tanh", rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda r: FeedForward(6, 8, "tanh", rngs=r), "activation is 'tanh'; .* relu, .*swiglu"),
+        (lambda r: norm("batch", 6, rngs=r), "norm is 'batch'; expected 'layer' or 'rms'"),
+        (lambda r: TokenInput(11, 6, positions="rotary", max_length=8, rngs=r),
+         "positions is 'rotary'; expected one of sinusoidal"),
+    ],
+)  # fmt: skip
+def test_an_unknown_name_is_refused_with_the_known_ones(make, said, in_production):
+    with pytest.raises(ValueError, match=said):
+        make(nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
@@ -52,11 +58,6 @@ def test_norms_equal_numpy(kind):
     params = oracle.random_params(build)
     expected = oracle.norm(params, X.astype(np.float64))
     np.testing.assert_allclose(xa.apply(build, params, jnp.asarray(X)), expected, atol=1e-5)
-
-
-def test_an_unknown_norm_is_refused(in_production):
-    with pytest.raises(ValueError, match="norm is 'batch'; expected 'layer' or 'rms'"):
-        norm("batch", 6, rngs=nnx.Rngs(0))
 
 
 def test_initial_scale_keeps_variance_whatever_the_grouping_of_axes():
@@ -110,11 +111,6 @@ def test_given_positions_move_the_position_vectors(scheme):
     close(shifted, long[:, 4:])
 
 
-def test_an_unknown_position_scheme_is_refused_with_the_known_ones(in_production):
-    with pytest.raises(ValueError, match="positions is 'rotary'; expected one of sinusoidal"):
-        TokenInput(11, 6, positions="rotary", max_length=8, rngs=nnx.Rngs(0))
-
-
 def test_a_learned_position_past_the_table_is_nan_not_silently_another():
     vectors = LearnedPositions(4, 6, rngs=nnx.Rngs(0))(jnp.arange(6))
     assert np.isfinite(vectors[:4]).all()
@@ -144,13 +140,3 @@ def test_alibi_falls_linearly_and_other_schemes_have_no_bias():
     for scheme in ("sinusoidal", "learned", "rope", "none"):
         none = PositionBias(scheme, 2, bidirectional=True, rngs=nnx.Rngs(0))
         assert none(jnp.arange(3), jnp.arange(4)) is None
-
-
-def test_dropout_in_the_feedforward_needs_a_key():
-    build = lambda rngs: FeedForward(6, 8, dropout_rate=0.5, rngs=rngs)  # noqa: E731
-    params = oracle.random_params(build)
-    x = jnp.asarray(X)
-    np.testing.assert_allclose(xa.apply(build, params, x), oracle.feedforward(params, X), atol=1e-5)
-    assert not np.allclose(
-        xa.apply(build, params, x, jax.random.key(0)), oracle.feedforward(params, X)
-    )

@@ -1,17 +1,13 @@
-"""Output heads against numpy; and a model's logits are its output layer on its hidden vectors."""
+"""Output heads against numpy."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import crossattn as xa
-from crossattn.models import bert, decoder, transformer
 from crossattn.nn import ClassOutput, VectorOutput
 from tests import numpy_model as oracle
 
 X = np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)
-TOKENS = jnp.array([[5, 6, 7], [8, 9, 4]])
 
 
 def linear(p, x):
@@ -33,23 +29,3 @@ def test_a_head_of_vectors_equals_numpy():
     vectors, stop = xa.apply(build, params, jnp.asarray(X))
     np.testing.assert_allclose(vectors, linear(params["linear"], X), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(stop, linear(params["stop"], X)[..., 0], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "config", "inputs", "hidden"),
-    [
-        (xa.models.Decoder, decoder.tiny(), (TOKENS,), lambda m: m.hidden(TOKENS)),
-        (
-            xa.models.Transformer,
-            transformer.tiny(),
-            (TOKENS, TOKENS),
-            lambda m: m.hidden(TOKENS, TOKENS)[0],
-        ),
-        (xa.models.Bert, bert.tiny(), (TOKENS,), lambda m: m.encode(TOKENS).vectors),
-    ],
-)
-def test_logits_of_hidden_vectors_are_what_the_model_gives(kind, config, inputs, hidden):
-    build = lambda rngs: kind(config, rngs=rngs)  # noqa: E731
-    model = xa.functional.bind(build, oracle.random_params(build))
-    found, expected = jax.jit(lambda: (model.logits(hidden(model)), model(*inputs)))()
-    np.testing.assert_array_equal(found, expected)
