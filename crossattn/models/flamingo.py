@@ -16,7 +16,7 @@ Source: Alayrac et al. 2022, "Flamingo: a Visual Language Model for Few-Shot Lea
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,9 @@ from flax import nnx
 
 from crossattn.functional import Build
 from crossattn.models import decoder
-from crossattn.models.decoder import Decoder, DecoderConfig
+from crossattn.models.decoder import Decoder
 from crossattn.models.transformer import with_positions
-from crossattn.models.vit import ViT, image_block, patch_reader
+from crossattn.models.vit import SeeingDecoderConfig, ViT
 from crossattn.nn.blocks import Block
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.images import with_places
@@ -40,34 +40,23 @@ from crossattn.types import AnyArray, Array, Bool, Count, Float, Int, Key
 
 
 @dataclass(frozen=True)
-class FlamingoConfig(DecoderConfig):
+class FlamingoConfig(SeeingDecoderConfig):
     """The shape of a Flamingo: of the language model, and of the encoder and resampler of pictures.
 
+    The resampler has the encoder's sizes ``image_dim``, ``image_heads`` and ``image_norm_epsilon``.
+
     Attributes:
-      interval: blocks of the language model per block that reads images.
-      image_dim: size of the vectors of patches and latents, M.
       image_size: height and width of pictures; None reads vectors of patches [B I P M] of any encoder.
-      channels: of a pixel.
-      patch_size: side of a patch.
-      image_layers: depth of the encoder of patches.
-      image_heads: heads of its attention, and of the resampler's.
+      interval: blocks of the language model per block that reads images.
       resampler_head_dim: size of the resampler's heads; None is ``image_dim / image_heads``.
       image_latents: latents of each image, L.
       resampler_layers: depth of the resampler.
-      image_norm_epsilon: of the encoder's and the resampler's layer norms.
     """
 
     interval: Count = 1
-    image_dim: Count = 64
-    image_size: tuple[int, int] | None = None
-    channels: int = 3
-    patch_size: Count = 8
-    image_layers: Annotated[int, "[0, inf)"] = 2
-    image_heads: Count = 4
     resampler_head_dim: int | None = None
     image_latents: Count = 8
     resampler_layers: Count = 2
-    image_norm_epsilon: float = 1e-5
 
 
 def tiny(**changes: Any) -> FlamingoConfig:
@@ -109,9 +98,8 @@ class Flamingo(Decoder):
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
         super().__init__(config, build=_period(config), rngs=rngs)
-        self.vision: Any = (
-            None if config.image_size is None else ViT(patch_reader(config), rngs=rngs)
-        )
+        pictures = config.image_size is not None
+        self.vision: Any = ViT(config.patch_reader(), rngs=rngs) if pictures else None
         self.resampler = Resampler(config, rngs=rngs)
 
     @on_any_mesh
@@ -220,9 +208,8 @@ class Flamingo(Decoder):
         asked = asked.reshape(*asked.shape[:2], images.shape[1], self.resampler.num_latents)
         seen = self.resampler.patch_weights(self.vision.encode(images).vectors)
         found = jnp.einsum("BTIL,BILP->BTIP", asked, seen)
-        return found.reshape(
-            *found.shape[:3], *self.vision.patches.grid((images.shape[2], images.shape[3]))
-        )
+        grid = self.vision.patches.grid((images.shape[2], images.shape[3]))
+        return found.reshape(*found.shape[:3], *grid)
 
     def _images(
         self, images: Any, image_positions: Any, batch: int, key: Any
@@ -243,10 +230,9 @@ class Resampler(nnx.Module):
     """
 
     def __init__(self, config: FlamingoConfig, *, rngs: nnx.Rngs):
-        shape = image_block(config).changed(activation="relu", use_bias=False)
-        shape = replace(
-            shape, attention=replace(shape.attention, head_dim=config.resampler_head_dim)
-        )
+        head_dim = config.resampler_head_dim
+        own = dict(activation="relu", use_bias=False, head_dim=head_dim)
+        shape = config.image_block().changed(**own)
         self.num_latents, self.dim = config.image_latents, shape.dim
         latents = jax.random.normal(rngs.params(), (self.num_latents, self.dim)) * 0.02
         self.latents = nnx.Param(latents, axes=(None, "embed"))
@@ -322,18 +308,10 @@ def _period(config: FlamingoConfig) -> list[Build]:
         )
 
     def gated(rngs: nnx.Rngs) -> Block:
-        own = plain(rngs)
-        reading = block.cross_attention(
-            rngs, memory_dim=config.image_dim, reads="images", gated=True
-        )
-        return Block(
-            scope="decoder_attention",
-            gated=reading,
-            gated_feedforward=block.feedforward(rngs, gated=True),
-            **own,
-        )
+        own, reads = plain(rngs), dict[str, Any](memory_dim=config.image_dim, reads="images")
+        reading = block.cross_attention(rngs, **reads, gated=True)
+        network = block.feedforward(rngs, gated=True)
+        return Block(scope="decoder_attention", gated=reading, gated_feedforward=network, **own)
 
-    return [
-        gated,
-        *[lambda rngs: Block(scope="decoder_attention", **plain(rngs))] * (config.interval - 1),
-    ]
+    others = lambda rngs: Block(scope="decoder_attention", **plain(rngs))  # noqa: E731
+    return [gated, *[others] * (config.interval - 1)]

@@ -25,8 +25,8 @@ import numpy as np
 from flax import nnx
 
 from crossattn.models import decoder
-from crossattn.models.decoder import Decoder, DecoderConfig
-from crossattn.models.vit import ViT, ViTConfig, patch_reader
+from crossattn.models.decoder import Decoder
+from crossattn.models.vit import SeeingDecoderConfig, ViT, ViTConfig
 from crossattn.nn.examples import texts, vectors
 from crossattn.nn.feedforward import Activation, activate
 from crossattn.nn.images import image_positions, with_places
@@ -37,22 +37,15 @@ from crossattn.nn.patches import patch_grid
 from crossattn.nn.stack import layer_weights
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import split
-from crossattn.types import AnyArray, Array, Count, Float, Int, Key
+from crossattn.types import AnyArray, Array, Float, Int, Key
 
 
 @dataclass(frozen=True)
-class LlavaConfig(DecoderConfig):
+class LlavaConfig(SeeingDecoderConfig):
     """The shape of a LLaVA: of the language model, and of the encoder of pictures.
 
     Attributes:
-      image_dim: size of the vectors of patches, M.
-      image_size: height and width of pictures; other sizes interpolate positions.
-      channels: of a pixel.
-      patch_size: side of a patch.
-      image_layers: depth of the encoder of patches.
-      image_heads: of its attention.
-      image_norm_epsilon: of its layer norms.
-      vision: an encoder, such as a CLIP's, that replaces the one of those values.
+      vision: an encoder, such as a CLIP's, that replaces the one of the ``image_`` values.
       keep_class_token: keep the vector of its class token before those of the patches.
       projector_layers: 1, a linear projector, or 2.
       projector_activation: between two layers.
@@ -60,13 +53,7 @@ class LlavaConfig(DecoderConfig):
       image_id: the placeholder token of each vector of an image; None allows any.
     """
 
-    image_dim: Count = 64
     image_size: tuple[int, int] = (32, 32)
-    channels: int = 3
-    patch_size: Count = 8
-    image_layers: Annotated[int, "[0, inf)"] = 2
-    image_heads: Count = 4
-    image_norm_epsilon: float = 1e-5
     vision: ViTConfig | None = None
     keep_class_token: bool = False
     projector_layers: Annotated[int, "[1, 2]"] = 2
@@ -77,7 +64,7 @@ class LlavaConfig(DecoderConfig):
     @property
     def tower(self) -> ViTConfig:
         """The config of the encoder of pictures."""
-        return self.vision or patch_reader(self)
+        return self.vision or self.patch_reader()
 
     @property
     def image_tokens(self) -> int:
@@ -290,11 +277,8 @@ class Projector(nnx.Module):
         )
         image_dim = config.tower.block.dim
         self.first = linear(image_dim, dim, in_axes=("embed",), out_axes=("mlp",), **options)
-        self.second = (
-            None
-            if count == 1
-            else linear(dim, dim, in_axes=("mlp",), out_axes=("embed",), **options)
-        )
+        options |= dict(in_axes=("mlp",), out_axes=("embed",))
+        self.second = linear(dim, dim, **options) if count == 2 else None
         self.activation: Activation = config.projector_activation
 
     def __call__(self, vectors: Float[Array, "*B P M"]) -> Float[Array, "*B P D"]:

@@ -143,13 +143,12 @@ class PerceiverIO(nnx.Module):
             cross=write.cross_attention(rngs, **cross, skip=config.write_skip),
             feedforward=write.feedforward(rngs),
         )
-        self.output: Any = (
-            ClassOutput(write.dim, config.num_classes, dtype=block.dtype, rngs=rngs)
-            if config.num_classes is not None
-            else TokenOutput(
-                config.vocab_size or 0, write, OutputConfig(bias=True), tied=True, rngs=rngs
-            )
-        )
+        self.output: Any
+        if config.num_classes is not None:
+            self.output = ClassOutput(write.dim, config.num_classes, dtype=block.dtype, rngs=rngs)
+        else:
+            size, bias = config.vocab_size or 0, OutputConfig(bias=True)
+            self.output = TokenOutput(size, write, bias, tied=True, rngs=rngs)
 
     @property
     def longest(self) -> int | None:
@@ -307,13 +306,14 @@ class PixelInput(nnx.Module):
         size, dtype = config.pixel_dim, config.block.dtype
         options: dict[str, Any] = dict(out_axes=("mlp",), dtype=dtype, rngs=rngs)
         learned = config.pixel_positions == "learned"
-        self.values: Any = None
-        if size is not None:
-            self.values = linear(config.channels, size, in_axes=("channels",), **options)
-        self.positions = self.projection = None
-        if learned:
-            self.positions = LearnedPositions(math.prod(config.image_size), size or 0, rngs=rngs)
-            self.projection = linear(size or 0, size or 0, in_axes=("embed",), **options)
+        self.values = (
+            None
+            if size is None
+            else linear(config.channels, size, in_axes=("channels",), **options)
+        )
+        count, options = math.prod(config.image_size), options | dict(in_axes=("embed",))
+        self.positions = LearnedPositions(count, size or 0, rngs=rngs) if learned else None
+        self.projection = linear(size or 0, size or 0, **options) if learned else None
         self.image_size, self.channels = config.image_size, config.channels
         self.bands, self.resolution = config.bands, config.resolution
         self.dtype = dtype

@@ -43,7 +43,6 @@ from crossattn.ops import masks
 from crossattn.ops.masks import Mask
 from crossattn.types import Array, Bool, Count, Float, Int, Key
 
-Modality = Literal["text", "picture"]
 _PAD = 0  # padding token
 
 

@@ -13,11 +13,12 @@ Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", equations 1 to
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
 
+from crossattn.models.decoder import DecoderConfig
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.examples import vectors
 from crossattn.nn.layers import linear
@@ -81,29 +82,51 @@ def example(config: ViTConfig, rows: int = 2, padding: int = 0) -> dict[str, Any
     return dict(image=vectors(rows, *config.image_size, config.channels))
 
 
-def image_block(config: Any) -> BlockConfig:
-    """Returns the shape of blocks on patches from the ``image_`` values of a language model's config."""
-    return BlockConfig.of(
-        config.image_dim,
-        config.image_heads,
-        4 * config.image_dim,
-        activation="gelu",
-        norm_epsilon=config.image_norm_epsilon,
-        dropout_rate=config.block.dropout_rate,
-        dtype=config.block.dtype,
-    )
+@dataclass(frozen=True)
+class SeeingDecoderConfig(DecoderConfig):
+    """The shape of a language model, and of its encoder of pictures.
 
+    Attributes:
+      image_dim: size of the vectors of patches, M.
+      image_size: height and width of pictures; other sizes interpolate positions.
+      channels: of a pixel.
+      patch_size: side of a patch.
+      image_layers: depth of the encoder of patches.
+      image_heads: of its attention.
+      image_norm_epsilon: of its layer norms.
+    """
 
-def patch_reader(config: Any) -> ViTConfig:
-    """Returns the config of a language model's encoder of pictures, without a class token."""
-    return ViTConfig(
-        image_block(config),
-        layers=config.image_layers,
-        patch_size=config.patch_size,
-        image_size=config.image_size,
-        channels=config.channels,
-        class_token=False,
-    )
+    image_dim: Count = 64
+    image_size: Size | None = None
+    channels: int = 3
+    patch_size: Count = 8
+    image_layers: Annotated[int, "[0, inf)"] = 2
+    image_heads: Count = 4
+    image_norm_epsilon: float = 1e-5
+
+    def image_block(self) -> BlockConfig:
+        """Returns the shape of blocks on patches."""
+        return BlockConfig.of(
+            self.image_dim,
+            self.image_heads,
+            4 * self.image_dim,
+            activation="gelu",
+            norm_epsilon=self.image_norm_epsilon,
+            dropout_rate=self.block.dropout_rate,
+            dtype=self.block.dtype,
+        )
+
+    def patch_reader(self) -> ViTConfig:
+        """Returns the config of the encoder of pictures, without a class token."""
+        assert self.image_size is not None
+        return ViTConfig(
+            self.image_block(),
+            layers=self.image_layers,
+            patch_size=self.patch_size,
+            image_size=self.image_size,
+            channels=self.channels,
+            class_token=False,
+        )
 
 
 class ViT(nnx.Module):

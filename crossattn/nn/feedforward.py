@@ -70,11 +70,9 @@ class FeedForward(nnx.Module):
             known = ", ".join([*_PLAIN, *_GATED])
             raise ValueError(f"activation is {activation!r}; expected one of {known}.")
         options: dict[str, Any] = dict(use_bias=use_bias, dtype=dtype, rngs=rngs)
-        self.up = linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options)
-        gated = activation in _GATED
-        self.gate = (
-            linear(dim, hidden, in_axes=("embed",), out_axes=("mlp",), **options) if gated else None
-        )
+        wider: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), **options)
+        self.up = linear(dim, hidden, **wider)
+        self.gate = linear(dim, hidden, **wider) if activation in _GATED else None
         self.down = linear(hidden, dim, in_axes=("mlp",), out_axes=("embed",), **options)
         self.activation: Activation = activation
         self.dropout_rate = dropout_rate

@@ -1,7 +1,7 @@
 """Token embeddings and positions: the input of a stack, under any position scheme."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from crossattn.ops.positions.sinusoids import sinusoid_table, sinusoidal
 from crossattn.types import Array, Bool, Float, Int, Key, Shaped
 
 PositionScheme = Literal["sinusoidal", "learned", "rope", "relative", "alibi", "none"]
-_SCHEMES = ("sinusoidal", "learned", "rope", "relative", "alibi", "none")
+_SCHEMES = get_args(PositionScheme)
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,19 @@ class TokenInput(nnx.Module):
     ):
         if positions not in _SCHEMES:
             raise ValueError(f"positions is {positions!r}; expected one of {', '.join(_SCHEMES)}.")
+        types, epsilon = config.token_types, config.norm_epsilon
+        options: dict[str, Any] = dict(dtype=dtype, rngs=rngs)
         self.embedding: Any = (
             None
             if vocab_size is None
-            else Embedding(vocab_size, dim, scale=config.scale, dtype=dtype, rngs=rngs)
+            else Embedding(vocab_size, dim, scale=config.scale, **options)
         )
-        self.learned = (
-            LearnedPositions(
-                max_length, dim, offset=config.position_offset, std=config.position_std, rngs=rngs
-            )
-            if positions == "learned"
-            else None
-        )
+        table: dict[str, Any] = dict(offset=config.position_offset, std=config.position_std)
+        learned = positions == "learned"
+        self.learned = LearnedPositions(max_length, dim, **table, rngs=rngs) if learned else None
         # Kinds of token are looked up like positions: one vector each, none beyond the table.
-        types = config.token_types
         self.types = LearnedPositions(types, dim, rngs=rngs) if types else None
-        epsilon = config.norm_epsilon
-        self.norm = (
-            None if epsilon is None else norm("layer", dim, epsilon=epsilon, dtype=dtype, rngs=rngs)
-        )
+        self.norm = None if epsilon is None else norm("layer", dim, epsilon=epsilon, **options)
         self.sinusoids = positions == "sinusoidal"
         self.sinusoids_from = config.sinusoids_from
         self.stored = config.sinusoid_dtype if self.sinusoids else None

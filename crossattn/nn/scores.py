@@ -63,11 +63,10 @@ class ScoredAttention(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """Reads ``memory`` with the queries of ``x``.
+        """Reads ``memory`` with the queries of ``x``, as ``MultiHeadAttention`` does.
 
         Args:
-          x: [*B T D]. Batch axes that the memory lacks (next to T) hold further queries of the same
-            memory. Queries [T D] without batch axes read the memory of every example.
+          x: [*B T D], or [T D] for queries that read the memory of every example.
           memory: a result of ``memory``, or vectors; None is ``x`` itself.
           mask: the pairs of query and key that may attend, besides the memory's padding mask.
           dropout_key: unused; these modules have no dropout.

@@ -18,6 +18,7 @@ from tests.decode.markov import EOS, plain_beam_search
 from tests.decode.search.test_contrastive import K, plain
 
 from .flamingo import Flamingo
+from .test_decoding import log_softmax, plain_greedy, texts
 
 V, D, M, LENGTH, BATCH = 16, 12, 6, 6, 3
 LAYOUTS = {
@@ -64,15 +65,7 @@ def vectors(row, tokens, which=0):
 
 
 def next_log_p(row, before, tokens):
-    scores = vectors(row, (*before, *tokens), 1)[-1]
-    return scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
-
-
-def plain_greedy(row, before):
-    tokens = ()
-    while len(tokens) < LENGTH and tokens[-1:] != (EOS,):
-        tokens = (*tokens, int(next_log_p(row, before, tokens).argmax()))
-    return tokens
+    return log_softmax(vectors(row, (*before, *tokens), 1)[-1])
 
 
 def run(prefix=PREFIX, **options):
@@ -87,12 +80,9 @@ def run(prefix=PREFIX, **options):
     return jax.device_get(jax.jit(search)(params))
 
 
-def texts(found, row, count=1):
-    return [tuple(found.tokens[row, j, : found.lengths[row, j]].tolist()) for j in range(count)]
-
-
 def expected(prefix=PREFIX):
-    return [[plain_greedy(row, tuple(prefix[row]))] for row in range(BATCH)]
+    each = [functools.partial(next_log_p, row, tuple(prefix[row])) for row in range(BATCH)]
+    return [[plain_greedy(log_p, LENGTH)] for log_p in each]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -86,9 +86,7 @@ def test_what_is_longer_than_the_table_is_refused(kind, call):
 
 def test_rows_of_the_table_that_stand_before_it_are_no_positions():
     config = transformer.tiny(**SHALLOW, positions="learned", input=InputConfig(position_offset=2))
-    with pytest.raises(
-        ValueError, match="513 tokens was asked for, but this model has learned 512"
-    ):
+    with pytest.raises(ValueError, match="513 tokens was asked for, .* has learned 512"):
         bound(Transformer, config).encode(text(513))
 
 
@@ -136,10 +134,9 @@ def test_buckets_end_where_the_table_ends():
     )
     found = run(params, text(7), max_new_tokens=7)
     assert found.tokens.shape == (1, 1, 7) and np.isfinite(found.scores).all()
-    with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
-        run(params, text(9), max_new_tokens=7)
-    with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
-        run(params, text(7), max_new_tokens=8)
+    for length, count in ((9, 7), (7, 8)):
+        with pytest.raises(ValueError, match="a sequence of 9 tokens was asked for"):
+            run(params, text(length), max_new_tokens=count)
     write = Bucketed(
         pair(Decoder)[0], batch_sizes=(2,), source_lengths=(4, 100), target_lengths=(2, 100)
     )

@@ -10,16 +10,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import crossattn as xa
-from crossattn.nn import (
-    BlockConfig,
-    DecoderBlock,
-    DecoderStack,
-    EncoderBlock,
-    Stack,
-    layer_weights,
-    stack_layers,
-    unstack_layers,
-)
+from crossattn.nn import BlockConfig, DecoderBlock, DecoderStack, EncoderBlock, Stack
+from crossattn.nn.stack import layer_weights, stack_layers, unstack_layers
 from crossattn.train.sharding import spec
 from tests import numpy_model as oracle
 
