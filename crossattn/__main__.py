@@ -45,7 +45,7 @@ EXTRAS = {
     "test": "the test suite",
     "dev": "the test suite, linters, types",
 }
-"""What each extra of the package is for."""
+"""The purpose of each extra of the package."""
 
 B, T, N, H = 8, 1024, 8, 64
 

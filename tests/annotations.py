@@ -14,7 +14,7 @@ _CHECKED = {}
 
 
 def checked(function):
-    """What beartype makes of a function without a body of its own, as jaxtyping gives it."""
+    """Applies beartype to a function of jaxtyping, which has no body of its own."""
     try:
         key = _key(function)
         hash(key)
@@ -26,7 +26,7 @@ def checked(function):
 
 
 def _key(function):
-    """Where it is written, and all that its check reads."""
+    """Returns the place of the function, and all that its check reads."""
     signature = inspect.signature(function)
     parameters = tuple(
         (p.name, p.kind, p.default is p.empty, _content(p.annotation))
@@ -37,7 +37,7 @@ def _key(function):
 
 
 def _content(annotation):
-    """What an annotation says; an array's is a new class each time that it is written."""
+    """Returns the content of an annotation; an array's is a new class each time that it is evaluated."""
     if isinstance(annotation, list | tuple):
         return tuple(map(_content, annotation))
     if hasattr(annotation, "dim_str"):

@@ -1,4 +1,4 @@
-"""How near two ways to compute one number come on any processor: a bound from magnitudes, not from trials."""
+"""A tolerance for two computations of one number on any processor, from magnitudes, not from trials."""
 
 import jax
 import jax.numpy as jnp

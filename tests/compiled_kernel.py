@@ -1,4 +1,4 @@
-"""Whether the compiled kernel is here, for the tests that are about it."""
+"""A mark that skips tests of the compiled kernel on machines without it."""
 
 import pytest
 

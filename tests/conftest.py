@@ -140,7 +140,7 @@ def one_device():
 
 @pytest.fixture
 def in_production():
-    """Without the runtime type checks of the tests, which refuse first what the code refuses."""
+    """Turns off the tests' runtime type checks, so that the library's own refusals are reached."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield

@@ -29,7 +29,7 @@ def listed(*words: str) -> list[tuple[str, str, str, list[str]]]:
 
 
 def fate(tree: Path, file: str, old: str, new: str, tests: list[str]) -> str:
-    """What becomes of a mutant: "killed", or what is wrong."""
+    """Returns the fate of a mutant: "killed", or the fault."""
     path = tree / file
     sound = path.read_text()
     if sound.count(old) != 1:

@@ -1,4 +1,4 @@
-"""What the README and the pages of ``docs/`` print: their Python runs, their commands and links exist."""
+"""The README and the pages of ``docs/``: their Python runs, their commands and links exist."""
 
 import importlib
 import importlib.util
@@ -85,7 +85,7 @@ def test_the_python_of_a_page_runs_as_printed_in_order(page):
 
 
 def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_code, capsys):
-    """But for the folder of the run, which lies elsewhere."""
+    """The runs are in another folder than the printed one."""
     section = README.read_text().partition("## Launching\n")[2].partition("```bash\n")[2]
     lines = [line.partition(" #")[0] for line in section.partition("```")[0].splitlines()]
     for line in lines:
@@ -100,7 +100,7 @@ def test_the_commands_for_launching_run_as_printed_in_order(tmp_path, compiled_c
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(commands_of(p)) and p != OWN], ids=named)
 def test_a_launcher_takes_the_flags_and_the_config_of_a_command(page, monkeypatch, capsys):
-    """Up to where its work begins."""
+    """The launcher stops before its work."""
     parse, configs = Options.parse_args, []
 
     def parsed(options, *given):

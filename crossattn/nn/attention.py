@@ -86,7 +86,7 @@ class MultiHeadAttention(nnx.Module):
         out_bias = use_bias if out_bias is None else out_bias
         inner, options = ("heads", "head_dim"), dict[str, Any](dtype=dtype, rngs=rngs)
         into: dict[str, Any] = dict(in_axes=("embed",), out_axes=inner, **options)
-        of_memory = into | dict(out_axes=("kv_heads", "head_dim"))
+        of_memory: dict[str, Any] = into | dict[str, Any](out_axes=("kv_heads", "head_dim"))
         back: dict[str, Any] = dict(in_axes=inner, out_axes=("embed",), **options)
         self.query = linear(dim, (num_heads, head_dim), use_bias=use_bias, **into)
         self.key = linear(memory_dim, (kv_heads, head_dim), use_bias=key_bias, **of_memory)
@@ -285,9 +285,9 @@ class MultiHeadAttention(nnx.Module):
             backend=backend,
             return_weights=return_weights,
         )
-        out, *weights = result if return_weights else [result]
+        out, weights = result if return_weights else (result, None)
         out = self.out(out.reshape(*lead, *out.shape[-2:]))
-        return (out, _unfold(*weights, lead, shared)) if return_weights else out
+        return out if weights is None else (out, _unfold(weights, lead, shared))
 
 
 def for_each_example(queries: Array, own: tuple[int, ...], batch: tuple[int, ...]) -> Array:

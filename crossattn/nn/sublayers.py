@@ -263,7 +263,7 @@ class Residual(nnx.Module):
             raise ValueError(f"got {given} condition, but this block has {size} condition_dim.")
         if self.gate is not None:
             update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
-        if self.opening is not None:
+        if self.opening is not None and condition is not None:
             update = self.opening(condition)[..., None, :] * update
         update = dropout(update, self.dropout_rate, key)
         x = placed(x + update if self.skip else update, "embed")

@@ -58,7 +58,7 @@ def whole(name):
 
 
 def vectors(row, tokens, which=0):
-    """Of the scanned model's text, the vectors; with ``which`` 1, the logits."""
+    """Computes the vectors of the scanned model's text; with ``which`` 1, the logits."""
     padded = np.pad(np.asarray(tokens, np.int32), (0, 12 - len(tokens)))[None]
     found = whole("scanned")(padded, IMAGES[row][None], PLACES[row][None])[which]
     return np.asarray(found[0, : len(tokens)], np.float64)

@@ -46,7 +46,7 @@ def check_split(name, alone):
 
 
 def faults(name):
-    """Of the gradient of one device, and of that of eight."""
+    """Returns the faults of the gradient on one device, and on eight."""
     alone = gradient(name, every_model.params_of(name), every_model.example(name, 4))
     return {
         "gradient": fault(check_finite_and_whole, name, *alone),

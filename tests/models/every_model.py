@@ -1,4 +1,4 @@
-"""What every model of the library is tried with: its tiny config, its example, parameters at random.
+"""Set-up for tests of every model: its tiny config, its example, random parameters.
 
 Models are found as ``crossattn.models.find`` finds them, and each says itself what it is called with.
 """
@@ -48,7 +48,7 @@ def loss(name, params, inputs):
 
 @functools.cache
 def output(name):
-    """What the model gives for its example."""
+    """Computes the model's output for its example."""
     return jax.device_get(jax.jit(functools.partial(call, name))(params_of(name), example(name)))
 
 
@@ -68,7 +68,7 @@ def generates(name):
 
 
 def read_and_written(name, rows=2, padding=0):
-    """Of a model that generates: what ``prefill`` reads of the example, and the argument that is written."""
+    """Returns the example's arguments of ``prefill``, and the name of the generated argument."""
     given = example(name, rows, padding)
     takes = inspect.signature(models.find(name).module.prefill).parameters
     reads = {key: x for key, x in given.items() if key in takes}

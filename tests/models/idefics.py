@@ -156,7 +156,7 @@ def main():
 
 
 def golden(name):
-    """What ``main`` measured of a case: tensors and logits."""
+    """Reads the tensors and logits of a case that ``main`` measured."""
     with np.load(GOLDEN, allow_pickle=False) as file:
         start = f"{name}/"
         arrays = {key.removeprefix(start): file[key] for key in file.files if key.startswith(start)}

@@ -20,7 +20,7 @@ from tests.models import every_model
 from tests.ops.pretended_gpu import pretended_gpu
 
 PLATFORMS = {"cuda": "cudnn$fmha", "tpu": "tpu_custom_call"}
-"""With what a fused kernel is called on each."""
+"""The call target of the fused kernel on each platform."""
 
 
 def train(name, dtype, ids, padding, mesh):
@@ -65,7 +65,7 @@ def placed(name, given, mesh):
 
 
 def fault(function, shapes, fused=tuple(PLATFORMS)):
-    """What is wrong with a function's programs for accelerators."""
+    """Returns the faults of a function's programs for accelerators."""
     backends._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said, pretended_gpu():
         warnings.simplefilter("always")

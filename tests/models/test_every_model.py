@@ -1,4 +1,4 @@
-"""What every model promises, whatever it reads: a file put into ``crossattn/models/`` is held to it here.
+"""Promises of every model: these tests find each file of ``crossattn/models/``.
 
 A model says itself what it is called with, in ``example``; see ``crossattn.models.Architecture``.
 """
@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("name", NAMES)
 
 @every
 def test_its_example_has_rows_and_padding(name):
-    """What the tests below take for granted."""
+    """The tests below rely on this."""
     assert models.find(name).example is not None, "it lacks example(config, rows, padding)"
     short, padded = example(name, 3), example(name, 3, padding=2)
     assert {len(x) for x in short.values()} == {3} and short.keys() == padded.keys()
@@ -115,7 +115,7 @@ SEARCHES = {
     "contrastive": ("select", {"candidates": 2}),
     "speculative": ("rewind", {"draft": PromptLookup(np.array([[5, 6, 7], [8, 9, 8]]), 2)}),
 }
-"""Each with what the states must be able to do for it."""
+"""Each search with the method that its states need."""
 
 
 @pytest.mark.parametrize("name", GENERATING)

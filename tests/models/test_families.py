@@ -36,7 +36,7 @@ def test_fewer_frames_are_fine_and_too_many_are_refused(in_production):
 
 @pytest.fixture(scope="module")
 def source_input():
-    """How a Whisper reads sound: parameters, gradients, logical axes, and which of them are trained."""
+    """Parameters, gradients, logical axes and trained parameters of a Whisper's source input."""
     build = lambda rngs: Whisper(whisper.tiny(), rngs=rngs)  # noqa: E731
     loss = lambda params: jnp.sum(xa.apply(build, params, FRAMES, TOKENS) ** 2)  # noqa: E731
     params = oracle.random_params(build)

@@ -1,4 +1,4 @@
-"""What is longer than a table of learned positions is refused, wherever it comes in; what fits is not."""
+"""Sequences longer than a table of learned positions are refused by every call; those that fit are not."""
 
 import jax
 import jax.numpy as jnp

@@ -26,7 +26,7 @@ CONFIGS = {"bytes": BYTES, "picture": PICTURE, "both": BOTH}
 
 
 def given(config, rows=slice(None), **more):
-    """What a model of this config reads."""
+    """Returns the inputs of a model of this config."""
     found = {}
     if config.vocab_size is not None:
         found |= dict(tokens=TOKENS[rows], segment_ids=PRESENT[rows])

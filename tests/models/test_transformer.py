@@ -202,7 +202,8 @@ def test_returned_weights_are_a_distribution_over_real_source_tokens():
     packs = dict(
         source_segment_ids=segments(6, 4, size=6), target_segment_ids=segments(5, 3, size=5)
     )
-    _, weights = jax.jit(lambda: model(SOURCE, TARGET, **packs, return_weights=True))()
+    read = jax.jit(lambda *tokens, **packs: model(*tokens, **packs, return_weights=True))
+    _, weights = read(SOURCE, TARGET, **packs)
     weights = np.asarray(weights)
     assert weights.shape == (2, 2, 2, 5, 6)  # [L, B, N, T, S]
     np.testing.assert_allclose(weights[:, 0].sum(-1), 1, rtol=1e-5)

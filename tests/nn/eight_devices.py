@@ -41,7 +41,7 @@ def sum_is_right():
 
 
 def is_right(call, shapes, split):
-    """Whether a jitted call gives on eight devices what it gives on one."""
+    """Returns whether a jitted call gives the same on eight devices as on one."""
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3)
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
@@ -126,7 +126,7 @@ def build(rngs):
 
 
 def gradient(params, tokens):
-    """Of all stacks in one program."""
+    """Computes the gradients of all stacks in one program."""
 
     def loss(params):
         return sum(stack(tokens) for stack in xa.functional.bind(build, params))

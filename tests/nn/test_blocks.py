@@ -114,7 +114,7 @@ def test_a_decoder_block_is_causal_unless_another_mask_is_named():
     ids=["padding", "packing", "array", "nothing"],
 )
 def test_a_mask_that_leaves_causality_open_is_refused(mask):
-    """So are all that are made of it, and of other such, by "not", "and" and "or"."""
+    """Combinations of such masks by "not", "and" and "or" are refused too."""
     block, _ = decoder_block()
     mask, padding = xa.masks.as_mask(mask), xa.masks.key_padding(np.ones((2, 5), bool))
     twins = [~(~mask | ~padding), ~(~mask & ~padding), mask & ~padding, ~padding | mask]

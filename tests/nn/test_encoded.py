@@ -1,4 +1,4 @@
-"""What encoders give, side by side: read as one, it is what both would be in one row."""
+"""Concatenated outputs of encoders are read as one row of both would be."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What enters a stack: rounded sinusoids, and tokens that learn nothing where they are looked up."""
+"""Token inputs: rounded sinusoids, dropout, frozen tokens and tokens outside the vocabulary."""
 
 import jax
 import jax.numpy as jnp
