@@ -33,7 +33,6 @@ FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if not arguments:
         raise launch.Refused(
             "got no picture; name some: python -m experiments.caption --workdir=RUN a.png"
@@ -62,11 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _language(task: Any, chosen: str | None) -> str | None:
-    """The one that is asked for, or the first that the run was told.
-
-    Raises:
-      Refused: the run was not told it.
-    """
+    """Returns the chosen language, or the first of the run; refuses one that the run lacks."""
     if chosen is None:
         return next(iter(task.languages), None)
     if chosen not in task.languages:
@@ -78,7 +73,7 @@ def _language(task: Any, chosen: str | None) -> str | None:
 def _captioner(
     task: Any, params: Any, prompt: list[int], num_beams: int | None
 ) -> Callable[[str], tuple[str, Callable[[], dict[str, np.ndarray]]]]:
-    """(path of a picture) -> its caption, and a function that says what each word read [h w]."""
+    """Returns a function from a picture's path to its caption, and to a function of ``words_read``."""
     writer, weights = task.writer(params, num_beams), task.read_weights(params)
     feature, prefix = task.features["source"], np.array([prompt], np.int32)
 
@@ -96,16 +91,16 @@ def _captioner(
 
 
 def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Patches that each word of a caption read, the mean of its tokens', [h w]; a repeated word is numbered.
+    """Averages attention [T h w] of the tokens of each word, [h w]; a repeated word is numbered.
 
     Args:
-      task: whose tokens they are.
-      ids: of the caption.
-      weights: of each, [T h w].
+      task: of the vocabulary of ``ids``.
+      ids: tokens of the caption.
+      weights: attention of each token to the patches.
     """
     words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
     for row in range(len(ids)):
-        # A blank alone is of the word after it: it counts when there is one more.
+        # A blank alone belongs to the next word, which begins with the token that adds one.
         count = len(task.decoded(ids[: row + 1]).split())
         if count > len(rows):
             rows[count - 1] = [*range(begun, row + 1)]

@@ -25,7 +25,6 @@ _NAMED = 3  # classes
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if not arguments:
         raise launch.Refused(
             "got no picture; name some: python -m experiments.classify --workdir=RUN a.png"
@@ -42,10 +41,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path | None], str]:
-    """(path of a picture, where it is drawn) -> its classes, the likeliest first.
+    """Returns a function from a picture's path, and that of its drawing, to its likeliest classes.
 
     Raises:
-      Refused: the run does not read pictures alone, or its model does not say what it reads of them.
+      Refused: the run does not read pictures alone, or its model has no weights of patches to draw.
     """
     data = task.config.data
     if data.image is None or data.text is not None:
@@ -70,8 +69,8 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
         line = ", ".join(f"{task.classes[i]} {probabilities[i]:.2f}" for i in likeliest)
         if own is not None:
             weights = {name: np.asarray(w)[0] for name, w in read(params, x).items()}
-            title = line.partition(",")[0]
-            viz.save(viz.patches(inputs.shown(feature, path), weights, title), own)
+            picture = inputs.shown(feature, path)
+            viz.save(viz.patches(picture, weights, line.partition(",")[0]), own)
         return line
 
     return classify

@@ -43,14 +43,13 @@ _DRAWS: tuple[tuple[Any, Any], ...] = (
     (_TOP_P, sampling.top_p),
 )
 DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
-"""The flags that ``decoding`` reads."""
+"""Flags that ``decoding`` reads."""
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     launch.keep_compiled()
     picture = launch.picture()
     sentences = list(arguments) or inputs.standard_input()
@@ -76,13 +75,13 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     if picture:
-        recipe = report.stated_recipe(config)
-        draw(translator, list(zip(sentences, translations, strict=True)), recipe, picture)
+        pairs = list(zip(sentences, translations, strict=True))
+        draw(translator, pairs, report.stated_recipe(config), picture)
     return 0
 
 
 def decoding() -> dict[str, Any]:
-    """The decoding options that the flags give, to go over the config's.
+    """Returns the decoding options of the flags, which override the config's.
 
     Raises:
       Refused: a value is out of range, or two searches are asked for at once.
@@ -109,14 +108,14 @@ def decoding() -> dict[str, Any]:
     return options
 
 
-def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Path) -> Path:
-    """One alignment heatmap for each sentence pair, at most six; empty translations have none."""
+def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Path) -> None:
+    """Draws an alignment heatmap of each sentence pair, at most six; empty translations have none."""
     drawn = [(source, target) for source, target in pairs if target][:6]
     if not drawn:
         raise launch.Refused("every translation is empty, so there is no attention to draw.")
     attention = translator.attention(drawn)
     if not processes.is_main():
-        return path
+        return
     matrices = [recipe.token_weights(a.weights, len(a.target_tokens) - 1) for a in attention]
     figure = viz.gallery(
         matrices,
@@ -124,7 +123,7 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
         [a.target_tokens[:-1] for a in attention],
         title=f"cross-attention: {recipe}",
     )
-    return viz.save(figure, path)
+    viz.save(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Labels in any script: each text with the font families that together have its letters.
 
-matplotlib draws each letter with the first family of a list that has it. The list is the user's own
-``font.family``, DejaVu Sans, and before them what the text needs besides: fonts of the Python packages
-`fontpkg-*` and `matplotlib-fontja`, then the machine's. A letter that no font has is written as its U+ code.
+matplotlib draws each letter with the first family of a list that has it. The list ends with the user's
+``font.family`` and DejaVu Sans. Letters that these lack come from the Python packages `fontpkg-*` and
+`matplotlib-fontja`, then from the machine's fonts. A letter that no font has is written as its U+ code.
 """
 
 import contextlib
@@ -27,24 +27,24 @@ _PACKAGES = ("fontpkg-", "matplotlib-fontja")
 
 @dataclass(frozen=True)
 class Label:
-    """A text that is ready to be drawn, and its font families."""
+    """Text to draw, and its font families."""
 
     text: str
     families: tuple[str, ...]
 
     @property
     def style(self) -> dict[str, Any]:
-        """Text properties for matplotlib; a dollar sign is a dollar sign, not a formula."""
+        """Text properties for matplotlib; a dollar sign begins no formula."""
         return {"family": list(self.families), "parse_math": False}
 
 
 def labels(tokens: Sequence[str]) -> list[Label]:
-    """Tokens as labels: blanks and line breaks are visible, long tokens are cut."""
+    """Returns tokens as labels: blanks and line breaks are visible, long tokens are cut."""
     return [label(_readable(token), LONGEST) for token in tokens]
 
 
 def label(text: str, longest: int | None = None) -> Label:
-    """A text as a label, of at most ``longest`` characters."""
+    """Returns a text as a label, of at most ``longest`` characters."""
     base = (*cast(Any, matplotlib.rcParams)["font.family"], "DejaVu Sans")
     known = set("\n").union(*map(_letters, base))
     found = {char: _family_of(char) for char in text if char not in known}
@@ -63,7 +63,7 @@ def _readable(token: str) -> str:
 
 
 def _spelled(char: str) -> str:
-    """The code of a letter that no font has; nothing for joiners and variation selectors."""
+    """Returns the U+ code of a letter; nothing for joiners and variation selectors."""
     name = unicodedata.name(char, "unnamed")
     if unicodedata.category(char) == "Cf" or name.startswith("VARIATION SELECTOR"):
         return ""
@@ -83,7 +83,7 @@ def _warn_once(script: str) -> None:
 
 
 def _letters(family: str) -> frozenset[str]:
-    """The characters of the font that matplotlib takes for a family."""
+    """Returns the characters of the font that matplotlib takes for a family."""
     return _charmap(font_manager.findfont(font_manager.FontProperties(family=[family])))
 
 
@@ -94,13 +94,13 @@ def _charmap(path: str) -> frozenset[str]:
 
 @cache
 def _family_of(char: str) -> str | None:
-    """The first family of this machine that has a character."""
+    """Returns the first family of this machine that has a character."""
     return next((font.name for font in _fonts() if char in _charmap(font.fname)), None)
 
 
 @cache
 def _fonts() -> list[font_manager.FontEntry]:
-    """Fonts of Python packages, then the machine's; matplotlib's own list may be older than its fonts."""
+    """Returns the fonts of Python packages, then all of the machine, which matplotlib's own list may lack."""
     packaged = _packaged_fonts()
     manager = font_manager.fontManager
     listed = {font.fname for font in manager.ttflist}
@@ -109,19 +109,11 @@ def _fonts() -> list[font_manager.FontEntry]:
             with contextlib.suppress(Exception):  # matplotlib skips what it cannot read, too
                 manager.addfont(path)
     fonts = [font for font in manager.ttflist if not font.name.startswith(_NOT_FOR_TEXT)]
-    return sorted(
-        fonts,
-        key=lambda font: (
-            font.fname not in packaged,
-            "Sans" not in font.name,
-            font.style,
-            font.name,
-        ),
-    )
+    order = lambda f: (f.fname not in packaged, "Sans" not in f.name, f.style, f.name)  # noqa: E731
+    return sorted(fonts, key=order)
 
 
 def _packaged_fonts() -> list[str]:
-    """The font files of installed Python packages."""
     return [
         str(file.locate())
         for package in distributions()

@@ -139,19 +139,6 @@ def test_drafts_change_nothing():
         np.testing.assert_array_equal(found.tokens, expected.tokens)
 
 
-def test_padding_says_nothing():
-    pair = language_model(positions="learned")
-    lengths = np.array([len(prompt) for prompt in PROMPTS])
-    filled = np.full((3, 5), 11)
-    for row, prompt in enumerate(PROMPTS):
-        filled[row, -len(prompt) :] = prompt
-    drawn = dict(key=jax.random.key(0))
-    expected = written(pair, PROMPTS, **drawn)
-    found = written(pair, filled, prefix_lengths=lengths, **drawn)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-
-
 def test_targets_of_a_source_may_begin_unlike():
     build, params = translator()
     call = jax.jit(
