@@ -8,9 +8,8 @@ over each which patches the class token reads. Of several files one that cannot 
 others; the exit code is then 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,20 +31,6 @@ def main(arguments: Sequence[str]) -> int:
     launch.need("PIL", install="crossattn[images]")
     drawing = launch.picture()
     _, task, params = open_run(ClassificationTask)
-    classify = _classifier(task, params, drawn=drawing is not None)
-
-    def use(path: str, own: Path | None) -> None:
-        print(f"{path}: {classify(path, own)}", flush=True)
-
-    return inputs.each_file(arguments, drawing, use)
-
-
-def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path | None], str]:
-    """Returns a function from a picture's path, and that of its drawing, to its likeliest classes.
-
-    Raises:
-      Refused: the run does not read pictures alone, or its model has no weights of patches to draw.
-    """
     data = task.config.data
     if data.image is None or data.text is not None:
         raise launch.Refused(
@@ -53,7 +38,7 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
             f"{data.text!r}; expected one that reads pictures alone."
         )
     module = type(task.bind(params))
-    if drawn and not hasattr(module, "patch_weights"):
+    if drawing is not None and not hasattr(module, "patch_weights"):
         raise launch.Refused(
             f"--plot draws the patches that a class token reads, and a {module.__name__} has none; leave it "
             "out."
@@ -62,7 +47,7 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
     predict = jax.jit(lambda p, x: jax.nn.softmax(task.logits(p, {data.image: x})))
     read = jax.jit(lambda p, x: task.bind(p).patch_weights(x))
 
-    def classify(path: str, own: Path | None) -> str:
+    def use(path: str, own: Path | None) -> None:
         x = feature.prepare(path)[None]
         probabilities = np.asarray(predict(params, x))[0]
         likeliest = np.argsort(-probabilities, kind="stable")[:_NAMED]
@@ -71,9 +56,9 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
             weights = {name: np.asarray(w)[0] for name, w in read(params, x).items()}
             picture = inputs.shown(feature, path)
             viz.save(viz.patches(picture, weights, line.partition(",")[0]), own)
-        return line
+        print(f"{path}: {line}", flush=True)
 
-    return classify
+    return inputs.each_file(arguments, drawing, use)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+# Before matplotlib, whose absence it explains.
+from crossattn.viz.figure import GREY, GRID, INK, Label, Picture, label, labels
+
+# isort: split
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
@@ -16,9 +21,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-
-from crossattn.viz.figure import GREY, GRID, INK, Picture
-from crossattn.viz.fonts import Label, label, labels
 
 COLOURS = "Blues"  # near white to dark, lightness falls all the way: prints well in grey
 LINK = "#d95f02"

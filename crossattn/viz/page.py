@@ -48,8 +48,7 @@ def page(
     read = None if weights is None else _checked_row(weights, len(places), region)
 
     from crossattn.viz import heatmap
-    from crossattn.viz.figure import INK, Picture
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import INK, Picture, label
 
     drawn = Picture()
     height, width = picture.shape[:2]
@@ -80,7 +79,7 @@ def _draw_classes(
     import matplotlib
     from matplotlib.patches import Patch
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     names = sorted({*classes, *expected})
     palette = matplotlib.colormaps["tab10"]

@@ -49,7 +49,7 @@ def captions(
     rows = [lines[i : i + columns] for i in range(0, len(lines), columns)]
     heights = [1.85 + _LINE * max(map(len, row)) for row in rows]
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     figure, axes = _grid(len(images), columns, 1.95, heights, title)
     for ax, image, own in zip(axes, shown, lines, strict=True):
@@ -85,7 +85,7 @@ def patches(
                 f"the weights {name!r} are negative or not finite; expected 0 or more."
             )
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     height, width = shown.shape[:2]
     count = 1 + len(weights)
@@ -108,8 +108,7 @@ def _grid(
     count: int, columns: int, width: float, heights: Sequence[float], title: str
 ) -> tuple["Figure", list[Any]]:
     """Makes a figure of ``count`` axes in rows, with widths and heights in inches."""
-    from crossattn.viz.figure import Picture
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import Picture, label
 
     figure, above = Picture(), label(title)
     figure.set_size_inches(width * columns, sum(heights) + (0.35 if title else 0))

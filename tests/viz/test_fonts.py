@@ -10,7 +10,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 
 from crossattn import viz
-from crossattn.viz import fonts
+from crossattn.viz import figure as fonts
 
 NOBODY_HAS_IT = "\U0010fffd"  # the last private-use character
 OLD_PERSIAN = "\U000103a0\U000103a1"

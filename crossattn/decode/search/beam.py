@@ -42,7 +42,7 @@ def beam_search(
     another ``Penalty``, plus the cost of ``coverage``.
 
     Args:
-      decode_step: the model's.
+      decode_step, capture, **config: as in ``greedy``.
       states: made by the model's ``prefill`` for ``num_beams`` sequences a row and
         ``GenerationConfig.cache_length`` positions.
       num_beams: J.
@@ -53,8 +53,6 @@ def beam_search(
         ``diversity_penalty`` for each beam of an earlier group that chose it at the same step.
         Source: Vijayakumar et al. 2018.
       processors: logits processors, applied in order to log-probabilities.
-      capture: layers and heads whose cross-attention is returned.
-      **config: ``batch``, ``max_new_tokens`` and the other fields of ``GenerationConfig``.
 
     Raises:
       ValueError: the groups do not divide the beams.

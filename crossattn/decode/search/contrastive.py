@@ -42,12 +42,7 @@ def contrastive_search(
         ``GenerationConfig.cache_length + 1`` positions, since the last token is compared too.
       candidates: number of most likely tokens that are compared; 1 is greedy.
       alpha: 0 is greedy; larger repeats less.
-      processors: logits processors, applied in order.
-      capture: layers and heads whose cross-attention is returned.
-      **config: ``batch``, ``max_new_tokens`` and the other fields of ``GenerationConfig``.
-
-    Returns:
-      Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
+      processors, capture, **config: as in ``greedy``, and so is the result.
 
     Raises:
       ValueError: candidates or alpha are out of range, or the model has no vectors to compare.

@@ -37,14 +37,12 @@ def speculative(
     """Generates the hypotheses of ``greedy``, or with a key draws as ``sample``, in fewer steps of the model.
 
     Args:
-      decode_step: the model's.
+      decode_step, capture, **config: as in ``greedy``.
       states: made by the model's ``prefill`` for one sequence a row and
         ``GenerationConfig.cache_length + draft.lookahead`` positions; they can ``rewind``.
       draft: ``ModelDraft`` or ``PromptLookup``.
       key: draws tokens.
       processors: logits processors, applied in order, to the draft too.
-      capture: layers and heads whose cross-attention is returned.
-      **config: ``batch``, ``max_new_tokens`` and the other fields of ``GenerationConfig``.
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """

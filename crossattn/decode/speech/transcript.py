@@ -4,6 +4,7 @@ import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 FRAME, TIME = 0.01, 0.02
 """Seconds of a spectrogram frame; seconds of a time token's step, which is also that of an encoder vector."""
@@ -64,8 +65,7 @@ class Transcript:
         return tuple(word for segment in self.segments for word in segment.words)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Tokens from one time token to another, both included; times in seconds of the window."""
 
     tokens: tuple[int, ...]
