@@ -54,16 +54,16 @@ def shown(feature: Image, path: str) -> np.ndarray:
 
 def standard_input() -> list[str]:
     """Returns, in every process, the lines of standard input, which only the main process has."""
-    said: dict[str, Any] = {}
+    found: Any = None
     if processes.is_main():
         try:
-            said = {"lines": _lines()}
+            found = _lines()
         except launch.Refused as error:
-            said = {"refused": str(error)}
-    said = processes.gather(said)[0]
-    if "refused" in said:
-        raise launch.Refused(said["refused"])
-    return said["lines"]
+            found = str(error)
+    found = processes.gather(found)[0]
+    if isinstance(found, str):
+        raise launch.Refused(found)
+    return found
 
 
 def _lines() -> list[str]:

@@ -37,7 +37,8 @@ _TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the dra
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw from so many tokens.", lower_bound=1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw from those of this probability together.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
-_DRAWS: tuple[tuple[Any, Any], ...] = (
+_PROCESSORS: tuple[tuple[Any, Any], ...] = (
+    (_NO_REPEAT_NGRAM, constraints.no_repeat_ngram),
     (_TEMPERATURE, sampling.temperature),
     (_TOP_K, sampling.top_k),
     (_TOP_P, sampling.top_p),
@@ -86,23 +87,18 @@ def decoding() -> dict[str, Any]:
     Raises:
       Refused: a value is out of range, or two searches are asked for at once.
     """
-    given = [(flag, make) for flag, make in _DRAWS if flag.value is not None]
-    processors: list[Any] = []
-    options: dict[str, Any] = {"processors": processors}
+    given = [(flag, make) for flag, make in _PROCESSORS if flag.value is not None]
     try:
-        if _NO_REPEAT_NGRAM.value is not None:
-            processors.append(constraints.no_repeat_ngram(_NO_REPEAT_NGRAM.value))
-        processors += [make(flag.value) for flag, make in given]
+        options: dict[str, Any] = {"processors": [make(flag.value) for flag, make in given]}
     except ValueError as error:
         raise launch.Refused(str(error)) from None
-    if NUM_BEAMS.value is not None:
-        options["num_beams"] = NUM_BEAMS.value
-    if _LENGTH_PENALTY.value is not None:
-        options["length_penalty"] = _LENGTH_PENALTY.value
-    if given:
+    for flag in (NUM_BEAMS, _LENGTH_PENALTY):
+        if flag.value is not None:
+            options[flag.name] = flag.value
+    if draws := [flag.name for flag, _ in given if flag is not _NO_REPEAT_NGRAM]:
         if options.setdefault("num_beams", 1) > 1:
             raise launch.Refused(
-                f"--num_beams={NUM_BEAMS.value} searches and --{given[0][0].name} draws; give one of them."
+                f"--num_beams={NUM_BEAMS.value} searches and --{draws[0]} draws; give one of them."
             )
         options["key"] = jax.random.key(_SEED.value)
     return options

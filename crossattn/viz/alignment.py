@@ -37,13 +37,9 @@ def alignment(
     Raises:
       ValueError: wrong rank, NaN or infinity, token counts or links that do not fit weights.
     """
-    values = checked_weights(weights, "T, S")
-    checked_tokens(values.shape, source_tokens, target_tokens)
-    pairs = checked_links(links, values.shape)
-
     from crossattn.viz import heatmap
 
-    panel = heatmap.Panel(values, source_tokens, target_tokens, pairs)
+    panel = _panel(weights, source_tokens, target_tokens, links)
     if ax is None:
         return heatmap.draw_rows([[panel]], title, named=True)
     return heatmap.draw_into(ax, panel, title)
@@ -84,18 +80,13 @@ def gallery(
         raise ValueError(f"a gallery needs one entry a sentence in every list, got {said}")
     if not len(weights):
         raise ValueError("a gallery needs at least one sentence, got none")
-    sentences = []
-    for i, (own, source, target, pairs, name) in enumerate(zip(*lists.values(), strict=True)):
-        values = checked_weights(own, "T, S", name=f"weights[{i}]")
-        checked_tokens(values.shape, source, target, f"[{i}]")
-        gold = checked_links(pairs, values.shape, f"links[{i}]")
-        sentences.append((values, source, target, gold, name))
-    longest = max(max(sentence[0].shape) for sentence in sentences)
-    across = checked_columns(columns, 2 if longest <= 30 else 1)
 
     from crossattn.viz import heatmap
 
-    panels = [heatmap.Panel(*sentence) for sentence in sentences]
+    lines = enumerate(zip(*lists.values(), strict=True))
+    panels = [_panel(*sentence, which=f"[{i}]") for i, sentence in lines]
+    longest = max(max(panel.weights.shape) for panel in panels)
+    across = checked_columns(columns, 2 if longest <= 30 else 1)
     rows = [panels[i : i + across] for i in range(0, len(panels), across)]
     return heatmap.draw_rows(rows, title)
 
@@ -146,3 +137,12 @@ def heads(
         name = f"L{i // count} H{i % count}" if by_layer else f"head {i}"
         rows[-1].append(heatmap.Panel(own, source, target, pairs, below=name))
     return heatmap.draw_rows(rows, title, largest=0.2, tallest=14.0)
+
+
+def _panel(weights, source, target, links, title: str | None = None, which: str = "") -> Any:
+    from crossattn.viz import heatmap
+
+    values = checked_weights(weights, "T, S", name=f"weights{which}")
+    checked_tokens(values.shape, source, target, which)
+    pairs = checked_links(links, values.shape, f"links{which}")
+    return heatmap.Panel(values, source, target, pairs, title)

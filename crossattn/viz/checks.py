@@ -82,9 +82,10 @@ def checked_links(
 
 def checked_columns(columns: int | None, default: int) -> int:
     """Returns the number of panels in a row."""
-    if columns is not None and columns < 1:
+    columns = default if columns is None else columns
+    if columns < 1:
         raise ValueError(f"columns must be at least 1, got {columns}")
-    return default if columns is None else columns
+    return columns
 
 
 def checked_image(image: ArrayLike) -> np.ndarray:

@@ -45,7 +45,14 @@ def page(
             raise ValueError(
                 f"{name} has {len(names)} names but boxes has {len(places)}; expected one a region"
             )
-    read = None if weights is None else _checked_row(weights, len(places), region)
+    read = None
+    if weights is not None:
+        values, count = checked_weights(weights, "n, n"), len(places)
+        if values.shape != (count, count):
+            raise ValueError(f"weights has shape {list(values.shape)} but there are {count} boxes")
+        if not 0 <= region < count:
+            raise ValueError(f"region is {region}; expected 0 to {count - 1}")
+        read = values[region]
 
     from crossattn.viz import heatmap
     from crossattn.viz.figure import INK, Picture, label
@@ -118,12 +125,3 @@ def _checked_boxes(boxes: ArrayLike) -> np.ndarray:
             "fractions of the page"
         )
     return places
-
-
-def _checked_row(weights: ArrayLike, count: int, region: int) -> np.ndarray:
-    values = checked_weights(weights, "n, n")
-    if values.shape != (count, count):
-        raise ValueError(f"weights has shape {list(values.shape)} but there are {count} boxes")
-    if not 0 <= region < count:
-        raise ValueError(f"region is {region}; expected 0 to {count - 1}")
-    return values[region]
