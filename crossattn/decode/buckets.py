@@ -97,7 +97,7 @@ class Bucketed:
         call = dict(max_new_tokens=max_new_tokens, prompts=prompts, limits=limits)
         arrays, size, (B, S) = self._padded(source, source_segment_ids, **call)
         found = jax.device_get(self._search(params, *arrays, key, max_new_tokens=size))
-        T = max_new_tokens  # cut on the host, where another size is no other program
+        T = max_new_tokens  # cut on the host: on the device each size would be another program
         weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
         return Hypotheses(found.tokens[:B, :, :T], found.scores[:B], found.lengths[:B], weights)
 
@@ -127,7 +127,7 @@ class Bucketed:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
         arrays, size, (B, S) = self._padded(*source, **call)
         cast, begin, go_on = self._pieces
-        # Once a stream: each piece is a program of its own, which would read and round all weights again.
+        # Once a stream, since each call of ``go_on`` would round all weights again.
         params = cast(params)
         loop = begin(params, *arrays, key, max_new_tokens=size)
         start = before = int(loop.length)

@@ -90,11 +90,8 @@ class _Candidates:
     covered: Float[Array, "B C S"] | None
 
     def pick(self, index: Int[Array, "B J"]) -> "_Candidates":
-
-        def rows(x: Array) -> Array:
-            return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)
-
-        return jax.tree.map(rows, self)
+        rows = lambda x: index.reshape(*index.shape, *(1,) * (x.ndim - 2))  # noqa: E731
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, rows(x), axis=1), self)
 
     def best(self, scores: Float[Array, "B C"], count: int) -> "_Candidates":
         """Picks the ``count`` best by other scores, which replace theirs."""
