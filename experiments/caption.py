@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             shown[path] = inputs.shown(feature, path), text
         if own is not None:
             read = weights(x, np.concatenate([prompt, ids[None]], 1))[0, prompt.shape[1] - 1 :]
-            words = _words_read(task, ids.tolist(), read)
+            words = words_read(task, ids.tolist(), read)
             viz.save(viz.patches(shown[path][0], words, text), own)
 
     code = inputs.each_file(arguments, drawing, use)
@@ -74,7 +74,7 @@ def _language(task: Any, chosen: str | None) -> str | None:
     return chosen
 
 
-def _words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
+def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
     """Averages attention [T h w] over the tokens ``ids`` of each word; a repeated word is numbered."""
     words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
     for row in range(len(ids)):

@@ -187,7 +187,8 @@ class Bucketed:
         if rows is None:
             raise ValueError("got neither a source nor prompts; expected one of them.")
         B, longest = len(rows), self._known[1]
-        S = np.shape(source)[1] if np.ndim(source) == 2 else None  # frames are not padded
+        shape = () if source is None else np.shape(source)
+        S = shape[1] if len(shape) == 2 else None  # frames are not padded
         given = np.minimum(max_new_tokens if limits is None else limits, max_new_tokens)
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
