@@ -12,7 +12,7 @@ each picture which patches each word read, ``--gallery`` all pictures with their
 one that cannot be read does not stop the others; the exit code is then 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if not arguments:
         raise launch.Refused(
             "got no picture; name some: python -m experiments.caption --workdir=RUN a.png"
@@ -42,17 +41,21 @@ def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
     drawing, page = launch.picture(), launch.picture(_GALLERY)
     _, task, params = open_run(CaptioningTask, InterleavedTask)
-    prompt = task.prompt_in(_language(task, LANGUAGE.value))
-    caption = _captioner(task, params, prompt, NUM_BEAMS.value)
-    shown = {}
+    prompt = np.array([task.prompt_in(_language(task, LANGUAGE.value))], np.int32)
+    writer, weights = task.writer(params, NUM_BEAMS.value), task.read_weights(params)
+    feature, shown = task.features["source"], {}
 
     def use(path: str, own: Path | None) -> None:
-        text, read = caption(path)
+        x = feature.prepare(path)[None]
+        ids = writer(x, prompt)[0]
+        text = task.decoded(ids.tolist())
         print(f"{path}: {text}", flush=True)
         if own is not None or page is not None:
-            shown[path] = inputs.shown(task.features["source"], path), text
+            shown[path] = inputs.shown(feature, path), text
         if own is not None:
-            viz.save(viz.patches(shown[path][0], read(), text), own)
+            read = weights(x, np.concatenate([prompt, ids[None]], 1))[0, prompt.shape[1] - 1 :]
+            words = words_read(task, ids.tolist(), read)
+            viz.save(viz.patches(shown[path][0], words, text), own)
 
     code = inputs.each_file(arguments, drawing, use)
     if page is not None and shown:
@@ -62,11 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _language(task: Any, chosen: str | None) -> str | None:
-    """The one that is asked for, or the first that the run was told.
-
-    Raises:
-      Refused: the run was not told it.
-    """
+    """Returns the chosen language, or the first of the run; refuses one that the run lacks."""
     if chosen is None:
         return next(iter(task.languages), None)
     if chosen not in task.languages:
@@ -75,37 +74,11 @@ def _language(task: Any, chosen: str | None) -> str | None:
     return chosen
 
 
-def _captioner(
-    task: Any, params: Any, prompt: list[int], num_beams: int | None
-) -> Callable[[str], tuple[str, Callable[[], dict[str, np.ndarray]]]]:
-    """(path of a picture) -> its caption, and a function that says what each word read [h w]."""
-    writer, weights = task.writer(params, num_beams), task.read_weights(params)
-    feature, prefix = task.features["source"], np.array([prompt], np.int32)
-
-    def caption(path: str) -> tuple[str, Callable[[], dict[str, np.ndarray]]]:
-        x = feature.prepare(path)[None]
-        ids = writer(x, prefix)[0]
-
-        def read() -> dict[str, np.ndarray]:
-            tokens = np.concatenate([prefix, ids[None]], 1)
-            return words_read(task, ids.tolist(), weights(x, tokens)[0, len(prompt) - 1 :])
-
-        return task.decoded(ids.tolist()), read
-
-    return caption
-
-
 def words_read(task: Any, ids: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Patches that each word of a caption read, the mean of its tokens', [h w]; a repeated word is numbered.
-
-    Args:
-      task: whose tokens they are.
-      ids: of the caption.
-      weights: of each, [T h w].
-    """
+    """Averages attention [T h w] over the tokens ``ids`` of each word; a repeated word is numbered."""
     words, rows, begun = task.decoded(ids).split(), dict[int, list[int]](), 0
     for row in range(len(ids)):
-        # A blank alone is of the word after it: it counts when there is one more.
+        # A blank alone belongs to the next word, which begins with the token that adds one.
         count = len(task.decoded(ids[: row + 1]).split())
         if count > len(rows):
             rows[count - 1] = [*range(begun, row + 1)]

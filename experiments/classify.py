@@ -8,9 +8,8 @@ over each which patches the class token reads. Of several files one that cannot 
 others; the exit code is then 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +24,6 @@ _NAMED = 3  # classes
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if not arguments:
         raise launch.Refused(
             "got no picture; name some: python -m experiments.classify --workdir=RUN a.png"
@@ -33,20 +31,6 @@ def main(arguments: Sequence[str]) -> int:
     launch.need("PIL", install="crossattn[images]")
     drawing = launch.picture()
     _, task, params = open_run(ClassificationTask)
-    classify = _classifier(task, params, drawn=drawing is not None)
-
-    def use(path: str, own: Path | None) -> None:
-        print(f"{path}: {classify(path, own)}", flush=True)
-
-    return inputs.each_file(arguments, drawing, use)
-
-
-def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path | None], str]:
-    """(path of a picture, where it is drawn) -> its classes, the likeliest first.
-
-    Raises:
-      Refused: the run does not read pictures alone, or its model does not say what it reads of them.
-    """
     data = task.config.data
     if data.image is None or data.text is not None:
         raise launch.Refused(
@@ -54,7 +38,7 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
             f"{data.text!r}; expected one that reads pictures alone."
         )
     module = type(task.bind(params))
-    if drawn and not hasattr(module, "patch_weights"):
+    if drawing is not None and not hasattr(module, "patch_weights"):
         raise launch.Refused(
             f"--plot draws the patches that a class token reads, and a {module.__name__} has none; leave it "
             "out."
@@ -63,18 +47,18 @@ def _classifier(task: Any, params: Any, *, drawn: bool) -> Callable[[str, Path |
     predict = jax.jit(lambda p, x: jax.nn.softmax(task.logits(p, {data.image: x})))
     read = jax.jit(lambda p, x: task.bind(p).patch_weights(x))
 
-    def classify(path: str, own: Path | None) -> str:
+    def use(path: str, own: Path | None) -> None:
         x = feature.prepare(path)[None]
         probabilities = np.asarray(predict(params, x))[0]
         likeliest = np.argsort(-probabilities, kind="stable")[:_NAMED]
         line = ", ".join(f"{task.classes[i]} {probabilities[i]:.2f}" for i in likeliest)
         if own is not None:
             weights = {name: np.asarray(w)[0] for name, w in read(params, x).items()}
-            title = line.partition(",")[0]
-            viz.save(viz.patches(inputs.shown(feature, path), weights, title), own)
-        return line
+            picture = inputs.shown(feature, path)
+            viz.save(viz.patches(picture, weights, line.partition(",")[0]), own)
+        print(f"{path}: {line}", flush=True)
 
-    return classify
+    return inputs.each_file(arguments, drawing, use)
 
 
 if __name__ == "__main__":

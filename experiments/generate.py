@@ -28,7 +28,6 @@ FLAGS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     launch.keep_compiled()
     prompts = list(arguments) or inputs.standard_input()
     _, task, params = open_run(LanguageModelTask)

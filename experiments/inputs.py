@@ -18,13 +18,15 @@ _SHOWN = 256  # pixels of a picture's longer side that are drawn
 def each_file(
     paths: Sequence[str], drawing: Path | None, use: Callable[[str, Path | None], None]
 ) -> int:
-    """Exit code of ``use(path, its picture)`` for each file; a wrong one does not stop the others.
+    """Calls ``use(path, its picture)`` for each file, and returns the exit code.
+
+    A wrong one of several files does not stop the others.
 
     Args:
       paths: the files.
-      drawing: the picture that is asked for; of several files each gets its own, called after it, or
-        numbered where two files are called the same.
-      use: what is done with a file.
+      drawing: the picture; each of several files has its own, with the file's name, or its number if two
+        names are equal.
+      use: processes a file.
     """
     if len(paths) == 1:
         use(paths[0], drawing)
@@ -43,7 +45,7 @@ def each_file(
 
 
 def shown(feature: Image, path: str) -> np.ndarray:
-    """The part of a picture that a model gets, in more pixels than it does, values from 0 to 1."""
+    """Returns the part of a picture that a model reads, in more pixels, values from 0 to 1."""
     scale = max(1, _SHOWN // max(feature.height, feature.width))
     size = feature.height * scale, feature.width * scale
     large = Image(*size, feature.channels, feature.resize, (0.0,), (1.0,))
@@ -51,21 +53,21 @@ def shown(feature: Image, path: str) -> np.ndarray:
 
 
 def standard_input() -> list[str]:
-    """Lines that the main process reads, in every process: only one of them has a standard input."""
-    said: dict[str, Any] = {}
+    """Returns, in every process, the lines of standard input, which only the main process has."""
+    found: Any = None
     if processes.is_main():
         try:
-            said = {"lines": _lines()}
+            found = _lines()
         except launch.Refused as error:
-            said = {"refused": str(error)}
-    said = processes.gather(said)[0]
-    if "refused" in said:
-        raise launch.Refused(said["refused"])
-    return said["lines"]
+            found = str(error)
+    found = processes.gather(found)[0]
+    if isinstance(found, str):
+        raise launch.Refused(found)
+    return found
 
 
 def _lines() -> list[str]:
-    """Lines of standard input, which must be UTF-8."""
+    """Reads the lines of standard input, which must be UTF-8."""
     lines = []
     for number, line in enumerate(sys.stdin.buffer, start=1):
         try:

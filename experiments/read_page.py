@@ -26,7 +26,6 @@ _SHOWN = 60  # characters of a text
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     picture = launch.picture()
@@ -49,24 +48,14 @@ def main(arguments: Sequence[str]) -> int:
     for number, (said, meant, gate, text) in enumerate(rows):
         print(f"{number:3}  {said:<9}  {meant:<9}  {gate:.2f}  {text[:_SHOWN]}")
     if picture:
-        figure = viz.page(
-            _pixels(page["pictures"]["page"]),
-            read.boxes,
-            read.classes,
-            expected=page["label"][: len(read.classes)],
-            weights=read.weights,
-            region=_REGION.value,
-            title=page["id"],
-        )
-        viz.save(figure, picture)
+        from PIL import Image
+
+        with Image.open(io.BytesIO(page["pictures"]["page"]), formats=("PNG",)) as png:
+            pixels = np.asarray(png.convert("L"))
+        expected = page["label"][: len(read.classes)]
+        options = dict(weights=read.weights, region=_REGION.value, title=page["id"])
+        viz.save(viz.page(pixels, read.boxes, read.classes, expected=expected, **options), picture)
     return 0
-
-
-def _pixels(png: bytes) -> np.ndarray:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(png), formats=("PNG",)) as picture:
-        return np.asarray(picture.convert("L"))
 
 
 if __name__ == "__main__":

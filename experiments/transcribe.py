@@ -42,7 +42,6 @@ _COLUMNS = 90  # of a picture
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     if not arguments:
         raise launch.Refused("got no sound file; name some: python -m experiments.transcribe a.wav")
     launch.need("soundfile", "soxr", install="crossattn[speech]")
@@ -57,28 +56,22 @@ def main(arguments: Sequence[str]) -> int:
     def use(path: str, own: Path | None) -> None:
         if len(arguments) > 1:
             print(f"{path}:", flush=True)
-        transcribe(transcriber, path, own)
+        frames = frames_of(read_audio(path), transcriber)
+        (transcript,) = transcriber([frames], LANGUAGE.value)
+        _print(transcript)
+        if own:
+            _draw(transcriber, frames, transcript, own)
 
     return inputs.each_file(arguments, picture, use)
-
-
-def transcribe(transcriber: Transcriber, path: str, picture: Path | None) -> None:
-    """Print what is said in a file, and draw it where a picture is asked for."""
-    frames = frames_of(read_audio(path), transcriber)
-    (transcript,) = transcriber([frames], LANGUAGE.value)
-    show(transcript)
-    if picture:
-        draw(transcriber, frames, transcript, picture)
 
 
 def open_whisper(
     name: str, *, words: bool = False, int8: bool = False, **options: Any
 ) -> Transcriber:
-    """A transcriber with packaged weights, those of a folder, or those of a name on the hub.
+    """Loads a transcriber from packages, a folder or the hub; with ``words``, every word gets its times.
 
     Raises:
-      Refused: there is no such model, it is no Whisper, has no tokenizer, or cannot tell the time where words
-        are asked for.
+      Refused: there is no such model, it is no Whisper, has no tokenizer, or has no times of words.
       CheckpointError: the files do not fit together.
       ImportError: a package is missing.
     """
@@ -103,7 +96,7 @@ def open_whisper(
 
 
 def _folder(name: str) -> Path:
-    """Folder of a packaged model, or of whatever ``weights.load`` takes."""
+    """Returns the folder of a packaged model, or of any that ``weights.load`` takes."""
     if name in fetch_weights.MODELS and not Path(name).is_dir():
         return fetch_weights.packaged(name)
     try:
@@ -113,34 +106,32 @@ def _folder(name: str) -> Path:
 
 
 def frames_of(audio: np.ndarray, transcriber: Transcriber) -> np.ndarray:
-    """Frames of a sound as a transcriber hears it, measured as if silence followed."""
+    """Computes the frames of a sound, with the loudness of a window that ends in silence."""
     config = transcriber.build.config
     silence = config.max_frames * HOP
     return log_mel(audio, config.mels, silence=silence)[: -(-len(audio) // HOP)]
 
 
-def show(transcript: Transcript) -> None:
-    """Print the text, or what was asked for of its times."""
+def _print(transcript: Transcript) -> None:
     if _WORDS.value:
-        lines = [(word.start, word.end, word.text) for word in transcript.words]
+        timed: Sequence[Any] = transcript.words
     elif _TIMESTAMPS.value:
-        lines = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
+        timed = transcript.segments
     else:
         print(transcript.text, flush=True)
         return
-    for start, end, text in lines:
-        print(f"[{_clock(start)} - {_clock(end)}] {text.strip()}", flush=True)
+    for own in timed:
+        print(f"[{_clock(own.start)} - {_clock(own.end)}] {own.text.strip()}", flush=True)
 
 
-def draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path) -> Path:
-    """Where ``heads`` look while each word of the first window is written, with the word's time outlined."""
+def _draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, path: Path) -> None:
+    """Draws the attention of each word of the first window over time, with the word's time outlined."""
     window = frames[: transcriber.build.config.max_frames]
     words = [word for word in transcript.words if word.end <= len(window) * FRAME]
     if not words:
         raise launch.Refused("nothing was said in the first window, so there is nothing to draw.")
     seen = transcriber.attention(window, [word.text for word in words], transcript.language)
-    # A cell is a few vectors of the encoder, so that words stay readable.
-    width = -(-seen.shape[1] // _COLUMNS)
+    width = -(-seen.shape[1] // _COLUMNS)  # vectors of the encoder in a cell
     cells = np.add.reduceat(seen, np.arange(0, seen.shape[1], width), axis=1)
     marks = [
         f"{cell * width * TIME:.1f} s" if cell % 5 == 0 else "" for cell in range(cells.shape[1])
@@ -153,7 +144,7 @@ def draw(transcriber: Transcriber, frames: np.ndarray, transcript: Transcript, p
     ]
     title = f"cross-attention of {len(transcriber.heads)} heads over time"
     texts = [word.text.strip() for word in words]
-    return viz.save(viz.alignment(cells, marks, texts, links=links, title=title), path)
+    viz.save(viz.alignment(cells, marks, texts, links=links, title=title), path)
 
 
 def _clock(seconds: float) -> str:

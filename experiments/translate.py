@@ -37,20 +37,20 @@ _TEMPERATURE = flags.DEFINE_float("temperature", None, "Below 1 sharpens the dra
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw from so many tokens.", lower_bound=1)
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw from those of this probability together.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the draw.")
-_DRAWS: tuple[tuple[Any, Any], ...] = (
+_PROCESSORS: tuple[tuple[Any, Any], ...] = (
+    (_NO_REPEAT_NGRAM, constraints.no_repeat_ngram),
     (_TEMPERATURE, sampling.temperature),
     (_TOP_K, sampling.top_k),
     (_TOP_P, sampling.top_p),
 )
 DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
-"""The flags that ``decoding`` reads."""
+"""Flags that ``decoding`` reads."""
 FLAGS = (
     launch.CONFIG, launch.WORKDIR, STEP, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     launch.keep_compiled()
     picture = launch.picture()
     sentences = list(arguments) or inputs.standard_input()
@@ -76,47 +76,42 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     if picture:
-        recipe = report.stated_recipe(config)
-        draw(translator, list(zip(sentences, translations, strict=True)), recipe, picture)
+        pairs = list(zip(sentences, translations, strict=True))
+        draw(translator, pairs, report.stated_recipe(config), picture)
     return 0
 
 
 def decoding() -> dict[str, Any]:
-    """The decoding options that the flags give, to go over the config's.
+    """Returns the decoding options of the flags, which override the config's.
 
     Raises:
       Refused: a value is out of range, or two searches are asked for at once.
     """
-    given = [(flag, make) for flag, make in _DRAWS if flag.value is not None]
-    processors: list[Any] = []
-    options: dict[str, Any] = {"processors": processors}
+    given = [(flag, make) for flag, make in _PROCESSORS if flag.value is not None]
     try:
-        if _NO_REPEAT_NGRAM.value is not None:
-            processors.append(constraints.no_repeat_ngram(_NO_REPEAT_NGRAM.value))
-        processors += [make(flag.value) for flag, make in given]
+        options: dict[str, Any] = {"processors": [make(flag.value) for flag, make in given]}
     except ValueError as error:
         raise launch.Refused(str(error)) from None
-    if NUM_BEAMS.value is not None:
-        options["num_beams"] = NUM_BEAMS.value
-    if _LENGTH_PENALTY.value is not None:
-        options["length_penalty"] = _LENGTH_PENALTY.value
-    if given:
+    for flag in (NUM_BEAMS, _LENGTH_PENALTY):
+        if flag.value is not None:
+            options[flag.name] = flag.value
+    if draws := [flag.name for flag, _ in given if flag is not _NO_REPEAT_NGRAM]:
         if options.setdefault("num_beams", 1) > 1:
             raise launch.Refused(
-                f"--num_beams={NUM_BEAMS.value} searches and --{given[0][0].name} draws; give one of them."
+                f"--num_beams={NUM_BEAMS.value} searches and --{draws[0]} draws; give one of them."
             )
         options["key"] = jax.random.key(_SEED.value)
     return options
 
 
-def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Path) -> Path:
-    """One alignment heatmap for each sentence pair, at most six; empty translations have none."""
+def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Path) -> None:
+    """Draws an alignment heatmap of each sentence pair, at most six; empty translations have none."""
     drawn = [(source, target) for source, target in pairs if target][:6]
     if not drawn:
         raise launch.Refused("every translation is empty, so there is no attention to draw.")
     attention = translator.attention(drawn)
     if not processes.is_main():
-        return path
+        return
     matrices = [recipe.token_weights(a.weights, len(a.target_tokens) - 1) for a in attention]
     figure = viz.gallery(
         matrices,
@@ -124,7 +119,7 @@ def draw(translator, pairs: Sequence[tuple[str, str]], recipe: Recipe, path: Pat
         [a.target_tokens[:-1] for a in attention],
         title=f"cross-attention: {recipe}",
     )
-    return viz.save(figure, path)
+    viz.save(figure, path)
 
 
 if __name__ == "__main__":

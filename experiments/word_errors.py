@@ -22,7 +22,7 @@ from experiments import fetch_weights, launch
 from experiments.transcribe import INT8, frames_of, open_whisper
 
 SETS = {"librivox": 1, "asterisk": 4}
-"""Sets, and the fewest words of a text that counts."""
+"""Sets, and the fewest words of a text that is scored."""
 
 _SETS = flags.DEFINE_list("sets", list(SETS), f"Of {' and '.join(SETS)}.")
 _TEXTS = flags.DEFINE_string("texts", None, "Write every text into this JSON file.")
@@ -30,7 +30,6 @@ FLAGS = (_SETS, INT8, _TEXTS)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
     launch.need("jiwer", "whisper_normalizer", "soundfile", "soxr", install="crossattn[speech]")
     launch.keep_compiled()
     if _TEXTS.value:
@@ -46,11 +45,9 @@ def main(arguments: Sequence[str]) -> int:
             if with_peer:
                 texts["faster-whisper"] = faster_whisper(model, examples)
             references = [example["text"] for example in examples]
-            rates = {
-                who: word_error_rate(references, transcripts) for who, transcripts in texts.items()
-            }
             print(f"{model}, {name}: {len(examples)} recordings", flush=True)
-            for who, rate in rates.items():
+            for who, transcripts in texts.items():
+                rate = word_error_rate(references, transcripts)
                 print(f"  {who:<16} {rate:6.2f} % of words", flush=True)
             columns = [[example["id"] for example in examples], references, *texts.values()]
             rows = list(zip(*columns, strict=True))
@@ -66,14 +63,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ours(model: str, examples: Sequence[Example], int8: bool = False) -> list[str]:
-    """Texts of this project."""
+    """Transcribes recordings with this project."""
     transcriber = open_whisper(model, int8=int8)
     frames = (frames_of(example["audio"], transcriber) for example in examples)
     return [transcript.text for transcript in transcriber(frames, "en")]
 
 
 def faster_whisper(model: str, examples: Sequence[Example]) -> list[str]:
-    """Texts of faster-whisper on the package's own files, float32, greedy, its other defaults."""
+    """Transcribes recordings with faster-whisper on its own files, float32, greedy."""
     import faster_whisper
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Decoding of arrays of any size, with one compile for each bucket of sizes; and its stream of tokens."""
+"""Decoding of arrays of any size, compiled once for each bucket of sizes, and its stream of tokens."""
 
 import bisect
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,45 +19,34 @@ from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.types import AnyArray, Float, Int, Key, Params
 
 Limits = Int[AnyArray, "..."] | Sequence[int] | int | None
-"""The most tokens of each row, [B], or of all."""
+"""Largest number of tokens of each row, [B], or of all."""
 
 Prompts = Sequence[Sequence[int]] | Int[AnyArray, "B P"]
 
 NewTokens = Int[np.ndarray, "B n"] | tuple[Int[np.ndarray, "B n"], Float[np.ndarray, "B M N n S"]]
-"""Tokens of a stream; where attention is captured, they and their weights."""
+"""Tokens of a stream; with a ``Capture``, they and their weights."""
 
 _OF_CALLS = ("max_new_tokens", "limits", "key")
-_ALONE = {"num_beams": 1, "candidates": 1}
-
-
-class _Filled(NamedTuple):
-    """One call in a bucket's sizes: what ``prefill`` reads, the prompts, limits; and the rows asked for."""
-
-    reads: dict[str, Any]
-    prefix: dict[str, Any]
-    limits: Int[np.ndarray, " B"]
-    max_new_tokens: int
-    rows: int
+_NOT_STREAMED = {"num_beams": 1, "candidates": 1, "draft": None}
 
 
 class Bucketed:
     """``generate`` under ``jax.jit``, for sources or prompts of any number and length.
 
-    Rows, lengths of sources or prompts, and target lengths are filled up to the next size that was named,
-    or to what the model has positions for; rows that were added are done from the start, and no row gets
-    longer than asked. Beyond the largest size, its multiples are taken. Frames, to which silence would be
-    something to hear, keep their number: only rows are added to them.
+    Rows, lengths of sources or prompts, and target lengths are padded to the next size, a multiple of the
+    largest beyond it, or the model's number of positions. Added rows are done from the start. Frames keep
+    their number, since silence is heard: only rows are added to them.
 
         hypotheses = Bucketed(build)(params, source, (source != pad_id).astype(int), max_new_tokens=60)
         hypotheses = Bucketed(build)(params, prompts=[[5, 7, 9], [4]], max_new_tokens=60)
 
     Args:
       build: makes the model.
-      batch_sizes, source_lengths, target_lengths: ascending; prompts have the lengths of sources.
+      batch_sizes, source_lengths, target_lengths: ascending; ``source_lengths`` are those of prompts too.
       **options: of ``generate``, the same for every call.
 
     Raises:
-      ValueError: an option is one that calls take: ``max_new_tokens``, ``limits``, ``key``.
+      ValueError: an option belongs to calls: ``max_new_tokens``, ``limits``, ``key``.
     """
 
     def __init__(
@@ -94,71 +83,68 @@ class Bucketed:
         limits: Limits = None,
         key: Key[AnyArray, "*#B"] | None = None,
     ) -> Hypotheses:
-        """What ``generate`` gives, [B J max_new_tokens], in arrays of numpy.
+        """Generates as ``generate`` does, [B J max_new_tokens], into numpy arrays.
 
         Args:
           source, source_segment_ids: of an encoder-decoder, as in ``generate``.
-          prompts: of any lengths, each continued as if it were alone.
-          limits: the most tokens of each row, where they are fewer than ``max_new_tokens``.
+          prompts: of any lengths, each continued independently.
+          limits: largest number of tokens of each row, at most ``max_new_tokens``.
+          key: as in ``generate``.
 
         Raises:
           ValueError: there is neither a source nor a prompt, or as ``generate`` does.
         """
-        filled = self._filled(source, source_segment_ids, prompts, max_new_tokens, limits)
-        arrays, size = filled[:3], filled.max_new_tokens
+        call = dict(max_new_tokens=max_new_tokens, prompts=prompts, limits=limits)
+        arrays, size, (B, S) = self._padded(source, source_segment_ids, **call)
         found = jax.device_get(self._search(params, *arrays, key, max_new_tokens=size))
-        # Cut on the host, where another size is no other program.
-        B, T = filled.rows, max_new_tokens
-        weights = None if found.weights is None else found.weights[:B, ..., :T, :]
-        weights = _of_source(weights, source)
+        T = max_new_tokens  # cut on the host: on the device each size would be another program
+        weights = None if found.weights is None else found.weights[:B, ..., :T, :S]
         return Hypotheses(found.tokens[:B, :, :T], found.scores[:B], found.lengths[:B], weights)
 
     def stream(
         self,
         params: Params,
-        source: Source | None = None,
-        source_segment_ids: Int[AnyArray, "B S"] | None = None,
-        *,
-        max_new_tokens: int,
-        prompts: Prompts | None = None,
-        limits: Limits = None,
-        key: Key[AnyArray, "*#B"] | None = None,
+        *source: Any,
         every: int = 1,
+        key: Key[AnyArray, "*#B"] | None = None,
+        **call: Any,
     ) -> Iterator[NewTokens]:
-        """The tokens [B n] as they come, ``every`` at a time, greedy or drawn; rows that ended give padding.
+        """Yields the tokens [B n] of a call, greedy or drawn; ended rows get padding.
 
-        With a ``capture``, pairs: tokens, and the weights [B M N n S] of the steps that predicted them.
+        With a ``capture``, yields pairs: tokens, and the weights [B M N n S] of their steps.
+
+        Args:
+          every: number of tokens at a time.
+          *source, key, **call: arguments of a call.
 
         Raises:
-          ValueError: the options ask for a search that does not go token by token.
+          ValueError: the options ask for a search that does not go token by token, or as a call does.
         """
-        if others := [name for name, one in _ALONE.items() if self._options.get(name, one) != one]:
-            raise ValueError(f"a stream has no {others[0]}: it goes one token after the other.")
-        if self._options.get("draft") is not None:
-            raise ValueError("a stream has no draft: it goes one token after the other.")
+        for name, alone in _NOT_STREAMED.items():
+            if self._options.get(name, alone) != alone:
+                raise ValueError(f"a stream has no {name}: it goes one token after the other.")
         if every < 1:
             raise ValueError(f"every is {every}; expected 1 or more tokens at a time.")
-        filled = self._filled(source, source_segment_ids, prompts, max_new_tokens, limits)
-        arrays, size = filled[:3], filled.max_new_tokens
+        arrays, size, (B, S) = self._padded(*source, **call)
         cast, begin, go_on = self._pieces
-        # Once a stream: each piece is a program of its own, which would read and round all weights again.
+        # Once a stream, since each call of ``go_on`` would round all weights again.
         params = cast(params)
         loop = begin(params, *arrays, key, max_new_tokens=size)
         start = before = int(loop.length)
-        unfinished = bool(np.any(filled.limits > 0))
+        unfinished = bool(np.any(arrays[-1] > 0))
         while unfinished:
             until = jnp.int32(before + every)
             loop, more = go_on(params, loop, *arrays, key, until, max_new_tokens=size)
             unfinished, now = bool(more), int(loop.length)
-            tokens = np.asarray(loop.tokens)[: filled.rows, 0, before:now]
-            weights = _of_source(_weights(loop, before - start, now - start), source)
-            yield tokens if weights is None else (tokens, weights[: filled.rows])
+            tokens = np.asarray(loop.tokens)[:B, 0, before:now]
+            weights = _weights(loop, before - start, now - start)
+            yield tokens if weights is None else (tokens, weights[:B, ..., :S])
             before = now
 
     @cached_property
     def _pieces(self) -> tuple[Any, Any, Any]:
-        """The programs of a stream: weights made ready, the beginning, and the tokens up to a length."""
-        left_out = (*_ALONE, "length_penalty", "processors", "capture", "draft")
+        """Compiled parts of a stream: the cast of weights, the beginning, the tokens up to a length."""
+        left_out = (*_NOT_STREAMED, "length_penalty", "processors", "capture")
         options = {name: x for name, x in self._options.items() if name not in left_out}
         own = tuple(self._options.get("processors", ())), self._options.get("capture")
 
@@ -176,9 +162,9 @@ class Bucketed:
         def go_on(params, state: Progress, reads, prefix, limits, key, until, max_new_tokens):
             _, loop = parts(params, prefix, limits, key, max_new_tokens)
             state = jax.lax.while_loop(
-                lambda s: loop.unfinished(s) & (s.length < until), loop.advance, state
+                lambda s: s.unfinished() & (s.length < until), loop.advance, state
             )
-            return state, loop.unfinished(state)
+            return state, state.unfinished()
 
         def cast(params):
             return functional.params_of(in_compute_dtype(functional.bind(self._build, params)))
@@ -187,23 +173,27 @@ class Bucketed:
 
     @cached_property
     def _known(self) -> tuple[int | None, int | None, int | None]:
-        """The longest source and the longest text that the model has positions for, and its padding."""
+        """Largest lengths of a source and of a text that the model has positions for, and its ``pad_id``."""
         model: Any = nnx.eval_shape(lambda: self._build(nnx.Rngs(0)))
         source, target = getattr(model, "longest", (None, None))
         read_last = self._options.get("candidates", 1) > 1
         return source, target and target - read_last, getattr(model, "pad_id", None)
 
-    def _filled(
-        self, source: Any, segment_ids: Any, prompts: Any, max_new_tokens: int, limits: Any
-    ) -> _Filled:
-        if source is None and prompts is None:
+    def _padded(
+        self, source=None, source_segment_ids=None, *, max_new_tokens, prompts=None, limits=None
+    ) -> tuple[tuple[dict[str, Any], dict[str, Any], Int[np.ndarray, " B"]], int, tuple[Any, Any]]:
+        """Pads a call to its bucket: inputs of ``prefill``, prefix and limits; target length; own B and S."""
+        rows = prompts if source is None else source
+        if rows is None:
             raise ValueError("got neither a source nor prompts; expected one of them.")
-        B, longest = len(prompts if source is None else source), self._known[1]
+        B, longest = len(rows), self._known[1]
+        shape = () if source is None else np.shape(source)
+        S = shape[1] if len(shape) == 2 else None  # frames are not padded
         given = np.minimum(max_new_tokens if limits is None else limits, max_new_tokens)
         if given.shape not in ((), (B,)):
             raise ValueError(f"limits has shape {given.shape}; expected [] or [B] = [{B}].")
         more = _size(B, self.batch_sizes) - B
-        reads = {} if source is None else self._source(np.asarray(source), segment_ids, more)
+        reads = {} if source is None else self._source(np.asarray(source), source_segment_ids, more)
         start = np.atleast_1d(self._options.get("prefix", 0)).shape[-1]
         prefix: dict[str, Any] = {}
         if prompts is not None:
@@ -211,18 +201,17 @@ class Bucketed:
                 raise ValueError(
                     "prefix is an option of this Bucketed; leave it out: prompts are prefixes."
                 )
-            rows = [np.asarray(row).tolist() for row in prompts]
+            texts = [np.asarray(row).tolist() for row in prompts]
             room = None if longest is None else longest - max_new_tokens + 1
-            start = _size(max(map(len, rows)), self.source_lengths, room)
-            tokens, lengths = right_aligned(rows + [[0]] * more, start)
+            start = _size(max(map(len, texts)), self.source_lengths, room)
+            tokens, lengths = right_aligned(texts + [[0]] * more, start)
             prefix = dict(prefix=tokens, prefix_lengths=lengths)
         room = None if longest is None else longest - start + 1
         own = np.pad(np.broadcast_to(given, B).astype(np.int32), (0, more))
-        size = _size(max_new_tokens, self.target_lengths, room)
-        return _Filled(reads, prefix, own, size, B)
+        return (reads, prefix, own), _size(max_new_tokens, self.target_lengths, room), (B, S)
 
     def _source(self, source: Any, segment_ids: Any, more: int) -> dict[str, Any]:
-        """A source and its segments with rows, and of tokens the length, filled up."""
+        """Pads the rows of a source and its segments, and the length of tokens."""
         segment_ids = None if segment_ids is None else np.asarray(segment_ids)
         check_source(source, segment_ids)
         longest, _, pad_id = self._known
@@ -235,20 +224,13 @@ class Bucketed:
         if segment_ids is None:
             return dict(source=source)
         segment_ids = np.pad(segment_ids.astype(np.int32), ((0, more), (0, added)))
-        # Nothing but padding would be read as NaN by some kernels of other libraries.
+        # Some kernels of other libraries give NaN for a row of padding alone.
         segment_ids[B:, 0] = 1
         return dict(source=source, source_segment_ids=segment_ids)
 
 
-def _of_source(weights: Any, source: Any) -> Any:
-    """Attention [... S] to the tokens of a source alone, without those that fill it up."""
-    if weights is None or source is None or np.ndim(source) != 2:
-        return weights
-    return weights[..., : np.shape(source)[1]]
-
-
 def _weights(loop: Progress, begin: int, end: int) -> Float[np.ndarray, "B M N n S"] | None:
-    """Captured attention of some of the generated tokens; 0 for padding."""
+    """Returns the captured attention of some of the generated tokens; 0 for padding."""
     if loop.weights is None:
         return None
     own = np.asarray(loop.weights)[:, 0, begin:end]
@@ -257,7 +239,7 @@ def _weights(loop: Progress, begin: int, end: int) -> Float[np.ndarray, "B M N n
 
 
 def _size(count: int, sizes: Sequence[int], longest: int | None = None) -> int:
-    """The next size, or multiple of the largest; no more than ``longest``, unless there are more already."""
+    """Returns the next size, or multiple of the largest; ``longest`` limits what is added."""
     index = bisect.bisect_left(sizes, count)
     size = sizes[index] if index < len(sizes) else -(-count // sizes[-1]) * sizes[-1]
     return size if longest is None else max(count, min(size, longest))

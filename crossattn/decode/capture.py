@@ -1,4 +1,4 @@
-"""Attention kept while decoding: chosen layers and heads, one row of the source a token."""
+"""Attention captured while decoding: chosen layers and heads, one row of the source a token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from crossattn.types import Array, Float, Int
 
 @dataclass(frozen=True)
 class Capture:
-    """Which cross-attention weights a search keeps, as ``Hypotheses.weights``.
+    """Cross-attention layers and heads whose weights a search returns in ``Hypotheses.weights``.
 
     Attributes:
       layers: their numbers, negative ones from the end; None is all.
       heads: the same of heads.
 
     Raises:
-      ValueError: where it is used, if the model has no such layer or head, or no source.
+      ValueError: by the search, if the model has no such layer or head, or no source.
     """
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
 
     def of(self, weights: Float[Array, "layers B J heads T S"]) -> Float[Array, "B J T M N S"]:
-        """The chosen layers' and heads' weights, tokens before layers."""
+        """Selects the weights of the layers and heads, tokens before layers."""
         for name, chosen, axis in (("layers", self.layers, 0), ("heads", self.heads, 3)):
             if chosen is not None:
                 count = weights.shape[axis]
@@ -45,7 +45,7 @@ def captured(
     tokens: Int[Array, "B J T"],
     states: Any,
 ) -> tuple[Float[Array, "B J T V"], Any, list[Any]]:
-    """One step: logits, states, and the weights [B J T M N S] of each capture."""
+    """Runs one step and returns logits, states, and the weights [B J T M N S] of each capture."""
     if not any(captures):
         logits, states = decode_step(tokens, states)
         return logits, states, [None] * len(captures)
@@ -61,7 +61,7 @@ def empty_weights(
     shape: tuple[int, int],
     length: int,
 ) -> Float[Array, "B J T M N S"] | None:
-    """Zeros for the weights of ``length`` tokens of sequences [B J]; None when none are asked for."""
+    """Returns zeros for the weights of ``length`` tokens of sequences [B J]; None without a capture."""
     if capture is None:
         return None
     tokens = jax.ShapeDtypeStruct((*shape, 1), jnp.int32)

@@ -1,4 +1,4 @@
-"""Decoding a whole model: read what it reads once, search, and look at what was attended to."""
+"""Generation by a whole model, and its attention to given tokens."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from crossattn.nn.readied import for_decoding
 from crossattn.types import AnyArray, Array, Float, Int, Key
 
 Source = Int[AnyArray, "B S"] | Float[AnyArray, "B F M"] | Float[AnyArray, "B H W C"]
-"""Tokens; or, of a model that reads them, features of frames, or pictures."""
+"""Tokens, features of frames, or pictures."""
 
 
 @on_any_mesh
@@ -35,28 +35,27 @@ def generate(
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Hypotheses:
-    """Text of any model that generates; greedy unless the options ask for another search.
+    """Generates text by any model with ``prefill`` and ``decode_step``; greedy unless the options differ.
 
         hypotheses = generate(translator, source, (source != pad_id).astype(int), max_new_tokens=60)
         hypotheses = generate(language_model, prefix=[[5, 7, 9], [4]], max_new_tokens=60)
 
     Args:
-      model: with ``prefill`` and ``decode_step``, such as a ``Transformer`` or a ``Decoder``
-        (``functional.bind(build, params)`` under ``jax.jit``).
-      source: of an encoder-decoder, the source tokens, or the frames of a model that reads these.
-      source_segment_ids: 0 where the source is padding, which is not read. None: that of the model's
-        ``pad_id``, if its config names one; otherwise everything is read, padding too.
-      max_new_tokens: the most tokens generated. Static, like ``num_beams``.
-      batch: rows, B. None: as many as the inputs have, or the prefix.
-      inputs: what else ``prefill`` reads, by name: ``{"memory": vectors, "memory_segment_ids": segments}`` of
+      model: such as a ``Transformer`` or a ``Decoder``; ``functional.bind(build, params)`` under ``jax.jit``.
+      source: of an encoder-decoder, its source tokens or frames.
+      source_segment_ids: 0 where the source is padding. None: tokens that are the model's ``pad_id`` are, and
+        none are without one.
+      max_new_tokens: largest number of generated tokens. Static, like ``num_beams``.
+      batch: rows, B. None: those of the inputs, or of the prefix.
+      inputs: other inputs of ``prefill``, by name: ``{"memory": vectors, "memory_segment_ids": segments}`` of
         a ``Decoder`` with a ``memory_dim``.
       **options: ``num_beams`` (with ``length_penalty``) for ``beam_search``, ``candidates`` for
         ``contrastive_search``, a ``key`` for ``sample``, a ``draft`` for ``speculative``, with a ``key`` or
-        without; and what else those and ``GenerationConfig`` take.
+        without; and the other options of those and of ``GenerationConfig``.
 
     Raises:
-      ValueError: two searches are asked for at once, a source has no batch axis, what is read or the text
-        do not fit the model, or nothing says how many rows there are.
+      ValueError: two searches are asked for at once, a source has no batch axis, the inputs or the text do
+        not fit the model, or nothing gives the number of rows.
     """
     reads = {"source": source, "source_segment_ids": source_segment_ids, **(inputs or {})}
     reads = {name: jnp.asarray(x) for name, x in reads.items() if x is not None}
@@ -66,27 +65,27 @@ def generate(
     model = for_decoding(model)
     num_beams, search = _search(model, **options)
     config = dict(batch=batch, max_new_tokens=max_new_tokens)
-    cache_length = _cache_length(config, options)
-    states = model.prefill(batch, num_beams, cache_length, **reads, **_lookahead(model, options))
+    length = GenerationConfig(**config, prefix=options.get("prefix")).cache_length
+    length += options.get("candidates", 1) > 1  # which reads the last token too
+    states = model.prefill(batch, num_beams, length, **reads, **_lookahead(model, options))
     return search(states, **config)
 
 
 def _rows(reads: Mapping[str, Any], prefix: Any) -> int:
-    """How many rows there are in what is read, or else in the prefix."""
     for x in reads.values():
         return len(x)
     if hasattr(prefix, "__len__") and np.ndim(prefix[0]):
         return len(prefix)
     raise ValueError(
-        "generate got nothing to read and no prefix with rows; expected batch=, how many texts to generate."
+        "generate got no inputs and no prefix with rows; expected batch=, how many texts to generate."
     )
 
 
 def check_source(source: Any, segment_ids: Any = None) -> None:
-    """Whether these are rows of tokens, or of frames, and segments of theirs.
+    """Checks the shapes and dtypes of a source and of its segments.
 
     Raises:
-      ValueError: they are not.
+      ValueError: they are not rows of tokens or frames with their segments.
     """
     tokens = jnp.issubdtype(source.dtype, jnp.integer)
     if not tokens and not jnp.issubdtype(source.dtype, jnp.floating):
@@ -99,15 +98,13 @@ def check_source(source: Any, segment_ids: Any = None) -> None:
         )
     if segment_ids is None:
         return
+    shape = f"source_segment_ids has shape {segment_ids.shape}"
     if segment_ids.ndim != 2 or segment_ids.shape[0] != source.shape[0]:
         raise ValueError(
-            f"source_segment_ids has shape {segment_ids.shape}; expected [B S], rows as many as the source "
-            f"has, {source.shape[0]}."
+            f"{shape}; expected [B S], with the rows of the source, {source.shape[0]}."
         )
     if tokens and segment_ids.shape != source.shape:
-        raise ValueError(
-            f"source_segment_ids has shape {segment_ids.shape}; expected that of source, {source.shape}."
-        )
+        raise ValueError(f"{shape}; expected that of source, {source.shape}.")
 
 
 def _search(
@@ -120,7 +117,7 @@ def _search(
     draft: Draft | None = None,
     **options: Any,
 ) -> tuple[int, Callable[..., Hypotheses]]:
-    """How many sequences a row it needs, and the search, of states and what ``GenerationConfig`` takes."""
+    """Returns the sequences a row, and the search of states and ``GenerationConfig``."""
     asked = {
         "num_beams": num_beams > 1,
         "candidates": candidates > 1,
@@ -130,32 +127,25 @@ def _search(
     if sum(asked.values()) > 1 + (asked["draft"] and asked["key"]):
         names = " and ".join(name for name, given in asked.items() if given)
         raise ValueError(f"got {names}; expected one of them: each is a search of its own.")
-    if num_beams > 1:
-        options = dict(num_beams=num_beams, length_penalty=length_penalty, **options)
-        return num_beams, partial(beam_search, model.decode_step, **options)
     if candidates > 1:
         return candidates, partial(contrastive_search, model, candidates=candidates, **options)
-    if draft is not None:
-        return 1, partial(speculative, model.decode_step, draft=draft, key=key, **options)
-    if key is not None:
-        return 1, partial(sample, model.decode_step, key=key, **options)
-    return 1, partial(greedy, model.decode_step, **options)
-
-
-def _cache_length(config: dict[str, Any], options: dict[str, Any]) -> int:
-    """Positions that are read; of candidates, the last token's too."""
-    length = GenerationConfig(**config, prefix=options.get("prefix")).cache_length
-    return length + (options.get("candidates", 1) > 1)
+    if num_beams > 1:
+        search = partial(beam_search, num_beams=num_beams, length_penalty=length_penalty)
+    elif draft is not None:
+        search = partial(speculative, draft=draft, key=key)
+    else:
+        search = greedy if key is None else partial(sample, key=key)
+    return max(num_beams, 1), partial(search, model.decode_step, **options)
 
 
 def _lookahead(model: Any, options: dict[str, Any]) -> dict[str, int]:
-    """Further positions for guesses until they are verified; only models that rewind know of it."""
+    """Returns the positions that ``prefill`` adds for the guesses of a draft."""
     draft = options.get("draft")
     if draft is None:
         return {}
     if "lookahead" not in inspect.signature(model.prefill).parameters:
         raise ValueError(
-            "speculative decoding takes back what a draft guessed wrong, but "
+            "speculative decoding takes back guesses that are wrong, but "
             f"{type(model).__name__}.prefill() takes no lookahead; decode with no draft."
         )
     return {"lookahead": draft.lookahead}
@@ -172,16 +162,16 @@ def attention_of(
     bos_id: int = 1,
     pad_id: int = 0,
 ) -> Float[Array, "L B N T S"]:
-    """Cross-attention weights of given target tokens; row t is the step that predicts token t.
+    """Computes the cross-attention weights of given target tokens, in one pass.
 
-    One pass over the whole sequence, which computes what step-by-step decoding did. For the weights of a
-    search while it runs, give it a ``Capture``. Rows of padding are 0.
+    Row t is the step that predicts token t; rows of padding are 0. ``Capture`` keeps the weights of a search
+    while it runs.
 
     Args:
       source, source_segment_ids: as in ``generate``.
       tokens: a chosen hypothesis, or a reference, end-of-sentence included.
-      lengths: how many tokens of each row there are, ``Hypotheses.lengths`` for one; None counts those
-        that are not ``pad_id``.
+      lengths: number of tokens of each row, such as ``Hypotheses.lengths``; None counts those that are not
+        ``pad_id``.
     """
     source, tokens = jnp.asarray(source), jnp.asarray(tokens)
     segment_ids = None if source_segment_ids is None else jnp.asarray(source_segment_ids)

@@ -1,4 +1,4 @@
-"""What decoding returns."""
+"""The result of decoding."""
 
 from dataclasses import dataclass
 
@@ -17,11 +17,11 @@ class Hypotheses:
 
     Attributes:
       tokens: [B J T], end-of-sentence included where reached, then padding.
-      scores: [B J], sums of log-probabilities, divided by the length penalty if one was asked for.
-      lengths: [B J], how many of the tokens were generated, the end included. What stands after them is
-        padding, whatever its number: it may be that of the end, or of a token of the text.
-      weights: [B J M N T S], cross-attention of the layers and heads that ``Capture`` named; row t is the
-        step that predicted token t, and 0 for padding. None if not asked for.
+      scores: [B J], sums of log-probabilities, divided by the length penalty if there is one.
+      lengths: [B J], number of generated tokens, the end included. The tokens after them are padding, even
+        where ``pad_id`` is that of the end or of a token of the text.
+      weights: [B J M N T S], cross-attention of the layers and heads of ``Capture``; row t is the step that
+        predicted token t, and 0 for padding. None without a ``Capture``.
     """
 
     tokens: Int[AnyArray, "B J T"]
@@ -37,7 +37,7 @@ class Hypotheses:
         lengths: Int[Array, "B J"],
         weights: Float[Array, "B J T M N S"] | None = None,
     ) -> "Hypotheses":
-        """From weights as the loops keep them; what they have of padding is cleared."""
+        """Makes hypotheses from the arrays of a search, with weights of 0 for padding."""
         if weights is not None:
             real = jnp.arange(tokens.shape[-1]) < lengths[..., None]
             weights = jnp.where(real[..., None, None, None], weights, 0)
@@ -45,5 +45,5 @@ class Hypotheses:
         return cls(tokens, scores, lengths, weights)
 
     def best(self, count: int = 1) -> "Hypotheses":
-        """The first ``count`` of each row."""
+        """Returns the first ``count`` of each row."""
         return jax.tree.map(lambda x: x[:, :count], self)

@@ -1,12 +1,12 @@
-"""The decoding protocol: all that searches ask of a model and of its states, whatever is inside them.
+"""The decoding protocol: the methods that searches call on a model and on its states.
 
 A model that generates has
 
     states = model.prefill(batch, num_beams, cache_length, **inputs)
     logits, states = model.decode_step(tokens, states)
 
-The first reads what the model reads, once, for ``num_beams`` sequences a row. The second reads the next T
-tokens [B J T] of each and gives logits [B J T V] of what follows, and states of the same structure.
+``prefill`` reads the inputs once, for ``num_beams`` sequences a row. ``decode_step`` reads the next T tokens
+[B J T] and returns the logits [B J T V] of the tokens after them, and states of the same structure.
 """
 
 from collections.abc import Callable
@@ -17,60 +17,64 @@ from crossattn.types import Array, Bool, Int
 DecodeStep = Callable[..., tuple]
 """``(tokens [B J T], states) -> (logits [B J T V], states)``.
 
-With ``return_weights=True``, for ``Capture``, it gives weights [L B J N T S] of cross-attention as well.
+With ``return_weights=True``, for ``Capture``, it returns weights [L B J N T S] of cross-attention as well.
 """
 
 
 class DecodingStates(Protocol):
-    """What a model carries from step to step: a pytree of arrays. A search needs only what it says it does.
+    """State of a model between steps, a pytree of arrays.
 
-    Greedy decoding and sampling need nothing of the below.
+    Greedy decoding and sampling need none of these methods; a search refuses states that lack its own.
     """
 
     def select(self, parents: Int[Array, "B J"]) -> "DecodingStates":
-        """Sequence j of a row goes on from ``parents[:, j]``: for beam search and contrastive search."""
+        """Sequence j of a row continues ``parents[:, j]``: for beam search and contrastive search."""
         ...
 
     def rewind(self, lengths: Int[Array, " B"]) -> "DecodingStates":
-        """As after the first ``lengths`` tokens of each row: for speculative decoding."""
+        """Returns the states after the first ``lengths`` tokens of each row: for speculative decoding."""
         ...
 
     def pad_left(self, padding: Int[Array, " B"]) -> "DecodingStates":
-        """States that have read nothing, and will not read the first tokens of each row, so many.
-
-        For prefixes of unlike lengths.
-        """
+        """Masks the first ``padding`` tokens of each row, of which none is read: for unlike prefixes."""
         ...
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
-        """Which places of the source may be read, None without one: for ``Capture`` and ``Coverage``."""
+        """Padding mask of the source, None without one: for ``Capture`` and ``Coverage``."""
         ...
 
 
-def select(states: Any, parents: Int[Array, "B J"]) -> Any:
-    """``states.select``, or a refusal."""
-    reason = "this search goes on from the best of several sequences"
-    return _method(states, "select", reason, "num_beams=1 and candidates=1")(parents)
+_NEEDS = {
+    "select": (
+        "this search continues the best of several sequences",
+        "num_beams=1 and candidates=1",
+    ),
+    "rewind": ("speculative decoding takes back guesses that are wrong", "no draft"),
+    "pad_left": ("prefixes of unlike lengths are padded on the left", "prefixes of one length"),
+}
 
 
-def rewind(states: Any, lengths: Int[Array, " B"]) -> Any:
-    """``states.rewind``, or a refusal."""
-    reason = "takes back what a draft guessed wrong"
-    return _method(states, "rewind", f"speculative decoding {reason}", "no draft")(lengths)
+def method(states: Any, name: str) -> Callable[[Array], Any]:
+    """Returns ``states.select``, ``states.rewind`` or ``states.pad_left``.
 
-
-def pad_left(states: Any, padding: Int[Array, " B"]) -> Any:
-    """``states.pad_left``, or a refusal."""
-    reason = "prefixes of unlike lengths are padded on the left"
-    return _method(states, "pad_left", reason, "prefixes of one length")(padding)
+    Raises:
+      ValueError: the states lack the method.
+    """
+    found = getattr(states, name, None)
+    if found is None:
+        reason, instead = _NEEDS[name]
+        raise ValueError(
+            f"{reason}, but {type(states).__name__} has no {name}(); decode with {instead}."
+        )
+    return found
 
 
 def source_valid(states: Any) -> Bool[Array, "B S"]:
-    """Which places of the source may be read.
+    """Returns the padding mask of the source.
 
     Raises:
-      ValueError: the model reads no source, or its states do not say.
+      ValueError: the model reads no source, or its states have no mask.
     """
     valid = getattr(states, "source_valid", None)
     if valid is None:
@@ -79,12 +83,3 @@ def source_valid(states: Any) -> Bool[Array, "B S"]:
             "leave capture and coverage out."
         )
     return valid
-
-
-def _method(states: Any, name: str, reason: str, instead: str) -> Callable:
-    method = getattr(states, name, None)
-    if method is None:
-        raise ValueError(
-            f"{reason}, but {type(states).__name__} has no {name}(); decode with {instead}."
-        )
-    return method

@@ -1,6 +1,6 @@
 """Pictures of attention weights: arrays and tokens in, a matplotlib figure out.
 
-Importing this package does not import matplotlib; drawing does (`pip install matplotlib`).
+Only drawing imports matplotlib (`pip install matplotlib`).
 """
 
 from crossattn.viz.alignment import alignment, gallery, heads

@@ -1,7 +1,6 @@
-"""Which source token each target token read: one heatmap, several sentences, or all heads.
+"""Heatmaps of cross-attention: of one sentence, of several, or of all heads.
 
-The source runs along the top, the target down the side, so a monotone translation is a diagonal. Tokens
-may be in any script.
+The source runs along the top, the target down the side, so a monotone translation is a diagonal.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,27 +30,19 @@ def alignment(
       weights: [T, S], any finite numbers in any dtype; rows need not sum to 1.
       source_tokens: S strings, drawn along the top.
       target_tokens: T strings, drawn from top to bottom.
-      links: gold (source, target) pairs of 0-based places on the two axes, drawn as outlined
-        cells; words or sub-words, whichever the tokens are.
+      links: gold (source, target) pairs of token numbers from 0, drawn as outlined cells.
       title: a line above the picture.
-      ax: draw into these axes of your own figure, whose size and place are then left alone.
+      ax: axes of your own figure to draw into, which keep their size and place.
 
     Raises:
       ValueError: wrong rank, NaN or infinity, token counts or links that do not fit weights.
     """
-    values = checked_weights(weights, "T, S")
-    checked_tokens(values.shape, source_tokens, target_tokens)
-    pairs = checked_links(links, values.shape)
-
     from crossattn.viz import heatmap
 
-    panel = heatmap.Panel(values, source_tokens, target_tokens, pairs)
+    panel = _panel(weights, source_tokens, target_tokens, links)
     if ax is None:
         return heatmap.draw_rows([[panel]], title, named=True)
-    figure = ax.get_figure(root=True)
-    if figure is None:
-        raise ValueError("ax belongs to no figure (was it removed?); make one with fig.subplots()")
-    return heatmap.draw_into(ax, figure, panel, title)
+    return heatmap.draw_into(ax, panel, title)
 
 
 def gallery(
@@ -89,19 +80,15 @@ def gallery(
         raise ValueError(f"a gallery needs one entry a sentence in every list, got {said}")
     if not len(weights):
         raise ValueError("a gallery needs at least one sentence, got none")
-    sentences = []
-    for i, (own, source, target, pairs, name) in enumerate(zip(*lists.values(), strict=True)):
-        values = checked_weights(own, "T, S", name=f"weights[{i}]")
-        checked_tokens(values.shape, source, target, f"[{i}]")
-        gold = checked_links(pairs, values.shape, f"links[{i}]")
-        sentences.append((values, source, target, gold, name))
-    longest = max(max(sentence[0].shape) for sentence in sentences)
-    across = checked_columns(columns, 2 if longest <= 30 else 1)
 
     from crossattn.viz import heatmap
 
-    panels = [heatmap.Panel(*sentence) for sentence in sentences]
-    return heatmap.draw_rows(_rows(panels, across), title)
+    lines = enumerate(zip(*lists.values(), strict=True))
+    panels = [_panel(*sentence, which=f"[{i}]") for i, sentence in lines]
+    longest = max(max(panel.weights.shape) for panel in panels)
+    across = checked_columns(columns, 2 if longest <= 30 else 1)
+    rows = [panels[i : i + across] for i in range(0, len(panels), across)]
+    return heatmap.draw_rows(rows, title)
 
 
 def heads(
@@ -115,8 +102,8 @@ def heads(
 ) -> "matplotlib.figure.Figure":
     """Draws weights [N, T, S] or [L, N, T, S] as a grid of heatmaps, one a head.
 
-    Layers run downward and heads across; a single layer wraps. Heads and layers are numbered
-    from 0, as in the array. Tokens stand on the outer axes only.
+    Layers run downward and heads across, numbered from 0; a single layer wraps. Only the outer axes have
+    tokens.
 
     Args:
       weights: [N, T, S] or [L, N, T, S], any finite numbers in any dtype.
@@ -135,20 +122,27 @@ def heads(
     if by_layer and columns is not None:
         raise ValueError("columns is for weights [N, T, S]; [L, N, T, S] has one row a layer")
     count = values.shape[-3]
-    # All up to four in a row, else whichever of 4 and 3 leaves no hole.
+    # At most 4 in a row; 3 if that alone leaves no hole.
     usual = 3 if count % 4 and count % 3 == 0 else min(count, 4)
     across = count if by_layer else min(count, checked_columns(columns, usual))
 
     from crossattn.viz import heatmap
 
-    panels = []
+    rows: list[list[Any]] = []
     for i, own in enumerate(values.reshape(-1, *values.shape[-2:])):
+        if i % across == 0:
+            rows.append([])
         source = source_tokens if i < across else ()
         target = target_tokens if i % across == 0 else ()
         name = f"L{i // count} H{i % count}" if by_layer else f"head {i}"
-        panels.append(heatmap.Panel(own, source, target, pairs, below=name))
-    return heatmap.draw_rows(_rows(panels, across), title, largest=0.2, tallest=14.0)
+        rows[-1].append(heatmap.Panel(own, source, target, pairs, below=name))
+    return heatmap.draw_rows(rows, title, largest=0.2, tallest=14.0)
 
 
-def _rows(panels: list[Any], across: int) -> list[list[Any]]:
-    return [panels[i : i + across] for i in range(0, len(panels), across)]
+def _panel(weights, source, target, links, title: str | None = None, which: str = "") -> Any:
+    from crossattn.viz import heatmap
+
+    values = checked_weights(weights, "T, S", name=f"weights{which}")
+    checked_tokens(values.shape, source, target, which)
+    pairs = checked_links(links, values.shape, f"links{which}")
+    return heatmap.Panel(values, source, target, pairs, title)

@@ -1,4 +1,4 @@
-"""Checks of arrays, tokens and links before they are drawn, each one sentence; and the warning of fonts."""
+"""Checks of arrays, tokens and links before they are drawn, and the warning of fonts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from numpy.typing import ArrayLike
 
 
 class GlyphWarning(UserWarning):
-    """No font on this machine has some characters; they are drawn as their U+ codes."""
+    """Warning that no font on this machine has some characters, which are drawn as their U+ codes."""
 
 
 def checked_weights(weights: ArrayLike, *axes: str, name: str = "weights") -> np.ndarray:
-    """Weights as float64, of the rank of one of the ``axes`` ("T, S"), all finite."""
+    """Returns weights as float64, of the rank of one of the ``axes`` ("T, S"), all finite."""
     array = np.asarray(weights)
     shape = f"{name} has shape {list(array.shape)}"
     if array.ndim not in [len(own.split(",")) for own in axes]:
@@ -38,7 +38,7 @@ def checked_weights(weights: ArrayLike, *axes: str, name: str = "weights") -> np
 def checked_tokens(
     shape: tuple[int, ...], source: Sequence[str], target: Sequence[str], which: str = ""
 ) -> None:
-    """Refuses tokens that are not as many as the columns (source) or rows (target) of weights."""
+    """Checks that there is a string for each column (source) and row (target) of weights."""
     rows, columns = shape[-2:]
     for name, tokens, count, axis in (
         ("source_tokens", source, columns, "columns (S)"),
@@ -59,7 +59,7 @@ def checked_tokens(
 def checked_links(
     links: Iterable[Any] | None, shape: tuple[int, ...], name: str = "links"
 ) -> np.ndarray:
-    """Links as an int array [k, 2] of (source, target) places inside weights."""
+    """Returns links as an int array [k, 2] of (source, target) places inside weights."""
     listed = [] if links is None else list(links)
     if not listed:
         return np.zeros((0, 2), int)
@@ -81,14 +81,15 @@ def checked_links(
 
 
 def checked_columns(columns: int | None, default: int) -> int:
-    """How many panels stand in a row."""
-    if columns is not None and columns < 1:
+    """Returns the number of panels in a row."""
+    columns = default if columns is None else columns
+    if columns < 1:
         raise ValueError(f"columns must be at least 1, got {columns}")
-    return default if columns is None else columns
+    return columns
 
 
 def checked_image(image: ArrayLike) -> np.ndarray:
-    """A picture as matplotlib draws it, [H W] or [H W 3], from 0 to 1."""
+    """Returns a picture [H W] or [H W 3] with values from 0 to 1."""
     picture = np.asarray(image)
     if not picture.size or (picture.ndim != 2 and picture.shape[2:] not in ((1,), (3,))):
         raise ValueError(

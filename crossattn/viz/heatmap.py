@@ -1,4 +1,4 @@
-"""Heatmaps of attention: panels in rows on one colour scale, their cells of one size. Imports matplotlib."""
+"""Heatmaps of attention: panels in rows on one colour scale, with cells of one size."""
 
 import itertools
 import math
@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+# Before matplotlib, whose absence it explains.
+from crossattn.viz.figure import GREY, GRID, INK, Label, Picture, label, labels
+
+# isort: split
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-
-from crossattn.viz.figure import GREY, GRID, INK, Picture
-from crossattn.viz.fonts import Label, label, labels
+from matplotlib.text import Text
 
 COLOURS = "Blues"  # near white to dark, lightness falls all the way: prints well in grey
 LINK = "#d95f02"
@@ -26,7 +30,7 @@ _BAR = 0.11  # inches across the colour bar
 
 @dataclass(frozen=True)
 class Panel:
-    """One heatmap: weights [T, S], tokens (none: a bare axis), links [k, 2], a title and a line below."""
+    """Heatmap of weights [T, S], with tokens (none: a bare axis), links [k, 2], a title and a line below."""
 
     weights: np.ndarray
     source: Sequence[str]
@@ -37,7 +41,7 @@ class Panel:
 
 
 def colours_of(*weights: np.ndarray) -> ScalarMappable:
-    """The colours of all weights of a figure: from 0, or the least below it, to the largest."""
+    """Returns the colours of all weights of a figure: from 0, or the least below it, to the largest."""
     low = min(0.0, *(float(w.min()) for w in weights))
     high = max(float(w.max()) for w in weights)
     return ScalarMappable(Normalize(low, high if high > low else low + 1.0), COLOURS)
@@ -51,14 +55,14 @@ def draw_rows(
     tallest: float = math.inf,
     named: bool = False,
 ) -> Picture:
-    """Rows of panels with one colour bar, in a figure that grows around its labels.
+    """Draws rows of panels with one colour bar, in a figure that grows around its labels.
 
     Args:
       rows: of panels.
       title: a line above everything.
-      largest: inches of a cell where there is room.
-      tallest: inches of all cells of a column.
-      named: write which side is which.
+      largest: largest side of a cell, in inches.
+      tallest: largest height of all cells of a column, in inches.
+      named: whether to name the two sides.
     """
     shapes = [[panel.weights.shape for panel in row] for row in rows]
     columns = itertools.zip_longest(*shapes, fillvalue=(0, 0))
@@ -68,10 +72,9 @@ def draw_rows(
     cell = min(largest, 12 / sum(widths), tallest / sum(heights), 11 / longest)
     picture = Picture()
     written = label(title or "")
-    heading = picture.suptitle(
-        written.text, x=0.01, ha="left", color=INK, fontsize=12, **written.style
-    )
-    # A title that is wider than the panels has place to their right.
+    style: Any = dict(x=0.01, ha="left", color=INK, fontsize=12, **written.style)
+    heading = picture.suptitle(written.text, **style)
+    # Room to the right of the panels for a title that is wider.
     spare = max(0.0, heading.get_window_extent().width / picture.dpi / cell - sum(widths))
     ratios = [*widths, _BAR / cell, spare + 1e-3]
     grid = picture.add_gridspec(len(rows), len(ratios), width_ratios=ratios, height_ratios=heights)
@@ -84,9 +87,8 @@ def draw_rows(
                 ax.xaxis.set_label_position("top")
                 ax.set_xlabel("source", color=GREY, fontsize=9, labelpad=6)
                 ax.set_ylabel("target", color=GREY, fontsize=9, labelpad=6)
-    tall = 1 + int(
-        np.searchsorted(np.cumsum(heights) * cell, 1.5)
-    )  # rows that the bar stands beside
+    # The bar stands beside the rows of the upper 1.5 inches.
+    tall = 1 + int(np.searchsorted(np.cumsum(heights) * cell, 1.5))
     bar = picture.add_subplot(grid[:tall, len(widths)])
     finish_bar(picture.colorbar(colours, cax=bar), sum(heights[:tall]) * cell)
     _fit(picture, np.array([sum(ratios), sum(heights)]), cell)
@@ -94,7 +96,7 @@ def draw_rows(
 
 
 def _fit(picture: Picture, cells: np.ndarray, cell: float) -> None:
-    """Sizes the figure so that its (across, down) cells are of `cell` inches; then its layout is done."""
+    """Sizes the figure so that its (across, down) cells are of `cell` inches, and fixes its layout."""
     engine: Any = picture.get_layout_engine()
     engine.set(w_pad=0.06, h_pad=0.06, wspace=0, hspace=0)
     *panels, _bar = picture.axes
@@ -105,14 +107,14 @@ def _fit(picture: Picture, cells: np.ndarray, cell: float) -> None:
             ax.set_aspect(aspect)
         picture.set_size_inches(*size)
         engine.execute(picture)
-        # Labels stay as they are, so all that is lacking or too much is the cells'.
+        # Labels keep their size, so that the whole difference is of the cells.
         grown = cell - size * panels[0].get_position(original=True).size / first
         size = size + cells * grown
     picture.set_layout_engine("none")
 
 
 def draw(ax: Axes, panel: Panel, colours: ScalarMappable, cell: float) -> None:
-    """Draws a panel on axes; ``cell`` is the side of a cell in inches, which sets the size of the text."""
+    """Draws a panel on axes; the side of a cell in inches sets the size of the text."""
     rows, columns = panel.weights.shape
     ax.set_facecolor("white")
     shared: Any = colours.norm
@@ -126,8 +128,8 @@ def draw(ax: Axes, panel: Panel, colours: ScalarMappable, cell: float) -> None:
     ax.grid(which="major", visible=False)
     ax.tick_params(which="both", length=0, pad=3, left=False, right=False, top=False, bottom=False)
     ax.tick_params(labeltop=True, labelbottom=False, labelleft=True, labelright=False)
-    _write_source(ax, labels(panel.source), cell)
-    _write_target(ax, labels(panel.target), cell)
+    _turn_source(ax, *_write(ax.xaxis, labels(panel.source), cell), cell)
+    _write(ax.yaxis, labels(panel.target), cell)
     _outline(ax, panel.links, cell)
     if panel.title:
         wrapped = label(textwrap.fill(panel.title, max(24, int(columns * cell * 14))))
@@ -138,8 +140,11 @@ def draw(ax: Axes, panel: Panel, colours: ScalarMappable, cell: float) -> None:
         ax.set_xlabel(panel.below, color=INK, fontsize=8, labelpad=4)
 
 
-def draw_into(ax: Axes, figure: Figure, panel: Panel, title: str | None) -> Figure:
+def draw_into(ax: Axes, panel: Panel, title: str | None) -> Figure:
     """Draws a panel on axes of another figure, whose size stays; the colour bar takes some of their place."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("ax belongs to no figure (was it removed?); make one with fig.subplots()")
     rows, columns = panel.weights.shape
     box, colours = ax.get_window_extent(), colours_of(panel.weights)
     cell = min(box.width / columns, box.height / rows) / figure.dpi
@@ -149,7 +154,7 @@ def draw_into(ax: Axes, figure: Figure, panel: Panel, title: str | None) -> Figu
 
 
 def finish_bar(bar: Colorbar, height: float) -> None:
-    """Ticks and name of a colour bar of so many inches."""
+    """Labels a colour bar of a height in inches."""
     count = 3 if height >= 0.8 else 2
     ticks = np.linspace(bar.vmin, bar.vmax, count).tolist()
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
@@ -159,12 +164,19 @@ def finish_bar(bar: Colorbar, height: float) -> None:
         bar.set_label("attention weight", color=GREY, fontsize=9)
 
 
-def _write_source(ax: Axes, source: Sequence[Label], cell: float) -> None:
-    places = _places(source, cell)
-    ax.set_xticks(places, labels=[source[i].text for i in places])
-    ticks = ax.get_xticklabels()
+def _write(axis: Axis, tokens: Sequence[Label], cell: float) -> tuple[list[int], list[Text]]:
+    """Writes tokens on an axis: all, or every k-th if the cells are too small for text."""
+    step = max(1, math.ceil(_READABLE * 1.15 / (cell * 72) - 1e-6))
+    places = list(range(0, len(tokens), step))
+    axis.set_ticks(places, labels=[tokens[i].text for i in places])
+    ticks, size = axis.get_ticklabels(), float(np.clip(cell * 72 * 0.6, _READABLE, 10))
     for text, i in zip(ticks, places, strict=True):
-        text.set(color=INK, fontsize=_text_size(cell), **source[i].style)
+        text.set(color=INK, fontsize=size, **tokens[i].style)
+    return places, ticks
+
+
+def _turn_source(ax: Axes, places: list[int], ticks: list[Text], cell: float) -> None:
+    """Turns the tokens along the top if the widest is wider than its cells."""
     room = 0.92 * cell * 72 * (places[1] if len(places) > 1 else 1)
     widest = max((text.get_window_extent().width for text in ticks), default=0)
     if widest * 72 / ax.get_figure(root=True).dpi < room:
@@ -175,29 +187,10 @@ def _write_source(ax: Axes, source: Sequence[Label], cell: float) -> None:
         text.set_verticalalignment("center" if steep else "baseline")
 
 
-def _write_target(ax: Axes, target: Sequence[Label], cell: float) -> None:
-    places = _places(target, cell)
-    ax.set_yticks(places, labels=[target[i].text for i in places])
-    for text, i in zip(ax.get_yticklabels(), places, strict=True):
-        text.set(color=INK, fontsize=_text_size(cell), **target[i].style)
-
-
-def _text_size(cell: float) -> float:
-    """Points of token text for cells of so many inches."""
-    return float(np.clip(cell * 72 * 0.6, _READABLE, 10))
-
-
-def _places(tokens: Sequence[Label], cell: float) -> list[int]:
-    """Which cells get their label: all, or every k-th when the cells are too small for text."""
-    step = max(1, math.ceil(_READABLE * 1.15 / (cell * 72) - 1e-6))
-    return list(range(0, len(tokens), step))
-
-
 def _outline(ax: Axes, links: np.ndarray, cell: float) -> None:
     width = float(np.clip(cell * 6, 0.6, 1.8))
     inset = 0.06  # keeps neighbours' outlines apart
-    side = 1 - 2 * inset
     style: Any = dict(fill=False, edgecolor=LINK, linewidth=width, gid="link")
     for source, target in np.unique(links, axis=0):
         corner = (source - 0.5 + inset, target - 0.5 + inset)
-        ax.add_patch(Rectangle(corner, side, side, **style))
+        ax.add_patch(Rectangle(corner, 1 - 2 * inset, 1 - 2 * inset, **style))

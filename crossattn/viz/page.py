@@ -1,4 +1,4 @@
-"""A page with its regions: coloured by class, and by how much one of them read each of the others."""
+"""Pictures of pages: regions coloured by class, and by the attention of one of them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _INCHES = 7.0  # height of a page
-_PALETTE = "tab10"
 
 
 def page(
@@ -31,9 +30,9 @@ def page(
       image: [H, W] or [H, W, 1] grey or [H, W, 3], uint8, or floats from 0 to 1.
       boxes: [n, 4], left, top, right and bottom of each region in fractions of the page.
       classes: n names; one colour each.
-      expected: n names that are right; a region of another class is dashed and names both.
-      weights: [n, n], what each region (a row) read of each; a second panel shows those of `region`.
-      region: which one, from 0; it is outlined.
+      expected: n correct names; a region of another class is dashed and names both.
+      weights: [n, n], attention of each region (a row); a second panel shows that of `region`.
+      region: number of the outlined region, from 0.
       title: a line above the picture.
 
     Raises:
@@ -46,11 +45,17 @@ def page(
             raise ValueError(
                 f"{name} has {len(names)} names but boxes has {len(places)}; expected one a region"
             )
-    read = None if weights is None else _checked_row(weights, len(places), region)
+    read = None
+    if weights is not None:
+        values, count = checked_weights(weights, "n, n"), len(places)
+        if values.shape != (count, count):
+            raise ValueError(f"weights has shape {list(values.shape)} but there are {count} boxes")
+        if not 0 <= region < count:
+            raise ValueError(f"region is {region}; expected 0 to {count - 1}")
+        read = values[region]
 
     from crossattn.viz import heatmap
-    from crossattn.viz.figure import INK, Picture
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import INK, Picture, label
 
     drawn = Picture()
     height, width = picture.shape[:2]
@@ -81,23 +86,21 @@ def _draw_classes(
     import matplotlib
     from matplotlib.patches import Patch
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     names = sorted({*classes, *expected})
-    palette = matplotlib.colormaps[_PALETTE]
+    palette = matplotlib.colormaps["tab10"]
     colours = {name: palette(i % palette.N) for i, name in enumerate(names)}
     for number, (box, name, right) in enumerate(zip(boxes, classes, expected, strict=True)):
         line = "-" if name == right else (0, (3, 2))
         _outline(ax, box, edgecolor=colours[name], facecolor=(*colours[name][:3], 0.12), ls=line)
-        said = f"{number}" if name == right else f"{number} {name}, not {right}"
-        beside = label(said)
+        beside = label(f"{number}" if name == right else f"{number} {name}, not {right}")
         style = dict(color=colours[name], fontsize=6, va="center", **beside.style)
         ax.text(box[2] + 2, (box[1] + box[3]) / 2, beside.text, ha="left", **style)
     shown = [label(name) for name in names]
     keys = [Patch(color=colours[n], label=own.text) for n, own in zip(names, shown, strict=True)]
-    legend = ax.legend(
-        handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=5, fontsize=7
-    )
+    place = dict(loc="upper center", bbox_to_anchor=(0.5, 0))
+    legend = ax.legend(handles=keys, ncols=5, fontsize=7, **place)
     for text, own in zip(legend.get_texts(), shown, strict=True):
         text.set(**own.style)
 
@@ -122,12 +125,3 @@ def _checked_boxes(boxes: ArrayLike) -> np.ndarray:
             "fractions of the page"
         )
     return places
-
-
-def _checked_row(weights: ArrayLike, count: int, region: int) -> np.ndarray:
-    values = checked_weights(weights, "n, n")
-    if values.shape != (count, count):
-        raise ValueError(f"weights has shape {list(values.shape)} but there are {count} boxes")
-    if not 0 <= region < count:
-        raise ValueError(f"region is {region}; expected 0 to {count - 1}")
-    return values[region]

@@ -1,7 +1,4 @@
-"""Pictures in rows: with what was written of each beneath, or with heat over the patches that were read.
-
-Imports matplotlib only when it draws.
-"""
+"""Pictures in rows: with their captions, or with the attention to their patches."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -28,16 +25,16 @@ def captions(
     *,
     columns: int = 6,
 ) -> "Figure":
-    """Pictures in rows, their captions beneath, in any script.
+    """Draws pictures in rows, their captions beneath, in any script.
 
     Args:
       images: each [H W], [H W 1] or [H W 3], uint8 or from 0 to 1, of any sizes.
       texts: a caption each; a line break stays one.
       title: a line above all.
-      columns: the most pictures in a row.
+      columns: largest number of pictures in a row.
 
     Raises:
-      ValueError: there are none, or not as many captions as pictures, or a picture has another shape.
+      ValueError: there are no pictures, or not as many captions, or a picture has another shape.
     """
     if not len(images) or len(images) != len(texts):
         raise ValueError(
@@ -52,7 +49,7 @@ def captions(
     rows = [lines[i : i + columns] for i in range(0, len(lines), columns)]
     heights = [1.85 + _LINE * max(map(len, row)) for row in rows]
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     figure, axes = _grid(len(images), columns, 1.95, heights, title)
     for ax, image, own in zip(axes, shown, lines, strict=True):
@@ -68,12 +65,12 @@ def patches(
     weights: Mapping[str, Float[np.ndarray, "..."]],
     title: str = "",
 ) -> "Figure":
-    """A picture, and beside it once for each of the weights, with heat over its patches; five in a row.
+    """Draws a picture, and again for each of the weights, with colours over its patches; five in a row.
 
     Args:
       image: [H W], [H W 1] or [H W 3], uint8 or from 0 to 1.
-      weights: by what is written over each panel, how much was read of each patch of a grid [h w] over the
-        whole picture. The colours of a panel go from 0 to its largest weight, which its title names.
+      weights: by the title of each panel, the attention to each patch of a grid [h w] over the whole picture.
+        The colours of a panel go from 0 to its largest weight, which its title names.
       title: a line above all.
 
     Raises:
@@ -88,7 +85,7 @@ def patches(
                 f"the weights {name!r} are negative or not finite; expected 0 or more."
             )
 
-    from crossattn.viz.fonts import label
+    from crossattn.viz.figure import label
 
     height, width = shown.shape[:2]
     count = 1 + len(weights)
@@ -110,9 +107,8 @@ def patches(
 def _grid(
     count: int, columns: int, width: float, heights: Sequence[float], title: str
 ) -> tuple["Figure", list[Any]]:
-    """A figure of so many axes in rows, of these inches."""
-    from crossattn.viz.figure import Picture
-    from crossattn.viz.fonts import label
+    """Makes a figure of ``count`` axes in rows, with widths and heights in inches."""
+    from crossattn.viz.figure import Picture, label
 
     figure, above = Picture(), label(title)
     figure.set_size_inches(width * columns, sum(heights) + (0.35 if title else 0))

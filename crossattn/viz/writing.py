@@ -1,4 +1,4 @@
-"""A figure to a file: the suffix says the format, the file appears whole or not at all."""
+"""Files of figures, which appear whole or not at all."""
 
 import io
 import os

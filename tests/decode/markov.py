@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -82,6 +83,16 @@ class Markov:
         """log p of a sequence, in float64."""
         pairs = zip((BOS, *tokens[:-1]), tokens, strict=True)
         return sum(self.log_p[t, i, j] for t, (i, j) in enumerate(pairs))
+
+
+def check_frequencies(counts, expected):
+    """A chi-square test of outcomes against their expected numbers, the rare ones taken together."""
+    counts, expected = np.asarray(counts), np.asarray(expected)
+    assert not counts[expected == 0].any(), "an outcome came that cannot come"
+    often = expected > 5
+    counts, expected = (np.append(x[often], x[~often].sum()) for x in (counts, expected))
+    some = expected > 0
+    assert stats.chisquare(counts[some], expected[some]).pvalue > 1e-3
 
 
 def penalised(score, length, alpha):

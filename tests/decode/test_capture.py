@@ -42,6 +42,7 @@ SEARCHES = {
     "sample": {"key": jax.random.key(0)},
     "beams": {"num_beams": 3, "prefix": (1, 4, 3), "processors": [constraints.ban(5)]},
     "groups": {"num_beams": 4, "num_beam_groups": 2},
+    "coverage": {"num_beams": 3, "coverage": penalties.Coverage(0.7, Capture(heads=(0,)))},
     "contrastive": {"candidates": 3, "prefix": (1, 4, 3)},
     "lookup": {"draft": PromptLookup(jnp.asarray(SOURCE), 3)},
     "speculative": drafted,
@@ -95,39 +96,3 @@ def test_a_model_without_a_source_has_nothing_to_capture(options):
     lm = bound(language_model())
     with pytest.raises(ValueError, match="reads no source"):
         generate(lm, batch=1, max_new_tokens=3, capture=Capture(), **options)
-
-
-def test_coverage_charges_for_what_no_token_attended_to():
-    pair, beta = model(False), 0.7
-    coverage = penalties.Coverage(beta, Capture(layers=(0,), heads=(0,)))
-    run = jax.jit(
-        lambda p, **options: generate(
-            bound((pair[0], p)),
-            SOURCE,
-            SEGMENTS,
-            max_new_tokens=LENGTH,
-            num_beams=3,
-            length_penalty=0.0,
-            capture=Capture(layers=(0,), heads=(0,)),
-            coverage=coverage,
-        )
-    )
-    found = jax.device_get(run(pair[1]))
-    log_p = jax.device_get(
-        jax.jit(lambda p, t: scored(bound((pair[0], p)), t))(pair[1], found.tokens)
-    )
-    covered = found.weights[:, :, 0, 0].sum(-2)  # [B J S]
-    missed = np.log(np.clip(covered, 1e-6, 1)) * (SEGMENTS > 0)[:, None]
-    np.testing.assert_allclose(found.scores, log_p + beta * missed.sum(-1), rtol=1e-3, atol=1e-3)
-    assert np.all(np.diff(found.scores) <= 0)
-
-
-def scored(model, tokens):
-    """log p of hypotheses [B J T], by full forwards."""
-    B, J, T = tokens.shape
-    own = tokens.reshape(B * J, T)
-    inputs = jnp.concatenate([jnp.ones_like(own[:, :1]), own[:, :-1]], axis=1)
-    sources, segment_ids = (jnp.repeat(jnp.asarray(x), J, axis=0) for x in (SOURCE, SEGMENTS))
-    log_p = jax.nn.log_softmax(model(sources, inputs, source_segment_ids=segment_ids))
-    each = jnp.take_along_axis(log_p, own[..., None], axis=-1)[..., 0]
-    return jnp.where(own > 0, each, 0).sum(-1).reshape(B, J)

@@ -70,15 +70,6 @@ def test_an_encoder_alone_hides_what_it_names():
     np.testing.assert_array_equal(unasked, jax.jit(plain.encode)(PADDED, SEGMENTS).vectors)
 
 
-def test_attention_of_rows_of_padding_is_nothing():
-    lengths = np.array([4, 2, 3])
-    look = lambda *given: attention_of(*given, lengths=lengths)  # noqa: E731
-    weights = jax.jit(lambda: look(bound(NAMED), PADDED, TARGET))()
-    asked = jax.jit(lambda: look(bound(translator()), PADDED, TARGET, SEGMENTS))()
-    np.testing.assert_array_equal(weights, asked)
-    assert not np.any(np.asarray(weights)[:, 1, :, 2:])
-
-
 def test_frames_are_translated_in_buckets_as_they_are():
     build, params = hearer()
     found = jax.jit(lambda x: generate(bound((build, params)), x, max_new_tokens=5))(FRAMES)

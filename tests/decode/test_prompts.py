@@ -21,7 +21,6 @@ from .markov import EOS
 from .translators import LENGTH, SEGMENTS, SOURCE, V, bound, language_model, translator
 
 PROMPTS = [[1, 5, 9, 4, 12], [1, 7], [1, 3, 8]]
-SEARCHES = {"beams": dict(num_beams=3), "candidates": dict(candidates=3)}
 
 
 def written(pair, prompts, **options):
@@ -44,17 +43,18 @@ def check(pair, **options):
     return together
 
 
-@pytest.mark.parametrize("positions", ["learned", "rope", "relative"])
-def test_a_row_says_what_it_says_alone(positions):
-    found = check(language_model(positions=positions, layers=1))
-    assert len({tuple(row) for row in found.tokens[:, 0].tolist()}) > 1
-
-
 @pytest.mark.parametrize(
-    "search, scan", [("beams", True), ("candidates", False)], ids=["beams scanned", "candidates"]
+    ("changes", "options"),
+    [
+        *((dict(positions=name, layers=1), {}) for name in ("learned", "rope", "relative")),
+        (dict(scan=True), dict(num_beams=3)),
+        ({}, dict(candidates=3)),
+    ],
+    ids=["learned", "rope", "relative", "beams scanned", "candidates"],
 )
-def test_whatever_the_search(search, scan):
-    check(language_model(scan=scan), **SEARCHES[search])
+def test_a_row_says_what_it_says_alone(changes, options):
+    found = check(language_model(**changes), **options)
+    assert len({tuple(row) for row in found.tokens[:, 0].tolist()}) > 1
 
 
 def whole(logits, context):
@@ -137,19 +137,6 @@ def test_drafts_change_nothing():
     for draft in drafts:
         found = written(pair, PROMPTS, draft=draft)
         np.testing.assert_array_equal(found.tokens, expected.tokens)
-
-
-def test_padding_says_nothing():
-    pair = language_model(positions="learned")
-    lengths = np.array([len(prompt) for prompt in PROMPTS])
-    filled = np.full((3, 5), 11)
-    for row, prompt in enumerate(PROMPTS):
-        filled[row, -len(prompt) :] = prompt
-    drawn = dict(key=jax.random.key(0))
-    expected = written(pair, PROMPTS, **drawn)
-    found = written(pair, filled, prefix_lengths=lengths, **drawn)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_array_equal(found.scores, expected.scores)
 
 
 def test_targets_of_a_source_may_begin_unlike():

@@ -30,10 +30,8 @@ def shown(out):
 
 def test_the_same_picture_in_any_mode_is_of_the_same_class(run, launched, tmp_path):
     grey = Image.fromarray(COLOURS[..., 0])
-    grey.save(tmp_path / "grey.png")
-    grey.convert("RGB").save(tmp_path / "colour.png")
-    grey.convert("RGB").convert("RGBA").save(tmp_path / "alpha.png")
-    grey.convert("P").save(tmp_path / "palette.png")
+    for mode in ("L", "RGB", "RGBA", "P"):
+        grey.convert(mode).save(tmp_path / f"{mode}.png")
     wide = np.asarray(grey).astype(np.uint16) * 257
     Image.fromarray(wide).save(tmp_path / "sixteen.png")
     frames = [grey.convert("P"), Image.fromarray(COLOURS[..., 1]).convert("P")]
@@ -41,20 +39,11 @@ def test_the_same_picture_in_any_mode_is_of_the_same_class(run, launched, tmp_pa
     turned, exif = grey.transpose(Image.Transpose.ROTATE_90), Image.Exif()
     exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
     turned.save(tmp_path / "turned.png", exif=exif)
-    cyan = Image.merge(
-        "CMYK",
-        [
-            Image.new("L", grey.size),
-            *[Image.new("L", grey.size)] * 2,
-            grey.point(lambda x: 255 - x),
-        ],
-    )
-    cyan.save(tmp_path / "cmyk.tiff")
-    names = ["grey.png", "colour.png", "alpha.png", "palette.png", "sixteen.png", "animated.gif",
-             "turned.png", "cmyk.tiff"]  # fmt: skip
-    code, out, err = launched("classify", run, *(str(tmp_path / name) for name in names))
+    black = grey.point(lambda x: 255 - x)
+    Image.merge("CMYK", [*[Image.new("L", grey.size)] * 3, black]).save(tmp_path / "cmyk.tiff")
+    code, out, err = launched("classify", run, *map(str, tmp_path.iterdir()))
     lines = shown(out)
-    assert code == 0 and len(lines) == len(names), err
+    assert code == 0 and len(lines) == 8, err
     assert dict.fromkeys(lines) == {lines[0]: None}
 
 
@@ -91,13 +80,6 @@ def test_pictures_are_mirrored_and_shifted_by_the_key_alone():
     moved = augmented(image, key, shift=2)
     np.testing.assert_array_equal(moved, augmented(image, key, shift=2))
     wide = np.pad(image, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="edge")
-    places = [
-        [
-            (y, x)
-            for y in range(5)
-            for x in range(5)
-            if np.array_equal(own, big[y : y + 5, x : x + 6])
-        ]
-        for own, big in zip(np.asarray(moved), wide, strict=True)
-    ]
-    assert all(places) and {place for each in places for place in each} >= {(0, 0), (4, 4), (2, 2)}
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (5, 6), axis=(1, 2))  # [n y x 2 5 6]
+    same = np.all(windows == np.moveaxis(moved, 3, 1)[:, None, None], axis=(3, 4, 5))
+    assert same.any(axis=(1, 2)).all() and same.any(axis=0)[[0, 4, 2], [0, 4, 2]].all()

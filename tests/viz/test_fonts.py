@@ -10,7 +10,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 
 from crossattn import viz
-from crossattn.viz import fonts
+from crossattn.viz import figure
 
 NOBODY_HAS_IT = "\U0010fffd"  # the last private-use character
 OLD_PERSIAN = "\U000103a0\U000103a1"
@@ -21,7 +21,7 @@ def fresh_fonts(monkeypatch):
     """Changes of the font list, and warnings given once, end with the test."""
     known = font_manager.fontManager.ttflist
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(known))
-    caches = fonts._charmap, fonts._family_of, fonts._fonts, fonts._warn_once
+    caches = figure._charmap, figure._family_of, figure._fonts, figure._warn_once
     for cache in caches:
         cache.cache_clear()
     yield
@@ -35,7 +35,7 @@ def only_dejavu(monkeypatch):
     brought = [e for e in font_manager.fontManager.ttflist if "mpl-data" in e.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", brought)
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [])
-    monkeypatch.setattr(fonts, "_packaged_fonts", lambda: [])
+    monkeypatch.setattr(figure, "_packaged_fonts", lambda: [])
 
 
 def make_font(path, characters):
@@ -59,7 +59,7 @@ def make_font(path, characters):
 
 def test_greek_needs_no_other_font_than_the_one_matplotlib_brings(only_dejavu):
     words = ["ἐν", "ἀρχῇ", "ἦν", "ὁ", "λόγος"]
-    assert [label.text for label in fonts.labels(words)] == words
+    assert [label.text for label in figure.labels(words)] == words
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_greek_needs_no_other_font_than_the_one_matplotlib_brings(only_dejavu):
 @pytest.mark.filterwarnings("ignore::crossattn.viz.GlyphWarning")
 def test_a_bare_machine_names_the_script_and_what_to_install(only_dejavu, word, spelled, said):
     with pytest.warns(viz.GlyphWarning, match=said):
-        assert fonts.label(word).text == spelled
+        assert figure.label(word).text == spelled
 
 
 def test_a_script_is_warned_about_once():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            fonts.labels([NOBODY_HAS_IT, f"x{NOBODY_HAS_IT}"])
+            figure.labels([NOBODY_HAS_IT, f"x{NOBODY_HAS_IT}"])
     assert [w.category for w in caught] == [viz.GlyphWarning]
 
 
@@ -90,8 +90,8 @@ def test_a_font_in_a_package_is_found_and_put_first(only_dejavu, monkeypatch, tm
     make_font(tmp_path / "squares.ttf", OLD_PERSIAN)
     (tmp_path / "broken.ttf").write_bytes(b"not a font")
     paths = [str(tmp_path / name) for name in ("broken.ttf", "squares.ttf")]
-    monkeypatch.setattr(fonts, "_packaged_fonts", lambda: paths)
-    first, plain = fonts.labels([OLD_PERSIAN, "plain"])
+    monkeypatch.setattr(figure, "_packaged_fonts", lambda: paths)
+    first, plain = figure.labels([OLD_PERSIAN, "plain"])
     assert first.text == OLD_PERSIAN
     assert first.families == ("Squares", "sans-serif", "DejaVu Sans")
     assert plain.families == ("sans-serif", "DejaVu Sans")
@@ -100,18 +100,18 @@ def test_a_font_in_a_package_is_found_and_put_first(only_dejavu, monkeypatch, tm
 
 def test_hindi_and_japanese_are_drawn_by_the_fonts_of_the_extra():
     for word, family in (("क्षेत्र", "Noto Sans Devanagari"), ("日本語", "IPAexGothic")):
-        label = fonts.label(word)
+        label = figure.label(word)
         assert (label.text, label.families[0]) == (word, family)
 
 
 def test_joiners_without_a_shape_are_dropped_without_a_warning(only_dejavu, monkeypatch):
-    monkeypatch.setattr(fonts, "_charmap", lambda path: frozenset("ab"))
-    assert fonts.label("a\u200d\ufe0fb").text == "ab"
+    monkeypatch.setattr(figure, "_charmap", lambda path: frozenset("ab"))
+    assert figure.label("a\u200d\ufe0fb").text == "ab"
 
 
 def test_the_family_the_user_set_comes_first():
     with matplotlib.rc_context({"font.family": ["DejaVu Serif"]}):
-        assert fonts.labels(["a"])[0].families == ("DejaVu Serif", "DejaVu Sans")
+        assert figure.labels(["a"])[0].families == ("DejaVu Serif", "DejaVu Sans")
 
 
 def test_no_box_is_ever_drawn_whatever_fonts_this_machine_has():

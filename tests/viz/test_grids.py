@@ -39,45 +39,20 @@ def test_heads_of_one_layer_wrap_without_holes_where_they_can(count, columns):
     assert len({round(ax.get_position().x0, 6) for ax in shown}) == columns
 
 
-def test_every_head_is_in_its_own_panel_and_named():
+def test_every_head_has_its_own_panel_its_name_and_the_links_and_tokens_are_outside():
     values = weights(2, 3, 3, 4)
-    shown = panels(viz.heads(values, SOURCE, TARGET))
+    figure = viz.heads(values, SOURCE, TARGET, links=[(0, 0), (2, 1)], title="Heads")
+    shown = panels(figure)
     for i, ax in enumerate(shown):
         layer, head = divmod(i, 3)
         np.testing.assert_allclose(ax.images[0].get_array(), values[layer, head], rtol=1e-6)
         assert ax.get_xlabel() == f"L{layer} H{head}"
+        assert written(ax) == (SOURCE if layer == 0 else [], TARGET if head == 0 else [])
+        assert len(ax.patches) == 2
+    assert apart(figure) and len(figure.axes) == 7
     first, second = shown[0].get_position(), shown[3].get_position()
     assert first.x0 == pytest.approx(second.x0)
     assert first.y0 > second.y1
-
-
-def test_tokens_stand_on_the_outer_axes_only():
-    for i, ax in enumerate(panels(viz.heads(weights(2, 3, 3, 4), SOURCE, TARGET))):
-        across, down = written(ax)
-        assert across == (SOURCE if i < 3 else [])
-        assert down == (TARGET if i % 3 == 0 else [])
-
-
-def test_all_heads_share_one_colour_scale():
-    values = weights(2, 3, 4)
-    values[1] *= 0.01
-    figure = viz.heads(values, SOURCE, TARGET)
-    limits = [ax.images[0].get_clim() for ax in panels(figure)]
-    np.testing.assert_allclose(limits, [[0, values.max()]] * 2, rtol=1e-6)
-    assert len(figure.axes) == 3
-
-
-def test_links_are_outlined_in_every_head():
-    shown = panels(viz.heads(weights(2, 3, 4), SOURCE, TARGET, links=[(0, 0), (2, 1)]))
-    assert [len(ax.patches) for ax in shown] == [2, 2]
-
-
-def test_panels_do_not_overlap_and_stay_inside_the_figure():
-    figure = viz.heads(weights(3, 5, 3, 4), SOURCE, TARGET, title="Heads")
-    assert apart(figure)
-    size = figure.get_size_inches()
-    drawn = figure.get_tightbbox()
-    assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= size[0] and drawn.y1 <= size[1]
 
 
 def test_heads_refuse_what_they_cannot_place():

@@ -1,1 +1,1 @@
-"""What is done to logits before a token is chosen: processors, and choosing among many fast."""
+"""Logits processors, and fast choice of a token among many."""

@@ -1,26 +1,25 @@
-"""Logits processors that forbid: tokens, repetitions, lengths. Combine any number of them in one list."""
+"""Logits processors that forbid tokens, repetitions or lengths."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.decode.config import token_ids
 from crossattn.decode.logits.processors import Context, LogitsProcessor
-from crossattn.types import AnyArray, Array, Bool, Float
+from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 Tokens = int | Sequence[int] | AnyArray
 
 
 def ban(tokens: Tokens) -> LogitsProcessor:
-    """These tokens never come."""
-    ids = token_ids(tokens)
+    """Forbids tokens."""
+    ids = _ids(tokens)
     return lambda logits, context: logits.at[ids].set(-jnp.inf)
 
 
 def ban_first(tokens: Tokens) -> LogitsProcessor:
-    """These tokens do not come first, as Whisper's blank and end do not."""
-    ids = token_ids(tokens)
+    """Forbids tokens at the first step, such as Whisper's blank and end."""
+    ids = _ids(tokens)
 
     def process(logits, context: Context):
         return jnp.where(context.generated == 0, logits.at[ids].set(-jnp.inf), logits)
@@ -29,20 +28,13 @@ def ban_first(tokens: Tokens) -> LogitsProcessor:
 
 
 def allow(tokens: Tokens) -> LogitsProcessor:
-    """Only these tokens, the end among them if it may come."""
-    ids = token_ids(tokens)
-
-    def process(logits, context: Context):
-        return _only(jnp.zeros(logits.shape, bool).at[ids].set(True), logits)
-
-    return process
+    """Forbids all tokens but these, among which the end must be if it may come."""
+    ids = _ids(tokens)
+    return lambda logits, context: _only(jnp.zeros(logits.shape, bool).at[ids].set(True), logits)
 
 
 def allow_where(allowed: Bool[AnyArray, "*B #T V"]) -> LogitsProcessor:
-    """A table of what may come at each step: [T V], or [B T V] for each row; its last step stays.
-
-    With T = 1 it is the same vocabulary at every step.
-    """
+    """Allows the tokens of a table at each step: [T V], or [B T V] for each row; its last step repeats."""
     table = jnp.asarray(allowed)
 
     def process(logits, context: Context):
@@ -53,7 +45,7 @@ def allow_where(allowed: Bool[AnyArray, "*B #T V"]) -> LogitsProcessor:
 
 
 def ban_ngrams(ngrams: Sequence[Sequence[int]]) -> LogitsProcessor:
-    """None of these sequences of tokens is ever completed."""
+    """Forbids sequences of tokens."""
     if empty := [ngram for ngram in ngrams if not len(ngram)]:
         raise ValueError(f"ban_ngrams: got {empty[0]!r}; expected at least one token in each.")
 
@@ -69,7 +61,7 @@ def ban_ngrams(ngrams: Sequence[Sequence[int]]) -> LogitsProcessor:
 
 
 def no_repeat_ngram(size: int) -> LogitsProcessor:
-    """No sequence of ``size`` tokens comes twice, those of the prefix included.
+    """Forbids to repeat any sequence of ``size`` tokens, those of the prefix included.
 
     Source: Paulus et al. 2018, section 2.5 (trigrams).
     """
@@ -90,8 +82,8 @@ def no_repeat_ngram(size: int) -> LogitsProcessor:
 
 
 def min_new_tokens(length: Any, eos_id: Tokens) -> LogitsProcessor:
-    """At least so many tokens, the end not counted; one number, or one for each row [B]."""
-    ends = token_ids(eos_id)
+    """Forbids the end before ``length`` other tokens; one number, or one for each row [B]."""
+    ends = _ids(eos_id)
 
     def process(logits, context: Context):
         early = context.generated < _of_row(length, context)
@@ -101,7 +93,7 @@ def min_new_tokens(length: Any, eos_id: Tokens) -> LogitsProcessor:
 
 
 def max_new_tokens(length: Any, eos_id: int) -> LogitsProcessor:
-    """At most so many tokens, the end included, which comes last; one number, or one a row [B]."""
+    """Forces the end as token ``length`` at the latest; one number, or one for each row [B]."""
 
     def process(logits, context: Context):
         full = context.generated >= _of_row(length, context) - 1
@@ -111,7 +103,7 @@ def max_new_tokens(length: Any, eos_id: int) -> LogitsProcessor:
 
 
 def force(tokens: dict[int, int]) -> LogitsProcessor:
-    """``{n: token}``: the n-th generated token, from 0. It costs a beam nothing, being no choice."""
+    """Forces tokens ``{n: token}``, n counted from 0, with log-probability 0."""
 
     def process(logits, context: Context):
         for index, token in tokens.items():
@@ -119,6 +111,10 @@ def force(tokens: dict[int, int]) -> LogitsProcessor:
         return logits
 
     return process
+
+
+def _ids(tokens: Tokens) -> Int[Array, " n"]:
+    return jnp.atleast_1d(jnp.asarray(tokens, jnp.int32))
 
 
 def _forced(token: int, logits: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -130,7 +126,7 @@ def _only(allowed: Bool[Array, " V"], logits: Float[Array, " V"]) -> Float[Array
 
 
 def _last(context: Context, count: int) -> Array:
-    """The last tokens, [count]; where there are fewer, the caller compares lengths."""
+    """Returns the last tokens, [count]; if there are fewer, the caller compares lengths."""
     positions = context.length - count + jnp.arange(count)
     return context.tokens[jnp.maximum(positions, 0)]
 

@@ -1,10 +1,9 @@
-"""Logits processors: functions from one sequence's logits to others, applied at each step in their order.
+"""Logits processors: functions of the logits of one sequence, applied in order at each step.
 
-A ``LogitsProcessor`` is ``(logits [V], Context) -> logits [V]``; -inf is a token that cannot come. Searches
-map them over rows, beams and positions, so each is written for one sequence, and your own may be any
-function of JAX. ``sampling`` and ``constraints`` make the usual ones.
+A ``LogitsProcessor`` is ``(logits [V], Context) -> logits [V]``, any function of JAX; -inf forbids a token.
+Searches map it over rows, beams and positions. ``sampling`` and ``constraints`` make the usual ones.
 
-In beam search they get log-probabilities; what they take away is not shared out among the others.
+In beam search they get log-probabilities, which are not normalised afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +16,14 @@ from crossattn.types import Array, Float, Int
 
 
 class Context(NamedTuple):
-    """What is known of a sequence.
+    """Context of a logits processor.
 
     Attributes:
-      tokens: [X], the row's own prefix without any padding, then what was generated; what stands after
-        ``length`` means nothing.
-      length: how many tokens there are, prefix included.
-      start: how many of them are prefix; an array where prefixes are of unlike lengths.
-      row: the row of the batch.
-      padding: how many tokens of padding stood before the prefix; none of the above counts them.
+      tokens: [X], the row's prefix without padding, then its generated tokens; undefined after ``length``.
+      length: number of tokens, prefix included.
+      start: number of tokens of the prefix; an array for prefixes of unlike lengths.
+      row: row of the batch.
+      padding: number of tokens of padding before the prefix, which the fields above do not count.
     """
 
     tokens: Int[Array, " X"]
@@ -36,12 +34,12 @@ class Context(NamedTuple):
 
     @property
     def generated(self) -> Int[Array, ""]:
-        """How many tokens were generated."""
+        """Number of generated tokens."""
         return self.length - self.start
 
     @property
     def padded(self) -> "Context":
-        """The same with its padding, counted as a part of the prefix."""
+        """Context whose prefix includes its padding."""
         if isinstance(self.padding, int) and not self.padding:
             return self
         length, start = self.length + self.padding, self.start + self.padding
@@ -59,12 +57,12 @@ def apply(
     start: int,
     padding: Int[Array, " B"] | None = None,
 ) -> Float[Array, "B J V"]:
-    """Logits after all processors.
+    """Applies processors in order.
 
     Args:
-      length: how many tokens there are, one number for all or one a sequence [B J].
-      start: how many of them are prefix.
-      padding: how many of those are padding, on the left of each row; None is none.
+      length: number of tokens, one for all or one for each sequence [B J].
+      start: number of tokens of the prefix, padding included.
+      padding: number of tokens of padding on the left of each row; None is none.
     """
     if not processors:
         return logits

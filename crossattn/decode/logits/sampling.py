@@ -1,7 +1,4 @@
-"""Logits processors that shape a distribution before a token is drawn from it.
-
-The order is the order of the list; the usual one is temperature first.
-"""
+"""Logits processors that shape a distribution before a token is drawn from it; usually temperature first."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +9,7 @@ from crossattn.types import Array, Float, Int
 
 
 def temperature(value: float | Float[Array, ""]) -> LogitsProcessor:
-    """Logits divided by ``value``: below 1 sharper, above 1 flatter."""
+    """Divides logits by ``value``: below 1 sharper, above 1 flatter."""
     if isinstance(value, (int, float)) and value <= 0:
         raise ValueError(
             f"temperature is {value}; expected above 0. Without a key there is no draw."
@@ -21,19 +18,18 @@ def temperature(value: float | Float[Array, ""]) -> LogitsProcessor:
 
 
 def top_k(k: int) -> LogitsProcessor:
-    """Only the k most likely tokens, and what is as likely as the k-th. Source: Fan et al. 2018."""
+    """Keeps the k most likely tokens, and those as likely as the k-th. Source: Fan et al. 2018."""
     if k < 1:
         raise ValueError(f"top_k: k is {k}; expected 1 or more.")
 
     def process(logits, context: Context):
-        threshold = topk.top_k(logits, k)[0][-1]
-        return jnp.where(logits < threshold, -jnp.inf, logits)
+        return jnp.where(logits < topk.top_k(logits, k)[0][-1], -jnp.inf, logits)
 
     return process
 
 
 def top_p(p: float) -> LogitsProcessor:
-    """The most likely tokens that together have probability p or more; ties stay together.
+    """Keeps the most likely tokens that together have probability p or more, with all ties.
 
     Source: Holtzman et al. 2020, "nucleus sampling".
     """
@@ -52,7 +48,7 @@ def top_p(p: float) -> LogitsProcessor:
             enough = jnp.sum(jnp.where(order > middle, probabilities, 0)) < p
             return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-        # The least logit before which there is less than p; a sort finds it too, twenty times slower.
+        # Bisects for the least logit with less than p above it, twenty times faster than a sort.
         ends = jnp.int32(-(2**31)), jnp.max(order)
         threshold = jax.lax.fori_loop(0, 32, halve, ends)[1]
         return jnp.where(order < threshold, -jnp.inf, logits)
@@ -61,18 +57,16 @@ def top_p(p: float) -> LogitsProcessor:
 
 
 def min_p(p: float) -> LogitsProcessor:
-    """Tokens at least p times as likely as the most likely one. Source: Nguyen et al. 2024."""
+    """Keeps tokens at least p times as likely as the most likely one. Source: Nguyen et al. 2024."""
     if not 0 <= p <= 1:
         raise ValueError(f"min_p: p is {p}; expected 0 to 1.")
-
-    def process(logits, context: Context):
-        return jnp.where(logits < jnp.max(logits) + jnp.log(p), -jnp.inf, logits)
-
-    return process
+    return lambda logits, context: jnp.where(
+        logits < jnp.max(logits) + jnp.log(p), -jnp.inf, logits
+    )
 
 
 def repetition_penalty(value: float) -> LogitsProcessor:
-    """Logits of tokens already there divided by ``value``; negative ones multiplied.
+    """Divides the logits of earlier tokens by ``value``, or multiplies them where negative.
 
     Source: Keskar et al. 2019, "CTRL", section 4.1.
     """
@@ -89,6 +83,6 @@ def repetition_penalty(value: float) -> LogitsProcessor:
 
 
 def _sortable(x: Float[Array, " V"]) -> Int[Array, " V"]:
-    """Integers in the order of the numbers."""
+    """Maps numbers to integers of the same order."""
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))

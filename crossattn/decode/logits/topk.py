@@ -1,4 +1,4 @@
-"""The largest of many logits, and drawing from them, faster than by sorting.
+"""Top-k of many logits and draws from them, faster than by sorting.
 
 XLA's sort, ``top_k`` and Gumbel noise over a vocabulary cost a CPU more than a small model's whole step.
 """
@@ -12,7 +12,7 @@ _BLOCK = 64
 
 
 def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B C"], Int[Array, "*B C"]]:
-    """What ``lax.top_k`` gives, ties included: the k largest lie in the k blocks of largest maxima."""
+    """Computes ``lax.top_k``, ties included: the k largest lie in the k blocks of largest maxima."""
     V = x.shape[-1]
     if V < 4 * _BLOCK or k * _BLOCK > V // 2:
         values, indices = jax.lax.top_k(x, min(k, V))
@@ -27,9 +27,9 @@ def top_k(x: Float[Array, "*B V"], k: int) -> tuple[Float[Array, "*B C"], Int[Ar
 
 
 def draw(logits: Float[Array, "*B V"], uniform: Float[Array, "*B"]) -> Int[Array, "*B"]:
-    """A token from ``softmax(logits)``, by numbers uniform in [0, 1): first its block, then itself.
+    """Draws a token from ``softmax(logits)`` by a number uniform in [0, 1): first its block, then itself.
 
-    One number a row instead of V: making random numbers is what drawing would spend its time on.
+    One random number a row instead of V, which would take most of the time.
     """
     peak = logits.max(-1, keepdims=True)
     mass = _blocks(jnp.exp(logits - peak), 0.0)
@@ -42,10 +42,10 @@ def draw(logits: Float[Array, "*B V"], uniform: Float[Array, "*B"]) -> Int[Array
 def _invert(
     mass: Float[Array, "*B n"], uniform: Float[Array, "*B"]
 ) -> tuple[Int[Array, "*B"], Float[Array, "*B"]]:
-    """The bin in which a share ``uniform`` of the mass lies, and how far into it, in [0, 1)."""
+    """Returns the bin at which a share ``uniform`` of the mass ends, and how far into it, in [0, 1)."""
     below = jnp.cumsum(mass, axis=-1)
     wanted = uniform[..., None] * below[..., -1:]
-    # Partial sums are rounded, each in its own way: a bin without mass must not be hit by that.
+    # Rounding of the partial sums must not choose a bin without mass.
     bins, n = jnp.arange(mass.shape[-1]), mass.shape[-1]
     first = jnp.min(jnp.where((below > wanted) & (mass > 0), bins, n), axis=-1)
     last = jnp.max(jnp.where(mass > 0, bins, 0), axis=-1)
@@ -60,6 +60,3 @@ def _blocks(x: Float[Array, "*B V"], fill: float) -> Float[Array, "*B n b"]:
     padding = [(0, 0)] * (x.ndim - 1) + [(0, -V % _BLOCK)]
     x = jnp.pad(x, padding, constant_values=fill)
     return x.reshape(*x.shape[:-1], -1, _BLOCK)
-
-
-__all__ = ["draw", "top_k"]

@@ -1,7 +1,4 @@
-"""Beam search in one ``while_loop``: penalties of length and coverage, groups that differ, an early stop.
-
-A beam that goes on from another says so by ``select``; what that moves is up to the model's states.
-"""
+"""Beam search in one ``while_loop``: penalties of length and coverage, diverse groups, an early stop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +14,7 @@ from crossattn.decode.logits import topk
 from crossattn.decode.logits.processors import LogitsProcessor
 from crossattn.decode.search.penalties import Coverage, Penalty, gnmt
 from crossattn.decode.search.stopping import EXACT, Stopping
-from crossattn.decode.states import DecodeStep, select, source_valid
+from crossattn.decode.states import DecodeStep, method, source_valid
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 
@@ -39,27 +36,26 @@ def beam_search(
     capture: Capture | None = None,
     **config: Any,
 ) -> Hypotheses:
-    """The ``num_beams`` best hypotheses a row, best first.
+    """Searches for the ``num_beams`` best hypotheses a row, best first.
 
     A hypothesis of n tokens scores ``log p / ((5 + n) / 6) ** length_penalty``, or ``log p`` divided by
     another ``Penalty``, plus the cost of ``coverage``.
 
     Args:
-      decode_step: a model's.
-      states: what the model's ``prefill`` made for ``num_beams`` sequences a row and
+      decode_step, capture, **config: as in ``greedy``.
+      states: made by the model's ``prefill`` for ``num_beams`` sequences a row and
         ``GenerationConfig.cache_length`` positions.
       num_beams: J.
       length_penalty: alpha; 0 compares log-probabilities, larger favours longer hypotheses.
-      coverage: a cost for what was not attended to.
-      stopping: when a row is done; ``stopping.transformers()`` does as that library does.
-      num_beam_groups: the beams of each group search by themselves; a token that earlier groups chose at
-        this step loses ``diversity_penalty`` for each time. Source: Vijayakumar et al. 2018.
-      processors: what to forbid or reweigh; they get log-probabilities.
-      capture: which cross-attention to return.
-      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
+      coverage: cost of source words without attention.
+      stopping: rule by which a row is done; ``stopping.transformers()`` is that of the library.
+      num_beam_groups: groups of beams that search independently, except that a token loses
+        ``diversity_penalty`` for each beam of an earlier group that chose it at the same step.
+        Source: Vijayakumar et al. 2018.
+      processors: logits processors, applied in order to log-probabilities.
 
     Raises:
-      ValueError: the beams do not divide into the groups.
+      ValueError: the groups do not divide the beams.
     Source: Wu et al. 2016, "GNMT", section 7.
     """
     if num_beams < 1 or num_beam_groups < 1 or num_beams % num_beam_groups:
@@ -81,9 +77,9 @@ class _Candidates:
     """Hypotheses, live or finished.
 
     Attributes:
-      lengths: how many tokens were generated; of live ones, all that the loop has taken.
-      parents: of live ones, the beam that each goes on from.
-      path: the beam that read each input token, where attention is captured.
+      lengths: number of generated tokens.
+      parents: of live ones, the beam that each continues.
+      path: beam that read each input token, where attention is captured.
     """
 
     scores: Float[Array, "B C"]
@@ -94,15 +90,11 @@ class _Candidates:
     covered: Float[Array, "B C S"] | None
 
     def pick(self, index: Int[Array, "B J"]) -> "_Candidates":
-        """Those with these numbers."""
-
-        def rows(x: Array) -> Array:
-            return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)
-
-        return jax.tree.map(rows, self)
+        rows = lambda x: index.reshape(*index.shape, *(1,) * (x.ndim - 2))  # noqa: E731
+        return jax.tree.map(lambda x: jnp.take_along_axis(x, rows(x), axis=1), self)
 
     def best(self, scores: Float[Array, "B C"], count: int) -> "_Candidates":
-        """The ``count`` best by other scores, which become theirs."""
+        """Picks the ``count`` best by other scores, which replace theirs."""
         scores, index = jax.lax.top_k(scores, count)
         return replace(self.pick(index), scores=scores)
 
@@ -110,7 +102,7 @@ class _Candidates:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Beams:
-    """J live prefixes and the J best finished hypotheses of each row; groups that are ``open`` go on."""
+    """J live prefixes and the J best finished hypotheses of each row; ``open`` groups continue."""
 
     length: Int[Array, ""]
     live: _Candidates
@@ -122,8 +114,6 @@ class _Beams:
 
 @dataclass(frozen=True)
 class _BeamSearch:
-    """The loop; its fields are the arguments of ``beam_search``."""
-
     decode_step: DecodeStep
     config: GenerationConfig
     num_beams: int
@@ -136,7 +126,7 @@ class _BeamSearch:
     capture: Capture | None
 
     def begin(self, states: Any) -> _Beams:
-        """One live prefix a group: all its beams are equal, so only one may have children."""
+        """Starts with one live prefix a group, since its beams are still equal."""
         config, B, J = self.config, self.config.batch, self.num_beams
         tokens = config.tokens(J)
         first = jnp.arange(J) % (J // self.num_beam_groups) == 0
@@ -146,33 +136,33 @@ class _BeamSearch:
         scores = jnp.tile(jnp.where(first, 0.0, _NEVER), (B, 1))
         lengths, parents = jnp.zeros((B, J), jnp.int32), self._beam_numbers()
         path = None if self.capture is None else jnp.zeros_like(tokens)
+        weights = empty_weights(
+            self.decode_step, self.capture, states, (B, J), config.max_new_tokens
+        )
         return _Beams(
             length=jnp.int32(config.start),
             live=_Candidates(scores, lengths, tokens, parents, path, covered),
             done=_Candidates(jnp.full((B, J), _NEVER), lengths, tokens, None, path, None),
             open=jnp.broadcast_to(config.row_limits()[:, None] > 0, (B, self.num_beam_groups)),
             states=config.read_prefix(self.decode_step, states, J),
-            weights=empty_weights(
-                self.decode_step, self.capture, states, (B, J), config.max_new_tokens
-            ),
+            weights=weights,
         )
 
     def unfinished(self, loop: _Beams) -> Bool[Array, ""]:
-        """Whether a hypothesis may still get better."""
+        """Returns whether a row may still find better hypotheses."""
         return (loop.length < loop.live.tokens.shape[-1]) & jnp.any(loop.open)
 
     def advance(self, loop: _Beams) -> _Beams:
-        """One token more for every live prefix."""
+        """Extends every live prefix by one token."""
         live, logits, states, seen = self._read(loop)
         log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         if self.processors:
             logits = self.config.process(self.processors, logits - log_z, live.tokens, loop.length)
             log_z = jnp.zeros_like(log_z)
         count, size = loop.length + 1 - self.config.start, self.num_beams // self.num_beam_groups
-        taken = (
-            jnp.zeros((logits.shape[0], 1, logits.shape[-1])) if self.num_beam_groups > 1 else None
-        )
-        parts = []
+        taken, parts = None, []
+        if self.num_beam_groups > 1:
+            taken = jnp.zeros((logits.shape[0], 1, logits.shape[-1]))
         for group in range(self.num_beam_groups):
             own = slice(group * size, (group + 1) * size)
             mine, done = (jax.tree.map(lambda x, own=own: x[:, own], f) for f in (live, loop.done))
@@ -187,12 +177,12 @@ class _BeamSearch:
         weights: Any = loop.weights
         if seen is not None:
             weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count - 1, axis=2)
-        still_open = self._open(live, done, count)
-        states = select(states, live.parents)
-        return _Beams(loop.length + 1, live, done, loop.open & still_open, states, weights)
+        still_open = loop.open & self._open(live, done, count)
+        states = method(states, "select")(live.parents)
+        return _Beams(loop.length + 1, live, done, still_open, states, weights)
 
     def finish(self, loop: _Beams) -> Hypotheses:
-        """The groups' hypotheses together, and the attention on each one's own path."""
+        """Merges the hypotheses of the groups, each with the attention on its own path."""
         start, done = self.config.start, loop.done
         if self.num_beam_groups > 1:
             done = done.best(done.scores, self.num_beams)
@@ -205,7 +195,7 @@ class _BeamSearch:
         return Hypotheses.of(done.tokens[..., start:], scores, done.lengths, weights)
 
     def _read(self, loop: _Beams) -> tuple[_Candidates, Float[Array, "B J V"], Any, Any]:
-        """Live prefixes that know which beam read their last token; logits, states, attention."""
+        """Reads the last tokens: live prefixes with paths and coverage; logits, states, attention."""
         index, live, numbers = loop.length - 1, loop.live, self._beam_numbers()
         path = None if live.path is None else _put(live.path, numbers, index)
         cover = None if self.coverage is None else self.coverage.attention
@@ -230,11 +220,11 @@ class _BeamSearch:
         taken: Float[Array, "B 1 V"] | None,
         length: Int[Array, ""],
     ) -> _Candidates:
-        """The best continuations of a row: as many as leave J live ones, however many of them end."""
+        """Returns the best continuations of a row, enough that J are live after any that end."""
         B, V = logits.shape[0], logits.shape[-1]
         count = max(2, 1 + len(self.config.ends)) * live.scores.shape[1]
         penalised = logits if taken is None else logits - self.diversity_penalty * taken
-        # Per beam first: a search over J * V candidates is what the time would be spent on.
+        # Each beam by itself first: a search over J * V candidates would take most of the time.
         best, tokens = topk.top_k(penalised, min(count, V))
         worth = best if taken is None else jnp.take_along_axis(logits, tokens, axis=-1)
         before = live.scores[..., None] - log_z
@@ -252,7 +242,7 @@ class _BeamSearch:
     def _sort(
         self, children: _Candidates, done: _Candidates, open: Bool[Array, " B"], loop: _Beams
     ) -> tuple[_Candidates, _Candidates]:
-        """The best children that live on, and the best finished hypotheses with those that end."""
+        """Returns the best children that stay live, and the best hypotheses with those that end."""
         size, count = done.scores.shape[1], loop.length + 1 - self.config.start
         ended = self.config.ended(_at(children.tokens, loop.length))
         ended = ended | (count >= self.config.row_limits()[:, None])
@@ -276,7 +266,7 @@ class _BeamSearch:
     def _open(
         self, live: _Candidates, done: _Candidates, count: Int[Array, ""]
     ) -> Bool[Array, "B G"]:
-        """Which groups of each row may still find better hypotheses."""
+        """Returns which groups of each row may still find better hypotheses."""
         shape = (live.scores.shape[0], self.num_beam_groups, -1)
         alive, worth = live.scores.reshape(shape), done.scores.reshape(shape)
         limits = self.config.row_limits()[:, None].astype(jnp.float32)
@@ -286,7 +276,7 @@ class _BeamSearch:
 
 
 def _real(scores: Float[Array, "..."]) -> Bool[Array, "..."]:
-    """Scores of hypotheses that exist."""
+    """Returns which scores are of hypotheses that exist."""
     return scores > _NEVER / 2
 
 

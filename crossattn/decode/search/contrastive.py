@@ -1,6 +1,6 @@
-"""Contrastive search: likely tokens whose vectors are unlike those of what was said before.
+"""Contrastive search: likely tokens whose vectors differ from those of all earlier tokens.
 
-The candidates of a step are sequences of a row that all go on from the chosen one.
+The candidates of a step are sequences of a row that all continue the chosen one.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from crossattn.decode.config import GenerationConfig
 from crossattn.decode.hypotheses import Hypotheses
 from crossattn.decode.logits import topk
 from crossattn.decode.logits.processors import LogitsProcessor
-from crossattn.decode.search.greedy import log_p_of
-from crossattn.decode.states import select
+from crossattn.decode.search.greedy import Progress, log_p_of
+from crossattn.decode.states import method
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int
 
@@ -32,22 +32,17 @@ def contrastive_search(
     capture: Capture | None = None,
     **config: Any,
 ) -> Hypotheses:
-    """One hypothesis a row, of tokens that maximise ``(1 - alpha) p - alpha similarity``.
+    """Generates one hypothesis a row, of tokens that maximise ``(1 - alpha) p - alpha similarity``.
 
     ``similarity`` is the largest cosine between a candidate's vector and those of all tokens before it.
 
     Args:
       model: with ``decode_hidden``, which is ``decode_step`` before the output layer, and ``logits``.
-      states: what the model's ``prefill`` made for ``candidates`` sequences a row and
-        ``GenerationConfig.cache_length + 1`` positions, for the last token is read too, to be compared.
-      candidates: the k most likely tokens are compared; 1 is greedy.
+      states: made by the model's ``prefill`` for ``candidates`` sequences a row and
+        ``GenerationConfig.cache_length + 1`` positions, since the last token is compared too.
+      candidates: number of most likely tokens that are compared; 1 is greedy.
       alpha: 0 is greedy; larger repeats less.
-      processors: what to forbid or reweigh.
-      capture: which cross-attention to return.
-      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
-
-    Returns:
-      Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
+      processors, capture, **config: as in ``greedy``, and so is the result.
 
     Raises:
       ValueError: candidates or alpha are out of range, or the model has no vectors to compare.
@@ -65,32 +60,27 @@ def contrastive_search(
     search = _Contrast(
         model, GenerationConfig(**config), candidates, alpha, tuple(processors), capture
     )
-    end = jax.lax.while_loop(search.unfinished, search.advance, search.begin(states))
-    tokens = end.tokens[..., search.config.start :]
-    return Hypotheses.of(tokens, end.scores[:, None], end.lengths[:, None], end.weights)
+    end = jax.lax.while_loop(_Contrasted.unfinished, search.advance, search.begin(states))
+    return end.text.hypotheses(search.config)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Contrasted:
-    """Where the loop stands: the newest token is read already.
+    """State of the loop, which has read the newest token.
 
     Attributes:
-      lengths: how many tokens of each row were generated, its end included.
-      vectors: [B X D], of unit length.
-      logits, seen: of the next token, and the attention that made them.
+      vectors: vectors of all tokens, of unit length.
+      logits, seen: logits of the next token, and the attention of the step that computed them.
     """
 
-    length: Int[Array, ""]
-    tokens: Int[Array, "B 1 X"]
+    text: Progress
     vectors: Float[Array, "B X D"]
     logits: Float[Array, "B V"]
-    scores: Float[Array, " B"]
-    lengths: Int[Array, " B"]
-    done: Bool[Array, " B"]
-    states: Any
     seen: Float[Array, "B 1 1 M N S"] | None
-    weights: Float[Array, "B 1 T M N S"] | None
+
+    def unfinished(self) -> Bool[Array, ""]:
+        return self.text.unfinished()
 
 
 @dataclass(frozen=True)
@@ -103,44 +93,34 @@ class _Contrast:
     capture: Capture | None
 
     def begin(self, states: Any) -> _Contrasted:
-        """The whole prefix read."""
-        config, B = self.config, self.config.batch
+        """Reads the whole prefix."""
+        config = self.config
         prefix = jnp.repeat(config.prefix[:, None], self.candidates, axis=1)
         hidden, states, [seen] = captured(
             self.model.decode_hidden, [self.capture], prefix, config.unread(states)
         )
-        hidden, tokens = hidden[:, 0], config.tokens(1)
+        hidden = hidden[:, 0]
         seen = None if seen is None else seen[:, :1, -1:]
-        later = jnp.zeros((B, config.max_new_tokens, hidden.shape[-1]), jnp.float32)
+        weights = None if seen is None else jnp.repeat(0 * seen, config.max_new_tokens, axis=2)
+        later = jnp.zeros((config.batch, config.max_new_tokens, hidden.shape[-1]), jnp.float32)
         return _Contrasted(
-            length=jnp.int32(config.start),
-            tokens=tokens,
+            text=Progress.begin(config, states, weights),
             vectors=jnp.concatenate([_unit(hidden), later], axis=1),
             logits=self.model.logits(hidden[:, -1]).astype(jnp.float32),
-            scores=jnp.zeros((B,), jnp.float32),
-            lengths=jnp.zeros((B,), jnp.int32),
-            done=jnp.broadcast_to(config.row_limits() < 1, (B,)),
-            states=states,
             seen=seen,
-            weights=None if seen is None else jnp.repeat(0 * seen, config.max_new_tokens, axis=2),
         )
 
-    def unfinished(self, run: _Contrasted) -> Bool[Array, ""]:
-        """Whether a row lacks its end."""
-        return (run.length < run.tokens.shape[-1]) & ~jnp.all(run.done)
-
     def advance(self, run: _Contrasted) -> _Contrasted:
-        """Tries the likeliest tokens, and keeps one of each row."""
-        config, k, put = self.config, self.candidates, jax.lax.dynamic_update_slice_in_dim
-        processed = config.process(self.processors, run.logits[:, None], run.tokens, run.length)[
-            :, 0
-        ]
-        best, tokens = topk.top_k(processed, k)
+        """Reads the most likely tokens, and keeps one of each row."""
+        config, text, put = self.config, run.text, jax.lax.dynamic_update_slice_in_dim
+        logits = config.process(self.processors, run.logits[:, None], text.tokens, text.length)
+        processed = logits[:, 0]
+        best, tokens = topk.top_k(processed, self.candidates)
         hidden, states, [seen] = captured(
             self.model.decode_hidden,
             [self.capture],
             tokens[..., None].astype(jnp.int32),
-            run.states,
+            text.states,
         )
         hidden = hidden[:, :, 0]
         chosen = self._contrast(best - jax.nn.logsumexp(processed, -1, keepdims=True), hidden, run)
@@ -148,31 +128,23 @@ class _Contrast:
         def kept(x: Array) -> Array:
             return jnp.take_along_axis(x, chosen.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)
 
-        token = jnp.where(run.done, config.pad_id, kept(tokens)[:, 0].astype(jnp.int32))
-        log_p = log_p_of(run.logits, kept(tokens)[:, 0])
-        count = run.length - config.start
-        weights: Any = run.weights
-        latest: Any = run.seen
+        token = kept(tokens)[:, 0]
+        log_p = log_p_of(run.logits, token)
+        states = method(states, "select")(jnp.broadcast_to(chosen[:, None], tokens.shape))
         return _Contrasted(
-            length=run.length + 1,
-            tokens=put(run.tokens, token[:, None, None], run.length, axis=2),
-            vectors=put(run.vectors, _unit(kept(hidden)), run.length, axis=1),
+            text=text.append(config, token.astype(jnp.int32), log_p, states, run.seen),
+            vectors=put(run.vectors, _unit(kept(hidden)), text.length, axis=1),
             logits=self.model.logits(kept(hidden)[:, 0]).astype(jnp.float32),
-            scores=jnp.where(run.done, run.scores, run.scores + log_p),
-            lengths=run.lengths + ~run.done,
-            done=run.done | config.ended(token) | (count + 1 >= config.row_limits()),
-            states=select(states, jnp.broadcast_to(chosen[:, None], tokens.shape)),
             seen=None if seen is None else kept(seen),
-            weights=None if seen is None else put(weights, latest, count, axis=2),
         )
 
     def _contrast(
         self, log_p: Float[Array, "B k"], hidden: Float[Array, "B k D"], run: _Contrasted
     ) -> Int[Array, " B"]:
-        """The best candidate of each row."""
+        """Returns the number of the best candidate of each row."""
         cosines = jnp.einsum("bkd,bxd->bkx", _unit(hidden), run.vectors)
         positions = jnp.arange(run.vectors.shape[1])
-        known = (positions < run.length) & (positions >= self.config.padding[:, None])
+        known = (positions < run.text.length) & (positions >= self.config.padding[:, None])
         similarity = jnp.where(known[:, None], cosines, -1.0).max(-1)
         worth = (1 - self.alpha) * jnp.exp(log_p) - self.alpha * similarity
         return jnp.argmax(jnp.where(log_p == -jnp.inf, -jnp.inf, worth), axis=-1)

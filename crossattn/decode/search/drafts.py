@@ -1,4 +1,4 @@
-"""Who guesses the next tokens for ``speculative`` to verify: a small model, or the prompt itself."""
+"""Drafts, which guess tokens for ``speculative`` to verify: a small model, or the prompt itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from crossattn.decode.config import GenerationConfig
 from crossattn.decode.logits import topk
 from crossattn.decode.logits.processors import LogitsProcessor
 from crossattn.decode.search.greedy import most_likely
-from crossattn.decode.states import DecodeStep, rewind
+from crossattn.decode.states import DecodeStep, method
 from crossattn.types import AnyArray, Array, Float, Int
 
 
 class Known(NamedTuple):
-    """What a draft is given: sequences of unlike length, and how their tokens will be chosen."""
+    """Sequences of unlike lengths, with the configuration, processors and key that choose their tokens."""
 
     tokens: Int[Array, "B 1 X"]
     lengths: Int[Array, " B"]
@@ -27,18 +27,18 @@ class Known(NamedTuple):
 
 @runtime_checkable
 class Draft(Protocol):
-    """Guesses ``lookahead`` tokens at a time."""
+    """Protocol of a source of guesses, ``lookahead`` tokens at a time."""
 
     lookahead: int
 
     def begin(self, config: GenerationConfig) -> Any:
-        """What it carries from guess to guess."""
+        """Returns the state that the first guess starts from."""
         ...
 
     def guess(
         self, known: Known, carried: Any
     ) -> tuple[Int[Array, "B K"], Float[Array, "B K V"] | None, Any]:
-        """Tokens, the distributions that they are from (None: they were sure), what it carries."""
+        """Returns tokens, the distributions that they were drawn from (None: one-hot), and its state."""
         ...
 
 
@@ -47,10 +47,9 @@ class ModelDraft:
     """A smaller model of the same vocabulary.
 
     Attributes:
-      decode_step: its own.
-      states: what its ``prefill`` made for one sequence a row and
-        ``GenerationConfig.cache_length + lookahead`` positions; or a function that makes them of that number,
-        ``lambda length: small.prefill(batch, 1, length, source=source)``.
+      decode_step: of the smaller model.
+      states: made by its ``prefill`` for one sequence a row and ``GenerationConfig.cache_length + lookahead``
+        positions; or a function of that number, ``lambda n: small.prefill(batch, 1, n, source=source)``.
       lookahead: K.
     """
 
@@ -62,7 +61,7 @@ class ModelDraft:
         made = self.states
         states = made(config.cache_length + self.lookahead) if callable(made) else made
         states = config.read_prefix(self.decode_step, states, 1)
-        return rewind(states, jnp.full((config.batch,), config.start - 1, jnp.int32))
+        return method(states, "rewind")(jnp.full((config.batch,), config.start - 1, jnp.int32))
 
     def guess(self, known: Known, carried: Any) -> tuple[Array, Array | None, Any]:
         rows = known.lengths.shape[0]
@@ -82,8 +81,8 @@ class ModelDraft:
             tokens = tokens.at[jnp.arange(rows), 0, lengths].set(token, mode="drop")
             return (tokens, states), (token, jax.nn.softmax(logits))
 
-        states = rewind(carried, known.lengths - 1)
-        # One step more than it guesses: should all be right, its cache holds the last of them too.
+        states = method(carried, "rewind")(known.lengths - 1)
+        # One step more than guesses: if all are right, the cache must hold the last one too.
         (_, states), (tokens, drawn) = jax.lax.scan(
             one, (known.tokens, states), jnp.arange(self.lookahead + 1)
         )
@@ -93,14 +92,14 @@ class ModelDraft:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """What followed the last time that the newest tokens came, in a prompt or in the text so far.
+    """Draft that copies the tokens after an earlier occurrence of the newest ones, in prompt or text.
 
-    It costs no model, and pays where outputs copy from inputs.
+    It runs no model, and saves steps where outputs copy from inputs.
 
     Attributes:
       prompt: [B P], in the vocabulary of what is generated.
       lookahead: K.
-      ngram: the most tokens compared; the longest match wins, the latest of equals.
+      ngram: largest number of compared tokens; the longest match wins, the latest of equals.
 
     Source: Saxena 2023, "Prompt lookup decoding".
     """
@@ -121,7 +120,7 @@ class PromptLookup:
                 own = tokens[jnp.maximum(length - 1 - n, 0)]
                 same = same & (jnp.roll(text, n) == own) & (positions >= n) & (n < length)
                 matched = matched + same
-            # Its own end is no match, and what stands behind it means nothing.
+            # The end of the text is no match of itself, and only padding follows it.
             matched = jnp.where(positions < P + length - 1, matched, 0)
             best = jnp.argmax(matched * text.shape[0] + positions * (matched > 0))
             following = best + 1 + jnp.arange(self.lookahead)

@@ -1,4 +1,4 @@
-"""One token after the other, the most likely or a drawn one, in one ``while_loop`` that ends early."""
+"""Greedy decoding and sampling: one token after the other in one ``while_loop`` that ends early."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,22 +26,20 @@ def greedy(
     capture: Capture | None = None,
     **config: Any,
 ) -> Hypotheses:
-    """One hypothesis a row: the most likely token at each step.
+    """Generates one hypothesis a row, of the most likely token at each step.
 
     Args:
-      decode_step: a model's.
-      states: what the model's ``prefill`` made for one sequence a row and at least
+      decode_step: the model's.
+      states: made by the model's ``prefill`` for one sequence a row and at least
         ``GenerationConfig.cache_length`` positions.
-      processors: what to forbid or reweigh, see ``processors``.
-      capture: which cross-attention to return.
-      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
+      processors: logits processors, applied in order.
+      capture: layers and heads whose cross-attention is returned.
+      **config: ``batch``, ``max_new_tokens`` and the other fields of ``GenerationConfig``.
 
     Returns:
       Hypotheses with J = 1; the score is the sum of the model's own log-probabilities.
     """
-    return search(
-        OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture), states
-    )
+    return _search(decode_step, states, processors, capture, None, config)
 
 
 @as_written
@@ -54,37 +52,40 @@ def sample(
     capture: Capture | None = None,
     **config: Any,
 ) -> Hypotheses:
-    """One hypothesis a row, each token drawn from the distribution that the processors leave.
+    """Draws one hypothesis a row from the distribution after the processors.
 
-    As ``greedy``; ``processors`` such as ``sampling.temperature`` and ``sampling.top_p`` shape the
-    distribution. Scores are the model's own log-probabilities, whatever shaped it.
+    The arguments and the result are those of ``greedy``; scores are the model's own log-probabilities.
 
     Args:
-      key: one for all rows; or one for each [B], whose draws are then the same in any batch.
+      key: one for all rows; or one for each [B], whose draws do not depend on the batch.
 
     Raises:
-      ValueError: there are several keys, and not as many as rows.
+      ValueError: the number of keys is neither 1 nor that of the rows.
     """
     if key.shape not in ((), (config["batch"],)):
         raise ValueError(
             f"key has shape {key.shape}; expected one key, or one for each row [{config['batch']}]."
         )
-    return search(
-        OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture, key), states
-    )
+    return _search(decode_step, states, processors, capture, key, config)
+
+
+def _search(decode_step, states, processors, capture, key, config) -> Hypotheses:
+    loop = OneByOne(decode_step, GenerationConfig(**config), tuple(processors), capture, key)
+    end = jax.lax.while_loop(Progress.unfinished, loop.advance, loop.begin(states))
+    return end.hypotheses(loop.config)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Progress:
-    """Where the loop stands.
+    """State of a search that generates one token a row at each step.
 
     Attributes:
-      length: how many tokens there are, the prefix included.
-      tokens: [B 1 X], prefix, generated tokens, padding.
-      last: the newest token of each row.
-      lengths: how many tokens of each row were generated, its end included.
-      weights: captured attention, or None.
+      length: number of tokens, the prefix included.
+      tokens: prefix, generated tokens, padding.
+      last: newest token of each row.
+      lengths: number of generated tokens of each row, the end included.
+      weights: captured attention; None without a ``Capture``.
     """
 
     length: Int[Array, ""]
@@ -96,10 +97,56 @@ class Progress:
     states: Any
     weights: Float[Array, "B 1 T M N S"] | None
 
+    @classmethod
+    def begin(cls, config: GenerationConfig, states: Any, weights: Array | None) -> "Progress":
+        """Returns the state before the first generated token."""
+        return cls(
+            length=jnp.int32(config.start),
+            tokens=config.tokens(1),
+            last=config.prefix[:, -1],
+            lengths=jnp.zeros((config.batch,), jnp.int32),
+            scores=jnp.zeros((config.batch,), jnp.float32),
+            done=jnp.broadcast_to(config.row_limits() < 1, (config.batch,)),
+            states=states,
+            weights=weights,
+        )
+
+    def unfinished(self) -> Bool[Array, ""]:
+        """Returns whether a row lacks its end."""
+        return (self.length < self.tokens.shape[-1]) & ~jnp.all(self.done)
+
+    def append(
+        self,
+        config: GenerationConfig,
+        chosen: Int[Array, " B"],
+        log_p: Float[Array, " B"],
+        states: Any,
+        seen: Float[Array, "B 1 1 M N S"] | None,
+    ) -> "Progress":
+        """Appends one token to each row, with its log-probability and its attention."""
+        count, put = self.length - config.start, jax.lax.dynamic_update_slice_in_dim
+        chosen = jnp.where(self.done, config.pad_id, chosen)
+        weights: Any = self.weights
+        return Progress(
+            length=self.length + 1,
+            tokens=put(self.tokens, chosen[:, None, None], self.length, axis=2),
+            last=chosen,
+            lengths=self.lengths + ~self.done,
+            scores=jnp.where(self.done, self.scores, self.scores + log_p),
+            done=self.done | config.ended(chosen) | (count + 1 >= config.row_limits()),
+            states=states,
+            weights=None if seen is None else put(weights, seen, count, axis=2),
+        )
+
+    def hypotheses(self, config: GenerationConfig) -> Hypotheses:
+        """Returns the generated tokens of each row."""
+        tokens = self.tokens[..., config.start :]
+        return Hypotheses.of(tokens, self.scores[:, None], self.lengths[:, None], self.weights)
+
 
 @dataclass(frozen=True)
 class OneByOne:
-    """The loop of greedy decoding and of sampling, in parts, so that it can run piece by piece."""
+    """Loop of greedy decoding and of sampling, in parts that ``Bucketed.stream`` runs piece by piece."""
 
     decode_step: DecodeStep
     config: GenerationConfig
@@ -108,63 +155,24 @@ class OneByOne:
     key: Any = None
 
     def begin(self, states: Any) -> Progress:
-        """Nothing generated, the prefix read."""
-        config = self.config
+        """Reads the prefix."""
+        config, step = self.config, self.decode_step
         shape = config.batch, 1
-        weights = empty_weights(
-            self.decode_step, self.capture, states, shape, config.max_new_tokens
-        )
-        return Progress(
-            length=jnp.int32(config.start),
-            tokens=config.tokens(1),
-            last=config.prefix[:, -1],
-            lengths=jnp.zeros((config.batch,), jnp.int32),
-            scores=jnp.zeros((config.batch,), jnp.float32),
-            done=jnp.broadcast_to(config.row_limits() < 1, (config.batch,)),
-            states=config.read_prefix(self.decode_step, states, 1),
-            weights=weights,
-        )
-
-    def unfinished(self, progress: Progress) -> Bool[Array, ""]:
-        """Whether a row lacks its end."""
-        return (progress.length < progress.tokens.shape[-1]) & ~jnp.all(progress.done)
+        weights = empty_weights(step, self.capture, states, shape, config.max_new_tokens)
+        return Progress.begin(config, config.read_prefix(step, states, 1), weights)
 
     def advance(self, progress: Progress) -> Progress:
-        """One token more."""
-        config, count = self.config, progress.length - self.config.start
+        """Generates one token a row."""
         logits, states, [seen] = captured(
             self.decode_step, [self.capture], progress.last[:, None, None], progress.states
         )
-        best, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), progress)
-        best = jnp.where(progress.done, config.pad_id, best)
-        done = progress.done | config.ended(best) | (count + 1 >= config.row_limits())
-        weights: Any = progress.weights
-        if seen is not None:
-            weights = jax.lax.dynamic_update_slice_in_dim(weights, seen, count, axis=2)
-        return Progress(
-            length=progress.length + 1,
-            tokens=jax.lax.dynamic_update_slice_in_dim(
-                progress.tokens, best[:, None, None], progress.length, axis=2
-            ),
-            last=best,
-            lengths=progress.lengths + ~progress.done,
-            scores=jnp.where(progress.done, progress.scores, progress.scores + log_p),
-            done=done,
-            states=states,
-            weights=weights,
-        )
-
-    def finish(self, progress: Progress) -> Hypotheses:
-        """What was generated."""
-        tokens = progress.tokens[..., self.config.start :]
-        return Hypotheses.of(
-            tokens, progress.scores[:, None], progress.lengths[:, None], progress.weights
-        )
+        chosen, log_p = self._choose(logits[:, :, 0].astype(jnp.float32), progress)
+        return progress.append(self.config, chosen, log_p, states, seen)
 
     def _choose(
         self, logits: Float[Array, "B 1 V"], progress: Progress
     ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-        """The next token of each row, and its log-probability before any processing."""
+        """Returns the next token of each row, and its log-probability before any processing."""
         if self.key is None and not self.processors:
             return most_likely(logits[:, 0])
         processed = self.config.process(self.processors, logits, progress.tokens, progress.length)
@@ -175,19 +183,14 @@ class OneByOne:
         return chosen, log_p_of(logits[:, 0], chosen)
 
     def _uniform(self, length: Int[Array, ""]) -> Float[Array, " B"]:
-        """What is drawn with at this length, a number for each row."""
+        """Draws a number for each row at this length."""
         if self.key.ndim == 0:
             return jax.random.uniform(jax.random.fold_in(self.key, length), (self.config.batch,))
         return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, length)))(self.key)
 
 
-def search(loop: OneByOne, states: Any) -> Hypotheses:
-    """From beginning to end."""
-    return loop.finish(jax.lax.while_loop(loop.unfinished, loop.advance, loop.begin(states)))
-
-
 def most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The first of the most likely tokens, and its log-probability.
+    """Returns the first of the most likely tokens, and its log-probability.
 
     On CPU, XLA's argmax takes four times as long as these plain reductions.
     """
@@ -199,6 +202,6 @@ def most_likely(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Ar
 
 
 def log_p_of(logits: Float[Array, "*B V"], tokens: Int[Array, "*B"]) -> Float[Array, "*B"]:
-    """The log-probability of one token a row."""
+    """Returns the log-probability of one token a row."""
     own = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return own - jax.nn.logsumexp(logits, axis=-1)

@@ -1,4 +1,4 @@
-"""How beam search compares hypotheses of unlike length, and translations that left words out."""
+"""Penalties of beam search: of length, and of source words that no target word attended to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from crossattn.decode.capture import Capture
 from crossattn.types import Array, Bool, Float
 
 Penalty = Callable[[Any], Any]
-"""From a number of tokens to what log p is divided by."""
+"""Function from a number of tokens to the divisor of log p."""
 
 
 def gnmt(alpha: float) -> Penalty:
-    """``((5 + n) / 6) ** alpha``. Source: Wu et al. 2016, "GNMT", equation 14."""
+    """Returns ``((5 + n) / 6) ** alpha``. Source: Wu et al. 2016, "GNMT", equation 14."""
     return lambda n: ((5.0 + n) / 6.0) ** alpha
 
 
 def power(alpha: float) -> Penalty:
-    """``n ** alpha``, that of ``transformers`` and fairseq; 1 is the mean log-probability."""
+    """Returns ``n ** alpha``, the penalty of ``transformers`` and fairseq; 1 is the mean log-probability."""
     return lambda n: (1.0 * n) ** alpha
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """A cost for source words that no target word attended to, added to a finished hypothesis's score.
+    """Cost of source words that no target word attended to, added to the score of a finished hypothesis.
 
-    ``beta * sum_s log(min(sum_t a[t, s], 1))``, a being the mean of the heads that ``attention`` names.
+    ``beta * sum_s log(min(sum_t a[t, s], 1))``, where a is the mean of the heads of ``attention``.
 
     Source: Wu et al. 2016, equation 14.
     """
@@ -38,6 +38,6 @@ class Coverage:
     def cost(
         self, covered: Float[Array, "B C S"], valid: Bool[Array, "B S"]
     ) -> Float[Array, "B C"]:
-        """At most 0. ``covered`` is the sum of attention over the tokens so far."""
+        """Computes the cost, at most 0, from the sum of attention over the tokens so far."""
         missed = jnp.log(jnp.clip(covered, 1e-6, 1.0))
         return self.beta * jnp.sum(jnp.where(valid[:, None], missed, 0.0), axis=-1)

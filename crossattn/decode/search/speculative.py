@@ -1,7 +1,7 @@
 """Speculative decoding: a draft guesses some tokens, the model verifies them all in one step.
 
 Greedy output is the model's own, and drawn output has exactly the model's distribution, whatever the
-draft. Rows stand at positions of their own: one that was guessed well does not wait for the others.
+draft. Each row has its own position, so that no row waits for another.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from crossattn.decode.logits import topk
 from crossattn.decode.logits.processors import LogitsProcessor
 from crossattn.decode.search.drafts import Draft, Known
 from crossattn.decode.search.greedy import log_p_of, most_likely
-from crossattn.decode.states import DecodeStep, rewind
+from crossattn.decode.states import DecodeStep, method
 from crossattn.ops.promotion import as_written
 from crossattn.types import Array, Bool, Float, Int, Key
 
@@ -34,24 +34,22 @@ def speculative(
     capture: Capture | None = None,
     **config: Any,
 ) -> Hypotheses:
-    """What ``greedy`` gives, or with a key what ``sample`` may give, in fewer steps of the model.
+    """Generates the hypotheses of ``greedy``, or with a key draws as ``sample``, in fewer steps of the model.
 
     Args:
-      decode_step: a model's.
-      states: what the model's ``prefill`` made for one sequence a row and
+      decode_step, capture, **config: as in ``greedy``.
+      states: made by the model's ``prefill`` for one sequence a row and
         ``GenerationConfig.cache_length + draft.lookahead`` positions; they can ``rewind``.
       draft: ``ModelDraft`` or ``PromptLookup``.
       key: draws tokens.
-      processors: what to forbid or reweigh; they hold for the draft too.
-      capture: which cross-attention to return.
-      **config: ``batch`` and ``max_new_tokens``, and what else ``GenerationConfig`` has.
+      processors: logits processors, applied in order, to the draft too.
 
     Source: Leviathan et al. 2023, algorithm 1; Chen et al. 2023.
     """
     loop = _Speculation(
         decode_step, GenerationConfig(**config), draft, key, tuple(processors), capture
     )
-    end = jax.lax.while_loop(loop.unfinished, loop.advance, loop.begin(states))
+    end = jax.lax.while_loop(lambda run: ~jnp.all(run.done), loop.advance, loop.begin(states))
     start, stop = loop.config.start, loop.config.start + loop.config.max_new_tokens
     weights = None if end.weights is None else end.weights[:, :, : stop - start]
     tokens = end.tokens[..., start:stop]
@@ -61,8 +59,6 @@ def speculative(
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Speculated:
-    """Where each row stands."""
-
     lengths: Int[Array, " B"]
     rounds: Int[Array, ""]
     tokens: Int[Array, "B 1 X"]
@@ -83,29 +79,29 @@ class _Speculation:
     capture: Capture | None
 
     def begin(self, states: Any) -> _Speculated:
-        """The prefix read by both."""
-        config, B, K = self.config, self.config.batch, self.draft.lookahead
-        shape, length = (B, 1), config.max_new_tokens + K + 1
-        weights = empty_weights(self.decode_step, self.capture, states, shape, length)
-        read = config.read_prefix(self.decode_step, states, 1)
-        tokens = jnp.pad(config.tokens(1), ((0, 0), (0, 0), (0, K + 1)))
+        """Reads the prefix with the model and with the draft."""
+        config, step, B, more = (
+            self.config,
+            self.decode_step,
+            self.config.batch,
+            self.draft.lookahead + 1,
+        )
+        weights = empty_weights(step, self.capture, states, (B, 1), config.max_new_tokens + more)
+        read = config.read_prefix(step, states, 1)
+        tokens = jnp.pad(config.tokens(1), ((0, 0), (0, 0), (0, more)))
         return _Speculated(
             lengths=jnp.full((B,), config.start, jnp.int32),
             rounds=jnp.int32(0),
             tokens=tokens,
             scores=jnp.zeros((B,), jnp.float32),
             done=jnp.broadcast_to(config.row_limits() < 1, (B,)),
-            states=rewind(read, jnp.full((B,), config.start - 1, jnp.int32)),
+            states=method(read, "rewind")(jnp.full((B,), config.start - 1, jnp.int32)),
             carried=self.draft.begin(config),
             weights=weights,
         )
 
-    def unfinished(self, run: _Speculated) -> Bool[Array, ""]:
-        """Whether a row lacks its end."""
-        return ~jnp.all(run.done)
-
     def advance(self, run: _Speculated) -> _Speculated:
-        """One to K + 1 tokens more for each row."""
+        """Generates 1 to K + 1 tokens of each row."""
         config, keys = self.config, [None, None]
         if self.key is not None:
             keys = jax.random.split(jax.random.fold_in(self.key, run.rounds))
@@ -117,7 +113,7 @@ class _Speculation:
             self.decode_step,
             [self.capture],
             jnp.concatenate([last, guessed], axis=1)[:, None],
-            rewind(run.states, run.lengths - 1),
+            method(run.states, "rewind")(run.lengths - 1),
         )
         logits = logits[:, 0].astype(jnp.float32)
         if drawn is not None and drawn.shape[-1] != logits.shape[-1]:
@@ -152,7 +148,7 @@ class _Speculation:
     def _process(
         self, logits: Float[Array, "B K V"], guessed: Int[Array, "B k"], run: _Speculated
     ) -> Float[Array, "B K V"]:
-        """Logits after each guess, each processed by the text up to it."""
+        """Applies processors to the logits after each guess."""
         if not self.processors:
             return logits
         tokens = _put(run.tokens[:, 0], guessed, run.lengths)
@@ -167,7 +163,7 @@ class _Speculation:
         drawn: Float[Array, "B k V"] | None,
         key: Any,
     ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        """How many guesses hold, and the token that follows them."""
+        """Returns the number of accepted guesses, and the token after them."""
         if key is None:
             own = most_likely(logits.reshape(-1, logits.shape[-1]))[0].reshape(logits.shape[:2])
             right = _leading(own[:, :-1] == guessed)
@@ -180,7 +176,7 @@ class _Speculation:
     def _cut(
         self, new: Int[Array, "B K"], count: Int[Array, " B"], run: _Speculated
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-        """How many of the new tokens stay, up to an end or a limit; and whether the row is done."""
+        """Returns how many new tokens are kept, up to an end or a limit, and whether the row is done."""
         numbers = jnp.arange(new.shape[1])
         ends = self.config.ended(new) & (numbers < count[:, None])
         through_end = jnp.min(jnp.where(ends, numbers + 1, new.shape[1] + 1), axis=1)
@@ -195,7 +191,7 @@ def verify(
     guessed: Int[Array, " k"],
     drawn: Float[Array, "k V"],
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """How many guesses hold, and the token that follows them, so that all have distribution ``wanted``.
+    """Returns the number of accepted guesses and the token after them; all have distribution ``wanted``.
 
     Args:
       wanted: the model's distributions after 0, 1, ... k guesses; K = k + 1.
@@ -204,19 +200,19 @@ def verify(
     accept, draw = jax.random.split(key)
     p, q = (jnp.take_along_axis(x, guessed[:, None], axis=1)[:, 0] for x in (wanted[:-1], drawn))
     right = _leading(jax.random.uniform(accept, q.shape) * q < p)
-    # What the draft was likelier to say than the model has been said too often already.
+    # The draft has already guessed too often the tokens that it favours more than the model.
     rest = jnp.maximum(wanted[right] - jnp.pad(drawn, ((0, 1), (0, 0)))[right], 0.0)
     rest = jnp.where(rest.sum() > 0, rest, wanted[right])
     return right, topk.draw(jnp.log(rest), jax.random.uniform(draw))
 
 
 def _leading(right: Bool[Array, "*B k"]) -> Int[Array, "*B"]:
-    """How many are True before the first False."""
+    """Counts the True before the first False."""
     return jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=-1), axis=-1)
 
 
 def _put(x: Array, new: Array, start: Int[Array, " B"]) -> Array:
-    """``x`` [B X ...] with ``new`` [B Y ...] written from ``start`` on, in each row."""
+    """Writes ``new`` [B Y ...] into ``x`` [B X ...] from ``start`` on, in each row."""
     return jax.vmap(lambda x, new, at: jax.lax.dynamic_update_slice_in_dim(x, new, at, 0))(
         x, new, start
     )

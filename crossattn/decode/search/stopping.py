@@ -1,4 +1,4 @@
-"""When a row of beams has found enough, and which of its candidates may end."""
+"""Stopping rules of beam search."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,11 @@ from crossattn.types import Array, Bool, Float
 
 @dataclass(frozen=True)
 class Stopping:
-    """The rule by which a row stops once it has J finished hypotheses.
+    """Rule by which a row stops once it has J finished hypotheses.
 
     Attributes:
-      bound: what a live prefix may still be worth. "best": the most that any length allows, so that
-        stopping changes nothing. "now": its worth at its present length. "nothing": stop at once.
+      bound: bound on the score of a live prefix, which must exceed the worst finished one. "best": over all
+        lengths, so that stopping changes nothing. "now": at its present length. "nothing": stop at once.
       among_beams: only the J best candidates of a step may end, rather than all of them.
     """
 
@@ -31,12 +31,12 @@ class Stopping:
         longest: Float[Array, "..."],
         penalty: Penalty,
     ) -> Bool[Array, "*B"]:
-        """Which rows go on, after prefixes of ``length`` tokens; log-probabilities only fall.
+        """Returns which rows continue, after prefixes of ``length`` tokens.
 
         Args:
-          live, done: log-probabilities of prefixes, and what finished hypotheses are worth, best first.
+          live, done: log-probabilities of prefixes, and scores of finished hypotheses, best first.
           filled: whether there are J finished ones.
-          longest: the length of the longest hypothesis allowed.
+          longest: largest length of a hypothesis.
         """
         if self.bound == "nothing":
             return ~filled
@@ -47,15 +47,15 @@ class Stopping:
 
 
 EXACT = Stopping()
-"""A row stops when no live prefix can still beat its worst finished hypothesis."""
+"""Rule that stops a row when no live prefix can still beat its worst finished hypothesis."""
 
 
 def transformers(
     early_stopping: bool | Literal["never"] = False, length_penalty: float = 1.0
 ) -> Stopping:
-    """The rule of ``generate`` in ``transformers``, for the same hypotheses token by token.
+    """Returns the rule of ``generate`` in ``transformers``, for the same hypotheses token by token.
 
-    Goes with ``penalties.power(length_penalty)`` as the length penalty.
+    The length penalty must then be ``penalties.power(length_penalty)``.
     """
     if early_stopping is True:
         return Stopping("nothing", among_beams=True)

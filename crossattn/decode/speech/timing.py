@@ -41,7 +41,7 @@ def sharpened(weights: Float[np.ndarray, "N T S"], width: int = 7) -> Float[np.n
 
 
 def median(x: Float[np.ndarray, "*B S"], width: int) -> Float[np.ndarray, "*B S"]:
-    """Returns the median of ``width`` neighbours along the last axis, mirrored at both ends.
+    """Computes the median of ``width`` neighbours along the last axis, mirrored at both ends.
 
     Raises:
       ValueError: the width is even.

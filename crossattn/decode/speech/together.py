@@ -1,7 +1,6 @@
-"""Scheduler that batches equal steps of many jobs.
+"""Scheduler that batches equal steps of many independent jobs, of any lengths.
 
-A job is a generator: it yields a ``Step``, receives its result, and returns its own result at the end. Jobs
-are independent of one another, so they form batches whatever their lengths.
+A job is a generator: it yields a ``Step``, receives its result, and returns its own result at the end.
 """
 
 from collections import defaultdict

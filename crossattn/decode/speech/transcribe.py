@@ -1,14 +1,13 @@
 """Transcription of long recordings with Whisper, window by window, several recordings at once.
 
 A window is 30 seconds. Its last time token sets where the next window begins; a window that failed is decoded
-again at a higher temperature. Each recording is a job of its own (``together``), so recordings share batches.
+again at a higher temperature. Each recording is a job (``together``), so that recordings share batches.
 
 Source: Radford et al. 2022, section 4.5.
 """
 
-import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -26,10 +25,8 @@ from crossattn.decode.speech.transcript import (
     Word,
     compression,
     join_punctuation,
-    probability,
     split,
 )
-from crossattn.decode.speech.windows import SpeechTokens
 from crossattn.models.whisper import STRIDE
 from crossattn.types import AnyArray, Array, Float, Key, Params
 
@@ -59,7 +56,7 @@ class Transcriber:
 
     Attributes:
       build, params: the model, as ``weights.load`` returns it; ``build`` has a ``config``.
-      tokens: vocabulary of the model.
+      tokens: vocabulary of the model, a ``data.whisper_tokens.WhisperTokens``.
       task: "transcribe", or "translate" into English.
       times: whether to generate time tokens; without them each window is one segment.
       heads: (layer, head) aligned with the sound; if given, every word gets its times.
@@ -72,7 +69,7 @@ class Transcriber:
 
     build: Any
     params: Params
-    tokens: SpeechTokens
+    tokens: Any
     task: str = "transcribe"
     times: bool = True
     heads: tuple[tuple[int, int], ...] = ()
@@ -90,10 +87,9 @@ class Transcriber:
           recordings: any number of any length; at most ``batch`` are held at once.
           language: a code such as "en"; None identifies it from the first window.
         """
-        keys = (jax.random.fold_in(self.key, n) for n in itertools.count())
         jobs = (
-            self._listen(frames, language, key)
-            for frames, key in zip(recordings, keys, strict=False)
+            self._listen(frames, language, jax.random.fold_in(self.key, n))
+            for n, frames in enumerate(recordings)
         )
         return together(jobs, self._take, self.batch)
 
@@ -132,17 +128,26 @@ class Transcriber:
         seek = 0
         while seek < len(frames):
             window = frames[seek : seek + size]
-            step = len(window)
+            step, offset = len(window), seek * FRAME
             if window.min() < window.max():  # else the window is silent
                 heard = yield from self._hear(window)
                 language = language or (yield from self._likeliest(heard))
-                own = jax.random.fold_in(key, seek)
-                text = yield from self._write(heard, said, language, own)
+                text = yield from self._write(heard, said, language, jax.random.fold_in(key, seek))
                 if text is not None:
                     pieces, step = split(text.tokens, self.tokens.first_time, len(window))
                     pieces = [piece for piece in pieces if self._says_something(piece)]
-                    words = yield from self._follow(heard, pieces, len(window), language)
-                    segments += self._segments(text, pieces, words, seek * FRAME)
+                    words = yield from self._follow(heard, pieces, len(window), language, offset)
+                    segments += [
+                        replace(
+                            text,
+                            start=round(offset + piece.start, 2),
+                            end=round(offset + piece.end, 2),
+                            text=self.tokens.decode(piece.tokens),
+                            tokens=self._text_ids(piece),
+                            words=own,
+                        )
+                        for piece, own in zip(pieces, words, strict=True)
+                    ]
                     calm = self.previous and text.temperature <= 0.5
                     said = [*said, *(id for p in pieces for id in p.tokens)] if calm else []
             seek += step or len(window)
@@ -150,22 +155,18 @@ class Transcriber:
 
     def _hear(self, window: Float[np.ndarray, "F M"]) -> Job[Array]:
         missing = self.build.config.max_frames - len(window)
-        return (yield Step(("hear",), (np.pad(window, ((0, missing), (0, 0))),)))
+        return (yield _step("hear", np.pad(window, ((0, missing), (0, 0)))))
 
     def _likeliest(self, heard: Float[Array, "S D"]) -> Job[str]:
         """Identifies the language of a window."""
         if not self.tokens.multilingual:
             return "en"
-        probabilities = yield Step(("language",), (heard,))
+        probabilities = yield _step("likely_languages", heard, tokens=self.tokens)
         return list(self.tokens.languages)[int(np.argmax(probabilities))]
 
     def _write(
-        self,
-        heard: Float[Array, "S D"],
-        said: Sequence[int],
-        language: str,
-        key: Key[Array, ""],
-    ) -> "Job[_Text | None]":
+        self, heard: Float[Array, "S D"], said: Sequence[int], language: str, key: Key[Array, ""]
+    ) -> Job[Segment | None]:
         """Decodes a window at the first temperature whose text passes ``retry``; None for silence."""
         prefix = self._prefix(language, times=self.times)
         longest = self.build.config.transformer.max_length
@@ -175,24 +176,36 @@ class Transcriber:
         if shown:
             prefix = [self.tokens.previous, *said[-shown:], *prefix]
         limit = min(longest // 2, longest - len(prefix) + 1)
+        options: dict[str, Any] = dict(tokens=self.tokens, times=self.times, max_new_tokens=limit)
         retry, text = self.retry, None
         for attempt, temperature in enumerate(retry.temperatures):
-            group = ("write", len(prefix), limit, temperature)
-            arrays = heard, np.array(prefix, np.int32), jax.random.fold_in(key, attempt)
-            written = yield Step(group, arrays if temperature else arrays[:2])
+            arrays: tuple[Any, ...] = heard, np.array(prefix, np.int32)
+            drawn = {}
+            if temperature:
+                arrays, drawn = (
+                    (*arrays, jax.random.fold_in(key, attempt)),
+                    dict(temperature=temperature),
+                )
+            written = yield _step("write", *arrays, **options, **drawn)
             ids = tuple(written.tokens[: written.lengths].tolist())
-            text = _Text(ids, temperature, float(written.log_p), float(written.no_speech))
-            guessed = text.log_p < retry.log_p
-            if guessed and text.no_speech > retry.no_speech:
+            log_p, no_speech = float(written.log_p), float(written.no_speech)
+            text = Segment(0.0, 0.0, self.tokens.decode(ids), ids, temperature, log_p, no_speech)
+            guessed = log_p < retry.log_p
+            if guessed and no_speech > retry.no_speech:
                 return None
-            if not guessed and compression(self.tokens.decode(ids)) <= retry.compression:
+            if not guessed and compression(text.text) <= retry.compression:
                 break
         return text
 
     def _follow(
-        self, heard: Float[Array, "S D"], pieces: Sequence[Piece], frames: int, language: str
+        self,
+        heard: Float[Array, "S D"],
+        pieces: Sequence[Piece],
+        frames: int,
+        language: str,
+        offset: float,
     ) -> Job[list[tuple[Word, ...]]]:
-        """Returns the words of each piece, in seconds of the window."""
+        """Returns the words of each piece, in seconds of the recording."""
         texts = [self._text_ids(piece) for piece in pieces]
         ids = [id for text in texts for id in text]
         if not (self.heads and ids):
@@ -204,8 +217,12 @@ class Transcriber:
             own = []
             for word, group in self.tokens.words(text, language):
                 begin, index = index, index + len(group)
-                start, end = starts[begin] * TIME, starts[index] * TIME
-                own.append(Word(word, start, end, probability(log_p[begin:index].tolist())))
+                start, end = (round(float(starts[i] * TIME + offset), 2) for i in (begin, index))
+                own.append(
+                    Word(
+                        word, start, end, float(np.exp(log_p[begin:index], dtype=np.float64).mean())
+                    )
+                )
             words.append(join_punctuation(own))
         return words
 
@@ -221,50 +238,19 @@ class Transcriber:
         longest = self.build.config.transformer.max_length
         padded = np.full(min(-(-len(known) // _ROUND) * _ROUND, longest), self.tokens.end, np.int32)
         padded[: len(known)] = known
-        followed = yield Step(("follow", len(padded)), (heard, padded))
+        followed = yield _step("follow", heard, padded, heads=self.heads)
         weights = followed.weights[:, : len(known), : max(frames // STRIDE, 1)]
         return weights, followed.log_p[len(prefix) : len(known) - 1], len(prefix) - 1
 
-    def _segments(
-        self,
-        text: "_Text",
-        pieces: Sequence[Piece],
-        words: Sequence[Sequence[Word]],
-        offset: float,
-    ) -> list[Segment]:
-        """Converts the pieces of a window into segments, in seconds of the recording."""
-        return [
-            Segment(
-                start=round(offset + piece.start, 2),
-                end=round(offset + piece.end, 2),
-                text=self.tokens.decode(piece.tokens),
-                tokens=self._text_ids(piece),
-                temperature=text.temperature,
-                log_p=text.log_p,
-                no_speech=text.no_speech,
-                words=tuple(word.later(offset) for word in own),
-            )
-            for piece, own in zip(pieces, words, strict=True)
-        ]
-
     def _take(self, steps: Sequence[Step]) -> list[Any]:
         """Runs steps of one group in one call of the model."""
-        kind, *group = steps[0].group  # type: ignore[misc]
+        name, _, options = steps[0].group  # type: ignore[misc]
         rows = [jnp.stack(column) for column in zip(*(s.arrays for s in steps), strict=True)]
-        model = self.build, self.params
-        if kind == "hear":
-            return list(windows.hear(*model, *rows))
-        if kind == "language":
-            return list(jax.device_get(windows.likely_languages(*model, *rows, tokens=self.tokens)))
-        if kind == "write":
-            _, limit, temperature = group
-            drawn = (temperature,) if temperature else ()
-            options: dict[str, Any] = dict(times=self.times, max_new_tokens=limit)
-            written: Any = windows.write(*model, *rows, *drawn, tokens=self.tokens, **options)
-        else:
-            written = windows.follow(*model, *rows, heads=self.heads)
-        written = jax.device_get(written)
-        return [type(written)(*(x[i] for x in written)) for i in range(len(steps))]
+        found = getattr(windows, name)(self.build, self.params, *rows, **dict(options))
+        if name == "hear":  # stays on the device
+            return list(found)
+        found = jax.device_get(found)
+        return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(steps))]
 
     def _prefix(self, language: str, *, times: bool) -> list[int]:
         return self.tokens.prefix(language, self.task, times=times)
@@ -276,11 +262,6 @@ class Transcriber:
         return piece.start < piece.end and bool(self.tokens.decode(piece.tokens).strip())
 
 
-@dataclass(frozen=True)
-class _Text:
-    """Generated text of one window."""
-
-    tokens: tuple[int, ...]
-    temperature: float
-    log_p: float
-    no_speech: float
+def _step(name: str, *arrays: Any, **options: Any) -> Step:
+    """Requests ``windows.NAME``; steps of the same shapes and options share a call."""
+    return Step((name, tuple(map(np.shape, arrays)), tuple(options.items())), arrays)

@@ -1,9 +1,10 @@
 """Transcripts, and the conversion of a window's tokens into segments."""
 
-import math
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 FRAME, TIME = 0.01, 0.02
 """Seconds of a spectrogram frame; seconds of a time token's step, which is also that of an encoder vector."""
@@ -20,11 +21,6 @@ class Word:
     start: float
     end: float
     probability: float
-
-    def later(self, seconds: float) -> "Word":
-        """Returns the word shifted by so many seconds."""
-        start, end = float(self.start + seconds), float(self.end + seconds)
-        return replace(self, start=round(start, 2), end=round(end, 2))
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ class Transcript:
         return tuple(word for segment in self.segments for word in segment.words)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Tokens from one time token to another, both included; times in seconds of the window."""
 
     tokens: tuple[int, ...]
@@ -89,21 +84,17 @@ def split(tokens: Sequence[int], first_time: int, frames: int) -> tuple[list[Pie
       first_time: the token of 0.00 s.
       frames: number of frames of sound in the window.
     """
-
-    def time(token: int) -> float:
-        return (token - first_time) * TIME
-
     is_time = [token >= first_time for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if is_time[i - 1] and is_time[i]]
     if not cuts:
         times = [token for token in tokens if token > first_time]
-        end = time(times[-1]) if times else frames * FRAME
+        end = (times[-1] - first_time) * TIME if times else frames * FRAME
         return [Piece(tuple(tokens), 0.0, end)], frames
     complete = is_time[-1] and not is_time[-2]
     edges = [0, *cuts, *([len(tokens)] if complete else [])]
     pieces = [
-        Piece(tuple(tokens[a:b]), time(tokens[a]), time(tokens[b - 1]))
-        for a, b in zip(edges[:-1], edges[1:], strict=True)
+        Piece(tuple(own), *((own[i] - first_time) * TIME for i in (0, -1)))
+        for own in (tokens[a:b] for a, b in itertools.pairwise(edges))
     ]
     return pieces, frames if complete else round(pieces[-1].end / FRAME)
 
@@ -126,8 +117,3 @@ def join_punctuation(words: Sequence[Word]) -> tuple[Word, ...]:
         else:
             joined.append(word)
     return tuple(joined)
-
-
-def probability(log_p: Sequence[float]) -> float:
-    """Returns the mean probability of tokens from their log-probabilities."""
-    return sum(map(math.exp, log_p)) / len(log_p)

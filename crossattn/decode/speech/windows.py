@@ -1,12 +1,11 @@
 """Whisper on one window of sound: encoding, language identification, decoding, word alignment.
 
-Each step is compiled once for each batch size and length; ``transcribe`` walks over long recordings with
-them. The model is given as a *build* and its parameters.
+Each function is compiled once for each batch size and length. It takes the model as a build and parameters,
+and ``tokens``, the ``data.whisper_tokens.WhisperTokens`` of its checkpoint.
 """
 
-import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +15,6 @@ from crossattn.decode.logits import constraints, sampling
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.decode.search.greedy import greedy, sample
 from crossattn.types import AnyArray, Array, Float, Int, Key, Params
-
-
-@runtime_checkable
-class SpeechTokens(Protocol):
-    """Protocol of a Whisper vocabulary; ``data.whisper_tokens.WhisperTokens`` has it."""
-
-    start: int
-    end: int
-    previous: int
-    no_speech: int
-    no_times: int
-    first_time: int
-    languages: dict[str, int]
-    multilingual: bool
-
-    @property
-    def suppressed(self) -> tuple[int, ...]: ...
-
-    @property
-    def suppressed_first(self) -> tuple[int, ...]: ...
-
-    def prefix(self, language: str | None, task: str, *, times: bool) -> list[int]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def words(self, ids: Sequence[int], language: str | None) -> list[tuple[str, list[int]]]: ...
 
 
 class Written(NamedTuple):
@@ -74,15 +45,15 @@ class Followed(NamedTuple):
     log_p: Float[Array, "B T"]
 
 
-@functools.partial(jax.jit, static_argnames=("build",))
+@partial(jax.jit, static_argnames=("build",))
 def hear(build: Any, params: Params, frames: Float[Array, "B F M"]) -> Float[Array, "B S D"]:
     """Returns the encoder's vectors of windows."""
     return functional.bind(build, params).encode(frames).vectors
 
 
-@functools.partial(jax.jit, static_argnames=("build", "tokens"))
+@partial(jax.jit, static_argnames=("build", "tokens"))
 def likely_languages(
-    build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: SpeechTokens
+    build: Any, params: Params, encoded: Float[Array, "B S D"], tokens: Any
 ) -> Float[Array, "B n"]:
     """Returns the probabilities of languages, in the order of ``tokens.languages``."""
     model = functional.bind(build, params)
@@ -92,7 +63,7 @@ def likely_languages(
     return jax.nn.softmax(logits[:, ids], axis=-1)
 
 
-@functools.partial(jax.jit, static_argnames=("build", "tokens", "times", "max_new_tokens"))
+@partial(jax.jit, static_argnames=("build", "tokens", "times", "max_new_tokens"))
 def write(
     build: Any,
     params: Params,
@@ -101,7 +72,7 @@ def write(
     key: Key[Array, "*#B"] | None = None,
     temperature: float | Float[Array, ""] = 0.0,
     *,
-    tokens: SpeechTokens,
+    tokens: Any,
     times: bool = True,
     max_new_tokens: int = 224,
 ) -> Written:
@@ -123,23 +94,22 @@ def write(
     rules = [constraints.ban(tokens.suppressed), constraints.ban_first(tokens.suppressed_first)]
     if times:
         rules.append(time_rules(tokens))
-    options: dict[str, Any] = dict(
-        batch=B, max_new_tokens=max_new_tokens, prefix=prefix, eos_id=tokens.end, pad_id=tokens.end
-    )
     states = model.prefill(B, 1, P + max_new_tokens - 1, encoded=encoded)
     no_speech = jax.nn.softmax(_after_start(model, encoded, tokens, states))[:, tokens.no_speech]
-    if key is None:
-        hypotheses = greedy(model.decode_step, states, processors=rules, **options)
-    else:
+    search = greedy
+    if key is not None:
         rules.append(sampling.temperature(temperature))
-        hypotheses = sample(model.decode_step, states, key=key, processors=rules, **options)
-    lengths = jnp.sum(hypotheses.tokens[:, 0] != tokens.end, axis=-1)
-    return Written(
-        hypotheses.tokens[:, 0], lengths, hypotheses.scores[:, 0] / (lengths + 1), no_speech
-    )
+        search = partial(sample, key=key)
+    hypotheses = search(
+        model.decode_step, states, processors=rules, batch=B, max_new_tokens=max_new_tokens,
+        prefix=prefix, eos_id=tokens.end, pad_id=tokens.end,
+    )  # fmt: skip
+    written = hypotheses.tokens[:, 0]
+    lengths = jnp.sum(written != tokens.end, axis=-1)
+    return Written(written, lengths, hypotheses.scores[:, 0] / (lengths + 1), no_speech)
 
 
-@functools.partial(jax.jit, static_argnames=("build", "heads"))
+@partial(jax.jit, static_argnames=("build", "heads"))
 def follow(
     build: Any,
     params: Params,
@@ -161,7 +131,7 @@ def follow(
     return Followed(weights, jnp.pad(own, ((0, 0), (1, 0))))
 
 
-def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
+def time_rules(tokens: Any, latest_first: int = 50) -> LogitsProcessor:
     """Returns a processor that keeps time tokens in pairs and in ascending order.
 
     A pair is the end of one segment and the beginning of the next. The first token is a time of at most
@@ -194,9 +164,8 @@ def time_rules(tokens: SpeechTokens, latest_first: int = 50) -> LogitsProcessor:
 
 
 def _after_start(
-    model: Any, encoded: Float[Array, "B S D"], tokens: SpeechTokens, states: Any
+    model: Any, encoded: Float[Array, "B S D"], tokens: Any, states: Any
 ) -> Float[Array, "B V"]:
     """Returns the logits after the start token, which rate languages and the absence of speech."""
     start = jnp.full((len(encoded), 1, 1), tokens.start, jnp.int32)
-    logits, _ = model.decode_step(start, states)
-    return logits[:, 0, 0]
+    return model.decode_step(start, states)[0][:, 0, 0]

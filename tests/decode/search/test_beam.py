@@ -1,30 +1,24 @@
-"""Beam search against exhaustive search and against plain Python."""
+"""Beam search against exhaustive search, plain Python and transformers, under all its rules."""
 
 import functools
+from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from crossattn.decode import beam_search, greedy
+from crossattn.decode import Capture, beam_search, constraints, penalties, stopping
 from tests.decode import markov
-from tests.decode.markov import EOS, Markov
+from tests.decode.markov import BOS, EOS, Markov, Times
+from tests.peers import peer
 
 
-def search(model, *, num_beams, alpha=0.6, batch=1):
-    """[(tokens without padding, score)] of row 0, best first."""
-    found = jax.jit(
-        lambda states: beam_search(
-            model.decode_step,
-            states,
-            batch=batch,
-            num_beams=num_beams,
-            max_new_tokens=model.length,
-            length_penalty=alpha,
-        )
-    )(model.states(batch, num_beams))
-    jax.effects_barrier()
-    return read(found)
+def search(model, step=None, *, num_beams, batch=1, **options):
+    """Hypotheses of a table model, jitted."""
+    options = dict(max_new_tokens=model.length, batch=batch, num_beams=num_beams) | options
+    call = jax.jit(lambda s: beam_search(step or model.table_step, s, **options))
+    return jax.device_get(call(model.states(batch, num_beams)))
 
 
 def read(found, row=0):
@@ -37,81 +31,244 @@ def read(found, row=0):
     ]
 
 
-def same(actual, expected):
-    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
-    np.testing.assert_allclose([s for _, s in actual], [s for _, s in expected], rtol=1e-4)
+def same(found, row, expected):
+    """The hypotheses of a row are these [(tokens, score)]."""
+    assert [tokens for tokens, _ in read(found, row)] == [tokens for tokens, _ in expected]
+    np.testing.assert_allclose(found.scores[row], [s for _, s in expected], rtol=1e-4)
+
+
+def table_row(model, tokens):
+    return model.log_p[len(tokens), (BOS, *tokens)[-1]]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_enough_beams_find_what_exhaustive_search_finds(seed, alpha):
     model = Markov(seed, vocab=5, length=4)
-    num_beams = 16
     every = [(t, markov.penalised(s, len(t), alpha)) for t, s in model.all_hypotheses()]
     every.sort(key=lambda pair: -pair[1])
-    same(search(model, num_beams=num_beams, alpha=alpha)[:5], every[:5])
+    same(search(model, num_beams=16, length_penalty=alpha).best(5), 0, every[:5])
 
 
-@pytest.mark.parametrize(("num_beams", "alpha"), [(1, 0.6), (2, 0.0), (3, 1.0)])
+@pytest.mark.parametrize(
+    ("num_beams", "alpha", "bonus"), [(1, 0.6, 0), (2, 0.0, 0), (3, 1.0, 0), (2, 0.6, -1e4)]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_few_beams_find_what_a_plain_beam_search_finds(seed, num_beams, alpha):
-    model = Markov(seed, vocab=8, length=6)
-    plain = markov.plain_beam_search(
-        lambda tokens: model.log_p[len(tokens), (1, *tokens)[-1]], num_beams, model.length, alpha
-    )
-    same(search(model, num_beams=num_beams, alpha=alpha), plain)
+def test_few_beams_find_what_a_plain_beam_search_finds(seed, num_beams, alpha, bonus):
+    model = Markov(seed, vocab=8, length=6, eos_bonus=bonus)
+    found = search(model, num_beams=num_beams, length_penalty=alpha)
+    next_log_p = functools.partial(table_row, model)
+    same(found, 0, markov.plain_beam_search(next_log_p, num_beams, model.length, alpha))
 
 
 def test_the_search_stops_early_and_changes_nothing_by_it():
     model = Markov(0, vocab=8, length=30, eos_bonus=4.0)
-    plain = markov.plain_beam_search(
-        lambda tokens: model.log_p[len(tokens), (1, *tokens)[-1]], 3, model.length, 0.6
-    )
-    same(search(model, num_beams=3), plain)
+    found = search(model, model.decode_step, num_beams=3)
+    jax.effects_barrier()
+    same(found, 0, markov.plain_beam_search(functools.partial(table_row, model), 3, 30, 0.6))
     assert 3 < len(model.calls) < 30
 
 
-def test_without_an_end_the_search_runs_to_max_length():
-    model = Markov(0, length=5, eos_bonus=-1e4)
-    found = search(model, num_beams=2)
-    assert [len(tokens) for tokens, _ in found] == [5, 5]
-    assert len(model.calls) == 5
-    for tokens, score in found:
-        expected = markov.penalised(model.score(tokens), 5, 0.6)
-        np.testing.assert_allclose(score, expected, rtol=1e-5)
+def generated_by_transformers(model, num_beams, alpha, early, prefix=(BOS,), **options):
+    """[(tokens, score)] of ``generate`` over the same table, best first."""
+    torch = peer("torch")
+    transformers = peer("transformers")
+    from transformers.modeling_outputs import CausalLMOutput
+
+    table = torch.tensor(model.log_p).float()
+
+    class Config(transformers.PretrainedConfig):
+        model_type = "table"
+
+    class Table(transformers.PreTrainedModel, transformers.GenerationMixin):
+        config_class = Config
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.post_init()
+
+        def forward(self, input_ids, **unused):
+            times = torch.arange(input_ids.shape[1]).clamp(max=len(table) - 1)
+            return CausalLMOutput(logits=table[times, input_ids])
+
+    config = Config(vocab_size=model.vocab, num_hidden_layers=1)
+    found = Table(config).generate(
+        torch.tensor([prefix]),
+        attention_mask=torch.ones(1, len(prefix), dtype=torch.long),
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        do_sample=False,
+        length_penalty=alpha,
+        early_stopping=early,
+        max_new_tokens=model.length,
+        pad_token_id=0,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        use_cache=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    sequences = found.sequences[:, len(prefix) :].tolist()
+    scores = found.sequences_scores.tolist()
+    return [(cut(tokens), score) for tokens, score in zip(sequences, scores, strict=True)]
 
 
-def test_a_larger_length_penalty_finds_longer_hypotheses():
-    model = Markov(3, vocab=5, length=4, sharpness=0.5)
-    lengths = [len(search(model, num_beams=16, alpha=alpha)[0][0]) for alpha in (0.0, 3.0)]
-    assert lengths[0] < lengths[1]
+def cut(tokens):
+    """Through the end: transformers fills up with it when padding is 0."""
+    return tuple(tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens)
 
 
-def test_hypotheses_come_best_first_and_differ():
-    found = search(Markov(4, vocab=8), num_beams=4)
-    scores = [score for _, score in found]
-    assert scores == sorted(scores, reverse=True)
-    assert len({tokens for tokens, _ in found}) == 4
+@pytest.mark.parametrize("early", [False, True, "never"])
+@pytest.mark.parametrize(
+    ("num_beams", "alpha", "bonus"), [(3, 1.0, 1.5), (4, 0.0, 0.5), (2, 2.0, 3.0), (4, -1.0, 1.0)]
+)
+def test_the_rule_of_transformers_finds_what_transformers_finds(num_beams, alpha, bonus, early):
+    models = [Markov(seed, vocab=9, length=10, eos_bonus=bonus) for seed in range(5)]
+    found = search(
+        Markov.rows(models),
+        batch=5,
+        num_beams=num_beams,
+        length_penalty=penalties.power(alpha),
+        stopping=stopping.transformers(early, alpha),
+    )
+    for row, model in enumerate(models):
+        same(found, row, generated_by_transformers(model, num_beams, alpha, early))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_one_beam_is_never_worse_than_greedy(seed):
-    model = Markov(seed, vocab=8)
-    run = functools.partial(greedy, model.decode_step, batch=1, max_new_tokens=model.length)
-    [(tokens, score)] = read(jax.jit(run)(model.states(1, 1)))
-    [(_, best)] = search(model, num_beams=1, alpha=0.0)
-    np.testing.assert_allclose(score, model.score(tokens), rtol=1e-5)
-    assert best >= score - 1e-5
+def test_constraints_and_a_prefix_find_what_transformers_finds():
+    prefix = (BOS, 4, 3)
+    options = dict(length_penalty=penalties.power(1.0), stopping=stopping.transformers())
+    models = [Markov(seed, vocab=9, length=8, eos_bonus=1.0) for seed in range(5)]
+    found = search(
+        Markov.rows(models),
+        batch=5,
+        num_beams=3,
+        prefix=prefix,
+        processors=[
+            constraints.no_repeat_ngram(2),
+            constraints.min_new_tokens(3, EOS),
+            constraints.ban(5),
+            constraints.max_new_tokens(8, EOS),
+        ],
+        **options,
+    )
+    for row, model in enumerate(models):
+        expected = generated_by_transformers(
+            model, 3, 1.0, False, prefix, no_repeat_ngram_size=2, min_new_tokens=3,
+            suppress_tokens=[5], forced_eos_token_id=EOS,
+        )  # fmt: skip
+        same(found, row, expected)
 
 
-def test_one_beam_is_greedy_where_ending_is_never_second_best():
-    model = Markov(0, vocab=8, length=5, sharpness=2.0)
-    end = np.zeros(5, bool)
-    end[3] = True
-    logits = model.log_p.copy()
-    logits[..., EOS] = np.where(end[:, None], 5.0, -1e4)
-    model.log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    run = functools.partial(greedy, model.decode_step, batch=1, max_new_tokens=model.length)
-    found = read(jax.jit(run)(model.states(1, 1)))
-    assert len(found[0][0]) == 4
-    same(search(model, num_beams=1, alpha=0.0), found)
+def test_every_row_has_its_own_limit():
+    model = Markov(2, vocab=7, length=6, eos_bonus=-1.0)
+    limits = [6, 0, 3, 1]
+    found = search(model, num_beams=3, batch=4, limits=jnp.array(limits))
+    for row, limit in enumerate(limits):
+        if limit == 0:
+            assert not found.tokens[row].any() and np.all(found.scores[row] == -np.inf)
+            continue
+        next_log_p = functools.partial(table_row, model)
+        same(found, row, markov.plain_beam_search(next_log_p, 3, limit, 0.6))
+
+
+def test_the_best_of_n_are_the_first():
+    found = search(Markov(1, vocab=8), num_beams=5)
+    first = found.best(2)
+    assert first.tokens.shape[1] == first.scores.shape[1] == 2
+    np.testing.assert_array_equal(first.tokens, found.tokens[:, :2])
+
+
+def plain_groups(model, groups, size, diversity, length, alpha):
+    """Diverse beam search over lists: [(tokens, score)] of all groups, best first."""
+    live = [[((), 0.0)] for _ in range(groups)]
+    done = [[] for _ in range(groups)]
+    for step in range(length):
+        taken = np.zeros(model.vocab)
+        for g in range(groups):
+            children = [
+                ((*tokens, t), score + row[t], score + row[t] - diversity * taken[t])
+                for tokens, score in live[g]
+                for row in [table_row(model, tokens)]
+                for t in range(model.vocab)
+            ]
+            children.sort(key=lambda child: -child[2])
+            children = [child[:2] for child in children[: 2 * size]]
+            ended = [c for c in children if c[0][-1] == EOS or step == length - 1]
+            ended = [(tokens, markov.penalised(s, len(tokens), alpha)) for tokens, s in ended]
+            done[g] = sorted(done[g] + ended, key=lambda c: -c[1])[:size]
+            going = [c for c in children if c[0][-1] != EOS]
+            live[g] = sorted(going, key=lambda c: -c[1])[:size]
+            for tokens, _ in live[g]:
+                taken[tokens[-1]] += 1
+    return sorted(sum(done, []), key=lambda c: -c[1])
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "alpha"), [(2, 2, 0.0), (3, 1, 0.0), (2, 2, 1.0), (3, 1, 2.5)]
+)
+def test_groups_find_what_plain_diverse_beam_search_finds(groups, size, alpha):
+    for seed in range(3):
+        model = Markov(seed, vocab=8, length=5)
+        options = dict(num_beam_groups=groups, diversity_penalty=0.7, length_penalty=alpha)
+        found = search(model, num_beams=groups * size, **options)
+        expected = plain_groups(model, groups, size, 0.7, 5, alpha)
+        same(found, 0, expected)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Reading(Times):
+    """States of a model with a source."""
+
+    source_valid: jax.Array
+
+
+class Reader(Markov):
+    """A model that attends too: ``attention`` [T V S], at step t after token i."""
+
+    def __init__(self, seed, sources=4, **shape):
+        super().__init__(seed, **shape)
+        rng = np.random.default_rng(seed + 100)
+        self.attention = rng.dirichlet(np.full(sources, 0.4), (self.length, self.vocab))
+        self.valid = np.arange(sources) < sources - 1
+
+    def states(self, batch, num_beams):
+        return Reading(
+            jnp.zeros((), jnp.int32), jnp.broadcast_to(self.valid, (batch, len(self.valid)))
+        )
+
+    def table_step(self, tokens, states, return_weights=False):
+        seen = jnp.asarray(self.attention, jnp.float32)[self.times(tokens, states), tokens]
+        logits, states = super().table_step(tokens, states)
+        weights = jnp.stack([seen, 1 - seen], axis=2)[None]  # of one layer and two heads
+        return (logits, states, weights) if return_weights else (logits, states)
+
+    def cost(self, tokens, beta):
+        """Of a finished hypothesis, by the paper's equation 14."""
+        read = zip(range(len(tokens)), (BOS, *tokens[:-1]), strict=True)
+        covered = sum(self.attention[t, i] for t, i in read)
+        return beta * np.log(np.minimum(covered, 1.0))[self.valid].sum()
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(0.2, 0.0), (1.0, 0.6), (5.0, 1.0)])
+def test_coverage_finds_what_a_plain_search_with_its_cost_finds(beta, alpha):
+    coverage = penalties.Coverage(beta, Capture(layers=(0,), heads=(0,)))
+    moved = 0
+    for seed in range(3):
+        model = Reader(seed, vocab=8, length=5, eos_bonus=0.5)
+        found = search(model, num_beams=3, coverage=coverage, length_penalty=alpha)
+        next_log_p = functools.partial(table_row, model)
+        every = markov.plain_finished(next_log_p, 3, 5, alpha)
+        costly = [(tokens, score + model.cost(tokens, beta)) for tokens, score in every]
+        same(found, 0, sorted(costly, key=lambda pair: -pair[1])[:3])
+        moved += [tokens for tokens, _ in every[:3]] != [tokens for tokens, _ in read(found)]
+    assert moved, "coverage should matter"
+
+
+@pytest.mark.parametrize(("num_beams", "groups"), [(0, 1), (3, 2), (2, 0)])
+def test_beams_that_do_not_divide_into_groups_are_refused(num_beams, groups):
+    with pytest.raises(ValueError, match="expected a multiple of the groups"):
+        search(Markov(0), num_beams=num_beams, num_beam_groups=groups)

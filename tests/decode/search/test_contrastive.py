@@ -102,8 +102,3 @@ def test_without_contrast_it_is_greedy():
 def test_what_makes_no_sense_is_refused(options):
     with pytest.raises(ValueError, match="expected 1 or more, and 0 to 1"):
         contrastive_search(None, None, batch=1, max_new_tokens=V, **options)
-
-
-def test_two_searches_at_once_are_refused():
-    with pytest.raises(ValueError, match="num_beams and key; expected one of them"):
-        generate(None, SOURCE, max_new_tokens=3, num_beams=2, key=jax.random.key(0))

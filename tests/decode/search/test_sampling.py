@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from crossattn.decode import constraints, greedy, sample, sampling
-from tests.decode.markov import BOS, EOS, Markov
+from tests.decode.markov import BOS, EOS, Markov, check_frequencies
 
 MODEL = Markov(0, vocab=7, length=6, sharpness=1.5)
 KEY = jax.random.key(3)
@@ -29,9 +28,8 @@ def test_drawn_sequences_have_their_probabilities():
     found = run(model, search=sample, batch=batch, key=KEY)
     every = dict(model.all_hypotheses())
     drawn = [words(found, row) for row in range(batch)]
-    counts = np.array([drawn.count(tokens) for tokens in every])
-    assert counts.sum() == batch
-    assert stats.chisquare(counts, batch * np.exp(list(every.values()))).pvalue > 1e-3
+    counts = [drawn.count(tokens) for tokens in every]
+    check_frequencies(counts, batch * np.exp(list(every.values())))
     for row in range(20):
         np.testing.assert_allclose(found.scores[row, 0], model.score(words(found, row)), rtol=1e-4)
 
@@ -39,28 +37,12 @@ def test_drawn_sequences_have_their_probabilities():
 def test_a_shaped_distribution_is_drawn_from_and_scores_stay_the_models_own():
     batch, shape = 4000, [sampling.temperature(0.5), sampling.top_k(2)]
     found = run(search=sample, batch=batch, length=1, key=KEY, processors=shape)
-    two = np.argsort(-MODEL.log_p[0, BOS])[:2]
-    expected = np.exp(2 * MODEL.log_p[0, BOS, two])
-    counts = [(found.tokens[:, 0, 0] == token).sum() for token in two]
-    assert sum(counts) == batch
-    assert stats.chisquare(counts, batch * expected / expected.sum()).pvalue > 1e-3
+    expected = np.exp(2 * MODEL.log_p[0, BOS])
+    expected[np.argsort(-expected)[2:]] = 0
+    counts = np.bincount(found.tokens[:, 0, 0], minlength=7)
+    check_frequencies(counts, batch * expected / expected.sum())
     own = MODEL.log_p[0, BOS, found.tokens[:, 0, 0]]
     np.testing.assert_allclose(found.scores[:, 0], own, rtol=1e-4)
-
-
-def test_the_same_key_draws_the_same_and_another_draws_otherwise():
-    first, again, other = (
-        run(search=sample, batch=8, key=key).tokens for key in (KEY, KEY, jax.random.key(4))
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
-
-
-def test_one_possible_token_makes_sampling_greedy():
-    drawn = run(search=sample, key=KEY, processors=[sampling.top_k(1)])
-    plain = run()
-    np.testing.assert_array_equal(drawn.tokens, plain.tokens)
-    np.testing.assert_allclose(drawn.scores, plain.scores, rtol=1e-5)
 
 
 def plain_greedy(model, allowed, length, before=(BOS,)):

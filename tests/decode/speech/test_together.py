@@ -23,6 +23,7 @@ def run(jobs, most=8):
 
 
 def test_every_job_gets_its_own_results_in_order():
+    assert run([]) == ([], [])
     found, _ = run([counting("a", [1, 2]), counting("b", []), counting("c", [2, 1, 1])])
     assert found == [("a", ["a1", "a2"]), ("b", []), ("c", ["c2", "c1", "c1"])]
 
@@ -43,7 +44,3 @@ def test_no_more_jobs_are_begun_than_there_is_room_for():
     found, calls = run(jobs(), most=2)
     assert len(found) == 4 and max(len(names) for _, names in calls) == 2
     assert calls[0] == (1, ["a", "b"])
-
-
-def test_nothing_to_do_is_nothing():
-    assert run([]) == ([], [])

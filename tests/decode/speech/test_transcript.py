@@ -46,7 +46,3 @@ def test_repetition_compresses_well():
     assert (
         compression("so " * 100) > 10 > 2.4 > compression("He was not an ill-disposed young man.")
     )
-
-
-def test_words_can_be_moved():
-    assert Word("a", 0.5, 1.25, 1.0).later(30.0) == Word("a", 30.5, 31.25, 1.0)
