@@ -1,11 +1,11 @@
-"""Plan a run on accelerators that are not here: their own compilers compile the very step of ``train``.
+"""Plans a run on accelerators that are not here: their own compilers compile the step of ``train``.
 
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=h100:2x8 --config.mesh.fsdp=16
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4 --search
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:2x2 --decode
 
-It prints what a device holds, what it sends by collective and mesh axis, which kernel computes each
+Prints the memory of a device, the bytes that it sends by collective and mesh axis, the kernel of each
 attention, and a roofline estimate of the step. Exit code 2 where it does not fit.
 """
 
@@ -36,7 +36,7 @@ FLAGS = (launch.CONFIG, _TOPOLOGY, _DECODE, _SEARCH, _TRIES, _JSON)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Runs the launcher."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config = launch.required_config()
