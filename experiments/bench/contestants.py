@@ -4,7 +4,6 @@ Each is called as its documentation says, without repairs of masks or rows. A li
 refuses it by the missing keyword; an error that it raises is a refusal, too.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 
 def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
-    """``jax.nn.dot_product_attention``; its residual is the log-sum-exp, [B T N]."""
+    """Calls ``jax.nn.dot_product_attention``; its residual is the log-sum-exp, [B T N]."""
     call = partial(jax.nn.dot_product_attention, q, k, v, bias=bias, mask=mask, scale=scale)
     if not return_lse:
         return call()
@@ -24,7 +23,7 @@ def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
 
 
 def nnx() -> Callable:
-    """``flax.nnx.dot_product_attention``, which sows its weights into a module."""
+    """Returns ``flax.nnx.dot_product_attention``, which sows its weights into a module."""
     from flax import nnx
 
     def attend(q, k, v, mask=None, bias=None, return_weights=False):
@@ -40,7 +39,7 @@ def nnx() -> Callable:
 
 
 def linen() -> Callable:
-    """``flax.linen.dot_product_attention`` with its softmax in float32, and its output cast back.
+    """Returns ``flax.linen.dot_product_attention`` with its softmax in float32, and its output cast back.
 
     It has no grouped heads, so keys and values are repeated.
     """
@@ -58,7 +57,7 @@ def linen() -> Callable:
 
 
 def tokamax() -> Callable:
-    """``tokamax.dot_product_attention`` with "xla_chunked", which runs on all platforms."""
+    """Returns ``tokamax.dot_product_attention`` with "xla_chunked", which runs on all platforms."""
     import tokamax
     from absl import flags
 
@@ -76,7 +75,7 @@ def tokamax() -> Callable:
 
 
 def torch() -> Callable:
-    """``torch.nn.functional.scaled_dot_product_attention``, called back from JAX with its gradients."""
+    """Returns ``torch``'s ``scaled_dot_product_attention``, called back from JAX with its gradients."""
     import torch
 
     def sdpa(q, k, v, bias, mask, scale):
@@ -115,7 +114,7 @@ def torch() -> Callable:
 
 
 def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
-    """A function of numpy arrays and its gradients, as a function of JAX arrays."""
+    """Calls a function of numpy arrays, and its gradients, with JAX arrays."""
     if not q.dtype == k.dtype == v.dtype:
         raise NotImplementedError("it takes query, key and value of one dtype")
 
@@ -140,23 +139,21 @@ def _array(x, dtype) -> np.ndarray:
     return x.detach().float().numpy().astype(dtype) if dtype != np.float64 else x.detach().numpy()
 
 
-# Name, package, and a function that returns the attention function.
-OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
-    ("jax.nn", "jax", lambda: jax_nn),
-    ("flax.nnx", "flax", nnx),
-    ("flax.linen", "flax", linen),
-    ("tokamax", "tokamax", tokamax),
-    ("torch", "torch", torch),
-)
+OTHERS: dict[str, Callable[[], Callable]] = {
+    "jax.nn": lambda: jax_nn,
+    "flax.nnx": nnx,
+    "flax.linen": linen,
+    "tokamax": tokamax,
+    "torch": torch,
+}
 
 
 def installed() -> tuple[dict[str, Callable], list[str]]:
-    """Functions of installed libraries by name, and the names of missing packages."""
+    """Returns functions of installed libraries by name, and the names of missing packages."""
     present, missing = {}, []
-    for name, library, make in OTHERS:
+    for name, make in OTHERS.items():
         try:
-            importlib.import_module(library)
             present[name] = make()
         except ImportError:
-            missing.append(library)
+            missing.append(name)
     return present, missing

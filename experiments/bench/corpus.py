@@ -66,7 +66,7 @@ def write_pairs(folder: Path, count: int) -> None:
 
 
 def data_of(folder: Path) -> dict[str, str]:
-    """The keys of ``config.data`` for these files, prepared in the folder."""
+    """Returns the keys of ``config.data`` for these files, prepared in the folder."""
     return {"name": f"files:{folder}/{{split}}.tsv", "data_dir": str(folder / "data")}
 
 
@@ -104,7 +104,7 @@ def _family(process: int) -> list[int]:
 
 
 def measured(folder: Path) -> int:
-    """Peak memory of a process that reads batches in bytes; prints it and the time of the first batch."""
+    """Returns peak bytes of a process that reads batches; prints them and the time of the first batch."""
     config = libreoffice.get_config()
     config.data.update(data_of(folder))
     start = time.time()
@@ -119,7 +119,7 @@ def measured(folder: Path) -> int:
 
 
 def reader(values: dict[str, Any]) -> Callable[[], tuple[float, float, int]]:
-    """A function that reads batches: time of the first one, batches a second, peak memory in bytes."""
+    """Returns a function that reads batches: time of the first one, batches a second, peak bytes."""
 
     def read() -> tuple[float, float, int]:
         iterator = make_task(ConfigDict(values)).train_iterator(0, 1)
@@ -135,7 +135,7 @@ def reader(values: dict[str, Any]) -> Callable[[], tuple[float, float, int]]:
 
 
 def _memory(process: int, name: str) -> int:
-    """Bytes by Linux's count; 0 for a process that has ended."""
+    """Reads bytes by Linux's count; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

@@ -30,7 +30,7 @@ class AllPatches(Flamingo):
     """A Flamingo whose tokens read all patches of an image, without the resampler."""
 
     def encode(self, images: Any, key: Any = None) -> Any:
-        """Vectors [B (I P) M] of the patches of images."""
+        """Computes vectors [B (I P) M] of the patches of images."""
         vectors = self.vision.encode(images, key=key).vectors
         return vectors.reshape(len(vectors), -1, vectors.shape[-1])
 
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def row(reads: str, images: int, side: int, rows: int) -> str:
-    """A line of the table."""
+    """Measures and formats a line of the table."""
     build, image_tokens = model(reads, images, side)
     random = np.random.default_rng(0)
     batch = interleaved(
@@ -99,7 +99,7 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
 
 
 def model(reads: str, images: int, side: int) -> tuple[Any, int]:
-    """A function that builds the model, and the number of tokens of an image in its text."""
+    """Returns a function that builds the model, and the number of tokens of an image in its text."""
     prefix = reads == "prefix"
     section: Any = (emoji_llava if prefix else emoji_flamingo).get_config().model
     sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, max_length=1, image_size=(side, side))
