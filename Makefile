@@ -72,43 +72,28 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz]'
-	touch $@
-
-$(VENV)/.zoo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,speech,pages]'
-	touch $@
-
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	touch $@
-
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
-
-$(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz,bench,tokamax]'
-	touch $@
-
-$(VENV)/.conformance: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,tokamax]'
-	touch $@
-
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,docs]'
-	touch $@
+# The extras of each stamp.
+EXTRAS.demo := train,viz
+EXTRAS.zoo := train,speech,pages
+EXTRAS.test := test
+EXTRAS.dev := dev
+EXTRAS.bench := train,viz,bench,tokamax
+EXTRAS.conformance := bench,tokamax
+EXTRAS.docs := train,docs
+EXTRAS.accelerators := test,plan-tpu,plan-gpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(VENV)/.wheel: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(PIP) build
 	touch $@
 
-# Apart, for JAX looks for the devices of whatever compilers it finds.
-$(VENV)-accelerators/.accelerators: pyproject.toml
-	$(MAKE) VENV=$(VENV)-accelerators $(VENV)-accelerators/bin/python
-	$(VENV)-accelerators/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,plan-tpu,plan-gpu]'
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[$(EXTRAS.$*)]'
 	touch $@
+
+# An environment of its own, since JAX looks for the devices of all installed compilers.
+$(VENV)-accelerators/.accelerators: pyproject.toml
+	$(MAKE) VENV=$(VENV)-accelerators $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-accelerators build *.egg-info .pytest_cache .ruff_cache
