@@ -1,4 +1,4 @@
-# What the trials share: the run that is tried, and how its processes are watched and ended. To be sourced.
+# The run of the trials, and functions to watch and end its processes. To be sourced.
 
 export PYTHON=${PYTHON:-python} JAX_PLATFORMS=cpu
 # Small enough to compile in seconds; evaluated on the way, as real runs are.
@@ -17,7 +17,7 @@ reach_step() { # WORKDIR STEP
     return 1
 }
 
-# The process that trains in a work directory, and has a variable with a value: its index.
+# Prints the id of the process that trains in a work directory and has a variable with a value, its index.
 process_with() { # WORKDIR VARIABLE=VALUE
     local pid
     for pid in $(pgrep -f "experiments.train .*--workdir=$1( |$)"); do
