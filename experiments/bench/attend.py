@@ -71,18 +71,19 @@ def main() -> None:
     # Contestants share a GPU, so none of them may reserve most of its memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     gpu = jax.default_backend() == "gpu"
-    shapes = GPU_SHAPES if gpu else CPU_SHAPES
-    if options.quick:
-        shapes = {name: shape for name, shape in shapes.items() if shape.logits <= 2**23}
-    shapes = {name: shape for name, shape in shapes.items() if options.only in name}
+    largest = 2**23 if options.quick else np.inf
+    shapes = {
+        name: shape
+        for name, shape in (GPU_SHAPES if gpu else CPU_SHAPES).items()
+        if options.only in name and shape.logits <= largest
+    }
     results: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
     results["gemm_gflops"] = gemm_peak()
     print(f"{results['machine']}; {results['device']}; jax {jax.__version__}")
     print(f"matrix products reach {results['gemm_gflops']:.0f} GFLOP/s here\n")
-    players = []
-    for name in CONTESTANTS:
-        reason = missing(name)
-        players += [] if reason else [name]
+    reasons = {name: missing(name) for name in CONTESTANTS}
+    players = [name for name, reason in reasons.items() if reason is None]
+    for name, reason in reasons.items():
         if reason:
             print(f"{name} takes no part: {reason}")
     results["seconds"] = []
@@ -107,13 +108,8 @@ def gemm_peak() -> float:
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     n = 8192 if jax.default_backend() == "gpu" else 2048
     x, product = jnp.ones((n, n), dtype), jax.jit(lambda x: x @ x)
-    product(x).block_until_ready()
-    best = np.inf
-    for _ in range(9):
-        start = time.perf_counter()
-        product(x).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * n**3 / best / 1e9
+    seconds = contest.alternate({"product": lambda: product(x).block_until_ready()}, 9, warmup=1)
+    return 2 * n**3 / min(seconds["product"]) / 1e9
 
 
 def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator[dict[str, Any]]:

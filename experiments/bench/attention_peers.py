@@ -1,8 +1,6 @@
 """Attention functions of several libraries, each timed on arrays of its own library."""
 
 import importlib
-import resource
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn.ops.masks import Mask
+from experiments.bench import contest
 from experiments.launch import keep_heap
 
 CONTESTANTS = (
@@ -204,29 +203,16 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
 def memory(library: str, shape: Shape) -> Callable[[], float]:
     """Returns ``peak()``, which returns the bytes of a pass, forward and backward, beyond its operands.
 
-    It samples the resident size of this process every millisecond, compilation included.
+    Compilation is included, libraries are not.
     """
     build = _torch if library == "PyTorch SDPA" else _jax
     build(library, replace(shape, T=128, S=128), True)()
     call = build(library, shape, True)
 
     def peak() -> float:
-        before, most, done = _resident(), [0.0], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.001):
-                most[0] = max(most[0], _resident())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        before = contest.memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         call()
-        done.set()
-        watcher.join()
-        return most[0] - before
+        return contest.memory("VmHWM") - before
 
     return peak
-
-
-def _resident() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * resource.getpagesize())

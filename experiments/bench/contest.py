@@ -67,6 +67,16 @@ def show(title: str, seconds: Mapping[str, list[float]], unit: str, amount: floa
     print(f"  ratio {first / last:.2f}x\n", flush=True)
 
 
+def memory(name: str, process: int | str = "self") -> int:
+    """Reads VmRSS or its peak, VmHWM, in bytes from Linux; 0 for a process that has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    fields = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(fields[0]) * 1024 if fields else 0
+
+
 def machine() -> str:
     """Names processor, cores and Python in one line."""
     name, known = platform.processor() or platform.machine(), Path("/proc/cpuinfo")

@@ -77,11 +77,7 @@ def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
         return decode.generate(model, source, max_new_tokens=NEW_TOKENS, num_beams=beams, eos_id=-1)
 
     source = source.astype(np.int32)
-
-    def call() -> None:
-        jax.block_until_ready(search(params, source))
-
-    return call
+    return lambda: jax.block_until_ready(search(params, source))
 
 
 def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:

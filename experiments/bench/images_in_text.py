@@ -8,7 +8,6 @@ gradient, seconds (the fastest of 9 calls), bytes of the program's temporaries, 
 as XLA counts them with plain matrix products for attention.
 """
 
-import time
 from typing import Any
 
 import jax
@@ -84,11 +83,8 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
         counted = plain.lower(params, batch).compile().cost_analysis()
     compiled = jax.jit(step).lower(params, batch).compile()
     memory: Any = compiled.memory_analysis()
-    seconds = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(params, batch))
-        seconds.append(time.perf_counter() - start)
+    call = lambda: jax.block_until_ready(compiled(params, batch))  # noqa: E731
+    seconds = contest.alternate({"step": call}, CALLS, warmup=0)["step"]
     cells = [
         f"{1e3 * min(seconds):,.0f} ms",
         f"{memory.temp_size_in_bytes / 2**20:,.0f} MiB",

@@ -1,4 +1,4 @@
-"""Plans a run on accelerators that are not here: their own compilers compile the step of ``train``.
+"""Plan a run on accelerators that are not here: their own compilers compile the step of ``train``.
 
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=h100:2x8 --config.mesh.fsdp=16

@@ -149,14 +149,11 @@ class Module:
         self.unknown_loops = 0
         current: Computation | None = None
         for line in _whole_lines(text):
-            head = _HEAD.match(line)
-            if head:
+            if head := _HEAD.match(line):
                 current = Computation(head["name"].lstrip("%"))
                 self.computations[current.name] = current
                 self.entry = current.name if head["entry"] else self.entry
-                continue
-            instruction = None if current is None else _instruction(line)
-            if current is not None and instruction is not None:
+            elif current is not None and (instruction := _instruction(line)):
                 current.instructions[instruction.name] = instruction
 
     def runs(self, computation: str | None = None) -> Iterator[Run]:

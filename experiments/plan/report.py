@@ -80,7 +80,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The parts of a roofline, and where it was made.
+    """A roofline estimate and the devices that it is of.
 
     Attributes:
       mesh: axes and sizes.
@@ -171,19 +171,11 @@ class Plan(Estimate):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all figures for JSON."""
-        sent = [
-            dict(
-                kind=one.kind,
-                axes=one.axes,
-                arrays=[dict(dtype=a.dtype, sizes=a.sizes) for a in one.arrays],
-                times=one.times,
-                sent=one.sent,
-                scope=one.scope,
-            )
-            for one in self.collectives
-        ]
-        return asdict(self) | dict(
-            collectives=sent,
+        fields = asdict(self)
+        for one, told in zip(self.collectives, fields["collectives"], strict=True):
+            told["sent"] = one.sent
+            del told["groups"]
+        return fields | dict(
             devices=self.devices,
             fits=self.memory.fits,
             sent=self.sent,

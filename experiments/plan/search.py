@@ -8,7 +8,7 @@ as much.
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -46,6 +46,8 @@ class Layout:
       remat, accumulate: as in the config.
       memory: estimated bytes of a device.
       step: estimated seconds.
+      plan: the plan of the compiled step; None before it is compiled, and where it does not fit.
+      reason: why it does not fit.
     """
 
     mesh: dict[str, int]
@@ -53,6 +55,8 @@ class Layout:
     accumulate: int
     memory: float
     step: float
+    plan: Plan | None = None
+    reason: str = ""
 
     @property
     def flags(self) -> str:
@@ -67,16 +71,7 @@ class Layout:
         return _changed(config, self.mesh, self.remat, self.accumulate)
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A layout and the plan of its compiled step; None where it does not fit, for the reason given."""
-
-    layout: Layout
-    plan: Plan | None
-    reason: str = ""
-
-
-def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
+def search(config: Any, topology: Topology, tries: int) -> list[Layout]:
     """Compiles the best layouts; those that fit come first, fastest first.
 
     Args:
@@ -87,7 +82,7 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     Raises:
       MeshError: no layout fits the devices.
     """
-    candidates = layouts(config, topology)
+    candidates = list(_Estimates(config, topology).layouts())
     if not candidates:
         raise MeshError(
             f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows, the model's "
@@ -98,7 +93,7 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     candidates.sort(
         key=lambda one: (one.memory > available, one.step, _AGAIN[one.remat], one.accumulate)
     )
-    tried: list[Tried] = []
+    tried: list[Layout] = []
     too_large = math.inf
     for layout in candidates:
         fitting = sum(one.plan is not None for one in tried)
@@ -113,19 +108,14 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     return sorted(tried, key=lambda one: math.inf if one.plan is None else one.plan.step)
 
 
-def _try(config: Any, topology: Topology, layout: Layout) -> Tried:
+def _try(config: Any, topology: Topology, layout: Layout) -> Layout:
     try:
         made = plan(compile_step(layout.of(config), topology))
     except DoesNotFit as error:
-        return Tried(layout, None, f"{error}")
+        return replace(layout, reason=f"{error}")
     if not made.memory.fits:
-        return Tried(layout, None, made.memory.overfull(made.chip))
-    return Tried(layout, made)
-
-
-def layouts(config: Any, topology: Topology) -> list[Layout]:
-    """Lists the layouts that divide rows, heads and hidden features, with their estimates."""
-    return list(_Estimates(config, topology).all())
+        return replace(layout, reason=made.memory.overfull(made.chip))
+    return replace(layout, plan=made)
 
 
 class _Estimates:
@@ -152,8 +142,8 @@ class _Estimates:
         self.tokens = self.flops / (6 * self.parameters)
         self.kept = {remat: self._kept(remat, batch) for remat in _REMATS}
 
-    def all(self) -> Iterator[Layout]:
-        """Yields layouts with estimates."""
+    def layouts(self) -> Iterator[Layout]:
+        """Yields the layouts that divide rows, heads and hidden features, with their estimates."""
         for sizes in self._meshes():
             try:
                 mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
@@ -291,19 +281,18 @@ def _divisors(count: int) -> list[int]:
     return [n for n in range(1, count + 1) if count % n == 0]
 
 
-def text(tried: list[Tried]) -> str:
+def text(tried: list[Layout]) -> str:
     """Formats a line for each layout, and the flags of the best."""
     lines = [
         f"{'mesh':<28} {'remat':<34} {'accumulate':>10} {'estimate':>10} {'compiled':>10} {'MFU':>7} "
         f"{'holds':>10}  bound"
     ]
     for one in tried:
-        layout, made = one.layout, one.plan
         cells = (
-            f"{mesh_of(layout.mesh):<28} {str(layout.remat).lower():<34} {layout.accumulate:>10} "
-            f"{layout.step * 1e3:>7.1f} ms"
+            f"{mesh_of(one.mesh):<28} {str(one.remat).lower():<34} {one.accumulate:>10} "
+            f"{one.step * 1e3:>7.1f} ms"
         )
-        if made is None:
+        if (made := one.plan) is None:
             lines.append(f"{cells} does not fit: {one.reason}")
         else:
             lines.append(
@@ -311,20 +300,20 @@ def text(tried: list[Tried]) -> str:
                 f"{amount(made.memory.total):>10}  {made.bound}"
             )
     if tried and tried[0].plan is not None:
-        lines += ["", f"best: {tried[0].layout.flags}"]
+        lines += ["", f"best: {tried[0].flags}"]
     return "\n".join(lines)
 
 
-def as_dicts(tried: list[Tried]) -> list[dict[str, Any]]:
+def as_dicts(tried: list[Layout]) -> list[dict[str, Any]]:
     """Returns all figures for JSON."""
     return [
         dict(
-            mesh=one.layout.mesh,
-            remat=one.layout.remat,
-            accumulate=one.layout.accumulate,
-            estimated_step_seconds=one.layout.step,
-            estimated_memory=one.layout.memory,
-            flags=one.layout.flags,
+            mesh=one.mesh,
+            remat=one.remat,
+            accumulate=one.accumulate,
+            estimated_step_seconds=one.step,
+            estimated_memory=one.memory,
+            flags=one.flags,
             reason=one.reason,
             plan=None if one.plan is None else one.plan.as_dict(),
         )

@@ -42,7 +42,7 @@ COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def text_of(name):
-    """A compiled program as it was printed."""
+    """Reads a compiled program as it was printed."""
     return (ROOT / f"tests/experiments/programs/{name}.hlo").read_text()
 
 
@@ -336,19 +336,18 @@ def test_a_topology_that_cannot_be_planned_is_refused(names, message):
             topologies.parse(name)
 
 
-def test_a_compiler_that_is_missing_is_told_with_what_installs_it(refused, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "--topology is missing"),
+        (("--topology=v5e:2x2", "--search", "--decode"), "--search lays out training"),
+        (("--topology=v5e:2x2",), "pip install 'crossattn[plan-tpu]'"),
+        (("--topology=h100:1x8",), "pip install 'crossattn[plan-gpu]'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(refused, monkeypatch, given, message):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
-    config = f"--config={ROOT}/configs/wmt14_de_en.py:tiny"
-    for name, extra in (("v5e:2x2", "plan-tpu"), ("h100:1x8", "plan-gpu")):
-        said = refused("plan", config, f"--topology={name}")
-        assert f"pip install 'crossattn[{extra}]'" in said
-
-
-def test_what_plan_does_not_get_or_cannot_do_at_once_is_one_line(refused):
-    config = f"--config={ROOT}/configs/wmt14_de_en.py:tiny"
-    assert "--topology is missing" in refused("plan", config)
-    both = refused("plan", config, "--topology=v5e:2x2", "--search", "--decode")
-    assert "--search lays out training" in both
+    assert message in refused("plan", f"--config={ROOT}/configs/wmt14_de_en.py:tiny", *given)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +357,7 @@ def test_layouts_of_every_model_divide_rows_heads_and_lengths(monkeypatch, name)
     config = get_config(*name.split(":"))
     config.data.batch_size = 8
     monkeypatch.setattr(search, "make_mesh", lambda config, devices: None)
-    found = search.layouts(config, Slice("v5e:4x4"))
+    found = list(search._Estimates(config, Slice("v5e:4x4")).layouts())
     even = name.startswith(("wmt14", "finetune"))  # lengths that four devices divide
     assert even == any(layout.mesh["seq"] == 4 for layout in found)
     for layout in found:
