@@ -5,7 +5,7 @@
 # make bench  the benchmarks behind the figures of docs/results.md (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
-# make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
+# make accelerators  memory and traffic of a step on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
 # make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/

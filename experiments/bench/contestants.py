@@ -92,14 +92,15 @@ def torch() -> Callable:
         if x is None:
             return None
         x = np.asarray(x)
-        if x.dtype in (np.bool_, np.float32, np.float64):
-            return torch.from_numpy(x.copy())
-        name = np.dtype(x.dtype).name
-        return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name))
+        known = x if x.dtype in (np.bool_, np.float64) else x.astype(np.float32)
+        return torch.tensor(known, dtype=getattr(torch, x.dtype.name))
+
+    def array(x, dtype):
+        return x.detach().double().numpy().astype(dtype)
 
     def forward(scale, q, k, v, bias, mask):
         out = sdpa(*(tensor(x) for x in (q, k, v, bias, mask)), scale=scale)
-        return _array(out, q.dtype)
+        return array(out, q.dtype)
 
     def backward(scale, q, k, v, bias, mask, cotangent):
         given = [tensor(x) for x in (q, k, v, bias)]
@@ -107,7 +108,7 @@ def torch() -> Callable:
         out = sdpa(*given, mask=tensor(mask), scale=scale)
         gradients = iter(torch.autograd.grad(out, leaves, tensor(cotangent)))
         return tuple(
-            None if x is None else _array(next(gradients), x.dtype) for x in (q, k, v, bias)
+            None if x is None else array(next(gradients), x.dtype) for x in (q, k, v, bias)
         )
 
     return partial(_called_back, forward, backward)
@@ -133,10 +134,6 @@ def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
     differentiable = jax.custom_vjp(call)
     differentiable.defvjp(call_forward, call_backward)
     return differentiable(q, k, v, bias, mask)
-
-
-def _array(x, dtype) -> np.ndarray:
-    return x.detach().float().numpy().astype(dtype) if dtype != np.float64 else x.detach().numpy()
 
 
 OTHERS: dict[str, Callable[[], Callable]] = {

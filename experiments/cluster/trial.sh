@@ -32,3 +32,13 @@ process_with() { # WORKDIR VARIABLE=VALUE
 }
 
 say() { echo "$(date +%T) $*"; }
+
+# Kills a process of a run at step 6, and asks another to stop at step 14; a variable holds their index.
+disturb() { # WORKDIR VARIABLE
+    reach_step "$1" 6
+    say "kill -9 of process 2"
+    kill -9 "$(process_with "$1" "$2=2")"
+    reach_step "$1" 14
+    say "SIGTERM to process 1"
+    kill -TERM "$(process_with "$1" "$2=1")"
+}
