@@ -26,17 +26,13 @@ COMPILERS = {
     "v5e": ("libtpu", "plan-tpu"),
     "h100": ("jax_cuda12_plugin", "plan-gpu"),
 }
-MESHES = (
-    {"data": 16},
-    {"fsdp": 16},
-    {"data": 4, "fsdp": 4},
-    {"fsdp": 4, "tensor": 4},
-    {"data": 4, "seq": 4},
-)
+MESHES = ("data=16", "fsdp=16", "data=4,fsdp=4", "fsdp=4,tensor=4", "data=4,seq=4")
 
 
-def figures(weights, *, data=1, fsdp=1, tensor=1, seq=1):
+def figures(weights, mesh):
     """Computes what a device should send in a step: (collective, axis) -> bytes, ``weights`` in bfloat16."""
+    sizes = dict(data=1, fsdp=1, tensor=1, seq=1) | sizes_of(mesh)
+    data, fsdp, tensor, seq = sizes.values()
     W, A = weights, ROWS // (data * fsdp) * LENGTH // seq * DIM * 2
     own = W / tensor  # weights and gradients of a row of devices along data, fsdp and seq
     found = {}
@@ -63,8 +59,8 @@ def ring(n):
     return (n - 1) / n
 
 
-def name_of(mesh):
-    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+def sizes_of(mesh):
+    return {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
 
 
 @functools.cache
@@ -91,39 +87,39 @@ def topology(request):
     return request.param
 
 
-@pytest.fixture(params=MESHES, ids=name_of)
+@pytest.fixture(params=MESHES)
 def mesh(request):
     return request.param
 
 
 def test_no_more_than_twice_the_arithmetic_of_the_mesh_is_sent(topology, mesh):
-    plan = planned(topology, name_of(mesh))
-    expected = figures(2 * plan["parameters"], **mesh)
+    plan = planned(topology, mesh)
+    expected = figures(2 * plan["parameters"], mesh)
     assert plan["sent"] <= 2 * sum(expected.values()), told(plan)
-    for axis in mesh:
+    for axis in sizes_of(mesh):
         sent = sum(c["sent"] for c in plan["collectives"] if axis in c["axes"])
         assert sent <= 2 * sum(v for (_, own), v in expected.items() if own == axis), told(plan)
 
 
 def test_temporaries_are_near_those_of_splitting_the_rows_alone(topology, mesh):
-    if (topology, name_of(mesh)) == ("v5e:4x4", "data=4,seq=4"):
+    if (topology, mesh) == ("v5e:4x4", "data=4,seq=4"):
         # The keys and values of four times the rows are gathered, their gradients made, and both laid out
         # anew, in lanes of 128 for heads of 64.
         pytest.xfail("it holds 1.85 GiB where data=16 holds 1.32")
     least = planned(topology, "data=16")["memory"]["temporaries"]
-    plan = planned(topology, name_of(mesh))
+    plan = planned(topology, mesh)
     assert plan["memory"]["temporaries"] <= 1.3 * least
 
 
 def test_every_attention_runs_a_fused_kernel_forward_and_backward(topology, mesh):
-    kernels = planned(topology, name_of(mesh))["kernels"]
+    kernels = planned(topology, mesh)["kernels"]
     assert set(kernels) == set(PLACES)
     for place in PLACES:
         assert {kernel["backward"] for kernel in kernels[place]} == {False, True}, place
 
 
 def test_no_activation_crosses_fsdp(topology, mesh):
-    plan = planned(topology, name_of(mesh))
+    plan = planned(topology, mesh)
     crossing = [
         (c["kind"], array["sizes"], c["scope"])
         for c in plan["collectives"]
@@ -144,15 +140,13 @@ def test_accumulating_sends_gradients_once_a_step(topology, layout, parts):
 def test_accumulating_sends_gradients_along_data_once_where_weights_are_split(topology):
     options = "--config.model.scan=True", "--config.train.accumulate=4"
     plan = planned(topology, "data=4,fsdp=4", *options)
-    expected = figures(2 * plan["parameters"], data=4, fsdp=4)
+    expected = figures(2 * plan["parameters"], "data=4,fsdp=4")
     sent = sum(c["sent"] for c in plan["collectives"] if "data" in c["axes"])
     assert sent <= 1.1 * expected["all-reduce", "data"], told(plan)
 
 
 def test_a_loss_in_chunks_sends_no_more_than_one_in_one_piece(topology, mesh):
-    once, chunked = (
-        planned(topology, name_of(mesh), *more) for more in ((), ("--config.loss.chunks=4",))
-    )
+    once, chunked = planned(topology, mesh), planned(topology, mesh, "--config.loss.chunks=4")
     assert chunked["sent"] <= 1.05 * once["sent"], told(chunked)
 
 
@@ -178,7 +172,7 @@ def test_the_gradient_of_a_table_is_sent_once_for_look_ups_and_loss(topology):
 def test_scanned_layers_are_gathered_one_at_a_time(topology):
     plan = planned(topology, "fsdp=16", "--config.model.scan=True")
     layer = 4 * DIM * DIM + 2 * DIM * 4 * DIM
-    expected = figures(2 * plan["parameters"], fsdp=16)
+    expected = figures(2 * plan["parameters"], "fsdp=16")
     assert plan["sent"] <= 2 * sum(expected.values()), told(plan)
     for c in plan["collectives"]:
         if c["kind"] == "all-gather" and "fsdp" in c["axes"]:

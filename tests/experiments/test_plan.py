@@ -68,22 +68,22 @@ def test_groups_are_read_in_every_form_that_compilers_print(printed, groups, axe
 
 
 KNOWN = 'body=%body, backend_config={"known_trip_count":{"n":"7"}}'
-QUARTERS = 64 * 3 / 4
+PASSED = 64 * 3 / 4  # bytes of an array of 64 that each of four devices passes on
 
 
 @pytest.mark.parametrize(
     ("name", "edit", "sent"),
     [
-        ("loop", (), {("all-reduce", "fsdp"): 5 * 2 * QUARTERS}),  # its counter is i = 2, 4, .. 10
-        ("loop", ("body=%body", KNOWN), {("all-reduce", "fsdp"): 7 * 2 * QUARTERS}),
+        ("loop", (), {("all-reduce", "fsdp"): 5 * 2 * PASSED}),  # its counter is i = 2, 4, .. 10
+        ("loop", ("body=%body", KNOWN), {("all-reduce", "fsdp"): 7 * 2 * PASSED}),
         # A TPU spreads a gather over three kernels, each with a copy of it and metadata of several lines.
-        ("spread", (), {("all-gather", "fsdp"): QUARTERS}),
+        ("spread", (), {("all-gather", "fsdp"): PASSED}),
         (
             "started",
             (),
             {
-                ("all-gather", "fsdp"): QUARTERS,
-                ("reduce-scatter", "fsdp"): QUARTERS,
+                ("all-gather", "fsdp"): PASSED,
+                ("reduce-scatter", "fsdp"): PASSED,
                 ("collective-permute", "data"): 16,
                 ("all-to-all", "data"): 16 / 2,
             },
