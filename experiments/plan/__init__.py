@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments import launch
 from experiments.plan import decoding, report, search
-from experiments.plan.compiling import DoesNotFit, MeshError, compile_step
-from experiments.plan.topologies import Topology, TopologyError, prepare, topology
+from experiments.plan.compiling import DoesNotFit, compile_step
+from experiments.plan.topologies import Topology, prepare, topology
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -45,10 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if not _TOPOLOGY.value:
         raise launch.Refused("--topology is missing; name the devices, --topology=v5e:4x4.")
     prepare()
-    try:
-        return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))
-    except (TopologyError, DoesNotFit, MeshError) as error:
-        raise launch.Refused(f"{error}") from error
+    return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))
 
 
 def _plan(config, devices: Topology) -> int:

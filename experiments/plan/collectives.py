@@ -94,7 +94,8 @@ def _collective(run: Run, kind: str, mesh: dict[str, int]) -> Collective:
     instruction = run.instruction
     arrays = _results(instruction)
     if kind == "collective-permute":
-        groups = _pairs(instruction.attributes)
+        pairs = instruction.attribute(r"source_target_pairs=\{((?:\{[\d,]*\},?)+)\}") or ""
+        groups = tuple(p for p in _groups(pairs) if p[0] != p[1])
     else:
         groups = replica_groups(instruction.attributes, math.prod(mesh.values()))
     if kind == "all-reduce" and run.fused and "all-reduce-scatter" in run.computation.name:
@@ -121,8 +122,7 @@ def replica_groups(attributes: str, count: int) -> tuple[tuple[int, ...], ...]:
     """
     listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes)
     if listed:
-        rows = re.findall(r"\{([\d,]*)\}", listed.group(1))
-        return tuple(tuple(int(n) for n in row.split(",") if n) for row in rows)
+        return _groups(listed.group(1))
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota:
         return _rows(_iota(iota.group(2), iota.group(3)).reshape(_ints(iota.group(1))))
@@ -160,10 +160,8 @@ def _named(axes: str, order: str, chosen: str) -> tuple[tuple[int, ...], ...]:
     return _rows(grouped.reshape(-1, math.prod(shape[i] for i in inner)))
 
 
-def _pairs(attributes: str) -> tuple[tuple[int, ...], ...]:
-    listed = re.search(r"source_target_pairs=\{((?:\{[\d,]*\},?)+)\}", attributes)
-    rows = re.findall(r"\{(\d+),(\d+)\}", listed.group(1)) if listed else []
-    return tuple((int(a), int(b)) for a, b in rows if a != b)
+def _groups(listed: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(_ints(row) for row in re.findall(r"\{([\d,]*)\}", listed))
 
 
 def _rows(ids: np.ndarray) -> tuple[tuple[int, ...], ...]:

@@ -18,6 +18,7 @@ from crossattn.train.config import TrainConfig
 from crossattn.train.program import Program, make_program, refuse_offload
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
 from experiments.errors import SettingsError
+from experiments.launch import Refused
 from experiments.plan.topologies import Topology
 from experiments.settings import train_config
 from experiments.tasks import make_task
@@ -26,11 +27,7 @@ from experiments.tasks import make_task
 _OPTIONS = {"tpu": None, "cuda": {"xla_gpu_enable_triton_gemm": False}}
 
 
-class MeshError(Exception):
-    """A mesh does not fit the devices, or a batch the mesh."""
-
-
-class DoesNotFit(Exception):
+class DoesNotFit(Refused):
     """A program needs more memory than a device has."""
 
 
@@ -61,7 +58,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
 
     Raises:
       SettingsError: the config has a value that does not fit.
-      MeshError: the mesh or the rows do not fit the devices.
+      Refused: the mesh or the rows do not fit the devices.
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
     """
     values: TrainConfig = train_config(config)
@@ -71,7 +68,7 @@ def compile_step(config: Any, topology: Topology) -> Planned:
         batch = placed(task.batch_shapes(row_shares(mesh)), mesh, topology)
         refuse_offload(values, mesh)
     except ValueError as error:
-        raise MeshError(f"{error}") from error
+        raise Refused(f"{error}") from error
     program = make_program(task, values, mesh)
     state = program.target if mesh is not None else placed(program.target, None, topology)
     start = time.perf_counter()

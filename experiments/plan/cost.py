@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from experiments.chips import Chip
 from experiments.plan.hlo import SEEN_THROUGH, Computation, Instruction, Module, Run, Shape
-from experiments.plan.kernels import attention_flops, fused_attention, head_size
+from experiments.plan.kernels import attention_work, fused_attention
 
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
@@ -95,8 +95,8 @@ def _product(run: Run) -> _Product | None:
     elif opcode == "custom-call" and run.instruction.target.startswith("__cublas$"):
         found = _dot(run, '"lhs_{}_dimensions":\\[([^\\]]*)\\]')
     elif fused_attention(run.instruction):
-        head = head_size(run)
-        found = _Product(attention_flops(run), _BLOCK, head, _BLOCK) if head else None
+        flops, head = attention_work(run)
+        found = _Product(flops, _BLOCK, head, _BLOCK)
     return found if found and found.flops else None
 
 

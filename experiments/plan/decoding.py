@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from crossattn.train.program import make_program
 from crossattn.train.sharding import everywhere, make_mesh, row_shares, rows_on
+from experiments.launch import Refused
 from experiments.plan.collectives import collectives, seconds
-from experiments.plan.compiling import MeshError, compiled_for, mesh_axes, placed, unread_task
+from experiments.plan.compiling import compiled_for, mesh_axes, placed, unread_task
 from experiments.plan.cost import cost
 from experiments.plan.hlo import Instruction, Module, body_of
 from experiments.plan.report import Estimate, Memory, amount, mesh_of, size_of, told_held
@@ -62,14 +63,14 @@ def plan_decoding(config: Any, topology: Topology) -> DecodingPlan:
     Raises:
       SettingsError: the config has a value that does not fit.
       DoesNotFit: the compiler found no way to keep it in the memory of a device.
-      MeshError: the mesh does not fit the devices.
+      Refused: the mesh does not fit the devices.
     """
     values = train_config(config)
     task = unread_task(config)
     try:
         mesh = make_mesh(values.mesh, topology.devices)
     except ValueError as error:
-        raise MeshError(f"{error}") from error
+        raise Refused(f"{error}") from error
     params = make_program(task, values, mesh).target.params
     if mesh is None:
         params = placed(params, None, topology)

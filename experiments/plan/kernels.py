@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from experiments.plan.hlo import Instruction, Module, Run, Shape
+from experiments.plan.hlo import Instruction, Module, Run
 
 PLACES = ("encoder_attention", "decoder_attention", "cross_attention")
 
@@ -68,16 +68,16 @@ def fused_attention(instruction: Instruction) -> str | None:
     return "cpu" if target.startswith("crossattn") else None
 
 
-def attention_flops(run: Run) -> int:
-    """Counts the FLOPs of an attention kernel on one device by the shapes of its operands, masks ignored.
+def attention_work(run: Run) -> tuple[int, int]:
+    """Returns FLOPs of an attention kernel on one device, masks ignored, and its head size; 0, 0 if unknown.
 
     A forward kernel has two products of 2 T S H for each head; the kernels for derivatives compute the logits
     again and have, together, five.
     """
-    floats = _float_operands(run)
-    if len(floats) < 2:
-        return 0
-    q, k = floats[0].sizes, floats[1].sizes
+    arrays = [operand[0] for operand in run.operands if operand]
+    q, k, *_ = [*(a.sizes for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3), (), ()]
+    if not k:
+        return 0, 0
     # Keys are [B S K H] for cuDNN, [.. K S H] for Pallas's kernels.
     keys = k[-3] if run.instruction.target.startswith("__cudnn") else k[-2]
     scope, products = run.instruction.scope, 2
@@ -85,18 +85,7 @@ def attention_flops(run: Run) -> int:
         # Splash has one kernel for dq and one for dk and dv, each of which computes the logits again.
         is_dq = "dq" in scope.rpartition("splash")[2]
         products = 3 if is_dq else 4 if "dkv" in scope else 5
-    return products * 2 * math.prod(q) * keys
-
-
-def head_size(run: Run) -> int:
-    """Returns the head size H of an attention kernel; 0 where its operands have another form."""
-    floats = _float_operands(run)
-    return floats[0].sizes[-1] if len(floats) >= 2 else 0
-
-
-def _float_operands(run: Run) -> list[Shape]:
-    arrays = [operand[0] for operand in run.operands if operand]
-    return [a for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3]
+    return products * 2 * math.prod(q) * keys, q[-1]
 
 
 def _is_backward(instruction: Instruction) -> bool:

@@ -24,8 +24,9 @@ from crossattn.train.sharding import (
     with_sharding,
 )
 from experiments.flops import model_flops
+from experiments.launch import Refused
 from experiments.plan.collectives import Collective, seconds
-from experiments.plan.compiling import DoesNotFit, MeshError, compile_step, unread_task
+from experiments.plan.compiling import DoesNotFit, compile_step, unread_task
 from experiments.plan.hlo import Shape
 from experiments.plan.report import Plan, amount, mesh_of, plan, size_of
 from experiments.plan.topologies import Topology
@@ -80,11 +81,11 @@ def search(config: Any, topology: Topology, tries: int) -> list[Layout]:
       tries: the most programs that fit; as many that do not fit may come on top.
 
     Raises:
-      MeshError: no layout fits the devices.
+      Refused: no layout fits the devices.
     """
     candidates = list(_Estimates(config, topology).layouts())
     if not candidates:
-        raise MeshError(
+        raise Refused(
             f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows, the model's "
             "heads and the texts' lengths; change config.data.batch_size"
         )

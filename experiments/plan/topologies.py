@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from experiments.chips import CHIPS, Chip
+from experiments.launch import Refused
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -30,10 +31,6 @@ _ENVIRONMENT = {
 _INSTALL = {"tpu": "crossattn[plan-tpu]", "cuda": "crossattn[plan-gpu]"}
 _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
 _HOST = 4  # chips of a host in a slice of several hosts
-
-
-class TopologyError(Exception):
-    """A topology that does not exist, or whose compiler is not installed."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +69,11 @@ def topology(name: str) -> Topology:
     """Returns a topology with its devices.
 
     Raises:
-      TopologyError: there is no such chip or size, or no compiler for it here.
+      Refused: there is no such chip or size, or no compiler for it here.
     """
     chip, slices, sizes = parse(name)
     if all(importlib.util.find_spec(package) is None for package in _PACKAGES[chip.platform]):
-        raise TopologyError(
+        raise Refused(
             f"the compiler for {chip.name} is not installed: pip install '{_INSTALL[chip.platform]}'"
         )
     prepare()
@@ -87,7 +84,7 @@ def topology(name: str) -> Topology:
             devices = _gpu(name.partition(":")[0], sizes)
     except Exception as error:  # the plugins raise errors of many kinds
         reason = " ".join(str(error).split())
-        raise TopologyError(f"there is no topology {name}: {reason}") from error
+        raise Refused(f"there is no topology {name}: {reason}") from error
     return Topology(name, chip, sizes, tuple(devices))
 
 
@@ -95,20 +92,20 @@ def parse(name: str) -> tuple[Chip, int, tuple[int, ...]]:
     """Parses a name into the chip, the number of slices and the sizes; needs no compiler.
 
     Raises:
-      TopologyError: the name is not CHIP:SIZES, or N*CHIP:SIZES, with a known chip.
+      Refused: the name is not CHIP:SIZES, or N*CHIP:SIZES, with a known chip.
     """
     match = re.fullmatch(r"(?:([1-9]\d*)\*)?(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
     chip = CHIPS.get(match.group(2)) if match else None
     sizes = tuple(int(size) for size in match.group(3).split("x")) if match else ()
     if match is None or chip is None or len(sizes) != (chip.axes or 2):
-        raise TopologyError(
+        raise Refused(
             f"got topology {name!r}; expected one of {', '.join(CHIPS)} with sizes, such as v5e:4x4 or "
             "v5p:4x4x4 (a slice), 2*v5e:16x16 (two slices) or h100:2x8 (hosts x devices)."
         )
     slices = int(match.group(1) or 1)
     if slices > 1 and not (chip.axes and chip.network):
         known = ", ".join(name for name, other in CHIPS.items() if other.axes and other.network)
-        raise TopologyError(f"got topology {name!r}; several slices are planned for {known}.")
+        raise Refused(f"got topology {name!r}; several slices are planned for {known}.")
     return chip, slices, sizes
 
 
