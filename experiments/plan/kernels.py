@@ -75,9 +75,10 @@ def attention_work(run: Run) -> tuple[int, int]:
     again and have, together, five.
     """
     arrays = [operand[0] for operand in run.operands if operand]
-    q, k, *_ = [*(a.sizes for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3), (), ()]
-    if not k:
+    floats = [a.sizes for a in arrays if a.dtype[0] in "bf" and len(a.sizes) >= 3]
+    if len(floats) < 2:
         return 0, 0
+    q, k = floats[:2]
     # Keys are [B S K H] for cuDNN, [.. K S H] for Pallas's kernels.
     keys = k[-3] if run.instruction.target.startswith("__cudnn") else k[-2]
     scope, products = run.instruction.scope, 2
