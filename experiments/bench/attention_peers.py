@@ -62,7 +62,7 @@ class Shape:
             return xa.masks.lengths(self.lengths())
         return xa.masks.causal() if self.mask == "causal" else None
 
-    def matrix(self) -> np.ndarray | None:
+    def matrix(self) -> Any:
         """Returns the mask as an array [B or 1, 1, T or 1, S], True for keys that a query may read."""
         query, key = np.arange(self.T)[:, None], np.arange(self.S)
         if self.mask == "padded":
@@ -161,7 +161,7 @@ def _function(library: str, shape: Shape) -> Callable[..., Any]:
     return partial(tokamax.dot_product_attention, **options)
 
 
-def _naive(mask: np.ndarray | None, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _naive(mask: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Computes the equation of the paper."""
     logits = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
     logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
