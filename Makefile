@@ -5,7 +5,7 @@
 # make bench  the benchmarks behind the figures of docs/results.md (installs PyTorch and tokamax)
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
-# make accelerators  what a step holds and sends on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
+# make accelerators  memory and traffic of a step on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
 # make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
@@ -72,43 +72,28 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossattn needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz]'
-	touch $@
-
-$(VENV)/.zoo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,speech,pages]'
-	touch $@
-
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	touch $@
-
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
-
-$(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,viz,bench,tokamax]'
-	touch $@
-
-$(VENV)/.conformance: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench,tokamax]'
-	touch $@
-
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,docs]'
-	touch $@
+# The extras of each stamp.
+EXTRAS.demo := train,viz
+EXTRAS.zoo := train,speech,pages
+EXTRAS.test := test
+EXTRAS.dev := dev
+EXTRAS.bench := train,viz,bench,tokamax
+EXTRAS.conformance := bench,tokamax
+EXTRAS.docs := train,docs
+EXTRAS.accelerators := test,plan-tpu,plan-gpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(VENV)/.wheel: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(PIP) build
 	touch $@
 
-# Apart, for JAX looks for the devices of whatever compilers it finds.
-$(VENV)-accelerators/.accelerators: pyproject.toml
-	$(MAKE) VENV=$(VENV)-accelerators $(VENV)-accelerators/bin/python
-	$(VENV)-accelerators/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,plan-tpu,plan-gpu]'
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[$(EXTRAS.$*)]'
 	touch $@
+
+# An environment of its own, since JAX looks for the devices of all installed compilers.
+$(VENV)-accelerators/.accelerators: pyproject.toml
+	$(MAKE) VENV=$(VENV)-accelerators $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-accelerators build *.egg-info .pytest_cache .ruff_cache

@@ -26,7 +26,7 @@ _LINK = re.compile(r"(\]\()(\.\./[^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """Add the repository's address of pyproject.toml, and the reference to the navigation."""
+    """Adds the repository's address in pyproject.toml, and the reference to the navigation."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.repo_url = project["urls"]["Repository"]
     config.repo_name = project["name"]
@@ -35,7 +35,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each public module of ``crossattn``, and one for its own names."""
+    """Adds a page for each public module of ``crossattn``, and one for its own names."""
     from mkdocs.structure.files import File
 
     for _, path, content in reference():
@@ -44,7 +44,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Point links out of the docs folder to the repository; a missing target is a warning."""
+    """Points links out of the docs folder to the repository; a missing target is a warning."""
 
     def to_repository(link: re.Match) -> str:
         path = posixpath.normpath(posixpath.join("docs", page.file.src_dir, link[2]))
@@ -57,30 +57,27 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def reference() -> list[tuple[str, str, str]]:
-    """Title, path and Markdown of each page of the reference."""
+    """Returns title, path and Markdown of each page of the reference."""
     named = {name: getattr(crossattn, name) for name in crossattn.__all__ if name[0] != "_"}
-    modules = {
-        name: value
-        for name, value in named.items()
-        if isinstance(value, ModuleType) and name not in _INSIDE
-    }
     pages, placed = [], set()
-    for name, module in modules.items():
+    for name, module in named.items():
+        if not isinstance(module, ModuleType) or name in _INSIDE:
+            continue
         parts = list(_rendered(module, placed))
         if parts:
             about = f"# crossattn.{name}\n\n{_about(module)}\n\n"
             pages.append((name, f"api/{name}.md", about + "\n".join(parts)))
-    own = [_directive(value, 2) for name, value in named.items() if _is_own(value, placed)]
+    own = [
+        _directive(value, 2)
+        for value in named.values()
+        if not isinstance(value, ModuleType) and _path(value) not in placed
+    ]
     head = f"# crossattn\n\n{_about(crossattn)}\n\n"
     return [("crossattn", "api/index.md", head + "\n".join(own)), *pages]
 
 
-def _is_own(value: Any, placed: set) -> bool:
-    return not isinstance(value, ModuleType) and _path(value) not in placed
-
-
 def _rendered(module: ModuleType, placed: set, level: int = 2) -> Iterator[str]:
-    """The directives of a module's public names, each object on the first page that has it."""
+    """Yields the directives of a module's public names, each object on the first page that has it."""
     for name, value in _public(module):
         if isinstance(value, ModuleType):
             inside = list(_rendered(value, placed, level + 1))
@@ -94,7 +91,7 @@ def _rendered(module: ModuleType, placed: set, level: int = 2) -> Iterator[str]:
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """The names of ``__all__``; without it, the module's own definitions, or its submodules."""
+    """Yields the names of ``__all__``; without it, the module's own definitions, or its submodules."""
     names = getattr(module, "__all__", None)
     if names is None and hasattr(module, "__path__"):
         names = [found.name for found in pkgutil.iter_modules(module.__path__)]
@@ -115,7 +112,7 @@ def _directive(value: Any, level: int) -> str:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether the value is a class or a function of this package, not an alias of a type."""
+    """Returns whether the value is a class or a function of this package, not an alias of a type."""
     return hasattr(value, "__qualname__") and value.__module__.startswith("crossattn")
 
 
@@ -124,16 +121,18 @@ def _path(value: Any) -> str:
 
 
 def _about(module: ModuleType) -> str:
-    """A module's docstring as Markdown: ``::`` before an indented block becomes a colon."""
+    """Formats a module's docstring as Markdown: ``::`` before an indented block becomes a colon."""
     return re.sub(r"::$", ":", inspect.getdoc(module) or "", flags=re.MULTILINE)
 
 
 def _complain_where_undocumented(value: Any) -> None:
-    """Warn of a public name or method without a docstring.
+    """Warns of a public name or method without a docstring.
 
     A method may have its docstring in a parent class or in another class of the module.
     """
-    wanting = [value] if not _documented(value) else []
+    text = value.__doc__ or ""
+    # A dataclass without a docstring gets its signature.
+    wanting = [value] if not text or text.startswith(f"{value.__name__}(") else []
     if inspect.isclass(value):
         beside = [c for c in vars(inspect.getmodule(value)).values() if inspect.isclass(c)]
         for name, method in vars(value).items():
@@ -143,9 +142,3 @@ def _complain_where_undocumented(value: Any) -> None:
                 wanting.append(getattr(value, name))
     for each in wanting:
         _WARNINGS.warning("%s is public and has no docstring", _path(each))
-
-
-def _documented(value: Any) -> bool:
-    """Whether the value has a docstring other than the signature that a dataclass generates."""
-    text = value.__doc__ or ""
-    return bool(text) and not text.startswith(f"{value.__name__}(")

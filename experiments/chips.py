@@ -1,7 +1,6 @@
-"""What accelerators can do, by their makers' figures: one row a chip.
+"""The figures of accelerators by their makers' data sheets, dense (no sparsity): one row a chip.
 
-These are the figures of data sheets, dense (no sparsity), which no program
-reaches whole; what is estimated from them is a bound.
+No program reaches them whole, so that an estimate from them is a bound.
 
 Sources:
   TPU v4, v5e, v5p, v6e: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e (memory, bf16 FLOP/s,
@@ -19,25 +18,25 @@ Sources:
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 GiB, GB, T = 2**30, 10**9, 10**12
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator.
+    """An accelerator.
 
     Attributes:
-      name: as its maker calls it.
-      platform: what JAX lowers for, "tpu" or "cuda".
-      memory: bytes of HBM; available: of them, to a program.
+      name: its maker's name.
+      platform: JAX's platform, "tpu" or "cuda".
+      memory: bytes of HBM; available: those that a program may use.
       flops: bfloat16 FLOP/s; float32_flops: of a product of float32 at JAX's default precision, which
         is one pass in bfloat16 on a TPU and TF32 on NVIDIA's.
       bandwidth: bytes/s of HBM.
       link: bytes/s, one way, of one link to a neighbour (TPU) or of a device into NVLink.
-      network: bytes/s, one way, out of a GPU's host or a TPU's slice, for each of its devices; 0 where
-        nobody says.
-      axes: of the torus (TPU); 0 where devices of a host reach each other through a switch.
+      network: bytes/s, one way, out of a GPU's host or a TPU's slice, for each of its devices; 0: unknown.
+      axes: axes of the torus (TPU); 0 for devices of a host with a switch.
       ring: an axis of a slice whose length is a multiple of this closes to a ring.
       unit: sizes that its matrix unit pads a product [rows, inner] x [inner, columns] to, as (rows, inner,
         columns): 8 sublanes and the sides of the systolic array; of NVIDIA's tensor cores, one warp group's
@@ -59,62 +58,35 @@ class Chip:
 
 
 def _tpu(
-    name: str,
-    memory: float,
-    available: float,
-    flops: float,
-    bandwidth: float,
-    link: float,
-    network: float = 0.0,
-    side: int = 128,
-    **torus: int,
+    name: str, memory: float, available: float, flops: float, *speed: float, **torus: Any
 ) -> Chip:
-    speed = (flops, flops, bandwidth, link, network)
-    return Chip(name, "tpu", int(memory), int(available), *speed, unit=(8, side, side), **torus)
+    held = int(memory * GiB), int(available * GiB)
+    return Chip(name, "tpu", *held, flops, flops, *speed, **torus)
 
 
-def _gpu(
-    name: str,
-    memory: int,
-    flops: float,
-    float32_flops: float,
-    bandwidth: float,
-    link: float,
-    network: float,
-) -> Chip:
+def _gpu(name: str, memory: int, *speed: float) -> Chip:
     # JAX takes three quarters of a GPU's memory, unless told otherwise.
     share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))
-    speed = (flops, float32_flops, bandwidth, link, network)
     return Chip(name, "cuda", memory, int(share * memory), *speed)
 
 
-_CUBE = dict(axes=3, ring=4)
-_SQUARE = dict(axes=2, ring=16)
+_CUBE = dict(axes=3, ring=4, unit=(8, 128, 128))
+_SQUARE = dict(axes=2, ring=16, unit=(8, 128, 128))
+_SQUARE_256 = dict(axes=2, ring=16, unit=(8, 256, 256))
 
+# TPUs: memory and available GiB. All: FLOP/s in bfloat16 and float32, bytes/s of HBM, link and network.
 CHIPS = {
-    "v4": _tpu("TPU v4", 32 * GiB, 30.75 * GiB, 275 * T, 1200 * GB, 45 * GB, **_CUBE),
-    "v5e": _tpu(
-        "TPU v5e", 16 * GiB, 15.75 * GiB, 197 * T, 819 * GB, 45 * GB, 3.125 * GB, **_SQUARE
-    ),
-    "v5p": _tpu("TPU v5p", 95 * GiB, 95.0 * GiB, 459 * T, 2765 * GB, 90 * GB, **_CUBE),
-    "v6e": _tpu(
-        "TPU v6e",
-        32 * GiB,
-        31.25 * GiB,
-        918 * T,
-        1640 * GB,
-        90 * GB,
-        12.5 * GB,
-        side=256,
-        **_SQUARE,
-    ),
+    "v4": _tpu("TPU v4", 32, 30.75, 275 * T, 1200 * GB, 45 * GB, **_CUBE),
+    "v5e": _tpu("TPU v5e", 16, 15.75, 197 * T, 819 * GB, 45 * GB, 3.125 * GB, **_SQUARE),
+    "v5p": _tpu("TPU v5p", 95, 95, 459 * T, 2765 * GB, 90 * GB, **_CUBE),
+    "v6e": _tpu("TPU v6e", 32, 31.25, 918 * T, 1640 * GB, 90 * GB, 12.5 * GB, **_SQUARE_256),
     "a100": _gpu("A100 SXM", 80 * GiB, 312 * T, 156 * T, 2039 * GB, 300 * GB, 25 * GB),
     "h100": _gpu("H100 SXM", 80 * GiB, 989 * T, 494 * T, 3350 * GB, 450 * GB, 50 * GB),
     "h200": _gpu("H200 SXM", 141 * GB, 989 * T, 494 * T, 4800 * GB, 450 * GB, 50 * GB),
     "b200": _gpu("B200", 180 * GB, 2250 * T, 1100 * T, 8000 * GB, 900 * GB, 50 * GB),
 }
 
-# What JAX calls them.
+# Chips by JAX's name of the device.
 KINDS = {
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",

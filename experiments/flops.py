@@ -1,8 +1,7 @@
-"""Model FLOPs: the products that a loss needs, counted in the traced program.
+"""Model FLOPs, by which MFU is measured (Chowdhery et al. 2022, "PaLM", appendix B).
 
-Model FLOPs are what MFU divides by (Chowdhery et al. 2022, "PaLM", appendix B): the
-products of one forward pass three times, for the backward pass has two for each; attention counts whole,
-whatever its mask hides, and what is computed again to save memory counts once.
+The products of the traced forward pass count three times, since the backward pass has two for each; attention
+counts whole, whatever its mask hides, and rematerialised products count once.
 """
 
 import math
@@ -17,24 +16,25 @@ from experiments.chips import CHIPS, KINDS
 
 
 def model_flops(task: Task, params: Any, batch: Any) -> int:
-    """FLOPs of one training step, forward and backward, of the whole batch.
+    """Counts the FLOPs of a training step on the whole batch, forward and backward.
 
     Args:
-      task: whose loss is trained.
-      params, batch: shapes.
+      task: the task with the loss.
+      params: shapes.
+      batch: shapes.
     """
 
     def loss(params, batch):
         return task.loss(params, batch, jax.random.key(0))
 
     unplaced = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
-    # Calls with dropout or weights are no operation of their own, and the products of this backend are whole.
+    # Only this backend has whole products for calls with dropout or weights.
     with use_backend("reference"):
         return 3 * products(jax.make_jaxpr(loss)(*unplaced))
 
 
 def at_peak(task: Task) -> Callable[[Any, Any], float] | None:
-    """(params, batch) -> seconds of a step at the peak of all devices here; None where it is not known."""
+    """Returns (params, batch) -> seconds of a step at the peak of all devices; None for an unknown device."""
     devices = jax.devices()
     chip = CHIPS.get(KINDS.get(devices[0].device_kind, "unknown"))
     if chip is None:
@@ -44,9 +44,9 @@ def at_peak(task: Task) -> Callable[[Any, Any], float] | None:
 
 
 def products(jaxpr: Any) -> int:
-    """FLOPs of the matrix products of a program and those of attention, loops as often as they run.
+    """Counts the FLOPs of the matrix products and of attention in a program, loops as often as they run.
 
-    Of a branch the longest counts; the body of a loop without a known end counts once.
+    The longest of a conditional's branches counts; the body of a loop without a known end counts once.
     """
     total = 0
     for eqn in jaxpr.eqns:
@@ -74,7 +74,7 @@ def _attention(eqn: Any) -> int:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[Any]:
-    """The programs that an equation holds; what differentiates it is not run."""
+    """Yields the programs in an equation's parameters, without its rules of differentiation."""
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):

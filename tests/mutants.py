@@ -1,7 +1,7 @@
-"""Mistakes, made one at a time in a copy of the tree: the tests that each names must notice it.
+"""Mistakes, made one at a time in a copy of the tree; the tests of each entry must notice it.
 
-``python -m tests.mutants [WORD ...]`` tries those of ``mutants.txt`` in which a word stands, or all. It comes
-after ``make test``, of which it is no part: a test that fails on sound code notices everything.
+``python -m tests.mutants [WORD ...]`` tries the entries of ``mutants.txt`` that contain a word, or all. Run
+``make test`` first: a test that fails on sound code notices everything.
 """
 
 import shlex
@@ -17,7 +17,7 @@ LIMIT = 300  # seconds; a mistake that never ends is noticed too
 
 
 def listed(*words: str) -> list[tuple[str, str, str, list[str]]]:
-    """(file and what is wrong, old text, new text, arguments of pytest) of each mutant."""
+    """Lists (file and what is wrong, old text, new text, arguments of pytest) of each mutant."""
     mutants = []
     for entry in (ROOT / "tests/mutants.txt").read_text().strip().split("\n\n"):
         name, *lines = entry.split("\n")
@@ -29,7 +29,7 @@ def listed(*words: str) -> list[tuple[str, str, str, list[str]]]:
 
 
 def fate(tree: Path, file: str, old: str, new: str, tests: list[str]) -> str:
-    """Returns the fate of a mutant: "killed", or the fault."""
+    """Runs the tests of a mutant, and returns "killed" or what is wrong."""
     path = tree / file
     sound = path.read_text()
     if sound.count(old) != 1:
@@ -47,7 +47,7 @@ def fate(tree: Path, file: str, old: str, new: str, tests: list[str]) -> str:
 
 
 def main(*words: str) -> int:
-    """Prints the fate of each; how many are not killed."""
+    """Prints the fate of each, and returns how many are not killed."""
     fates = []
     ignored = shutil.ignore_patterns(".git", ".venv*", "runs", "build", "__pycache__")
     with tempfile.TemporaryDirectory() as folder:

@@ -56,8 +56,8 @@ GPU_SHAPES = {
 }
 MEMORY = {f"self {n}": Shape(1, n, n, 8, 64) for n in (2048, 4096, 8192)}
 LONG = Shape(1, 65536, 65536, 1, 64)
+# Seconds: shorter calls run five times a round; longer calls have three rounds.
 SHORT_CALL, LONG_CALL = 0.1, 3.0
-"""Shorter calls run five times a round; longer calls have three rounds (seconds)."""
 MOST_LOGITS = 2**28  # 1 GiB a matrix, for contestants whose memory is quadratic
 
 
@@ -71,18 +71,19 @@ def main() -> None:
     # Contestants share a GPU, so none of them may reserve most of its memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     gpu = jax.default_backend() == "gpu"
-    shapes = GPU_SHAPES if gpu else CPU_SHAPES
-    if options.quick:
-        shapes = {name: s for name, s in shapes.items() if s.B * s.N * s.T * s.S <= 2**23}
-    shapes = {name: shape for name, shape in shapes.items() if options.only in name}
+    largest = 2**23 if options.quick else np.inf
+    shapes = {
+        name: shape
+        for name, shape in (GPU_SHAPES if gpu else CPU_SHAPES).items()
+        if options.only in name and shape.logits <= largest
+    }
     results: dict[str, Any] = {"machine": contest.machine(), "device": jax.devices()[0].device_kind}
     results["gemm_gflops"] = gemm_peak()
     print(f"{results['machine']}; {results['device']}; jax {jax.__version__}")
     print(f"matrix products reach {results['gemm_gflops']:.0f} GFLOP/s here\n")
-    players = []
-    for name in CONTESTANTS:
-        reason = missing(name)
-        players += [] if reason else [name]
+    reasons = {name: missing(name) for name in CONTESTANTS}
+    players = [name for name, reason in reasons.items() if reason is None]
+    for name, reason in reasons.items():
         if reason:
             print(f"{name} takes no part: {reason}")
     results["seconds"] = []
@@ -103,21 +104,16 @@ def keep(results: dict[str, Any], path: Path | None) -> None:
 
 
 def gemm_peak() -> float:
-    """GFLOP/s of a square matrix product, the best of nine."""
+    """Measures GFLOP/s of a square matrix product, the best of nine."""
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     n = 8192 if jax.default_backend() == "gpu" else 2048
     x, product = jnp.ones((n, n), dtype), jax.jit(lambda x: x @ x)
-    product(x).block_until_ready()
-    best = np.inf
-    for _ in range(9):
-        start = time.perf_counter()
-        product(x).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * n**3 / best / 1e9
+    seconds = contest.alternate({"product": lambda: product(x).block_until_ready()}, 9, warmup=1)
+    return 2 * n**3 / min(seconds["product"]) / 1e9
 
 
 def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """Median seconds by contestant for each shape and direction; prints their ratios to ours."""
+    """Yields median seconds by contestant for each shape and direction; prints their ratios to ours."""
     with contextlib.ExitStack() as stack:
         calls = {
             name: stack.enter_context(contest.elsewhere(contestant, name, shapes))
@@ -132,7 +128,7 @@ def timed(shapes: dict[str, Shape], players: list[str], rounds: int) -> Iterator
 
 
 def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict[str, Any]:
-    """Median seconds by contestant, of 21 calls, 5 long ones or 3 very long ones."""
+    """Returns median seconds by contestant, of 21 calls, 5 long ones or 3 very long ones."""
     each: dict[str, list[float]] = {}
     for player, measure in calls.items():
         if not fits(player, shape):
@@ -152,13 +148,12 @@ def compare(calls, name: str, shape: Shape, backward: bool, rounds: int) -> dict
 
 
 def fits(player: str, shape: Shape) -> bool:
-    """Whether memory holds the matrix of logits, if the contestant makes one."""
-    logits = shape.B * shape.N * shape.T * shape.S
-    return logits <= MOST_LOGITS or not quadratic(player, jax.default_backend())
+    """Returns whether memory holds the matrix of logits, if the contestant makes one."""
+    return shape.logits <= MOST_LOGITS or not quadratic(player, jax.default_backend())
 
 
 def show(row: dict[str, Any], shape: Shape) -> None:
-    """Prints our time, and how many times as long the others take."""
+    """Prints our time, and the others' as multiples of it."""
     own = row["crossattn"]
     rate = (3.5 if row["backward"] else 1) * shape.flops / own / 1e9
     others = "  ".join(f"{p} {row[p] / own:.2f}x" for p in CONTESTANTS[1:] if p in row)
@@ -168,7 +163,7 @@ def show(row: dict[str, Any], shape: Shape) -> None:
 
 
 def peaks(players: list[str]) -> dict[str, dict[str, float]]:
-    """Peak bytes beyond the operands, for forward and backward pass."""
+    """Measures peak bytes beyond the operands, for forward and backward pass."""
     rows: dict[str, dict[str, float]] = {}
     for name, shape in MEMORY.items():
         rows[name] = {}
@@ -183,7 +178,7 @@ def peaks(players: list[str]) -> dict[str, dict[str, float]]:
 
 
 def long() -> dict[str, float]:
-    """Seconds and peak bytes of 65,536 queries and keys."""
+    """Measures seconds and peak bytes of 65,536 queries and keys."""
     with contest.elsewhere(contestant, "crossattn", {"long": LONG}) as measure:
         measure("long", True, 1)
         seconds = measure("long", True, 1)[0]

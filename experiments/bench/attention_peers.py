@@ -1,11 +1,10 @@
 """Attention functions of several libraries, each timed on arrays of its own library."""
 
 import importlib
-import resource
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import numpy as np
 from flax import nnx
 
 import crossattn as xa
+from crossattn.ops.masks import Mask
+from experiments.bench import contest
 from experiments.launch import keep_heap
 
 CONTESTANTS = (
@@ -34,19 +35,42 @@ class Shape:
     mask: str | int = "full"
 
     @property
+    def logits(self) -> int:
+        """The number of logits."""
+        return self.B * self.N * self.T * self.S
+
+    @property
     def flops(self) -> float:
         """FLOPs of both products of the forward pass without a mask."""
-        return 4.0 * self.B * self.N * self.T * self.S * self.H
+        return 4.0 * self.logits * self.H
 
     def lengths(self) -> np.ndarray:
-        """Valid keys of each row of a padded batch, from a third to all."""
+        """Returns the valid keys of each row of a padded batch, from a third to all."""
         return np.linspace(self.S // 3, self.S, self.B).astype(np.int32)
 
     def operands(self) -> list[np.ndarray]:
-        """q, k, v and the gradient of the output, float32."""
+        """Draws q, k, v and the gradient of the output, float32."""
         random = np.random.default_rng(0)
         lengths = (self.T, self.S, self.S, self.T)
         return [random.standard_normal((self.B, n, self.N, self.H), np.float32) for n in lengths]
+
+    def term(self) -> Mask | None:
+        """Returns the mask as a term of ``crossattn.masks``."""
+        if isinstance(self.mask, int):
+            return xa.masks.window(self.mask, 0)
+        if self.mask == "padded":
+            return xa.masks.lengths(self.lengths())
+        return xa.masks.causal() if self.mask == "causal" else None
+
+    def matrix(self) -> Any:
+        """Returns the mask as an array [B or 1, 1, T or 1, S], True for keys that a query may read."""
+        query, key = np.arange(self.T)[:, None], np.arange(self.S)
+        if self.mask == "padded":
+            return (key < self.lengths()[:, None])[:, None, None]
+        if self.mask == "full":
+            return None
+        left = self.T if self.mask == "causal" else int(self.mask)
+        return ((key <= query) & (key >= query - left))[None, None]
 
     def __str__(self) -> str:
         kind = f"window {self.mask}" if isinstance(self.mask, int) else self.mask
@@ -54,7 +78,7 @@ class Shape:
 
 
 def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, int], list[float]]:
-    """``measure(name of a shape, backward, calls)``, which returns the seconds of each call.
+    """Returns ``measure(name of a shape, backward, calls)``, which returns the seconds of each call.
 
     The first call with a shape makes its operands and compiles.
     """
@@ -77,12 +101,12 @@ def contestant(library: str, shapes: dict[str, Shape]) -> Callable[[str, bool, i
 
 
 def quadratic(library: str, platform: str) -> bool:
-    """Whether the library has the whole matrix of logits in memory."""
+    """Returns whether the library has the whole matrix of logits in memory."""
     return library in ("naive", "flax.nnx") or (library == "jax.nn" and platform != "gpu")
 
 
 def missing(library: str) -> str | None:
-    """The reason why a contestant cannot take part, or None."""
+    """Returns the reason why a contestant cannot take part, or None."""
     try:
         importlib.import_module({"PyTorch SDPA": "torch", "tokamax": "tokamax"}.get(library, "jax"))
     except Exception as error:  # a library for another version of JAX fails in its own way
@@ -94,11 +118,7 @@ def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     keep_heap()
     dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
     q, k, v, d_out = (jnp.asarray(x, dtype) for x in shape.operands())
-    peers = {"naive": _naive, "jax.nn": _jax_nn, "flax.nnx": _flax, "tokamax": _tokamax}
-    if library in peers:
-        attend = peers[library](shape)
-    else:
-        attend = _ours(shape, backend=library.partition(" ")[2] or None)
+    attend = _function(library, shape)
     if not backward:
         forward = jax.jit(attend)
         return lambda: jax.block_until_ready(forward(q, k, v))
@@ -111,72 +131,41 @@ def _jax(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     return lambda: jax.block_until_ready(both(q, k, v, d_out))
 
 
-def _ours(shape: Shape, backend: str | None) -> Callable[..., Any]:
-    mask = None
-    if shape.mask == "causal":
-        mask = xa.masks.causal()
-    elif shape.mask == "padded":
-        mask = xa.masks.lengths(shape.lengths())
-    elif isinstance(shape.mask, int):
-        mask = xa.masks.window(shape.mask, 0)
-    return lambda q, k, v: xa.attend(q, k, v, mask, backend=backend)
-
-
-def _fused_options(shape: Shape) -> dict[str, Any]:
-    """Causal masks and windows, in the words of ``jax.nn``, which tokamax shares."""
+def _function(library: str, shape: Shape) -> Callable[..., Any]:
+    """Returns a library's function of q, k and v, with the mask in the library's own words."""
+    if library.startswith("crossattn"):
+        return partial(xa.attend, mask=shape.term(), backend=library.partition(" ")[2] or None)
+    if library == "naive":
+        return partial(_naive, shape.matrix())
+    if library == "flax.nnx":
+        return partial(nnx.dot_product_attention, mask=shape.matrix())
+    # jax.nn and tokamax have the same words for causal masks and windows.
+    options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
     if isinstance(shape.mask, int):
-        return {"local_window_size": (shape.mask, 0), "is_causal": True}
-    return {"is_causal": shape.mask == "causal"}
+        options = {"local_window_size": (shape.mask, 0), "is_causal": True}
+    if library == "jax.nn":
+        if shape.mask == "padded":
+            options["key_value_seq_lengths"] = shape.lengths()
+        if jax.default_backend() == "gpu":
+            options["implementation"] = "cudnn"
+        return partial(jax.nn.dot_product_attention, **options)
 
-
-def _jax_nn(shape: Shape) -> Callable[..., Any]:
-    options = _fused_options(shape)
-    if shape.mask == "padded":
-        options["key_value_seq_lengths"] = shape.lengths()
-    if jax.default_backend() == "gpu":
-        options["implementation"] = "cudnn"
-    return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, **options)
-
-
-def _tokamax(shape: Shape) -> Callable[..., Any]:
     import tokamax
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()  # else tokamax parses the arguments of this program
-    options = _fused_options(shape)
     if shape.mask == "padded":
-        options["mask"] = _matrix(shape)
+        options["mask"] = shape.matrix()
     if jax.default_backend() == "cpu":
         options["implementation"] = "xla_chunked"
-    return lambda q, k, v: tokamax.dot_product_attention(q, k, v, **options)
+    return partial(tokamax.dot_product_attention, **options)
 
 
-def _matrix(shape: Shape) -> Any:
-    """The mask as an array [B or 1, 1, T or 1, S], True for keys that a query may read."""
-    query, key = np.arange(shape.T)[:, None], np.arange(shape.S)
-    if shape.mask == "padded":
-        return (key < shape.lengths()[:, None])[:, None, None]
-    if shape.mask == "full":
-        return None
-    left = shape.T if shape.mask == "causal" else int(shape.mask)
-    return ((key <= query) & (key >= query - left))[None, None]
-
-
-def _naive(shape: Shape) -> Callable[..., Any]:
-    """The equation of the paper."""
-    mask = _matrix(shape)
-
-    def attend(q, k, v):
-        logits = jnp.einsum("btnh,bsnh->bnts", q, k) * shape.H**-0.5
-        logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
-        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
-
-    return attend
-
-
-def _flax(shape: Shape) -> Callable[..., Any]:
-    mask = _matrix(shape)
-    return lambda q, k, v: nnx.dot_product_attention(q, k, v, mask=mask)
+def _naive(mask: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Computes the equation of the paper."""
+    logits = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
+    logits = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
 
 
 def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
@@ -190,7 +179,7 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
     )
     options: dict[str, Any] = {"is_causal": shape.mask == "causal"}
     if shape.mask not in ("full", "causal"):
-        options["attn_mask"] = torch.tensor(_matrix(shape), device=q.device)
+        options["attn_mask"] = torch.tensor(shape.matrix(), device=q.device)
 
     def forward():
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
@@ -212,31 +201,18 @@ def _torch(library: str, shape: Shape, backward: bool) -> Callable[[], object]:
 
 
 def memory(library: str, shape: Shape) -> Callable[[], float]:
-    """``peak()``, which returns the bytes of a forward and backward pass beyond operands and library.
+    """Returns ``peak()``, which returns the bytes of a pass, forward and backward, beyond its operands.
 
-    It samples the resident size of this process every millisecond, compilation included.
+    Compilation is included, libraries are not.
     """
     build = _torch if library == "PyTorch SDPA" else _jax
     build(library, replace(shape, T=128, S=128), True)()
     call = build(library, shape, True)
 
     def peak() -> float:
-        before, most, done = _resident(), [0.0], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.001):
-                most[0] = max(most[0], _resident())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        before = contest.memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         call()
-        done.set()
-        watcher.join()
-        return most[0] - before
+        return contest.memory("VmHWM") - before
 
     return peak
-
-
-def _resident() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * resource.getpagesize())

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from crossattn.train.storage import folder
+from experiments.bench.classifiers import open_run
 from experiments.options import Options
-from experiments.runs import parameters
-from experiments.settings import check, saved_config
-from experiments.tasks import make_task
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
@@ -39,19 +36,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="most pictures of a language")
     options = parser.parse_args()
     parser.needs("pycocoevalcap", install="crossattn[captions]")
-    workdir = folder(options.run)
-    config = saved_config(workdir)
-    check(config)
-    task = make_task(config, workdir / "assets")
+    task, params = open_run(options.run, options.step)
     if not isinstance(task, CaptioningTask):
-        parser.error(f"the run in {options.run} is a {config.task}; expected a captioning.")
-    params = parameters(task, workdir, options.step)
+        parser.error(f"the run in {options.run} is a {task.config.task}; expected a captioning.")
     for language, examples in by_language(task, options.split, options.limit).items():
         compare(task, params, language, examples, options.num_beams)
 
 
 def by_language(task: Any, split: str, limit: int | None = None) -> dict[str, list[dict]]:
-    """Examples of a split by their language, which is "" for runs without languages."""
+    """Groups examples of a split by their language, which is "" for runs without languages."""
     found = defaultdict(list)
     for example in task.examples(split):
         found[example["target"][0] if task.languages else ""].append(example)
@@ -83,7 +76,7 @@ def compare(
 
 
 def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[str]:
-    """For each example the caption of the training picture nearest in L2 distance of pixels."""
+    """Returns for each example the caption of the training picture nearest in L2 distance of pixels."""
     feature = task.features["source"]
     asked = np.stack([feature.prepare(example["source"]).ravel() for example in examples])
     best, chosen = np.full(len(asked), np.inf), np.zeros(len(asked), np.int64)
@@ -98,12 +91,12 @@ def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[
 
 
 def most_frequent(task: Any, train: Sequence[dict]) -> str:
-    """The most frequent caption, the first of those that are equally frequent."""
+    """Returns the most frequent caption, the first of those that are equally frequent."""
     return Counter(task.text_of(example) for example in train).most_common(1)[0][0]
 
 
 def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
-    """Ranks [n], from 1, of each picture among all by the likelihood of its caption."""
+    """Returns ranks [n], from 1, of each picture among all by the likelihood of its caption."""
     likelihoods = task.log_likelihoods(
         params, [e["source"] for e in examples], [e["target"] for e in examples]
     )

@@ -59,7 +59,7 @@ def fit(path: str, split: str) -> None:
 
 
 def baselines(vectors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Callable, Any]]:
-    """(name, function from a split's vectors to the inputs, classifier of scikit-learn) of each baseline."""
+    """Yields (name, function from vectors to inputs, classifier of scikit-learn) of each baseline."""
     from sklearn.dummy import DummyClassifier
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -99,11 +99,8 @@ def compare(runs: list[str], split: str, step: str) -> None:
     """Prints the accuracy of each run, and of the mean of the first two."""
     tables = []
     for run in runs:
-        workdir = folder(run)
-        config = saved_config(workdir)
-        check(config)
-        task = make_task(config, workdir / "assets")
-        probabilities, classes = task.probabilities(parameters(task, workdir, step), split)
+        task, params = open_run(run, step)
+        probabilities, classes = task.probabilities(params, split)
         tables.append(probabilities)
         print(f"{run}   {np.mean(probabilities.argmax(-1) == classes):.4f}")
     if len(runs) > 1:
@@ -111,8 +108,17 @@ def compare(runs: list[str], split: str, step: str) -> None:
         print(f"mean of {runs[0]} and {runs[1]}   {np.mean(mean.argmax(-1) == classes):.4f}")
 
 
+def open_run(run: str, step: str) -> tuple[Any, Any]:
+    """Returns the task and the parameters of a run."""
+    workdir = folder(run)
+    config = saved_config(workdir)
+    check(config)
+    task = make_task(config, workdir / "assets")
+    return task, parameters(task, workdir, step)
+
+
 def read_config(path: str) -> Any:
-    """The config of FILE[:ARGUMENT], as --config of the launchers takes it."""
+    """Reads the config of FILE[:ARGUMENT], as --config of the launchers does."""
     file, _, argument = path.partition(":")
     if not Path(file).is_file():
         raise SystemExit(f"error: got --config={path}; expected the file of a config.")

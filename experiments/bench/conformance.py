@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _ours() -> dict[str, Callable]:
-    """The suite on ``attend`` and on each backend, by column."""
+    """Returns the suite on ``attend`` and on each backend, by column."""
     names = {"xa": None, **{f"xa:{name}": name for name in backends.names()}}
     return {
         column: partial(testing.conformance, partial(xa.attend, backend=name))
@@ -79,7 +79,7 @@ def _ours() -> dict[str, Callable]:
 
 
 def _asked(name: str, attend: Callable) -> Callable:
-    """The suite on a function of another library, without the promises that do not apply."""
+    """Returns the suite on another library's function, without the promises that do not apply."""
     left_out = NOT_ASKED | (NOT_ASKED_OF_TORCH if name == "torch" else set())
     promises = [promise for promise in testing.PROMISES if promise not in left_out]
     call = testing.with_arrays(attend)
@@ -96,7 +96,7 @@ def _timed(name: str, conformance: Callable, quick: bool) -> list[testing.Findin
 
 
 def table(results: Findings) -> str:
-    """Text of the table: promises by libraries."""
+    """Formats the table of promises by libraries."""
     counts = collections.defaultdict(collections.Counter)
     for name, findings in results.items():
         for finding in findings:

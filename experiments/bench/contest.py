@@ -18,7 +18,7 @@ _made: dict[str, Callable[..., Any]] = {}
 def alternate(
     contestants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each call in the order A B A B ..., after ``warmup`` rounds that do not count.
+    """Times each call in the order A B A B ..., after ``warmup`` rounds that do not count.
 
     Each call waits until the threads of the call before have stopped spinning for more work.
     """
@@ -67,8 +67,18 @@ def show(title: str, seconds: Mapping[str, list[float]], unit: str, amount: floa
     print(f"  ratio {first / last:.2f}x\n", flush=True)
 
 
+def memory(name: str, process: int | str = "self") -> int:
+    """Reads VmRSS or its peak, VmHWM, in bytes from Linux; 0 for a process that has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    fields = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+    return int(fields[0]) * 1024 if fields else 0
+
+
 def machine() -> str:
-    """Processor, cores and Python in one line."""
+    """Names processor, cores and Python in one line."""
     name, known = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if known.exists():
         models = [x for x in known.read_text(encoding="utf-8").splitlines() if "model name" in x]

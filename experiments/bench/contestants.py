@@ -4,7 +4,6 @@ Each is called as its documentation says, without repairs of masks or rows. A li
 refuses it by the missing keyword; an error that it raises is a refusal, too.
 """
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 
 def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
-    """``jax.nn.dot_product_attention``; its residual is the log-sum-exp, [B T N]."""
+    """Calls ``jax.nn.dot_product_attention``; its residual is the log-sum-exp, [B T N]."""
     call = partial(jax.nn.dot_product_attention, q, k, v, bias=bias, mask=mask, scale=scale)
     if not return_lse:
         return call()
@@ -24,7 +23,7 @@ def jax_nn(q, k, v, mask=None, bias=None, scale=None, return_lse=False):
 
 
 def nnx() -> Callable:
-    """``flax.nnx.dot_product_attention``, which sows its weights into a module."""
+    """Returns ``flax.nnx.dot_product_attention``, which sows its weights into a module."""
     from flax import nnx
 
     def attend(q, k, v, mask=None, bias=None, return_weights=False):
@@ -40,7 +39,7 @@ def nnx() -> Callable:
 
 
 def linen() -> Callable:
-    """``flax.linen.dot_product_attention`` with its softmax in float32, and its output cast back.
+    """Returns ``flax.linen.dot_product_attention`` with its softmax in float32, and its output cast back.
 
     It has no grouped heads, so keys and values are repeated.
     """
@@ -58,7 +57,7 @@ def linen() -> Callable:
 
 
 def tokamax() -> Callable:
-    """``tokamax.dot_product_attention`` with "xla_chunked", which runs on all platforms."""
+    """Returns ``tokamax.dot_product_attention`` with "xla_chunked", which runs on all platforms."""
     import tokamax
     from absl import flags
 
@@ -76,7 +75,7 @@ def tokamax() -> Callable:
 
 
 def torch() -> Callable:
-    """``torch.nn.functional.scaled_dot_product_attention``, called back from JAX with its gradients."""
+    """Returns ``torch``'s ``scaled_dot_product_attention``, called back from JAX with its gradients."""
     import torch
 
     def sdpa(q, k, v, bias, mask, scale):
@@ -93,14 +92,15 @@ def torch() -> Callable:
         if x is None:
             return None
         x = np.asarray(x)
-        if x.dtype in (np.bool_, np.float32, np.float64):
-            return torch.from_numpy(x.copy())
-        name = np.dtype(x.dtype).name
-        return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, name))
+        known = x if x.dtype in (np.bool_, np.float64) else x.astype(np.float32)
+        return torch.tensor(known, dtype=getattr(torch, x.dtype.name))
+
+    def array(x, dtype):
+        return x.detach().double().numpy().astype(dtype)
 
     def forward(scale, q, k, v, bias, mask):
         out = sdpa(*(tensor(x) for x in (q, k, v, bias, mask)), scale=scale)
-        return _array(out, q.dtype)
+        return array(out, q.dtype)
 
     def backward(scale, q, k, v, bias, mask, cotangent):
         given = [tensor(x) for x in (q, k, v, bias)]
@@ -108,14 +108,14 @@ def torch() -> Callable:
         out = sdpa(*given, mask=tensor(mask), scale=scale)
         gradients = iter(torch.autograd.grad(out, leaves, tensor(cotangent)))
         return tuple(
-            None if x is None else _array(next(gradients), x.dtype) for x in (q, k, v, bias)
+            None if x is None else array(next(gradients), x.dtype) for x in (q, k, v, bias)
         )
 
     return partial(_called_back, forward, backward)
 
 
 def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
-    """A function of numpy arrays and its gradients, as a function of JAX arrays."""
+    """Calls a function of numpy arrays, and its gradients, with JAX arrays."""
     if not q.dtype == k.dtype == v.dtype:
         raise NotImplementedError("it takes query, key and value of one dtype")
 
@@ -136,27 +136,21 @@ def _called_back(forward, backward, q, k, v, mask=None, bias=None, scale=None):
     return differentiable(q, k, v, bias, mask)
 
 
-def _array(x, dtype) -> np.ndarray:
-    return x.detach().float().numpy().astype(dtype) if dtype != np.float64 else x.detach().numpy()
-
-
-# Name, package, and a function that returns the attention function.
-OTHERS: tuple[tuple[str, str, Callable[[], Callable]], ...] = (
-    ("jax.nn", "jax", lambda: jax_nn),
-    ("flax.nnx", "flax", nnx),
-    ("flax.linen", "flax", linen),
-    ("tokamax", "tokamax", tokamax),
-    ("torch", "torch", torch),
-)
+OTHERS: dict[str, Callable[[], Callable]] = {
+    "jax.nn": lambda: jax_nn,
+    "flax.nnx": nnx,
+    "flax.linen": linen,
+    "tokamax": tokamax,
+    "torch": torch,
+}
 
 
 def installed() -> tuple[dict[str, Callable], list[str]]:
-    """Functions of installed libraries by name, and the names of missing packages."""
+    """Returns functions of installed libraries by name, and the names of missing packages."""
     present, missing = {}, []
-    for name, library, make in OTHERS:
+    for name, make in OTHERS.items():
         try:
-            importlib.import_module(library)
             present[name] = make()
         except ImportError:
-            missing.append(library)
+            missing.append(name)
     return present, missing

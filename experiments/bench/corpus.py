@@ -8,7 +8,6 @@ and reads them as training does. Prints processor time and memory of the prepara
 of a process to its first batch, and its peak memory, at this size and at a small one. Takes some minutes.
 """
 
-import os
 import resource
 import shutil
 import subprocess
@@ -66,7 +65,7 @@ def write_pairs(folder: Path, count: int) -> None:
 
 
 def data_of(folder: Path) -> dict[str, str]:
-    """The keys of ``config.data`` for these files, prepared in the folder."""
+    """Returns the keys of ``config.data`` for these files, prepared in the folder."""
     return {"name": f"files:{folder}/{{split}}.tsv", "data_dir": str(folder / "data")}
 
 
@@ -78,7 +77,7 @@ def timed_prepare(folder: Path) -> None:
     before, start, most = _processor_seconds(), time.perf_counter(), 0
     process = subprocess.Popen(command, cwd=_ROOT)
     while process.poll() is None:
-        most = max(most, sum(_memory(each, "VmRSS") for each in _family(process.pid)))
+        most = max(most, sum(contest.memory("VmRSS", each) for each in _family(process.pid)))
         time.sleep(0.1)
     if process.returncode:
         sys.exit(f"error: {' '.join(command)} ended with exit code {process.returncode}")
@@ -104,7 +103,7 @@ def _family(process: int) -> list[int]:
 
 
 def measured(folder: Path) -> int:
-    """Peak memory of a process that reads batches in bytes; prints it and the time of the first batch."""
+    """Returns peak bytes of a process that reads batches; prints them and the time of the first batch."""
     config = libreoffice.get_config()
     config.data.update(data_of(folder))
     start = time.time()
@@ -119,7 +118,7 @@ def measured(folder: Path) -> int:
 
 
 def reader(values: dict[str, Any]) -> Callable[[], tuple[float, float, int]]:
-    """A function that reads batches: time of the first one, batches a second, peak memory in bytes."""
+    """Returns a function that reads batches: time of the first one, batches a second, peak bytes."""
 
     def read() -> tuple[float, float, int]:
         iterator = make_task(ConfigDict(values)).train_iterator(0, 1)
@@ -129,19 +128,9 @@ def reader(values: dict[str, Any]) -> Callable[[], tuple[float, float, int]]:
             next(iterator)
         rate = _BATCHES / (time.time() - first)
         iterator.close()
-        return first, rate, _memory(os.getpid(), "VmHWM")
+        return first, rate, contest.memory("VmHWM")
 
     return read
-
-
-def _memory(process: int, name: str) -> int:
-    """Bytes by Linux's count; 0 for a process that has ended."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    fields = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-    return int(fields[0]) * 1024 if fields else 0
 
 
 if __name__ == "__main__":

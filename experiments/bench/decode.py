@@ -22,8 +22,7 @@ from experiments.launch import keep_heap
 from experiments.options import Options
 
 NEW_TOKENS, SOURCE_LENGTH, ROUNDS = 60, 32, 9
-WORK = ((32, 1, 4.0), (1, 1, 4.0), (8, 4, 6.0))
-"""Rows, beams, and the wanted ratio of times."""
+WORK = ((32, 1, 4.0), (1, 1, 4.0), (8, 4, 6.0))  # rows, beams, and the wanted ratio of times
 
 
 def main() -> None:
@@ -51,7 +50,7 @@ def main() -> None:
 def contend(
     makers: dict[str, Callable], source: Any, beams: int, folder: str, rounds: int = ROUNDS
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Seconds of the first call and of later calls of contestants, each in its own process."""
+    """Times the first call and later calls of contestants, each in its own process."""
     first = {}
     with contextlib.ExitStack() as processes:
         calls = {
@@ -66,7 +65,7 @@ def contend(
 
 
 def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
-    """A call that decodes all tokens, since no token is the end."""
+    """Returns a call that decodes all tokens, since no token is the end."""
     keep_heap()
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -78,15 +77,11 @@ def ours(source: Any, beams: int, folder: str) -> Callable[[], Any]:
         return decode.generate(model, source, max_new_tokens=NEW_TOKENS, num_beams=beams, eos_id=-1)
 
     source = source.astype(np.int32)
-
-    def call() -> None:
-        jax.block_until_ready(search(params, source))
-
-    return call
+    return lambda: jax.block_until_ready(search(params, source))
 
 
 def theirs(source: Any, beams: int, folder: str) -> Callable[[], Any]:
-    """``generate`` of ``transformers`` for the same number of tokens."""
+    """Returns a call of ``generate`` of ``transformers`` for the same number of tokens."""
     import torch
 
     marian = models.marian().eval()

@@ -8,7 +8,6 @@ gradient, seconds (the fastest of 9 calls), bytes of the program's temporaries, 
 as XLA counts them with plain matrix products for attention.
 """
 
-import time
 from typing import Any
 
 import jax
@@ -30,7 +29,7 @@ class AllPatches(Flamingo):
     """A Flamingo whose tokens read all patches of an image, without the resampler."""
 
     def encode(self, images: Any, key: Any = None) -> Any:
-        """Vectors [B (I P) M] of the patches of images."""
+        """Computes vectors [B (I P) M] of the patches of images."""
         vectors = self.vision.encode(images, key=key).vectors
         return vectors.reshape(len(vectors), -1, vectors.shape[-1])
 
@@ -54,7 +53,7 @@ def main() -> None:
 
 
 def row(reads: str, images: int, side: int, rows: int) -> str:
-    """A line of the table."""
+    """Measures and formats a line of the table."""
     build, image_tokens = model(reads, images, side)
     random = np.random.default_rng(0)
     batch = interleaved(
@@ -84,11 +83,8 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
         counted = plain.lower(params, batch).compile().cost_analysis()
     compiled = jax.jit(step).lower(params, batch).compile()
     memory: Any = compiled.memory_analysis()
-    seconds = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(params, batch))
-        seconds.append(time.perf_counter() - start)
+    call = lambda: jax.block_until_ready(compiled(params, batch))  # noqa: E731
+    seconds = contest.alternate({"step": call}, CALLS, warmup=0)["step"]
     cells = [
         f"{1e3 * min(seconds):,.0f} ms",
         f"{memory.temp_size_in_bytes / 2**20:,.0f} MiB",
@@ -99,7 +95,7 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
 
 
 def model(reads: str, images: int, side: int) -> tuple[Any, int]:
-    """A function that builds the model, and the number of tokens of an image in its text."""
+    """Returns a function that builds the model, and the number of tokens of an image in its text."""
     prefix = reads == "prefix"
     section: Any = (emoji_llava if prefix else emoji_flamingo).get_config().model
     sizes: dict[str, Any] = dict(vocab_size=VOCABULARY, max_length=1, image_size=(side, side))

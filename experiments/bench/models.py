@@ -11,9 +11,9 @@ from crossattn.nn import BlockConfig
 VOCABULARY, DIM, HEADS, MLP, LAYERS, DROPOUT = 8000, 256, 4, 1024, 3, 0.1
 
 
-def ours(dropout: float = DROPOUT) -> tuple[Any, Any]:
-    """(build, parameters) of our encoder-decoder."""
-    block = BlockConfig.of(DIM, HEADS, MLP, dropout_rate=dropout)
+def ours() -> tuple[Any, Any]:
+    """Returns (build, parameters) of our encoder-decoder."""
+    block = BlockConfig.of(DIM, HEADS, MLP, dropout_rate=DROPOUT)
     config = TransformerConfig(VOCABULARY, block, LAYERS, LAYERS)
 
     def build(rngs):
@@ -23,7 +23,7 @@ def ours(dropout: float = DROPOUT) -> tuple[Any, Any]:
 
 
 def marian() -> Any:
-    """``MarianMTModel`` in float32."""
+    """Returns a ``MarianMTModel`` in float32."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 

@@ -20,13 +20,9 @@ from configs import finetune_whisper, parts
 
 
 def get_config(arg: str = ""):
-    """The config of vit_b16, perceiver_io, llava_7b or whisper_large_v3."""
-    models = dict(
-        vit_b16=_vit_b16,
-        perceiver_io=_perceiver_io,
-        llava_7b=_llava_7b,
-        whisper_large_v3=_whisper_large_v3,
-    )
+    """Returns the config of vit_b16, perceiver_io, llava_7b or whisper_large_v3."""
+    made = (_vit_b16, _perceiver_io, _llava_7b, _whisper_large_v3)
+    models = {make.__name__[1:]: make for make in made}
     return models[parts.choice(parts.words(arg, tuple(models)), tuple(models))]()
 
 

@@ -29,6 +29,7 @@ from experiments.bench import contest, models
 from experiments.launch import keep_heap
 from experiments.options import Options
 
+SIDES = ("source", "target")
 SMOOTHING, LEARNING_RATE, CLIP, ROUNDS = 0.1, 1e-3, 1.0, 15
 
 
@@ -72,26 +73,26 @@ def contend(title: str, pairs, arranged) -> float:
 
 
 def open_pairs():
-    """Pairs and their tokenizer: LibreOffice help, or phrases if its package is unavailable."""
+    """Returns pairs and their tokenizer: LibreOffice help, or phrases if its package is unavailable."""
     try:
         source = open_source("libreoffice_help/en-fr")
     except DataUnavailable as reason:
         print(reason)
         source = open_source("phrases")
     pairs = [source[i] for i in range(len(source))]
-    texts = [pair[side] for pair in pairs for side in ("source", "target")]
+    texts = [pair[side] for pair in pairs for side in SIDES]
     return pairs, train_tokenizer(texts, models.VOCABULARY)
 
 
 def iterator(corpus, mode: str):
-    """Batches of about 2,048 + 2,048 positions."""
+    """Returns batches of about 2,048 + 2,048 positions."""
     return make_train_iterator(
         *corpus, mode=mode, batch_size=16, source_len=128, target_len=128, prefetch=0
     )
 
 
 def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(source, target) ids of all pairs of a batch, the target with begin and end tokens."""
+    """Lists (source, target) ids of all pairs of a batch, the target with begin and end tokens."""
     pairs = []
     for row in range(len(batch["source"])):
         for segment in range(1, batch["target_segment_ids"][row].max() + 1):
@@ -104,14 +105,14 @@ def sentences(batch) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def padded(pairs) -> dict[str, np.ndarray]:
-    """One pair a row, padded to the longest."""
+    """Lays out one pair a row, padded to the longest."""
     lengths = [max(len(pair[side]) for pair in pairs) for side in (0, 1)]
     bucket = Bucket(len(pairs), {"source": lengths[0], "target": lengths[1] - 1})
     return arrange(pairs, lambda *sizes: plan_buckets(*sizes, buckets=[bucket], rng=None))
 
 
 def packed(pairs) -> dict[str, np.ndarray]:
-    """Several pairs a row of 128 tokens, in few rows."""
+    """Lays out several pairs a row of 128 tokens, in few rows."""
     rng = np.random.default_rng(0)
 
     def plan(*sizes):
@@ -123,37 +124,25 @@ def packed(pairs) -> dict[str, np.ndarray]:
 
 
 def arrange(pairs, plan) -> dict[str, np.ndarray]:
-    """The batch of a plan that has one."""
+    """Lays out pairs by a plan of one batch."""
     lengths = np.array([(len(source), len(target) - 1) for source, target in pairs])
-    named = dict(zip(("source", "target"), lengths.T, strict=True))
+    named = dict(zip(SIDES, lengths.T, strict=True))
     (layout,) = plan(np.arange(len(pairs)), named)
     sources, targets = ([pairs[i][side] for i in layout.examples.tolist()] for side in (0, 1))
     return lay_text(layout, "source", sources) | lay_text(layout, "target", targets, predicted=True)
 
 
 def our_step(batch):
-    """A call of our jitted step with donated state."""
+    """Returns a call of our jitted step with donated state."""
     build, params = models.ours()
 
     def loss(params, batch, key):
         model = functional.bind(build, params)
-        hidden, _ = model.hidden(
-            batch["source"],
-            batch["target_in"],
-            source_segment_ids=batch["source_segment_ids"],
-            target_segment_ids=batch["target_segment_ids"],
-            source_positions=batch["source_positions"],
-            target_positions=batch["target_positions"],
-            key=key,
-        )
-        weights = batch["target_segment_ids"] > 0
-        return linear_cross_entropy(
-            hidden,
-            model.output_table(),
-            batch["target_out"],
-            weights,
-            label_smoothing=SMOOTHING,
-        )
+        named = [f"{side}_{what}" for side in SIDES for what in ("segment_ids", "positions")]
+        given = {name: batch[name] for name in named}
+        hidden, _ = model.hidden(batch["source"], batch["target_in"], **given, key=key)
+        told = batch["target_out"], batch["target_segment_ids"] > 0
+        return linear_cross_entropy(hidden, model.output_table(), *told, label_smoothing=SMOOTHING)
 
     optimizer = optax.chain(optax.clip_by_global_norm(CLIP), optax.adamw(LEARNING_RATE))
     step = make_train_step(loss, optimizer)
@@ -168,7 +157,7 @@ def our_step(batch):
 
 
 def torch_step(batch):
-    """A call of a step in PyTorch."""
+    """Returns a call of a step in PyTorch."""
     import torch
 
     model = models.marian().train()

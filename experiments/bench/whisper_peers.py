@@ -3,8 +3,9 @@
 Each function returns ``call(windows [B 3000 M]) -> texts``, greedy, in float32 and without times.
 """
 
+import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ from crossattn.data.whisper_tokens import WhisperTokens
 Call = Callable[[np.ndarray], list[str]]
 
 
+def installed(peers: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yields (name, value) of the peers (module, value) that are installed, and prints the others."""
+    for name, (module, value) in peers.items():
+        if importlib.util.find_spec(module) is None:
+            print(f"{name}: {module} is not installed and left out")
+        else:
+            yield name, value
+
+
 def transformers(folder: Path) -> Call:
-    """``WhisperForConditionalGeneration.generate``."""
+    """Calls ``WhisperForConditionalGeneration.generate``."""
     import torch
     from transformers import WhisperForConditionalGeneration
     from transformers.utils import logging
@@ -36,7 +46,7 @@ def transformers(folder: Path) -> Call:
 
 
 def openai_whisper(folder: Path) -> Call:
-    """``whisper.decode``, with the checkpoint's tensors under its own names."""
+    """Calls ``whisper.decode``, with the checkpoint's tensors under its own names."""
     import torch
     import whisper
 
@@ -54,7 +64,7 @@ def openai_whisper(folder: Path) -> Call:
 
 
 def faster_whisper(folder: Path) -> Call:
-    """CTranslate2 with the model that the checkpoint was converted from."""
+    """Calls CTranslate2 with the model that the checkpoint was converted from."""
     import ctranslate2
     import faster_whisper
 
@@ -72,7 +82,7 @@ def faster_whisper(folder: Path) -> Call:
 
 
 def openai_model(folder: Path) -> Any:
-    """A model of openai-whisper with the tensors of a ``transformers`` checkpoint."""
+    """Builds a model of openai-whisper with the tensors of a ``transformers`` checkpoint."""
     import torch
     from safetensors.torch import load_file
     from whisper.model import ModelDimensions, Whisper

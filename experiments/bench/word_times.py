@@ -9,7 +9,6 @@ text; its ``transcribe`` also shortens long words at pauses and moves words to t
 ``transformers`` gives a token the time of the next row.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from crossattn.data.speech import open_speech
 from crossattn.decode.speech.transcript import FRAME, Word, join_punctuation
 from experiments import fetch_weights
-from experiments.bench.whisper_peers import openai_model
+from experiments.bench.whisper_peers import installed, openai_model
 from experiments.options import Options
 from experiments.transcribe import frames_of, open_whisper
 
@@ -34,6 +33,10 @@ class Heard(NamedTuple):
     frames: np.ndarray
     tokens: list[int]
     words: list[Word]
+
+    def window(self, size: int) -> np.ndarray:
+        """Pads the frames to a window [M size]."""
+        return np.ascontiguousarray(np.pad(self.frames.T, ((0, 0), (0, size - len(self.frames)))))
 
 
 Aligner = Callable[[Heard], list[Word]]
@@ -50,17 +53,14 @@ def main() -> None:
     recordings = listen(transcriber, sounds)
     count = sum(len(heard.words) for heard in recordings)
     print(f"{options.model}, {options.set}: {len(recordings)} recordings, {count} words")
-    for name, (module, make) in PEERS.items():
-        if importlib.util.find_spec(module) is None:
-            print(f"  {name}: {module} is not installed and left out")
-            continue
+    for name, make in installed(PEERS):
         align = make(fetch_weights.packaged(options.model), transcriber)
         theirs = [align(heard) for heard in recordings]
         print(f"  {name}: {compared([heard.words for heard in recordings], theirs)}", flush=True)
 
 
 def listen(transcriber: Any, sounds: Sequence[np.ndarray]) -> list[Heard]:
-    """Our transcripts of the recordings that fit a window and have words."""
+    """Transcribes the recordings, and returns those that fit a window and have words."""
     found = []
     for audio in sounds:
         frames = frames_of(audio, transcriber)
@@ -72,7 +72,7 @@ def listen(transcriber: Any, sounds: Sequence[np.ndarray]) -> list[Heard]:
 
 
 def compared(ours: Sequence[Sequence[Word]], theirs: Sequence[Sequence[Word]]) -> str:
-    """Differences of begins and ends of words, over the recordings with the same words."""
+    """Tells differences of begins and ends of words, over the recordings with the same words."""
     pairs = [
         (one, other)
         for own, their in zip(ours, theirs, strict=True)
@@ -92,16 +92,17 @@ def compared(ours: Sequence[Sequence[Word]], theirs: Sequence[Sequence[Word]]) -
 
 
 def openai_alignment(folder: Path, transcriber: Any) -> Aligner:
-    """``whisper.timing.find_alignment`` of our text."""
+    """Calls ``whisper.timing.find_alignment`` with our text."""
     import torch
     from whisper import timing
+    from whisper.tokenizer import get_tokenizer
 
-    model, tokenizer = openai_model(folder), _openai_tokenizer(transcriber)
+    model, many = openai_model(folder), transcriber.tokens.multilingual
+    tokenizer = get_tokenizer(many, language="en" if many else None, task="transcribe")
     size = transcriber.build.config.max_frames
 
     def align(heard: Heard) -> list[Word]:
-        window = np.pad(heard.frames, ((0, size - len(heard.frames)), (0, 0)))
-        mel = torch.from_numpy(np.ascontiguousarray(window.T))
+        mel = torch.from_numpy(heard.window(size))
         timings = timing.find_alignment(model, tokenizer, heard.tokens, mel, len(heard.frames))
         timing.merge_punctuations(timings, _OPENING, _CLOSING)
         return [Word(w.word, w.start, w.end, w.probability) for w in timings if w.word]
@@ -110,7 +111,7 @@ def openai_alignment(folder: Path, transcriber: Any) -> Aligner:
 
 
 def openai_transcribe(folder: Path, transcriber: Any) -> Aligner:
-    """``whisper.transcribe`` of the samples with ``word_timestamps``."""
+    """Calls ``whisper.transcribe`` with the samples and ``word_timestamps``."""
     import whisper
 
     model = openai_model(folder)
@@ -125,7 +126,7 @@ def openai_transcribe(folder: Path, transcriber: Any) -> Aligner:
 
 
 def transformers_generate(folder: Path, transcriber: Any) -> Aligner:
-    """``generate`` with ``return_token_timestamps``; a word ends where the next begins."""
+    """Calls ``generate`` with ``return_token_timestamps``; a word ends where the next begins."""
     import torch
     from transformers import WhisperForConditionalGeneration
 
@@ -136,8 +137,7 @@ def transformers_generate(folder: Path, transcriber: Any) -> Aligner:
     size = transcriber.build.config.max_frames
 
     def align(heard: Heard) -> list[Word]:
-        window = np.pad(heard.frames, ((0, size - len(heard.frames)), (0, 0)))
-        features = torch.from_numpy(np.ascontiguousarray(window.T))[None]
+        features = torch.from_numpy(heard.window(size))[None]
         mask = (torch.arange(size) < len(heard.frames)).long()[None]
         told = {"language": "en"} if tokens.multilingual else {}
         written = model.generate(
@@ -162,13 +162,6 @@ def transformers_generate(folder: Path, transcriber: Any) -> Aligner:
         return list(join_punctuation(apart))
 
     return align
-
-
-def _openai_tokenizer(transcriber: Any) -> Any:
-    from whisper.tokenizer import get_tokenizer
-
-    many = transcriber.tokens.multilingual
-    return get_tokenizer(many, language="en" if many else None, task="transcribe")
 
 
 PEERS = {

@@ -11,7 +11,7 @@ start_slurm() {
     user=$(id -un) host=$(hostname -s)
     mkdir -p "$folder"/{state,spool} && chmod 700 "$folder"
     [ -e "$folder/munge.key" ] || (umask 077 && head -c 128 /dev/urandom > "$folder/munge.key")
-    # One message may be asked about for so many seconds, which is also how long a requeued job waits.
+    # cred_expire: seconds for which a message is valid, and for which a requeued job waits.
     cat > "$folder/slurm.conf" <<CONF
 ClusterName=trial
 SlurmctldHost=$host(127.0.0.1)

@@ -1,9 +1,9 @@
-"""Whether two runs ended with the same bits.
+"""Compares the ends of two runs, bit for bit.
 
     python -m experiments.cluster.same_end runs/whole runs/killed
 
-Compared are the files of their last checkpoints, array by array (parameters, averages, the optimiser's
-state), and every loss on the way there. Exit code 1 when something differs.
+The arrays of their last checkpoints (parameters, averages, the optimiser's state) and all losses have to be
+the same. Exit code 1 when something differs.
 """
 
 import json
@@ -20,7 +20,7 @@ from experiments.options import Options
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = Options(__doc__)
     parser.add_argument("runs", nargs=2, metavar="WORKDIR", help="a finished run")
     runs = parser.parse_args().runs
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def compare(one: str, other: str) -> int:
-    """Prints what is the same, or the first thing that is not."""
+    """Prints whether the runs are the same, or the first difference."""
     steps = [steps_in(Path(run) / "checkpoints")[-1] for run in (one, other)]
     if steps[0] != steps[1]:
         print(f"different: {one} ended with step {steps[0]}, {other} with step {steps[1]}")
@@ -41,7 +41,7 @@ def compare(one: str, other: str) -> int:
     if arrays[0].keys() != arrays[1].keys():
         print("different: they do not hold the same arrays")
         return 1
-    changed = [name for name in arrays[0] if not _same(arrays[0][name], arrays[1][name])]
+    changed = [name for name in arrays[0] if _bits(arrays[0][name]) != _bits(arrays[1][name])]
     if changed:
         print(f"different: {len(changed)} of {len(arrays[0])} arrays, {changed[0]} the first")
         return 1
@@ -57,7 +57,7 @@ def compare(one: str, other: str) -> int:
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
-    """By name, all arrays of a checkpoint, whatever mesh it was saved on."""
+    """Reads all arrays of a checkpoint by name, whatever mesh it was saved on."""
     arrays = {}
     with quiet_orbax(), ocp.PyTreeCheckpointer() as reader:
         for tree in sorted(path for path in folder.iterdir() if (path / "_METADATA").exists()):
@@ -69,8 +69,8 @@ def _arrays(folder: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+def _bits(x: np.ndarray) -> tuple:
+    return x.dtype, x.shape, x.tobytes()
 
 
 def _losses(run: Path) -> dict[int, float]:

@@ -1,4 +1,4 @@
-# What the trials share: the run that is tried, and how its processes are watched and ended. To be sourced.
+# The run of the trials, and functions to watch and end its processes. To be sourced.
 
 export PYTHON=${PYTHON:-python} JAX_PLATFORMS=cpu
 # Small enough to compile in seconds; evaluated on the way, as real runs are.
@@ -17,7 +17,7 @@ reach_step() { # WORKDIR STEP
     return 1
 }
 
-# The process that trains in a work directory, and has a variable with a value: its index.
+# Prints the id of the process that trains in a work directory and has a variable with a value, its index.
 process_with() { # WORKDIR VARIABLE=VALUE
     local pid
     for pid in $(pgrep -f "experiments.train .*--workdir=$1( |$)"); do
@@ -32,3 +32,13 @@ process_with() { # WORKDIR VARIABLE=VALUE
 }
 
 say() { echo "$(date +%T) $*"; }
+
+# Kills a process of a run at step 6, and asks another to stop at step 14; a variable holds their index.
+disturb() { # WORKDIR VARIABLE
+    reach_step "$1" 6
+    say "kill -9 of process 2"
+    kill -9 "$(process_with "$1" "$2=2")"
+    reach_step "$1" 14
+    say "SIGTERM to process 1"
+    kill -TERM "$(process_with "$1" "$2=1")"
+}

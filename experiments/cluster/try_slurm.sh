@@ -1,5 +1,5 @@
 #!/bin/bash
-# A job of four processes under SLURM, of which one is killed and one is asked to stop: does it end as it would have?
+# Kills one of four processes of a SLURM job and asks another to stop; the job has to end as an undisturbed one.
 #
 #     experiments/cluster/try_slurm.sh [FOLDER]
 #
@@ -27,12 +27,7 @@ done_with "$whole"
 
 killed=$(job killed)
 say "job $killed runs"
-reach_step "$folder/killed" 6
-say "kill -9 of process 2 of job $killed"
-kill -9 "$(process_with "$folder/killed" SLURM_PROCID=2)"
-reach_step "$folder/killed" 14
-say "SIGTERM to process 1 of job $killed"
-kill -TERM "$(process_with "$folder/killed" SLURM_PROCID=1)"
+disturb "$folder/killed" SLURM_PROCID
 done_with "$killed"
 say "job $killed has ended"
 $PYTHON -m experiments.cluster.same_end "$folder/whole" "$folder/killed"

@@ -1,11 +1,11 @@
-"""Plan a run on accelerators that are not here: their own compilers compile the very step of ``train``.
+"""Plan a run on accelerators that are not here: their own compilers compile the step of ``train``.
 
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=h100:2x8 --config.mesh.fsdp=16
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:4x4 --search
     python -m experiments.plan --config=configs/wmt14_de_en.py --topology=v5e:2x2 --decode
 
-It prints what a device holds, what it sends by collective and mesh axis, which kernel computes each
+Prints the memory of a device, the bytes that it sends by collective and mesh axis, the kernel of each
 attention, and a roofline estimate of the step. Exit code 2 where it does not fit.
 """
 
@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments import launch
 from experiments.plan import decoding, report, search
-from experiments.plan.compiling import DoesNotFit, MeshError, compile_step
-from experiments.plan.topologies import Topology, TopologyError, prepare, topology
+from experiments.plan.compiling import DoesNotFit, compile_step
+from experiments.plan.topologies import Topology, prepare, topology
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -36,7 +36,7 @@ FLAGS = (launch.CONFIG, _TOPOLOGY, _DECODE, _SEARCH, _TRIES, _JSON)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Runs the launcher."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config = launch.required_config()
@@ -45,10 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if not _TOPOLOGY.value:
         raise launch.Refused("--topology is missing; name the devices, --topology=v5e:4x4.")
     prepare()
-    try:
-        return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))
-    except (TopologyError, DoesNotFit, MeshError) as error:
-        raise launch.Refused(f"{error}") from error
+    return (_search if _SEARCH.value else _plan)(config, topology(_TOPOLOGY.value))
 
 
 def _plan(config, devices: Topology) -> int:

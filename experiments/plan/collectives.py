@@ -1,19 +1,22 @@
-"""What a device sends in one step: the collectives of a compiled program, by mesh axis.
+"""The collectives of a compiled program by mesh axis: the bytes that a device sends, and how long they take.
 
-Compiled programs number devices by their place in the mesh, so a group of
-numbers says along which mesh axes its members differ. Bytes are those that a ring sends: an all-gather
-or reduce-scatter passes on all parts but one, an all-reduce does both.
+Compiled programs number devices by their place in the mesh, so the numbers of a group tell along which
+mesh axes its members differ. Bytes are those that a ring sends: an all-gather or reduce-scatter passes on all
+parts but one, an all-reduce does both. The bandwidth of a group is that of the links between its members: on
+a TPU one link in each direction of each axis of the torus that the group spans, on GPUs NVLink within a host,
+and between slices or hosts the network cards of all members. Latencies do not count.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.plan.hlo import Instruction, Module, Run, Shape
+from experiments.plan.topologies import Topology
 
 KINDS = (
     "all-gather",
@@ -28,15 +31,15 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of the program.
+    """A collective of a compiled program.
 
     Attributes:
       kind: one of ``KINDS``.
       axes: the mesh axes along which members of a group differ, in the mesh's order.
-      groups: places in the mesh of those that talk to one another (of a permutation, the pairs).
-      arrays: what one device gets.
+      groups: places in the mesh of the members of each group, or the pairs of a permutation.
+      arrays: the results on one device.
       times: runs in a step.
-      scope: where in the traced program it comes from.
+      scope: name stack of the traced program.
     """
 
     kind: str
@@ -47,45 +50,37 @@ class Collective:
     scope: str
 
     @property
-    def size(self) -> int:
-        """Members of a group."""
-        return len(self.groups[0]) if self.groups else 1
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the arrays, whole: of what is scattered, those of all parts."""
-        parts = self.size if self.kind == "reduce-scatter" else 1
-        return parts * sum(shape.bytes for shape in self.arrays)
-
-    @property
     def sent(self) -> float:
         """Bytes that a device sends in a step."""
-        n = self.size
+        size = self.times * sum(shape.bytes for shape in self.arrays)
         if self.kind == "collective-permute":
-            return self.times * self.bytes * (1 if self.axes else 0)
-        share = (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
-        return self.times * self.bytes * share
+            return size if self.axes else 0
+        members = len(self.groups[0]) if self.groups else 1
+        if self.kind == "reduce-scatter":
+            size *= members  # the result is one part of the array
+        return size * (members - 1) / members * (2 if self.kind == "all-reduce" else 1)
 
 
 def collectives(
     module: Module, mesh: dict[str, int], computation: str | None = None
 ) -> list[Collective]:
-    """Every collective of a program, or of one of its computations.
+    """Lists the collectives of a program, or of one of its computations.
 
     Args:
       module: the compiled program.
       mesh: the mesh's axes and sizes, in order.
+      computation: its name.
     """
     listed = []
     for run in module.runs(computation):
         kind = run.instruction.opcode.removesuffix("-start")
-        if kind in KINDS and not _goes_on(run):
+        if kind in KINDS and not _is_continued(run):
             listed.append(_collective(run, kind, mesh))
     return [one for one in listed if one.sent > 0]
 
 
-def _goes_on(run: Run) -> bool:
-    """Whether this only goes on with a collective that another kernel began.
+def _is_continued(run: Run) -> bool:
+    """Returns whether this continues a collective that another kernel began.
 
     TPUs spread a gather over several fused kernels, each with a copy of it; the first one is marked.
     """
@@ -96,21 +91,22 @@ def _goes_on(run: Run) -> bool:
 
 
 def _collective(run: Run, kind: str, mesh: dict[str, int]) -> Collective:
-    instruction, count = run.instruction, math.prod(mesh.values())
-    arrays = _result(instruction)
+    instruction = run.instruction
+    arrays = _results(instruction)
     if kind == "collective-permute":
-        groups = _pairs(instruction.attributes)
+        pairs = instruction.attribute(r"source_target_pairs=\{((?:\{[\d,]*\},?)+)\}") or ""
+        groups = tuple(p for p in _groups(pairs) if p[0] != p[1])
     else:
-        groups = replica_groups(instruction.attributes, count)
+        groups = replica_groups(instruction.attributes, math.prod(mesh.values()))
     if kind == "all-reduce" and run.fused and "all-reduce-scatter" in run.computation.name:
-        # TPUs' reduce-scatter: fused with taking this device's part.
+        # A TPU's reduce-scatter is an all-reduce, fused with taking the device's part.
         kind, arrays = "reduce-scatter", run.computation.root.arrays
     axes = axes_of(groups, mesh)
     return Collective(kind, axes, groups, arrays, run.times, instruction.scope)
 
 
-def _result(instruction: Instruction) -> tuple[Shape, ...]:
-    """What comes out; a start gives its operands, its results and counters that carry nothing."""
+def _results(instruction: Instruction) -> tuple[Shape, ...]:
+    """Returns the results; a start also lists its operands and counters of no bytes."""
     arrays = tuple(s for s in instruction.arrays if s.sizes or len(instruction.arrays) == 1)
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return arrays
@@ -119,15 +115,14 @@ def _result(instruction: Instruction) -> tuple[Shape, ...]:
 
 
 def replica_groups(attributes: str, count: int) -> tuple[tuple[int, ...], ...]:
-    """Who talks with whom, in any of the forms that compilers print; all with all where none is given.
+    """Parses groups in each form that compilers print; without any, all devices are one group.
 
     ``{{0,1},{2,3}}``; ``[2,2]<=[4]`` and ``[2,2]<=[2,2]T(1,0)``: numbers in that order, cut in rows;
-    ``mesh['a'=2,'b'=2] {'b'}``: those that differ along b alone.
+    ``mesh['a'=2,'b'=2] {'b'}``: members of a group differ along b alone.
     """
     listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes)
     if listed:
-        rows = re.findall(r"\{([\d,]*)\}", listed.group(1))
-        return tuple(tuple(int(n) for n in row.split(",") if n) for row in rows)
+        return _groups(listed.group(1))
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota:
         return _rows(_iota(iota.group(2), iota.group(3)).reshape(_ints(iota.group(1))))
@@ -143,7 +138,7 @@ def _iota(sizes: str, order: str | None) -> np.ndarray:
 
 
 def _named(axes: str, order: str, chosen: str) -> tuple[tuple[int, ...], ...]:
-    """Groups along named axes of a mesh; ``'a':(2)4`` is the part of a of size 4 after one of size 2."""
+    """Parses groups along named axes; ``'a':(2)4`` is the part of a of size 4 after one of size 2."""
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
     listed = re.search(r"device_ids=\(?\[([\d,]+)\](?:T\(([\d,]+)\))?(?:<=)?", order)
     ids = np.arange(math.prod(sizes.values()))
@@ -165,10 +160,8 @@ def _named(axes: str, order: str, chosen: str) -> tuple[tuple[int, ...], ...]:
     return _rows(grouped.reshape(-1, math.prod(shape[i] for i in inner)))
 
 
-def _pairs(attributes: str) -> tuple[tuple[int, ...], ...]:
-    listed = re.search(r"source_target_pairs=\{((?:\{[\d,]*\},?)+)\}", attributes)
-    rows = re.findall(r"\{(\d+),(\d+)\}", listed.group(1)) if listed else []
-    return tuple((int(a), int(b)) for a, b in rows if a != b)
+def _groups(listed: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(_ints(row) for row in re.findall(r"\{([\d,]*)\}", listed))
 
 
 def _rows(ids: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -180,7 +173,7 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def axes_of(groups: Sequence[Sequence[int]], mesh: dict[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which members of a group differ."""
+    """Returns the mesh axes along which members of a group differ."""
     shape = tuple(mesh.values())
     differs: set[int] = set()
     for group in groups:
@@ -190,7 +183,7 @@ def axes_of(groups: Sequence[Sequence[int]], mesh: dict[str, int]) -> tuple[str,
 
 
 def totals(collectives: Sequence[Collective]) -> dict[tuple[str, str], float]:
-    """Bytes that a device sends in a step, by (kind, mesh axes), most first."""
+    """Sums the bytes that a device sends in a step by (kind, mesh axes), most first."""
     summed: dict[tuple[str, str], float] = {}
     for one in collectives:
         where = (one.kind, "+".join(one.axes))
@@ -198,11 +191,38 @@ def totals(collectives: Sequence[Collective]) -> dict[tuple[str, str], float]:
     return dict(sorted(summed.items(), key=lambda item: -item[1]))
 
 
-def by_shape(collectives: Sequence[Collective]) -> list[tuple[str, str, str, int, float]]:
-    """(kind, mesh axes, arrays, runs in a step, bytes sent) of like collectives, most bytes first."""
-    key = lambda one: (one.kind, "+".join(one.axes), ", ".join(map(str, one.arrays)))  # noqa: E731
-    rows = []
-    for (kind, axes, arrays), alike in itertools.groupby(sorted(collectives, key=key), key):
-        same = list(alike)
-        rows.append((kind, axes, arrays, sum(x.times for x in same), sum(x.sent for x in same)))
-    return sorted(rows, key=lambda row: -row[-1])
+def seconds(collectives: Sequence[Collective], topology: Topology, mesh: Mesh | None) -> float:
+    """Estimates the time of all collectives of a step, one after the other."""
+    if mesh is None:
+        return 0.0
+    places = topology.places(list(mesh.devices.flat))
+    return sum(one.sent / bandwidth(one, topology, places) for one in collectives)
+
+
+def bandwidth(one: Collective, topology: Topology, places: np.ndarray) -> float:
+    """Returns the bytes/s that a device of the group sends, one way.
+
+    Args:
+      one: the collective.
+      topology: the topology that it runs on.
+      places: ``topology.places`` of the mesh's devices.
+    """
+    chip = topology.chip
+    if one.kind == "collective-permute":  # to one neighbour, by one link
+        between = any((places[a] != places[b])[0] for a, b in one.groups)
+        return chip.network if between else chip.link
+    group = places[list(one.groups[0])]
+    hosts, members = np.unique(group[:, 0], return_counts=True)
+    inside = chip.link if chip.platform == "cuda" else _links(group, topology) * chip.link
+    return inside if len(hosts) == 1 else min(inside, members.min() * chip.network)
+
+
+def _links(group: np.ndarray, topology: Topology) -> int:
+    """Counts the links of a torus over which a device of the group sends at once."""
+    links, ring = 0, topology.chip.ring
+    for axis, length in enumerate(topology.sizes, start=1):
+        spanned = len(np.unique(group[:, axis]))
+        if spanned > 1:
+            closed = length >= ring and length % ring == 0 and spanned == length
+            links += 2 if closed else 1
+    return max(links, 1)

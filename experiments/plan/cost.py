@@ -1,9 +1,8 @@
-"""What a compiled program computes, reads and writes on one device, kernel by kernel.
+"""The FLOPs and bytes of a compiled program on one device, kernel by kernel.
 
-A fused kernel reads its operands once and writes its results once, whatever it
-computes between; what it takes a slice of, it reads a slice of. Bytes that stay in a TPU's on-chip
-memory do not count. Bytes are those of the arrays, without the padding of tiles; products take as long as
-with the padding of the chip's matrix unit.
+A fused kernel reads its operands once, or the slice of one that it uses, and writes its results once. Bytes
+that stay in a TPU's on-chip memory do not count. Bytes are those of the arrays, without the padding of tiles;
+products take as long as with the padding of the chip's matrix unit.
 """
 
 import math
@@ -11,31 +10,29 @@ import re
 from dataclasses import dataclass
 
 from experiments.chips import Chip
-from experiments.plan.hlo import Computation, Instruction, Module, Run, Shape
-from experiments.plan.kernels import attention_flops, fused_attention, head_size
+from experiments.plan.hlo import SEEN_THROUGH, Computation, Instruction, Module, Run, Shape
+from experiments.plan.kernels import attention_work, fused_attention
 
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "after-all", "partition-id", "replica-id", "opt-barrier", "iota", "domain", "add-dependency",
 }  # fmt: skip
-_SEEN_THROUGH = ("bitcast", "copy", "reshape", "convert")
 _SLICES = ("dynamic-slice", "slice", "gather")
+# Operations that write in place a part of their first operand, and the operand that is this part.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""What writes a part of its first operand in place, and which operand that part is."""
-_BLOCK = 1024
-"""Of lengths in kernels of attention: it fills any matrix unit, and the size of a head may not."""
+_BLOCK = 1024  # lengths in kernels of attention: they fill any matrix unit, and the size of a head may not
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program takes of one device in one call.
+    """The cost of one call of a program on one device.
 
     Attributes:
-      flops: of its products.
-      bytes: read and written.
-      compute: seconds that the flops take by themselves, in a matrix unit that small sides leave empty.
-      memory: seconds that the bytes take by themselves.
-      kernels: seconds of all kernels one after the other, each as long as the longer of its two.
+      flops: FLOPs of its products.
+      bytes: bytes read and written.
+      compute: seconds of the products, in a matrix unit that small sides leave empty.
+      memory: seconds of the bytes.
+      kernels: seconds of all kernels one after the other, each the longer of its compute and memory.
     """
 
     flops: float
@@ -46,9 +43,9 @@ class Cost:
 
 
 def cost(module: Module, chip: Chip, computation: str | None = None) -> Cost:
-    """Sums over the kernels of a program, or of one of its computations."""
+    """Sums the kernels of a program, or of one of its computations."""
     total = [0.0] * 5
-    flops = slow = moved = 0.0  # of the kernel at hand; slow: seconds of its products
+    flops = slow = moved = 0.0  # FLOPs, seconds of the products and bytes of the current kernel
 
     def close() -> None:
         memory = moved / chip.bandwidth
@@ -70,7 +67,7 @@ def cost(module: Module, chip: Chip, computation: str | None = None) -> Cost:
 
 @dataclass(frozen=True)
 class _Product:
-    """One kernel's matrix products, each [rows, inner] x [inner, columns]."""
+    """Matrix products of a kernel, each [rows, inner] x [inner, columns]."""
 
     flops: float
     rows: float
@@ -78,7 +75,7 @@ class _Product:
     columns: float
 
     def filled(self, unit: tuple[int, int, int]) -> float:
-        """The share of a matrix unit that they fill; either side may be the one that it holds."""
+        """Returns the share of a matrix unit that they fill; it may hold either side."""
         rows, inner, columns = unit
         one = _share(self.rows, rows) * _share(self.columns, columns)
         other = _share(self.columns, rows) * _share(self.rows, columns)
@@ -98,14 +95,14 @@ def _product(run: Run) -> _Product | None:
     elif opcode == "custom-call" and run.instruction.target.startswith("__cublas$"):
         found = _dot(run, '"lhs_{}_dimensions":\\[([^\\]]*)\\]')
     elif fused_attention(run.instruction):
-        head = head_size(run)
-        found = _Product(attention_flops(run), _BLOCK, head, _BLOCK) if head else None
+        flops, head = attention_work(run)
+        found = _Product(flops, _BLOCK, head, _BLOCK)
     return found if found and found.flops else None
 
 
 def _speed(run: Run, chip: Chip) -> float:
-    """FLOP/s of a product of these operands."""
-    dtype = next((a[0].dtype for a in _operands(run) if a), "bf16")
+    """Returns the FLOP/s of a product of these operands."""
+    dtype = next((a[0].dtype for a in run.operands if a), "bf16")
     if dtype != "f32":
         return chip.flops
     passes = {"high": 3, "highest": 6} if chip.platform == "tpu" else {}
@@ -113,13 +110,8 @@ def _speed(run: Run, chip: Chip) -> float:
     return chip.float32_flops / passes.get(asked, 1)
 
 
-def _operands(run: Run) -> list:
-    operands = [run.computation.instructions.get(name) for name in run.instruction.operands]
-    return [() if one is None else one.arrays for one in operands]
-
-
 def _dot(run: Run, pattern: str) -> _Product | None:
-    operands, instruction = _operands(run), run.instruction
+    operands, instruction = run.operands, run.instruction
     if not operands or not operands[0]:
         return None
     left, out = operands[0][0].sizes, math.prod(instruction.arrays[0].sizes)
@@ -134,14 +126,14 @@ def _dot(run: Run, pattern: str) -> _Product | None:
 
 
 def _convolution(run: Run) -> _Product | None:
-    """TPUs write every product as a convolution; padding and holes are not multiplied.
+    """Counts a convolution, by which TPUs write every product; padding and holes are not multiplied.
 
-    A window of one place for each place of the output counts products; any other is a part of what is summed.
+    A window with one place for each place of the output counts products; any other is a part of the sum.
     """
     instruction = run.instruction
     labels = instruction.attribute(r"dim_labels=(\S+?)(?:,|\s|$)") or ""
     match = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
-    operands = _operands(run)
+    operands = run.operands
     if not match or len(operands) < 2 or not operands[0] or not operands[1]:
         return None
     left, kernel, out = match.groups()
@@ -158,7 +150,7 @@ def _convolution(run: Run) -> _Product | None:
     batch, features = sizes[2][out.index("b")], sizes[2][out.index("f")]
     groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
     inner = sizes[1][kernel.index("i")]
-    many = pairs == places > 1 and window_places > 1  # products, not places of one
+    many = pairs == places > 1 and window_places > 1  # several products, not places of one
     return _Product(
         2.0 * batch * features * inner * pairs / groups,
         batch if many else batch * places,
@@ -168,7 +160,7 @@ def _convolution(run: Run) -> _Product | None:
 
 
 def _pairs(size: int, kernel: int, out: int, window: str, axis: int) -> int:
-    """Pairs of an output's and a kernel's place on one axis that meet an element of the input."""
+    """Counts the pairs of an output's and a kernel's place on one axis that meet an element of the input."""
 
     def option(name: str, default: int) -> int:
         match = re.search(rf"\b{name}=(\S+)", window)
@@ -191,120 +183,97 @@ def _pairs(size: int, kernel: int, out: int, window: str, axis: int) -> int:
 
 
 def _moved(run: Run, module: Module) -> float:
-    """Bytes between a kernel and HBM."""
-    instruction = run.instruction
-    if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
+    """Counts the bytes between a kernel and HBM."""
+    instruction, operands = run.instruction, run.operands
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith(("-done", "-update")):
         return 0.0
-    if instruction.opcode in ("copy-start", "slice-start", "async-start"):
-        return _copied(instruction)
+    if opcode in ("copy-start", "slice-start", "async-start"):
+        # Source and copy, where they lie in HBM; the source of a slice is larger than the copy.
+        arrays = [a for a in instruction.arrays if a.sizes]
+        size = min((a.bytes for a in arrays), default=0)
+        return float(size * sum(not a.on_chip for a in arrays))
+    if opcode in _UPDATES:
+        return 2.0 * sum(a.bytes for a in operands[_UPDATES[opcode]])
     results = instruction.arrays
-    if instruction.opcode.endswith("-start"):
-        results = results[:1]
-    if instruction.target.startswith("__cublas"):
-        results = results[:1]  # beside it stands room to work in, written as far as it is needed
-    fused = instruction.opcode == "fusion" and instruction.calls
+    if opcode.endswith("-start") or instruction.target.startswith("__cublas"):
+        results = results[:1]  # cuBLAS also has room to work in, written as far as it is needed
+    fused = opcode == "fusion" and instruction.calls
     called = module.computations.get(instruction.calls[0]) if fused else None
-    read = sum(
-        _read(number, arrays, called, instruction, module)
-        for number, arrays in enumerate(_operands(run))
-    )
-    if instruction.opcode in _UPDATES:
-        return 2.0 * sum(a.bytes for a in _operands(run)[_UPDATES[instruction.opcode]])
-    return _written(results, called, module) + read
-
-
-def _copied(start: Instruction) -> float:
-    """Of source and copy, whichever lies in HBM; a slice's source is larger than what is copied."""
-    arrays = [a for a in start.arrays if a.sizes]
-    size = min((a.bytes for a in arrays), default=0)
-    return float(size * sum(not a.on_chip for a in arrays))
+    moved = _written(results, called, module)
+    for number, arrays in enumerate(operands):
+        whole = float(sum(a.bytes for a in arrays if not a.on_chip))
+        if opcode in _SLICES and number == 0:
+            whole = min(whole, sum(a.bytes for a in instruction.arrays))
+        elif called is not None and whole:
+            whole = min(whole, _used(number, called, module, whole))
+        moved += whole
+    return moved
 
 
 def _written(results: tuple[Shape, ...], called: Computation | None, module: Module) -> float:
-    """Results; of one that is written in place, the part that is."""
-    roots = [] if called is None else _roots(called.root, called)
-    if len(roots) != len(results):
-        return float(sum(a.bytes for a in results if not a.on_chip))
-    parts = (
-        a.bytes if update is None else min(update, a.bytes)
-        for a, update in zip(results, (_update(*root, module) for root in roots), strict=True)
-        if not a.on_chip
-    )
-    return float(sum(parts))
-
-
-def _roots(root: Instruction, where: Computation) -> list[tuple[Instruction | None, Computation]]:
-    if root.opcode == "tuple":
-        return [(where.instructions.get(name), where) for name in root.operands]
-    return [(root, where)]
+    """Counts the bytes of results; of one that is written in place, those of the written part."""
+    roots: list[str] = []
+    if called is not None:
+        root = called.root
+        roots = list(root.operands) if root.opcode == "tuple" else [root.name]
+    total = 0.0
+    for number, array in enumerate(results):
+        if array.on_chip:
+            continue
+        update = None
+        if called is not None and len(roots) == len(results):
+            update = _update(called.source(roots[number]), called, module)
+        total += array.bytes if update is None else min(update, array.bytes)
+    return total
 
 
 def _update(root: Instruction | None, where: Computation, module: Module) -> int | None:
-    """Bytes that are written into an array that was there before; None where all of it is new."""
-    while root is not None and root.opcode in _SEEN_THROUGH:
-        root = where.instructions.get(root.operands[0])
+    """Counts the bytes that are written into an existing array; None for a new array."""
     if root is None:
         return None
     if root.opcode == "fusion" and root.calls:
         inner = module.computations[root.calls[0]]
-        return _update(inner.root, inner, module)
+        return _update(inner.source(inner.root.name), inner, module)
     if root.opcode not in _UPDATES:
         return None
     update = where.instructions.get(root.operands[_UPDATES[root.opcode]])
     return None if update is None else sum(a.bytes for a in update.arrays)
 
 
-def _read(
-    number: int,
-    arrays: tuple[Shape, ...],
-    called: Computation | None,
-    by: Instruction,
-    module: Module,
-) -> float:
-    """An operand, or the part of it that is used."""
-    whole = float(sum(a.bytes for a in arrays if not a.on_chip))
-    if by.opcode in _SLICES and number == 0:
-        return min(whole, sum(a.bytes for a in by.arrays))
-    if called is None or not whole:
-        return whole
-    return min(whole, _used(number, called, module, whole))
-
-
 def _used(number: int, where: Computation, module: Module, whole: float) -> float:
-    """Bytes of a parameter that a fused kernel looks at."""
+    """Counts the bytes of a parameter that a fused kernel reads."""
     parameters = (i for i in where.instructions.values() if i.opcode == "parameter")
     name = next((i.name for i in parameters if int(i.argument) == number), None)
-    return whole if name is None else _looked_at(name, where, module, whole)
+    return whole if name is None else _read(name, where, module, whole)
 
 
-def _looked_at(name: str, where: Computation, module: Module, whole: float) -> float:
+def _read(name: str, where: Computation, module: Module, whole: float) -> float:
+    """Counts the bytes of an instruction's result that its users read."""
     if where.root.name == name:
-        return whole  # given back, by a kernel that copies or converts
+        return whole  # returned by a kernel that copies or converts
     total = 0.0
     for user in where.instructions.values():
         if name not in user.operands:
             continue
-        if user.opcode in _SEEN_THROUGH or _passes(user, name, module):
-            total += _looked_at(user.name, where, module, whole)
+        if user.opcode in SEEN_THROUGH or _passes(user, name, module):
+            total += _read(user.name, where, module, whole)
         elif user.opcode == "fusion" and user.calls:
             inner = module.computations[user.calls[0]]
             total += _used(user.operands.index(name), inner, module, whole)
         elif user.operands[0] == name and user.opcode in _SLICES:
             total += sum(a.bytes for a in user.arrays)
         elif user.operands[0] == name and user.opcode in _UPDATES:
-            continue  # written in place: what was there is not read
+            continue  # written in place: the old values are not read
         else:
             return whole
     return total
 
 
 def _passes(fusion: Instruction, operand: str, module: Module) -> bool:
-    """Whether a kernel within a kernel gives an operand on as it is, for another to look at."""
+    """Returns whether a kernel within a kernel returns an operand as it is, for another to read."""
     if fusion.opcode != "fusion" or not fusion.calls:
         return False
     inner = module.computations[fusion.calls[0]]
-    made: Instruction | None = inner.root
-    while made is not None and made.opcode in _SEEN_THROUGH:
-        made = inner.instructions.get(made.operands[0])
-    number = fusion.operands.index(operand)
+    made, number = inner.source(inner.root.name), fusion.operands.index(operand)
     return made is not None and made.opcode == "parameter" and int(made.argument) == number

@@ -1,8 +1,7 @@
 """Optimised HLO read as text: every instruction that a device runs, and how often.
 
-A loop's body stands once in the text and runs many times, so instructions come
-with the product of the trip counts of the loops around them. Where the text does not say how often a
-loop runs, its counter does: what it starts from, is compared with, and grows by.
+Instructions come with the product of the trip counts of the loops around them. Where the text has no
+trip count, the start, bound and step of the loop's counter give it.
 """
 
 import functools
@@ -20,13 +19,14 @@ _CALLED = re.compile(
     r"|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,<=]*)\](\{[^}]*\})?")
-_TRIPS = re.compile(r'"?known_trip_count"?[:=]\{"?n"?:"?(\d+)"?\}')
+_TRIPS = r'"?known_trip_count"?[:=]\{"?n"?:"?(\d+)"?\}'
 _SPECIAL = {"pred": 8, "token": 0}
+SEEN_THROUGH = ("bitcast", "copy", "reshape", "convert", "opt-barrier")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One array: its element type, its sizes, and whether it lies in on-chip memory."""
+    """An array's element type and sizes, and whether it lies in on-chip memory."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Its size without the padding of layouts."""
+        """The size without the padding of layouts."""
         return math.ceil(math.prod(self.sizes) * _bits(self.dtype) / 8)
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class Shape:
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-    """The arrays of a shape, one or a tuple's."""
+    """Parses the shape of an array, or of each array of a tuple."""
     return tuple(
-        # Memory space 1 of a TPU is VMEM: what lies there does not pass through HBM.
+        # Memory space 1 of a TPU is VMEM: reads and writes there do not pass through HBM.
         Shape(dtype, tuple(int(n.lstrip("<=")) for n in sizes.split(",") if n), "S(1)" in layout)
         for dtype, sizes, layout in _ARRAY.findall(text)
     )
@@ -60,7 +60,7 @@ def _bits(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: ``name = shape opcode(operands), attributes``."""
+    """A line ``name = shape opcode(argument), attributes``."""
 
     name: str
     shape: str
@@ -72,12 +72,12 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Shape, ...]:
-        """What it gives."""
+        """The results."""
         return shapes(self.shape)
 
     @functools.cached_property
     def calls(self) -> tuple[str, ...]:
-        """The computations that it names."""
+        """The names of the computations that it calls."""
         names = []
         for one, several in _CALLED.findall(self.attributes):
             names += [one] if one else [name.strip() for name in several.split(",")]
@@ -85,45 +85,55 @@ class Instruction:
 
     @property
     def scope(self) -> str:
-        """Where in the traced program it comes from."""
+        """The name stack of the traced program."""
         return self.attribute(r'op_name="([^"]*)"') or ""
 
     @property
     def target(self) -> str:
-        """Of a custom call, the kernel that it runs."""
+        """The kernel of a custom call."""
         return self.attribute(r'custom_call_target="([^"]*)"') or ""
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a pattern in the attributes."""
+        """Returns the first group of a pattern in the attributes."""
         match = re.search(pattern, self.attributes)
         return match.group(1) if match else None
 
 
 @dataclass
 class Computation:
-    """Instructions by name, in order."""
+    """A computation's instructions by name, in order."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     @functools.cached_property
     def root(self) -> Instruction:
-        """What it gives back."""
-        return next(i for i in reversed(self.instructions.values()) if i.is_root or i is self._last)
+        """The instruction that gives the result; the last where none is marked."""
+        *_, last = self.instructions.values()
+        return next((i for i in self.instructions.values() if i.is_root), last)
 
-    @property
-    def _last(self) -> Instruction:
-        return next(reversed(self.instructions.values()))
+    def source(self, name: str | None) -> Instruction | None:
+        """Returns the instruction of a name, or the one that it copies, reshapes or converts."""
+        found = self.instructions.get(name or "")
+        while found is not None and found.opcode in SEEN_THROUGH:
+            found = self.instructions.get(found.operands[0])
+        return found
 
 
 @dataclass(frozen=True)
 class Run:
-    """An instruction in its computation, ``times`` times a step, inside a fused kernel or by itself."""
+    """An instruction that runs ``times`` times a step, inside a fused kernel or by itself."""
 
     instruction: Instruction
     computation: Computation
     times: int
     fused: bool
+
+    @property
+    def operands(self) -> list[tuple[Shape, ...]]:
+        """The arrays of each operand, () for an operand of another computation."""
+        found = map(self.computation.instructions.get, self.instruction.operands)
+        return [() if one is None else one.arrays for one in found]
 
 
 class Module:
@@ -139,18 +149,15 @@ class Module:
         self.unknown_loops = 0
         current: Computation | None = None
         for line in _whole_lines(text):
-            head = _HEAD.match(line)
-            if head:
+            if head := _HEAD.match(line):
                 current = Computation(head["name"].lstrip("%"))
                 self.computations[current.name] = current
                 self.entry = current.name if head["entry"] else self.entry
-                continue
-            instruction = None if current is None else _instruction(line)
-            if current is not None and instruction is not None:
+            elif current is not None and (instruction := _instruction(line)):
                 current.instructions[instruction.name] = instruction
 
     def runs(self, computation: str | None = None) -> Iterator[Run]:
-        """Everything that a device runs in one call of the program, or of one of its computations."""
+        """Yields the instructions of one call of the program, or of one of its computations."""
         self.unknown_loops = 0
         yield from self._walk(computation or self.entry, 1, False)
 
@@ -161,93 +168,64 @@ class Module:
         for instruction in computation.instructions.values():
             yield Run(instruction, computation, times, fused)
             if instruction.opcode in ("reduce", "all-reduce", "sort", "map", "scatter"):
-                continue  # what they call is a scalar's worth
+                continue  # the computations that they call are of scalars
             if instruction.opcode.endswith(("-done", "-update")):
-                continue  # the start has run it
-            if instruction.opcode == "while":
-                trips = self.trips(instruction, computation)
-                for called in instruction.calls:
-                    yield from self._walk(called, times * trips, fused)
-            elif instruction.opcode == "conditional":
+                continue  # its start has yielded the calls
+            if instruction.opcode == "conditional":
                 branches = [list(self._walk(c, times, fused)) for c in instruction.calls]
                 yield from max(branches, key=_sent_by, default=[])
-            else:
-                inside = fused or instruction.opcode == "fusion"
-                for called in instruction.calls:
-                    yield from self._walk(called, times, inside)
+                continue
+            trips = 1
+            if instruction.opcode == "while":
+                known = self.trips(instruction, computation)
+                self.unknown_loops += known is None
+                trips = 1 if known is None else known
+            for called in instruction.calls:
+                yield from self._walk(
+                    called, times * trips, fused or instruction.opcode == "fusion"
+                )
 
-    def trips(self, loop: Instruction, around: Computation) -> int:
-        """How often a loop's body runs; 1 where nothing says, which ``unknown_loops`` counts."""
-        said = self.said_trips(loop, around)
-        if said is None:
-            self.unknown_loops += 1
-            return 1
-        return said
+    def trips(self, loop: Instruction, around: Computation) -> int | None:
+        """Returns the number of iterations of a loop at most; None where the program does not say.
 
-    def said_trips(self, loop: Instruction, around: Computation) -> int | None:
-        """How often a loop's body runs at most; None where nothing says."""
-        known = _TRIPS.search(loop.attributes)
-        return int(known.group(1)) if known else self._counted(loop, around)
-
-    def _counted(self, loop: Instruction, around: Computation) -> int | None:
-        """From ``for (i = start; i < end; i += step)``, as compilers write it."""
-        condition = self.computations[_of(loop, "condition")]
-        body = self.computations[body_of(loop)]
+        The compiler's own count is preferred to ``for (i = start; i < end; i += step)``.
+        """
+        known = loop.attribute(_TRIPS)
+        if known:
+            return int(known)
+        body, condition = (self.computations[_called(loop, c)] for c in ("body", "condition"))
         compared = self._compare(condition)
         if compared is None:
             return None
-        index, end, inclusive = compared
-        start = self._constant(_element(around, loop.operands[0], index), around) or 0
-        step = 1
-        grown = self._inside(body, _element(body, body.root.name, index))
-        if grown is not None:
-            computation, add = grown
-            values = [self._constant(name, computation) for name in add.operands]
-            step = next((value for value in values if value), 1) if add.opcode == "add" else 1
-        return max(-(-(end + inclusive - start) // step), 0)
+        index, end = compared
+        start = _constant(_element(around, loop.operands[0], index), around) or 0
+        step, grown = 1, _element(body, body.root.name, index)
+        add = body.instructions.get(grown or "")
+        if add is not None and add.opcode == "fusion":
+            body = self.computations[add.calls[0]]
+            add = body.root
+        if add is not None and add.opcode == "add":
+            values = [_constant(name, body) for name in add.operands]
+            step = next((value for value in values if value), 1)
+        return max(-(-(end - start) // step), 0)
 
-    def _compare(self, condition: Computation) -> tuple[int, int, int] | None:
-        """(index of the counter in the loop's state, its bound, 1 where it is reached)."""
-        for where in (condition, *self._called(condition)):
+    def _compare(self, condition: Computation) -> tuple[int, int] | None:
+        """Returns the index of the counter in the loop's state, and the first value that ends the loop."""
+        called = [c for i in condition.instructions.values() for c in i.calls]
+        for where in (condition, *(self.computations[c] for c in called if c in self.computations)):
+            outer = _outer_names(condition, where)
             for instruction in where.instructions.values():
-                if instruction.opcode != "compare":
-                    continue
-                outer = _outer_names(condition, where)
-                names = [outer.get(name, name) for name in instruction.operands]
-                bounds = [self._constant(name, condition) for name in names]
-                counters = [_index(condition, name) for name in names]
                 direction = instruction.attribute(r"direction=(\w+)")
+                if instruction.opcode != "compare" or direction not in ("LT", "GT", "LE"):
+                    continue
+                names = [outer.get(name, name) for name in instruction.operands]
+                bounds = [_constant(name, condition) for name in names]
+                counters = [_index(condition, name) for name in names]
                 bound = next((value for value in bounds if value is not None), None)
                 counter = next((value for value in counters if value is not None), None)
-                if bound is not None and counter is not None and direction in ("LT", "GT", "LE"):
-                    return counter, bound, int(direction == "LE")
+                if bound is not None and counter is not None:
+                    return counter, bound + (direction == "LE")
         return None
-
-    def _called(self, computation: Computation) -> list[Computation]:
-        names = [c for i in computation.instructions.values() for c in i.calls]
-        return [self.computations[name] for name in names if name in self.computations]
-
-    def _constant(self, name: str | None, where: Computation) -> int | None:
-        """The number that an instruction holds, seen through copies."""
-        instruction = where.instructions.get(name or "")
-        while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
-            instruction = where.instructions.get(instruction.operands[0])
-        if instruction is None or instruction.opcode != "constant":
-            return None
-        match = re.fullmatch(r"\s*(-?\d+)\s*", instruction.argument)
-        return int(match.group(1)) if match else None
-
-    def _inside(
-        self, where: Computation, name: str | None
-    ) -> tuple[Computation, Instruction] | None:
-        """The instruction of that name, or what a fusion of that name computes."""
-        instruction = where.instructions.get(name or "")
-        if instruction is None:
-            return None
-        if instruction.opcode == "fusion":
-            inner = self.computations[instruction.calls[0]]
-            return inner, inner.root
-        return where, instruction
 
 
 def _sent_by(runs: list[Run]) -> int:
@@ -259,36 +237,39 @@ def _sent_by(runs: list[Run]) -> int:
 
 
 def body_of(loop: Instruction) -> str:
-    """The computation that a loop repeats."""
-    return _of(loop, "body")
+    """Returns the name of the computation that a loop repeats."""
+    return _called(loop, "body")
 
 
-def _of(loop: Instruction, what: str) -> str:
-    return (loop.attribute(rf"\b{what}=({_NAME})") or "").lstrip("%")
+def _called(loop: Instruction, role: str) -> str:
+    return (loop.attribute(rf"\b{role}=({_NAME})") or "").lstrip("%")
+
+
+def _constant(name: str | None, where: Computation) -> int | None:
+    made = where.source(name)
+    if made is None or made.opcode != "constant":
+        return None
+    return int(made.argument) if re.fullmatch(r"\s*-?\d+\s*", made.argument) else None
 
 
 def _element(where: Computation, name: str, index: int) -> str | None:
-    """The name of one element of a tuple."""
-    made = where.instructions.get(name)
-    while made is not None and made.opcode in ("copy", "opt-barrier"):
-        made = where.instructions.get(made.operands[0])
+    """Returns the name of one element of a tuple."""
+    made = where.source(name)
     if made is None or made.opcode != "tuple" or index >= len(made.operands):
         return None
     return made.operands[index]
 
 
 def _index(where: Computation, name: str) -> int | None:
-    """Which element of a loop's state an instruction takes out."""
-    made = where.instructions.get(name)
-    while made is not None and made.opcode in ("copy", "bitcast"):
-        made = where.instructions.get(made.operands[0])
+    """Returns which element of a loop's state an instruction takes out."""
+    made = where.source(name)
     if made is None or made.opcode != "get-tuple-element":
         return None
     return int(made.attribute(r"index=(\d+)") or 0)
 
 
 def _outer_names(outer: Computation, inner: Computation) -> dict[str, str]:
-    """What the parameters of a called computation are called outside."""
+    """Maps the parameters of a called computation to the names of the operands of its call."""
     if outer is inner:
         return {}
     caller = next((i for i in outer.instructions.values() if inner.name in i.calls), None)
@@ -302,7 +283,7 @@ def _outer_names(outer: Computation, inner: Computation) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Lines, with those that an attribute of several lines goes on in."""
+    """Yields lines, each joined with the further lines of its attributes."""
     whole = ""
     for line in text.splitlines():
         if _LINE.match(line) or _HEAD.match(line) or line in ("", "}"):
@@ -339,7 +320,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at ``start`` is closed."""
+    """Returns the index of the bracket that closes the one at ``start``."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] == "(") - (text[place] == ")")

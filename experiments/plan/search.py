@@ -1,19 +1,18 @@
-"""The fastest way to lay a run out over a topology: mesh, rematerialisation, accumulation.
+"""The fastest layout of a run over a topology: mesh, rematerialisation, accumulation.
 
-All layouts are estimated by arithmetic, in no time; the best few of those that seem
-to fit are compiled, in order of estimate, and the compiler's figures decide. One that proves too large
-leaves out all that need as much.
+All layouts are estimated by arithmetic, in no time; the best few of those that seem to fit are compiled, in
+order of estimate, and the compiler's figures decide. A layout that proves too large excludes all that need
+as much.
 """
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from crossattn.nn.stack import POLICIES
 from crossattn.train.program import make_program
@@ -25,88 +24,77 @@ from crossattn.train.sharding import (
     with_sharding,
 )
 from experiments.flops import model_flops
-from experiments.plan.collectives import Collective
-from experiments.plan.compiling import (
-    DoesNotFit,
-    MeshError,
-    batch_shapes,
-    compile_step,
-    unread_task,
-)
+from experiments.launch import Refused
+from experiments.plan.collectives import Collective, seconds
+from experiments.plan.compiling import DoesNotFit, compile_step, unread_task
 from experiments.plan.hlo import Shape
-from experiments.plan.network import seconds
-from experiments.plan.report import Plan, plan
+from experiments.plan.report import Plan, amount, mesh_of, plan, size_of
 from experiments.plan.topologies import Topology
-from experiments.plan.wording import amount, mesh_of, size_of
 from experiments.settings import train_config
 
 _REMATS = (False, POLICIES[1], True)
-_AGAIN = {False: 1.0, POLICIES[1]: 1.05, True: 4 / 3}  # all FLOPs over the model's
+_AGAIN = {False: 1.0, POLICIES[1]: 1.05, True: 4 / 3}  # hardware FLOPs over model FLOPs
 _ACCUMULATE = (1, 2, 4, 8, 16)
 _SUMMED = ("heads", "head_dim", "mlp")  # axes over which the last product of a sublayer sums
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay a run out.
+    """A layout of a run.
 
     Attributes:
       mesh: axes and sizes.
-      remat: as in the config.
-      accumulate: as in the config.
-      memory: bytes of a device, by arithmetic.
-      step: seconds, by arithmetic.
+      remat, accumulate: as in the config.
+      memory: estimated bytes of a device.
+      step: estimated seconds.
+      plan: the plan of the compiled step; None before it is compiled, and where it does not fit.
+      reason: why it does not fit.
     """
 
-    mesh: tuple[tuple[str, int], ...]
+    mesh: dict[str, int]
     remat: bool | str
     accumulate: int
     memory: float
     step: float
+    plan: Plan | None = None
+    reason: str = ""
 
     @property
     def flags(self) -> str:
-        """What makes a config's run one of this layout."""
-        words = [f"--config.mesh.{axis}={size}" for axis, size in self.mesh]
+        """The flags that give a config this layout."""
+        words = [f"--config.mesh.{axis}={size}" for axis, size in self.mesh.items()]
         remat = str(self.remat).lower() if isinstance(self.remat, bool) else self.remat
         words += [f"--config.model.remat={remat}", f"--config.train.accumulate={self.accumulate}"]
         return " ".join(words)
 
     def of(self, config: Any) -> Any:
-        """The config with this layout."""
-        return _changed(config, dict(self.mesh), self.remat, self.accumulate)
+        """Returns the config with this layout."""
+        return _changed(config, self.mesh, self.remat, self.accumulate)
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A layout and what its compiled step said; None where it does not fit, for the reason given."""
-
-    layout: Layout
-    plan: Plan | None
-    reason: str = ""
-
-
-def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
-    """Compile the best layouts; those that fit come first, fastest first.
+def search(config: Any, topology: Topology, tries: int) -> list[Layout]:
+    """Compiles the best layouts; those that fit come first, fastest first.
 
     Args:
-      tries: programs that fit to be compiled at most; as many that do not may come on top.
+      config: the run.
+      topology: its devices.
+      tries: the most programs that fit; as many that do not fit may come on top.
 
     Raises:
-      MeshError: no layout fits the devices.
+      Refused: no layout fits the devices.
     """
-    candidates = layouts(config, topology)
+    candidates = list(_Estimates(config, topology).layouts())
     if not candidates:
-        raise MeshError(
+        raise Refused(
             f"no mesh of {len(topology.devices)} devices divides {config.data.batch_size} rows, the model's "
             "heads and the texts' lengths; change config.data.batch_size"
         )
     available = topology.chip.available
-    # What seems too large comes last: the estimate of memory is the rougher one. Of equals, the plainest.
+    # Layouts that seem too large come last: the estimate of memory is the rougher one. Ties: the plainest.
     candidates.sort(
         key=lambda one: (one.memory > available, one.step, _AGAIN[one.remat], one.accumulate)
     )
-    tried: list[Tried] = []
+    tried: list[Layout] = []
     too_large = math.inf
     for layout in candidates:
         fitting = sum(one.plan is not None for one in tried)
@@ -121,27 +109,21 @@ def search(config: Any, topology: Topology, tries: int) -> list[Tried]:
     return sorted(tried, key=lambda one: math.inf if one.plan is None else one.plan.step)
 
 
-def _try(config: Any, topology: Topology, layout: Layout) -> Tried:
+def _try(config: Any, topology: Topology, layout: Layout) -> Layout:
     try:
         made = plan(compile_step(layout.of(config), topology))
     except DoesNotFit as error:
-        return Tried(layout, None, f"{error}")
+        return replace(layout, reason=f"{error}")
     if not made.memory.fits:
-        return Tried(layout, None, made.memory.overfull(made.chip))
-    return Tried(layout, made)
-
-
-def layouts(config: Any, topology: Topology) -> list[Layout]:
-    """Every layout that divides rows, heads and hidden features, with its estimates."""
-    return list(_Estimates(config, topology).all())
+        return replace(layout, reason=made.memory.overfull(made.chip))
+    return replace(layout, plan=made)
 
 
 class _Estimates:
-    """What does not depend on the layout, computed once.
+    """The sizes of a run that all its estimates share.
 
-    Nothing here knows a model. What the backward pass reads is asked of JAX, by the
-    shapes of a loss's residuals; what a step multiplies is counted; which axes are split is said by the
-    parameters' names of axes.
+    They hold for any model: JAX tells what the backward pass reads by the shapes of a loss's residuals, the
+    FLOPs of a step are counted, and the parameters' names of axes tell which axes are split.
     """
 
     def __init__(self, config: Any, topology: Topology):
@@ -149,7 +131,7 @@ class _Estimates:
         task = unread_task(config)
         self.shapes = make_program(task, train_config(config), None).target
         self.axes = task.logical_axes()
-        batch = batch_shapes(task, None)
+        batch = task.batch_shapes(1)
         self.rows = next(iter(batch.values())).shape[0]
         self.lengths = [x.shape[1] for x in batch.values() if len(x.shape) == 2]
         self.flops = model_flops(task, self.shapes.params, batch)
@@ -161,8 +143,8 @@ class _Estimates:
         self.tokens = self.flops / (6 * self.parameters)
         self.kept = {remat: self._kept(remat, batch) for remat in _REMATS}
 
-    def all(self) -> Iterator[Layout]:
-        """Layouts with estimates."""
+    def layouts(self) -> Iterator[Layout]:
+        """Yields the layouts that divide rows, heads and hidden features, with their estimates."""
         for sizes in self._meshes():
             try:
                 mesh = make_mesh(MeshConfig(**sizes), self.topology.devices)
@@ -176,7 +158,7 @@ class _Estimates:
                 if self.rows % (accumulate * sizes["data"] * sizes["fsdp"]):
                     continue
                 yield Layout(
-                    tuple(sizes.items()),
+                    sizes,
                     remat,
                     accumulate,
                     state + self._activations(sizes, remat, accumulate),
@@ -199,41 +181,36 @@ class _Estimates:
             yield dict(zip(MESH_AXES, (data, fsdp, tensor, seq), strict=True))
 
     def _sizes(self, name: str) -> set[int]:
-        """Sizes of the axes of that name."""
-        return {
-            n
-            for shape, axes in self.named
-            for n, axis in zip(shape, axes, strict=True)
-            if axis == name
-        }
+        """Returns the sizes of the axes of a name."""
+        pairs = (pair for shape, axes in self.named for pair in zip(shape, axes, strict=True))
+        return {n for n, axis in pairs if axis == name}
 
     def _kept(self, remat: bool | str, batch: Any) -> tuple[float, float]:
-        """Bytes of what the backward pass reads of a batch: what ``tensor`` splits, and the rest."""
+        """Counts the bytes of residuals of a batch: those that ``tensor`` splits, and the rest."""
         task = unread_task(_changed(self.config, {}, remat))
 
         def residuals(params: Any, batch: Any) -> Any:
             loss = lambda params: task.loss(params, batch, jax.random.key(0))  # noqa: E731
             return jax.vjp(loss, params, has_aux=True)[1]
 
-        # What grows with the rows is no weight.
-        small, large = (
-            jax.tree.leaves(jax.eval_shape(residuals, self.shapes.params, _rows(batch, rows)))
-            for rows in (self.rows, 2 * self.rows)
-        )
+        def shapes(rows: int) -> list[Any]:
+            some = {
+                n: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for n, x in batch.items()
+            }
+            return jax.tree.leaves(jax.eval_shape(residuals, self.shapes.params, some))
+
         split = {(n,) for n in self._sizes("mlp") - self._sizes("embed")}
-        split |= set(
-            itertools.product(
-                self._sizes("heads") | self._sizes("kv_heads"), self._sizes("head_dim")
-            )
-        )
+        heads = self._sizes("heads") | self._sizes("kv_heads")
+        split |= set(itertools.product(heads, self._sizes("head_dim")))
         parts = [0.0, 0.0]
-        for one, two in zip(small, large, strict=True):
+        # Residuals that grow with the rows are activations, the others weights.
+        for one, two in zip(shapes(self.rows), shapes(2 * self.rows), strict=True):
             whole = two.shape[-1:] not in split and two.shape[-2:] not in split
             parts[whole] += size_of(two) - size_of(one)
         return parts[0], parts[1]
 
     def _activations(self, sizes: Mapping[str, int], remat: bool | str, accumulate: int) -> float:
-        """Bytes of what is kept for the backward pass, of gradients and of a chunk's logits."""
+        """Counts the bytes of residuals, of gradients and of a chunk's logits."""
         tensor, parts = sizes["tensor"], sizes["data"] * sizes["fsdp"] * sizes["seq"] * accumulate
         split, whole = self.kept[remat]
         chunks = self.config.get("loss", {}).get("chunks", 1)
@@ -243,31 +220,27 @@ class _Estimates:
         return (split / tensor + whole + logits / chunks / tensor) / parts + gradients
 
     def _step(
-        self, sizes: Mapping[str, int], mesh: Mesh | None, remat: bool | str, accumulate: int
+        self, sizes: Mapping[str, int], mesh: Any, remat: bool | str, accumulate: int
     ) -> float:
         chip, count = self.topology.chip, len(self.topology.devices)
         compute = self.flops * _AGAIN[remat] / (count * chip.flops)
         state = 2 * size_of(self.shapes) / (sizes["fsdp"] * sizes["tensor"]) / chip.bandwidth
-        if mesh is None:
-            return compute + state
-        sent = list(self._sent(sizes, accumulate))
-        network = seconds(sent, self.topology, list(mesh.devices.flat))
+        network = seconds(list(self._sent(sizes, accumulate)), self.topology, mesh)
         return max(compute, network) + state
 
     def _sent(self, sizes: Mapping[str, int], accumulate: int) -> Iterator[Collective]:
-        """What devices send each other in a step.
+        """Yields the collectives of a step.
 
-        Weights are gathered twice and gradients scattered for each part of the batch, gradients summed over
-        those that hold the same; outputs of sublayers are summed over their heads, and keys and values go
-        round the parts of a length, forward, backward, and their gradients.
+        Weights are gathered twice and gradients scattered for each microbatch, gradients summed over the
+        devices with the same weights; outputs of sublayers are summed over their heads, and keys and values
+        go round the parts of a length, forward, backward, and their gradients.
         """
         weights = 2 * self.parameters / sizes["tensor"]
         tokens = self.tokens / (sizes["data"] * sizes["fsdp"] * sizes["seq"])
         summed = sum(
-            math.prod(shape)
-            / math.prod(n for n, axis in zip(shape, axes, strict=True) if axis in _SUMMED)
+            math.prod(n for n, axis in zip(shape, axes, strict=True) if axis not in _SUMMED)
             for shape, axes in self.named
-            if axes[-1] == "embed" and set(axes) & set(_SUMMED)
+            if axes[-1:] == ("embed",) and set(axes) & set(_SUMMED)
         )
         memories = sum(
             math.prod(n for n, axis in zip(shape, axes, strict=True) if axis != "embed")
@@ -287,7 +260,7 @@ class _Estimates:
                 yield Collective(kind, (axis,), (self._group(sizes, axis),), (shape,), times, "")
 
     def _group(self, sizes: Mapping[str, int], axis: str) -> tuple[int, ...]:
-        """Places in the mesh of those that differ from the first along one axis."""
+        """Returns the places in the mesh that differ from the first along one axis."""
         places = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
         moved = np.moveaxis(places, list(sizes).index(axis), 0)
         return tuple(int(n) for n in moved.reshape(sizes[axis], -1)[:, 0])
@@ -296,7 +269,7 @@ class _Estimates:
 def _changed(
     config: Any, mesh: Mapping[str, int], remat: bool | str, accumulate: int | None = None
 ) -> Any:
-    """The config with another mesh, rematerialisation and accumulation."""
+    """Returns the config with another mesh, rematerialisation and accumulation."""
     laid = config.copy_and_resolve_references()
     with laid.unlocked(), laid.ignore_type():
         laid.mesh.update(mesh)
@@ -305,28 +278,22 @@ def _changed(
     return laid
 
 
-def _rows(batch: Any, rows: int) -> Any:
-    """Shapes of a batch of so many rows."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), batch)
-
-
 def _divisors(count: int) -> list[int]:
     return [n for n in range(1, count + 1) if count % n == 0]
 
 
-def text(tried: list[Tried]) -> str:
-    """What the launcher prints: a line for each, and the flags of the best."""
+def text(tried: list[Layout]) -> str:
+    """Formats a line for each layout, and the flags of the best."""
     lines = [
         f"{'mesh':<28} {'remat':<34} {'accumulate':>10} {'estimate':>10} {'compiled':>10} {'MFU':>7} "
         f"{'holds':>10}  bound"
     ]
     for one in tried:
-        layout, made = one.layout, one.plan
         cells = (
-            f"{mesh_of(dict(layout.mesh)):<28} {str(layout.remat).lower():<34} {layout.accumulate:>10} "
-            f"{layout.step * 1e3:>7.1f} ms"
+            f"{mesh_of(one.mesh):<28} {str(one.remat).lower():<34} {one.accumulate:>10} "
+            f"{one.step * 1e3:>7.1f} ms"
         )
-        if made is None:
+        if (made := one.plan) is None:
             lines.append(f"{cells} does not fit: {one.reason}")
         else:
             lines.append(
@@ -334,20 +301,20 @@ def text(tried: list[Tried]) -> str:
                 f"{amount(made.memory.total):>10}  {made.bound}"
             )
     if tried and tried[0].plan is not None:
-        lines += ["", f"best: {tried[0].layout.flags}"]
+        lines += ["", f"best: {tried[0].flags}"]
     return "\n".join(lines)
 
 
-def as_dicts(tried: list[Tried]) -> list[dict[str, Any]]:
-    """For JSON."""
+def as_dicts(tried: list[Layout]) -> list[dict[str, Any]]:
+    """Returns all figures for JSON."""
     return [
         dict(
-            mesh=dict(one.layout.mesh),
-            remat=one.layout.remat,
-            accumulate=one.layout.accumulate,
-            estimated_step_seconds=one.layout.step,
-            estimated_memory=one.layout.memory,
-            flags=one.layout.flags,
+            mesh=one.mesh,
+            remat=one.remat,
+            accumulate=one.accumulate,
+            estimated_step_seconds=one.step,
+            estimated_memory=one.memory,
+            flags=one.flags,
             reason=one.reason,
             plan=None if one.plan is None else one.plan.as_dict(),
         )

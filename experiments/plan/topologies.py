@@ -1,10 +1,9 @@
-"""Devices that are not here, as the accelerators' own compilers know them.
+"""Topologies of devices that are not here, by the accelerators' own compilers.
 
-A topology is CHIP:SIZES, of a slice (``v5e:4x4``, ``v5p:4x4x4``), of several slices
-that a slower network joins (``2*v5e:16x16``), or of hosts and the devices of each (``h100:2x8``).
+A topology is CHIP:SIZES, a slice (``v5e:4x4``, ``v5p:4x4x4``), several slices joined by a slower network
+(``2*v5e:16x16``), or hosts and the devices of each (``h100:2x8``).
 """
 
-import functools
 import importlib.util
 import math
 import os
@@ -18,6 +17,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from experiments.chips import CHIPS, Chip
+from experiments.launch import Refused
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -33,19 +33,12 @@ _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugi
 _HOST = 4  # chips of a host in a slice of several hosts
 
 
-class TopologyError(Exception):
-    """A topology that does not exist, or whose compiler is not installed."""
-
-
 @dataclass(frozen=True)
 class Topology:
-    """Devices that need not be here.
+    """Devices to compile for, in order.
 
     Attributes:
-      name: as it was asked for.
-      chip: of each device.
-      sizes: of a slice, or (hosts, devices each).
-      devices: to compile for, in order.
+      sizes: of a slice, or (hosts, devices of each).
     """
 
     name: str
@@ -54,23 +47,18 @@ class Topology:
     devices: tuple[Any, ...]
 
     def places(self, devices: Sequence[Any]) -> np.ndarray:
-        """Where devices stand: slice and coordinates in it, or (host, number in it)."""
+        """Returns the slice and the coordinates in it of each device, or its host and number there."""
         if self.chip.platform == "tpu":
             axes = len(self.sizes)
             return np.asarray([(getattr(x, "slice_index", 0), *x.coords[:axes]) for x in devices])
-        each = self.sizes[1]
-        return np.asarray([divmod(self._number[device.id], each) for device in devices])
-
-    @functools.cached_property
-    def _number(self) -> dict[int, int]:
-        return {device.id: number for number, device in enumerate(self.devices)}
+        numbers = {device.id: number for number, device in enumerate(self.devices)}
+        return np.asarray([divmod(numbers[device.id], self.sizes[1]) for device in devices])
 
 
 def prepare() -> None:
-    """Set this process up to compile for devices that it has not got, before JAX looks for its own.
+    """Sets this process up to compile for devices that it lacks, before JAX looks for its own.
 
-    A TPU's compiler would otherwise ask the network whether it stands on one. Everything but the
-    compiling stays on this CPU.
+    A TPU's compiler would otherwise ask the network whether it runs on one. Arrays stay on the CPU.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -78,68 +66,68 @@ def prepare() -> None:
 
 
 def topology(name: str) -> Topology:
-    """The devices of a topology.
+    """Returns a topology with its devices.
 
     Raises:
-      TopologyError: there is no such chip or size, or no compiler for it here.
+      Refused: there is no such chip or size, or no compiler for it here.
     """
     chip, slices, sizes = parse(name)
     if all(importlib.util.find_spec(package) is None for package in _PACKAGES[chip.platform]):
-        raise TopologyError(
+        raise Refused(
             f"the compiler for {chip.name} is not installed: pip install '{_INSTALL[chip.platform]}'"
         )
     prepare()
     try:
-        alone = name.rpartition("*")[2]
-        devices = _tpu(alone, slices, sizes) if chip.platform == "tpu" else _gpu(alone, sizes)
-    except Exception as error:  # what the plugins raise is of many kinds
-        said = " ".join(str(error).split())
-        raise TopologyError(f"there is no topology {name}: {said}") from error
+        if chip.platform == "tpu":
+            devices = _tpu(name.rpartition("*")[2], slices, sizes)
+        else:
+            devices = _gpu(name.partition(":")[0], sizes)
+    except Exception as error:  # the plugins raise errors of many kinds
+        reason = " ".join(str(error).split())
+        raise Refused(f"there is no topology {name}: {reason}") from error
     return Topology(name, chip, sizes, tuple(devices))
 
 
 def parse(name: str) -> tuple[Chip, int, tuple[int, ...]]:
-    """The chip, the number of slices and the sizes that a name stands for; needs no compiler.
+    """Parses a name into the chip, the number of slices and the sizes; needs no compiler.
 
     Raises:
-      TopologyError: the name is not CHIP:SIZES, or N*CHIP:SIZES, of a chip that is known.
+      Refused: the name is not CHIP:SIZES, or N*CHIP:SIZES, with a known chip.
     """
     match = re.fullmatch(r"(?:([1-9]\d*)\*)?(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
     chip = CHIPS.get(match.group(2)) if match else None
     sizes = tuple(int(size) for size in match.group(3).split("x")) if match else ()
     if match is None or chip is None or len(sizes) != (chip.axes or 2):
-        raise TopologyError(
+        raise Refused(
             f"got topology {name!r}; expected one of {', '.join(CHIPS)} with sizes, such as v5e:4x4 or "
             "v5p:4x4x4 (a slice), 2*v5e:16x16 (two slices) or h100:2x8 (hosts x devices)."
         )
     slices = int(match.group(1) or 1)
     if slices > 1 and not (chip.axes and chip.network):
         known = ", ".join(name for name, other in CHIPS.items() if other.axes and other.network)
-        raise TopologyError(f"got topology {name!r}; several slices are planned for {known}.")
+        raise Refused(f"got topology {name!r}; several slices are planned for {known}.")
     return chip, slices, sizes
 
 
 def _tpu(name: str, slices: int, sizes: tuple[int, ...]) -> Sequence[Any]:
     options: dict[str, Any] = {} if slices == 1 else {"num_slices": slices}
     if name.startswith("v4:"):
-        options["chip_config_name"] = (
-            "megacore"  # both cores of a chip are one device, as JAX has them
-        )
-    if math.prod(sizes) < _HOST:  # of a slice within one host, all of it
+        options["chip_config_name"] = "megacore"  # both cores of a chip are one device, as in JAX
+    if math.prod(sizes) < _HOST:  # the whole slice is in one host
         options["chips_per_host_bounds"] = [*sizes, *[1] * (3 - len(sizes))]
     return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
 
 
-def _gpu(name: str, sizes: tuple[int, ...]) -> Sequence[Any]:
+def _gpu(chip: str, sizes: tuple[int, ...]) -> Sequence[Any]:
     return topologies.get_topology_desc(
         platform="cuda",
-        topology_name=name.partition(":")[0],
+        topology_name=chip,
         topology=f"1x{sizes[0]}x{sizes[1]}",
-        target_config=_target(name.partition(":")[0]),
+        target_config=_target(chip),
     ).devices
 
 
-# Of each GPU: compute capability, multiprocessors, GHz, L2 in MiB, shared memory of a multiprocessor in KiB.
+# Compute capability, multiprocessors, GHz, L2 in MiB, shared memory of a multiprocessor in KiB.
 _GPUS = {
     "a100": ("major: 8", 108, 1.41, 40, 164),
     "h100": ("major: 9 feature_extension: ACCELERATED_FEATURES", 132, 1.98, 50, 228),
@@ -149,7 +137,7 @@ _GPUS = {
 
 
 def _target(chip: str) -> str:
-    """A ``GpuTargetConfigProto`` as text; XLA's compiler tunes by it.
+    """Returns a ``GpuTargetConfigProto`` as text, by which XLA's compiler tunes.
 
     Source: NVIDIA, "A100" and "H100 Tensor Core GPU Architecture", the Blackwell tuning guide, and the CUDA
     C++ programming guide, compute capabilities 8.0, 9.0 and 10.0.

@@ -1,20 +1,13 @@
-"""A program that compiles kinds of attention for v5e: prints what is wrong with each, "" for nothing.
+"""Kinds of attention that compile for v5e: gradients of ``attend``, on one device or with a mesh in force."""
 
-python -m tests.accelerators.attention     gradients of ``attend``, one device or a mesh of four in force
-"""
-
-import json
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+import crossattn as xa
 from experiments.plan.compiling import compiled_for
-from experiments.plan.topologies import prepare, topology
-
-prepare()  # before JAX looks for devices
-
-import crossattn as xa  # noqa: E402
+from experiments.plan.topologies import topology
 
 m = xa.masks
 B, T, N, H = 2, 256, 4, 64
@@ -25,7 +18,7 @@ def shapes(b=B, t=T, s=None, n=N, k=None, h=H, hv=None, dtype="bfloat16"):
     return [(b, t, n, h), (b, s, k, h), (b, s, k, hv or h)], dtype
 
 
-# kernel, q k v, mask of an array of that shape and dtype, options; arrays among these are shapes.
+# Kernel, q k v, mask of an array of that shape and dtype, options; arrays among these are shapes.
 CALLS = {
     "plain": ("splash", shapes(), None, {}),
     "odd lengths": ("splash", shapes(t=197), lambda _: m.causal(), {}),
@@ -72,7 +65,7 @@ CALLS = {
 
 
 def compile_call(devices, place, kernel, operands, mask, options):
-    """Forward and backward, by kernels of that name."""
+    """Compiles forward and backward passes to kernels of that name."""
     options, (sizes, dtype) = dict(options), operands
     arrays = {name: options.pop(name) for name in ("mask", "bias") if name in options}
     placed = partial(jax.ShapeDtypeStruct, sharding=place)
@@ -92,31 +85,18 @@ def compile_call(devices, place, kernel, operands, mask, options):
     assert all(kernel in line for line in calls), [line[:80] for line in calls]
 
 
-def under_a_mesh(name):
-    """With its mesh in force, whose devices are not here."""
-    devices = topology("v5e:2x2")
-    mesh = jax.make_mesh((4,), ("data",), devices=devices.devices)
-    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    with jax.set_mesh(mesh):
-        compile_call(devices, place, *CALLS[name])
+def compile_kind(name, devices):
+    """Compiles on one device; in a mesh of ``devices`` for a name that ends with "under a mesh"."""
+    call = CALLS[name.removesuffix(UNDER_A_MESH)]
+    if name.endswith(UNDER_A_MESH):
+        mesh = jax.make_mesh((4,), ("data",), devices=devices.devices)
+        place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        with jax.set_mesh(mesh):
+            compile_call(devices, place, *call)
+    else:
+        one = topology("v5e:1x1")
+        compile_call(one, jax.sharding.SingleDeviceSharding(one.devices[0]), *call)
 
 
-def alone(name):
-    devices = topology("v5e:1x1")
-    compile_call(devices, jax.sharding.SingleDeviceSharding(devices.devices[0]), *CALLS[name])
-
-
-def fault(check, name):
-    try:
-        check(name)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}" or "failed"
-    return ""
-
-
-if __name__ == "__main__":
-    found = {name: fault(alone, name) for name in CALLS}
-    found |= {
-        f"{name} under a mesh": fault(under_a_mesh, name) for name in ("odd lengths", "prefix")
-    }
-    print(json.dumps(found))
+UNDER_A_MESH = " under a mesh"
+KINDS = [*CALLS, f"odd lengths{UNDER_A_MESH}", f"prefix{UNDER_A_MESH}"]

@@ -1,4 +1,4 @@
-"""The step that is held to what sixteen accelerators should hold and send: 91.6 M parameters, 256 rows."""
+"""The step of the tests on sixteen accelerators: 91.6 M parameters, 256 rows."""
 
 from ml_collections import ConfigDict
 
@@ -6,7 +6,7 @@ from configs import parts
 
 
 def get_config(arg: str = ""):
-    """No argument."""
+    """Returns the config; takes no argument."""
     parts.words(arg)
     return ConfigDict(
         dict(

@@ -1,7 +1,8 @@
-"""A program that compiles for four v5e: prints what is wrong with each model and each config, "" for nothing.
+"""A program that compiles for four v5e and prints the error of each thing that it compiles, "" for none.
 
-python -m tests.accelerators.four models     gradients of every model, its parameters split
-python -m tests.accelerators.four configs    the plan of every config's tiny variant
+python -m tests.accelerators.four models       gradients of every model, its parameters split
+python -m tests.accelerators.four configs      the plan of every config's tiny variant
+python -m tests.accelerators.four attention    gradients of every kind of attention
 """
 
 import importlib
@@ -24,6 +25,7 @@ from crossattn.train.sharding import (  # noqa: E402
     make_mesh,
     params_sharding,
 )
+from tests.accelerators import attention  # noqa: E402
 from tests.models import every_model  # noqa: E402
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -64,7 +66,11 @@ def fault(compile, name, devices):
     return ""
 
 
-KINDS = {"models": (compile_model, every_model.NAMES), "configs": (compile_config, configs())}
+KINDS = {
+    "models": (compile_model, every_model.NAMES),
+    "configs": (compile_config, configs()),
+    "attention": (attention.compile_kind, attention.KINDS),
+}
 
 if __name__ == "__main__":
     compile, names = KINDS[sys.argv[1]]

@@ -1,21 +1,17 @@
-"""What a token reads and what decoding holds on one accelerator, held to its weights and caches.
+"""The bytes that a token reads and that decoding holds on one accelerator, against its weights and caches.
 
 The accelerators' own compilers compile it, on any CPU machine (``make accelerators``); each program takes
 about half a minute.
 """
 
 import functools
-import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.accelerators.test_sixteen import needs_compiler
-from tests.conftest import ROOT, as_users_have_it
+from tests.accelerators.test_sixteen import made_plan
 
 LAYERS, SOURCE = 2, 128
-COMPILERS = {"v5e:1x1": "v5e:4x4", "h100:1x1": "h100:2x8"}
+TOPOLOGIES = ("v5e:1x1", "h100:1x1")
 OPTIONS = (
     "--config.model.encoder_layers=1",
     f"--config.model.decoder_layers={LAYERS}",
@@ -28,17 +24,12 @@ OPTIONS = (
 
 @functools.cache
 def planned(topology, scan):
-    needs_compiler(COMPILERS[topology])
-    command = [sys.executable, "-m", "experiments.plan", "--decode", "--json"]
-    command += [f"--topology={topology}", "--config=configs/wmt14_de_en.py", *OPTIONS]
-    command += [f"--config.model.scan={scan}"]
-    run = subprocess.run(command, cwd=ROOT, env=as_users_have_it(), capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+    config = "--config=configs/wmt14_de_en.py"
+    return made_plan(topology, config, "--decode", *OPTIONS, f"--config.model.scan={scan}")
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
-@pytest.mark.parametrize("topology", COMPILERS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_token_reads_weights_in_their_compute_type_and_caches_once(topology, scan):
     plan = planned(topology, scan)
     weights = plan["memory"]["parameters"] / 2  # bfloat16
@@ -47,7 +38,7 @@ def test_a_token_reads_weights_in_their_compute_type_and_caches_once(topology, s
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["looped", "scanned"])
-@pytest.mark.parametrize("topology", COMPILERS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_temporaries_beside_weights_and_caches_are_less_than_one_cache(topology, scan):
     plan = planned(topology, scan)
     weights = plan["memory"]["parameters"] / 2

@@ -55,7 +55,7 @@ def losses(workdir):
 
 @pytest.fixture
 def data(tmp_path):
-    """The name of a few pairs of like length: evaluation has one shape to compile."""
+    """Writes a few pairs of like length, so that evaluation has one shape to compile; returns their name."""
     path = tmp_path / "pairs.tsv"
     pairs = [e for e in open_source("phrases", "train") if e["source"].count(" ") == 2][:PAIRS]
     path.write_text("".join(f"{e['source']}\t{e['target']}\n" for e in pairs))
@@ -64,7 +64,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def together(environment):
-    """Starts launchers, one after the other, in so many processes of some devices each."""
+    """Starts launchers, one after the other, in several processes with several devices each."""
 
     def run(count, devices, *launchers):
         with socket.socket() as free:
@@ -132,20 +132,6 @@ def test_four_devices_of_two_processes_are_one_device_from_training_to_translati
     assert main.endswith("\n".join([*texts, "ended translate 0"]) + "\n")
 
 
-@pytest.fixture
-def environment_of_one(monkeypatch):
-    """Sets what names a process of several, or takes it away."""
-
-    def put(address=None, count=None, index=None):
-        for name, value in zip(processes.BY_HAND, (address, count, index), strict=True):
-            if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, str(value))
-
-    return put
-
-
 @pytest.mark.parametrize(
     ("place", "message"),
     [
@@ -155,6 +141,9 @@ def environment_of_one(monkeypatch):
         (("host:80", 2, 2), "JAX_PROCESS_ID is 2; expected .* the index of this one, from 0"),
     ],
 )
-def test_a_place_that_is_none_is_refused(environment_of_one, refused, tmp_path, place, message):
-    environment_of_one(*place)
+def test_a_place_that_is_none_is_refused(monkeypatch, refused, tmp_path, place, message):
+    for name in processes.BY_HAND:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in zip(processes.BY_HAND, place, strict=False):
+        monkeypatch.setenv(name, str(value))
     assert re.search(message, refused("train", TINY, "--distributed", f"--workdir={tmp_path}"))
