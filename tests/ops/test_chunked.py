@@ -9,7 +9,6 @@ import pytest
 
 import crossattn as xa
 from crossattn import testing
-from crossattn.ops import backends
 from crossattn.ops.backends import chunked
 from crossattn.ops.blockwise import blocks
 from crossattn.ops.blockwise.blocks import Plan
@@ -86,15 +85,13 @@ def test_many_blocks_keep_the_promises(small_blocks, name):
     testing.check(functools.partial(xa.attend, backend="chunked"), testing.cases()[name])
 
 
-@pytest.mark.parametrize("lengths", [(2, 40), (40, 2)])
-def test_lengths_may_be_very_different(small_blocks, lengths):
-    queries, keys = lengths
+@pytest.mark.parametrize(("T", "S"), [(2, 40), (40, 2)])
+def test_lengths_may_be_very_different(small_blocks, T, S):
     arrays = {
-        "q": RANDOM.normal(size=(1, queries, 2, 4)).astype(np.float32),
-        "k": RANDOM.normal(size=(1, keys, 2, 4)).astype(np.float32),
-        "v": RANDOM.normal(size=(1, keys, 2, 4)).astype(np.float32),
+        name: np.resize(ARRAYS[name], (1, n, 2, 4))
+        for name, n in zip("qkv", (T, S, S), strict=True)
     }
-    mask = xa.masks.window(5, 3, offset=keys - queries)
+    mask = xa.masks.window(5, 3, offset=S - T)
     found, expected = (
         jax.jit(jax.value_and_grad(total(backend, mask, {})))(arrays)
         for backend in ("chunked", "reference")
@@ -114,19 +111,10 @@ def test_second_derivatives_are_the_references(small_blocks):
     close(second("chunked"), second("reference"), ulps=1000)
 
 
-def test_weights_are_refused_and_automatic_choice_finds_another():
-    q, k, v = (ARRAYS[name] for name in "qkv")
-    with pytest.raises(NotImplementedError, match="weights"):
-        xa.attend(q, k, v, backend="chunked", return_weights=True)
-    assert xa.attend(q, k, v, return_weights=True)[1].shape == (B, N, T, S)
-
-
 def test_only_an_automatic_choice_asks_whether_a_backend_suits():
     small, large = jnp.zeros((1, 8, 2, 1)), jnp.zeros((1, 1 << 15, 2, 1))
     assert "logits" in chunked.unsuited(small, small)
     assert chunked.unsuited(large, large) is None
-    order = backends.ordered("cpu")
-    assert order.index("chunked") < order.index("reference")
     assert xa.attend(*(ARRAYS[name] for name in "qkv"), backend="chunked").shape == (B, T, N, 5)
 
 
