@@ -20,11 +20,11 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
-from crossattn.ops.backends import Ran, first_that_fits, warn_where_slow, widened
+from crossattn.ops.backends import Ran, first_that_fits, warn_where_slow
 from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Mask
 from crossattn.ops.parallel import placement, spread
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
 _Mask = Mask | Bool[AnyArray, "..."] | None
@@ -41,7 +41,6 @@ class _Options(TypedDict, total=False):
     backend: str | None
 
 
-# What comes back, for type checkers: the output, then the weights, then the log-sum-exp.
 @overload
 def attend(
     q: AnyArray,
@@ -53,39 +52,6 @@ def attend(
     return_lse: Literal[False] = False,
     **options: Unpack[_Options],
 ) -> Array: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[False] = False,
-    **options: Unpack[_Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[False] = False,
-    return_lse: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Array, Array, Array]: ...
 @overload
 def attend(
     q: AnyArray,

@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 
 from crossattn.ops.masks import Mask
+from crossattn.types import Array, Shaped
 
 
 class AttentionOutput(NamedTuple):
@@ -96,6 +97,11 @@ class Call:
             asked, reason = reasons[name]
             if asked:
                 raise NotImplementedError(f"{who} {reason}")
+
+
+def by_query(rows: Shaped[Array, "*#B #N #T"]) -> Shaped[Array, "*#B #T #N 1"]:
+    """Returns a value of each row of logits in the layout of the output."""
+    return jnp.moveaxis(rows, -1, -2)[..., None]
 
 
 def is_symbolic(*sizes: Any) -> bool:

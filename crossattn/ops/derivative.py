@@ -77,9 +77,6 @@ def vmap(axis: Any, function: Callable, axes: Any) -> Callable:
 
 def _call_batch(axis, arguments, axes, *, name, run, rule):
     axes = list(axes)
-    if all(a is None for a in axes):
-        results = _call.bind(*arguments, name=name, run=run, rule=rule)
-        return results, [None] * len(results)
 
     def mapped_rule(primals, tangents):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
@@ -182,9 +179,6 @@ def _transpose(cotangents, *arguments, derivative, count, avals):
 
 def _batch(axis, arguments, axes, *, derivative, count, avals):
     """Every tangent gets the mapped axis, so that none of the cotangents must be summed over it."""
-    if all(a is None for a in axes):
-        results = _linear.bind(*arguments, derivative=derivative, count=count, avals=avals)
-        return results, [None] * len(results)
     moved = [
         x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(arguments, axes, strict=True)
     ]

@@ -5,7 +5,7 @@ than this machine's. Attention chooses its kernel inside ``lowered_for``, where 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,11 +37,9 @@ def one_device() -> bool:
     return jax.device_count() == 1 if _target.value is None else _target.value.alone
 
 
-@contextlib.contextmanager
-def lowered_for(target: Target) -> Iterator[None]:
-    """Inside, that is what code is traced for."""
-    with _target(target):
-        yield
+def lowered_for(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Returns a context inside which code is traced for a target."""
+    return _target(target)
 
 
 def target_of(arrays: Sequence[Any]) -> Target:
@@ -82,33 +80,38 @@ def operation(
         with lowered_for(of_arrays(operands)):
             return run(*operands, **parameters)
 
+    def batched(axis: Any, operands: Any, axes: Any, **parameters: Any) -> Any:
+        if any(a is not None for a in axes):
+            return batch(axis, operands, axes, **parameters)
+        results = primitive.bind(*operands, **parameters)
+        return results, [None] * len(results)
+
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(eagerly)
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = differentiate
-    batching.fancy_primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = batched
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose
     for platform in ("cpu", "tpu", "cuda", "rocm"):
-        mlir.register_lowering(primitive, _Lowering(run, platform), platform=platform)
-    mlir.register_lowering(primitive, _Lowering(run, None))
+        mlir.register_lowering(primitive, _lowering(run, platform), platform=platform)
+    mlir.register_lowering(primitive, _lowering(run, None))
     return primitive
 
 
-class _Lowering:
-    """The rule of a platform, or of any; JAX emits one for each that is lowered for."""
+def _lowering(run: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    """Returns the rule of a platform, or of any; JAX calls one for each that is lowered for."""
+    lower = mlir.lower_fun(run, multiple_results=True)
 
-    def __init__(self, run: Callable[..., Any], name: str | None):
-        self.lower = mlir.lower_fun(run, multiple_results=True)
-        self.name = name
+    def rule(context: Any, /, *operands: Any, **parameters: Any) -> Any:
+        module = context.module_context
+        platform = name or (context.platforms or module.platforms)[0]
+        target = Target(_ALIASES.get(platform, platform), _alone(module.axis_context))
+        with lowered_for(target):
+            return lower(context, *operands, **parameters)
 
-    def __call__(self, context: Any, /, *operands: Any, **parameters: Any) -> Any:
-        names = context.platforms or context.module_context.platforms
-        name = names[0] if self.name is None else self.name
-        alone = _alone(context.module_context.axis_context)
-        with lowered_for(Target(_ALIASES.get(name, name), alone)):
-            return self.lower(context, *operands, **parameters)
+    return rule
 
 
 def _alone(axes: Any) -> bool:

@@ -19,12 +19,12 @@ from jax.sharding import PartitionSpec
 
 from crossattn import axes
 from crossattn.ops import backends, derivative, platforms
-from crossattn.ops.backends import Ran, widened
+from crossattn.ops.backends import Ran
 from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.parallel.placement import alike
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 
 _VALUES = 2  # the place of v among a call's arrays
 
@@ -240,9 +240,6 @@ def _unmapped(operands: Sequence[Any], mapped: Sequence[int | None]) -> list[Any
 
 def _batched(operation: Any, run: Any, axis: Any, operands, mapped, names, **static: Any):
     """A mapped axis is one more batch axis, the first: what is split by it stays so."""
-    if all(a is None for a in mapped):
-        results = operation.bind(*operands, **static)
-        return results, [None] * len(results)
     if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
         results = derivative.vmap(axis, partial(run, **static), list(mapped))(*operands)
         return results, [0] * len(results)

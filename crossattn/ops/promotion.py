@@ -6,9 +6,11 @@ sets them; inside ``as_written`` they are as the package's own code expects.
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
+
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -26,3 +28,8 @@ def as_written(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
             return call(*args, **kwargs)
 
     return inside
+
+
+def widened(dtype: Any) -> Any:
+    """Returns the dtype in which sums are computed: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)

@@ -24,10 +24,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from crossattn.ops import platforms
 from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.promotion import widened
 
 PLAIN = ("chunked", "reference")
 """Backends without a kernel: they run anywhere, and on an accelerator more slowly than one."""
@@ -111,11 +111,6 @@ def run(name: str, call: Call) -> AttentionOutput:
         return attend(replace(call, q=call.q.astype(dtype)))
     attended = attend(call)
     return attended._replace(out=attended.out.astype(dtype))
-
-
-def widened(dtype: Any) -> Any:
-    """The type of sums: float32 at least."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def few_queries(q: Any, k: Any) -> bool:

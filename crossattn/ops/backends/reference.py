@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import backends, dropout, platforms
+from crossattn.ops.blockwise import scores
 from crossattn.ops.call import AttentionOutput, Call
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import Array, Bool, Float
-
-# Full float32 products also where the hardware would round their inputs.
-_EXACT = jax.lax.Precision.HIGHEST
 
 
 def rank(platform: str) -> int | None:
@@ -80,7 +78,7 @@ def _few_queries(q, k, v, allowed, bias, scale, softcap):
     if shared is not None:
         v = jnp.where(shared, v, 0)
     elif allowed is not None:
-        poison = _by_head(_poison(v), q.shape[-2])[..., None, :]
+        poison = _by_head(scores.poison(v), q.shape[-2])[..., None, :]
         v = jnp.where(jnp.isfinite(v), v, 0)
     return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=False, poison=poison)
 
@@ -116,14 +114,16 @@ def _attend(
     """
     *batch, T, N, _ = q.shape
     S, K = k.shape[-3:-1]
-    compute = jnp.promote_types(q.dtype, jnp.float32)
+    compute = widened(q.dtype)
     if clean:
-        k_poison = _by_head(_poison(k) + _poison(v), N)
-        poison = _by_head(_poison(q), N)[..., :, None] + k_poison[..., None, :]
+        k_poison = _by_head(scores.poison(k) + scores.poison(v), N)
+        poison = _by_head(scores.poison(q), N)[..., :, None] + k_poison[..., None, :]
         q, k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v))
 
     grouped = (q.astype(compute) * scale).reshape(*batch, T, K, N // K, q.shape[-1])
-    logits = _logits(grouped, k.astype(compute)).reshape(*batch, N, T, S)
+    k, v = k.astype(compute), v.astype(compute)
+    logits = jnp.einsum("...tkgh,...skh->...kgts", grouped, k, precision=scores.EXACT)
+    logits = logits.reshape(*batch, N, T, S)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     allowed, bias = _readable(allowed, bias)
@@ -134,31 +134,15 @@ def _attend(
     kept = weights
     if dropout_key is not None:
         kept = dropout.dropout(weights, rate, dropout_key)
-    out = _mix(kept.reshape(*batch, K, N // K, T, S), v.astype(compute))
+    kept = kept.reshape(*batch, K, N // K, T, S)
+    out = jnp.einsum("...kgts,...skh->...tkgh", kept, v, precision=scores.EXACT)
     out = out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
     return out, weights, lse.astype(jnp.float32)
-
-
-def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
-    """NaN for each vector that has an element which is not finite, else 0."""
-    return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
 def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
     """One row for each query head; grouped heads share their key head's."""
     return jnp.moveaxis(jnp.repeat(poison, N // poison.shape[-1], axis=-1), -1, -2)
-
-
-def _logits(
-    q: Float[Array, "*B T K G H"], k: Float[Array, "*B S K H"]
-) -> Float[Array, "*B K G T S"]:
-    return jnp.einsum("...tkgh,...skh->...kgts", q, k, precision=_EXACT)
-
-
-def _mix(
-    weights: Float[Array, "*B K G T S"], v: Float[Array, "*B S K Hv"]
-) -> Float[Array, "*B T K G Hv"]:
-    return jnp.einsum("...kgts,...skh->...tkgh", weights, v, precision=_EXACT)
 
 
 def _softmax(

@@ -14,6 +14,7 @@ from crossattn.ops import dropout
 from crossattn.ops.blockwise.blocks import Span
 from crossattn.ops.masks import Explicit, Mask
 from crossattn.ops.parallel import placement
+from crossattn.ops.promotion import widened
 from crossattn.types import AnyArray, Array, Bool, Float, Shaped
 
 # Full float32 products also where the hardware would round their inputs.
@@ -97,9 +98,9 @@ def prepare(
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
     products. They are taken out of the operands and come back as NaN logits, which the mask can hide.
     """
-    compute = jnp.promote_types(q.dtype, jnp.float32)
-    q_poison = grouped(_poison(q)[..., None], k.shape[-2])[..., 0]
-    k_poison = jnp.moveaxis(_poison(k) if v is None else _poison(k) + _poison(v), -1, -2)
+    compute = widened(q.dtype)
+    q_poison = grouped(poison(q)[..., None], k.shape[-2])[..., 0]
+    k_poison = jnp.moveaxis(poison(k) if v is None else poison(k) + poison(v), -1, -2)
     operands = Operands(
         q=grouped(_finite(q).astype(compute) * scale, k.shape[-2]),
         k=_head_major(_finite(k).astype(compute)),
@@ -112,8 +113,8 @@ def prepare(
     return placement.alike((operands, setting, values))
 
 
-def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
-    """NaN for each vector that has an element which is not finite, else 0."""
+def poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
+    """Returns NaN for each vector with an element that is not finite, else 0."""
     return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
@@ -234,7 +235,7 @@ def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: 
 
 def no_gradient(given: Operands) -> Operands:
     """Zeros, to add to: of a bias in a narrow dtype too, a sum needs float32 at least."""
-    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), given)
+    wide = jax.tree.map(lambda x: x.astype(widened(x.dtype)), given)
     return jax.tree.map(lambda x: placement.full_like(x, 0), wide)
 
 

@@ -24,13 +24,8 @@ from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _pytree(cls):
-    """A frozen dataclass that is a pytree; fields marked static are part of the structure."""
-    cls = dataclass(frozen=True)(cls)
-    fields = cls.__dataclass_fields__.values()
-    static = [f.name for f in fields if f.metadata.get("static")]
-    data = [f.name for f in fields if not f.metadata.get("static")]
-    cls = jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=static)
-    return exportable(cls)
+    """Makes a frozen dataclass that is a pytree; static fields are part of its structure."""
+    return exportable(jax.tree_util.register_dataclass(dataclass(frozen=True)(cls)))
 
 
 _FAR = 2**30  # farther than any two indices are apart

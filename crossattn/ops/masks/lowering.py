@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.call import AttentionOutput, Call, by_query
 from crossattn.ops.masks import Band, Explicit, Lengths, Mask
 from crossattn.ops.masks.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int
@@ -127,11 +127,6 @@ def repair_lse(lse: Float[Array, "*B N T"], prepared: Prepared) -> Float[Array, 
     """-inf where nothing may be read, NaN where a NaN or an Inf is read."""
     lse = jnp.where(prepared.reads_nothing, -jnp.inf, lse)
     return jnp.where(prepared.reads_poison, jnp.nan, lse)
-
-
-def by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
-    """A value for each row of logits, laid out beside the output."""
-    return jnp.moveaxis(rows, -1, -2)[..., None]
 
 
 def _read(mask: Mask, poison: Bool[Array, "*B N S"], T: int, S: int) -> tuple[Array, Array]:

@@ -134,15 +134,11 @@ def seen(
     S: int,
     padded: tuple[int, int],
     batch: tuple[int, ...],
-    matrix: bool = False,
 ) -> Seen:
-    """A mask for ``T`` queries and ``S`` keys; those that pad them read nothing and are not read.
-
-    With ``matrix`` as one even where the first and the last key would say it.
-    """
+    """Returns a mask for ``T`` queries and ``S`` keys; padding reads nothing and is not read."""
     limits = ranges(mask, T, S)
     wide = limits.first is not None and padded[1] >= _LONGEST
-    if matrix or wide or limits.limits or limits.rest.terms:
+    if wide or limits.limits or limits.rest.terms:
         allowed = mask.block(jnp.arange(T), jnp.arange(S))
         allowed = allowed.reshape((1,) * (3 - allowed.ndim) + allowed.shape)
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, S))

@@ -27,15 +27,7 @@ except ImportError:  # not a POSIX system: each process compiles what it does no
     fcntl = None
 
 _FLAGS = (
-    *(
-        "-O3",
-        "-std=c++17",
-        "-fPIC",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-ffp-contract=fast",
-        "-w",
-    ),
+    *"-O3 -std=c++17 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast -w".split(),
     "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native",
 )
 _LONGEST = 300  # seconds for one compiler, and for another process to be done with it

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.call import named
+from crossattn.ops.call import by_query, named
 from crossattn.ops.parallel import placement
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import AnyArray, Array, Float
 
 
@@ -95,7 +95,7 @@ def weight_of(
 
 def weighted(out: Float[AnyArray, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
     """The output times its weight, in float32 at least."""
-    compute = jnp.promote_types(out.dtype, jnp.float32)
+    compute = widened(out.dtype)
     return jnp.asarray(out).astype(compute) * by_query(weight).astype(compute)
 
 
@@ -105,11 +105,6 @@ def quotient(numerator: Array, total: Array, base: Array, dtype: Any) -> tuple[A
     divisor = jnp.where(nothing, 1, total)
     lse = jnp.where(nothing, -jnp.inf, base + jnp.log(divisor))
     return (numerator / by_query(divisor)).astype(dtype), lse
-
-
-def by_query(rows: Float[Array, "*B N T"]) -> Float[Array, "*B T N 1"]:
-    """A value for each row of logits, laid out beside the output."""
-    return jnp.moveaxis(rows, -1, -2)[..., None]
 
 
 def _check(out1: AnyArray, lse1: AnyArray, out2: AnyArray, lse2: AnyArray) -> None:

@@ -20,9 +20,11 @@ import jax.numpy as jnp
 
 from crossattn.ops import derivative
 from crossattn.ops.attend import run
+from crossattn.ops.call import by_query
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask, slices
-from crossattn.ops.parallel.merge import base_of, by_query, merge, weight_of
+from crossattn.ops.parallel.merge import base_of, merge, weight_of
+from crossattn.ops.promotion import widened
 
 _NO_DROPOUT: dict[str, Any] = dict(dropout_rate=0.0, dropout_key=None)
 
@@ -62,7 +64,7 @@ def attend_ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
     The mask's arrays, and the bias, are of this device's queries and of all keys.
     """
     *arrays, numbers = operands
-    numbers = jax.tree.map(lambda x: x.astype(_wide(x)), numbers)
+    numbers = jax.tree.map(lambda x: x.astype(widened(x.dtype)), numbers)
     # Apart, because JAX puts placeholders of its own into what it differentiates.
     terms, form = jax.tree.flatten(mask)
     output = _ring(setting, form, (*arrays, numbers), terms)
@@ -92,7 +94,7 @@ def _round(setting: Setting, operands: Operands, mask: Mask) -> Any:
         return (read(merged, block, step), setting.pass_on(block)), None
 
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    nothing = jnp.zeros((*q.shape[:-1], v.shape[-1]), _wide(q)), jnp.full(rows, -jnp.inf)
+    nothing = jnp.zeros((*q.shape[:-1], v.shape[-1]), widened(q.dtype)), jnp.full(rows, -jnp.inf)
     last = setting.devices - 1
     (merged, block), _ = jax.lax.scan(turn, (nothing, (k, v)), jnp.arange(last))
     return read(merged, block, last)
@@ -147,7 +149,7 @@ def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangen
         block, dk, dv = setting.pass_on((block, dk, dv))
         return (block, (dq, dk, dv, *rest)), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), operands)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, widened(x.dtype)), operands)
     last = setting.devices - 1
     (block, sums), _ = jax.lax.scan(turn, ((k, v), zeros), jnp.arange(last))
     dq, dk, dv, *rest = add(sums, block, last)
@@ -162,7 +164,3 @@ def _of_part(part: Any, whole: Any, cotangents: Any) -> Any:
     off = jnp.moveaxis(((part_out - out) * d_out).sum(-1), -1, -2)
     d_part_lse = jnp.where(part_lse == -jnp.inf, 0, weight * (off + d_lse))
     return (by_query(weight) * d_out).astype(part_out.dtype), d_part_lse
-
-
-def _wide(x) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)

@@ -14,12 +14,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.backends import Ran, widened
+from crossattn.ops.backends import Ran
 from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
 from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel import placement
 from crossattn.ops.parallel.merge import merge_over
 from crossattn.ops.parallel.placement import Split
+from crossattn.ops.promotion import widened
 
 # So many kernels of one attention, at most, for queries of as many places.
 _MOST_PLACES = 16

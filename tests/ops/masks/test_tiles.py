@@ -47,12 +47,11 @@ def test_numbers_and_bands_leave_no_rest(name):
     assert not tiles.tiled(ALL[name], T, S).rest.terms
 
 
-@pytest.mark.parametrize("matrix", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_first_and_last_keys_or_the_matrix_are_the_mask(name, matrix):
+def test_first_and_last_keys_or_the_matrix_are_the_mask(name):
     """With the queries and keys that pad it, which read nothing and are not read."""
     padded = T + 2, S + 3
-    seen = tiles.seen(ALL[name], T, S, padded, (2,), matrix)
+    seen = tiles.seen(ALL[name], T, S, padded, (2,))
     if seen.allowed is None:
         allowed = seen.reads(seen.numbers[:, None, :, None], jnp.arange(padded[1]))
     else:
