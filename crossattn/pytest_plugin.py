@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: "pytest.Parser") -> None:
-    """The options."""
+    """Adds the options."""
     group = parser.getgroup("attention", "what an attention function promises")
     group.addoption(
         "--attention",
@@ -21,7 +21,7 @@ def pytest_addoption(parser: "pytest.Parser") -> None:
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Where the option is given, the promises become tests."""
+    """Makes the promises tests where the option is given."""
     if config.getoption("attention"):
         from crossattn.testing import as_tests
 
