@@ -18,19 +18,19 @@ _ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 
 class Target(NamedTuple):
-    """A platform, and whether the program has one device."""
+    """Platform of a program, and whether it has one device."""
 
     platform: str
     alone: bool
 
 
 def platform() -> str:
-    """The platform that is lowered for; elsewhere that of JAX's default backend."""
+    """Returns the platform that is lowered for; elsewhere that of JAX's default backend."""
     return jax.default_backend() if _target.value is None else _target.value.platform
 
 
 def one_device() -> bool:
-    """Whether arrays are one device's own: it is the only one, or ``shard_map`` is over all mesh axes."""
+    """Returns whether arrays are one device's own: the only one, or ``shard_map`` is over all mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names):
         return True
@@ -43,12 +43,12 @@ def lowered_for(target: Target) -> contextlib.AbstractContextManager[None]:
 
 
 def target_of(arrays: Sequence[Any]) -> Target:
-    """Target of the current lowering; elsewhere where a call on these arrays would run."""
+    """Returns the target of the current lowering; elsewhere that of a call on these arrays."""
     return of_arrays(arrays) if _target.value is None else _target.value
 
 
 def of_arrays(arrays: Sequence[Any]) -> Target:
-    """Target of a call on concrete arrays; shapes lie on one device."""
+    """Returns the target of a call on concrete arrays; shapes lie on one device."""
     concrete = [
         x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     ]
@@ -65,7 +65,7 @@ def operation(
     batch: Callable[..., Any],
     transpose: Callable[..., Any] | None = None,
 ) -> Primitive:
-    """An operation of a program, traced for each platform that the program is lowered for.
+    """Makes an operation of a program, traced for each platform that the program is lowered for.
 
     Args:
       name: what a reader of a jaxpr sees.
@@ -115,7 +115,7 @@ def _lowering(run: Callable[..., Any], name: str | None) -> Callable[..., Any]:
 
 
 def _alone(axes: Any) -> bool:
-    """Whether a program of this axis context has one device, or each of its devices what is its own."""
+    """Returns whether a program of this axis context has one device, or each device only its own part."""
     count = getattr(axes, "num_devices", None)
     if count is None:
         mesh = axes.mesh

@@ -18,12 +18,12 @@ from crossattn.types import Array, Bool, Float
 
 
 def rank(platform: str) -> int | None:
-    """Last everywhere; on CPU, as "chunked" leaves small problems to it, still often the one that runs."""
+    """Returns its rank: last everywhere; on CPU "chunked" leaves small problems to it."""
     return 0 if platform == "cpu" else 100
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by einsums."""
     q, k, v, mask = call.q, call.k, call.v, call.mask
     allowed = None if mask is None else mask.block(*map(jnp.arange, call.lengths))
     options = (allowed, call.bias, call.scale, call.softcap)
@@ -42,7 +42,7 @@ def _cleaned(q, k, v, allowed, bias, scale, softcap):
 
 
 def _with_gradients(read):
-    """In the gradient a NaN could stay hidden, so differentiation takes clean operands from the start."""
+    """Differentiates a reading by clean operands: in the gradient a NaN could stay hidden."""
     read = jax.custom_jvp(read)
 
     @read.defjvp
@@ -55,7 +55,7 @@ def _with_gradients(read):
 
 @_with_gradients
 def _one_query(q, k, v, allowed, bias, scale, softcap):
-    """One query a row, as in cached decoding, is bound by reading the memory once.
+    """Reads the memory once for one query a row, as in cached decoding.
 
     Cleaning would write all of it anew, so it is done only when a NaN shows in the result.
     """
@@ -67,7 +67,7 @@ def _one_query(q, k, v, allowed, bias, scale, softcap):
 
 @_with_gradients
 def _few_queries(q, k, v, allowed, bias, scale, softcap):
-    """The same on accelerators, whose products take a value out on the way in, and write nothing anew.
+    """Does the same on accelerators, whose products leave a value out while they read it.
 
     A NaN in a key is in its own logit alone, where the mask hides it. Values that no query reads are
     left out; where one of the queries that share them may and another may not, they are cleaned.
@@ -86,7 +86,7 @@ def _few_queries(q, k, v, allowed, bias, scale, softcap):
 def _shared(
     allowed: Bool[Array, "..."] | None, K: int, N: int
 ) -> Bool[Array, "*#B #S #K 1"] | None:
-    """Which values are read, by every query that shares their head; None where these differ."""
+    """Returns the values that every query of their head reads; None where queries differ."""
     if allowed is None:
         return None
     allowed = allowed.reshape((1,) * (3 - allowed.ndim) + allowed.shape)
@@ -96,7 +96,7 @@ def _shared(
 
 
 def _readable(allowed: Any, bias: Any) -> tuple[Any, Any]:
-    """-inf in the bias is a mask too; kept out of the sum, it leaves no NaN in gradients."""
+    """Splits a bias into finite numbers and a mask: a sum with -inf leaves NaN in gradients."""
     if bias is None:
         return allowed, None
     readable = bias != -jnp.inf
@@ -106,7 +106,7 @@ def _readable(allowed: Any, bias: Any) -> tuple[Any, Any]:
 def _attend(
     q, k, v, allowed, bias, scale, softcap, rate, dropout_key, *, clean: bool, poison: Any = 0
 ):
-    """Output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
+    """Computes output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
     products. ``clean`` takes them out of the operands and brings them back as NaN logits, which
@@ -141,14 +141,13 @@ def _attend(
 
 
 def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
-    """One row for each query head; grouped heads share their key head's."""
     return jnp.moveaxis(jnp.repeat(poison, N // poison.shape[-1], axis=-1), -1, -2)
 
 
 def _softmax(
     logits: Float[Array, "*B N T S"], allowed: Bool[Array, "..."] | None
 ) -> tuple[Float[Array, "*B N T S"], Float[Array, "*B N T"]]:
-    """Softmax over what is allowed, and its log-sum-exp; with nothing allowed, exactly 0 and -inf."""
+    """Computes the softmax over allowed keys and its log-sum-exp; with none allowed, 0 and -inf."""
     if allowed is not None:
         logits = jnp.where(allowed, logits, -jnp.inf)
     peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))

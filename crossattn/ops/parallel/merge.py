@@ -53,7 +53,7 @@ def merge(
     if mesh is None:
         return _merged(*parts)
     names = (named(out1, "T", "N", None), named(lse1, "N", "T")) * 2
-    split = placement.Split.of(mesh, tuple(zip(parts, names, strict=True)))
+    split = placement.Split.of(mesh, parts, names)
     return split.run_elementwise(_merged, parts, names, names[:2])
 
 
@@ -69,7 +69,7 @@ def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, 
 def merge_over(
     out: Float[AnyArray, "*B T N Hv"], lse: Float[AnyArray, "*B N T"], axis: str | tuple[str, ...]
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T"]]:
-    """``merge`` of the parts that the devices along a mesh axis hold, inside ``jax.shard_map``.
+    """Merges the parts that the devices along a mesh axis hold, inside ``jax.shard_map``.
 
     Every device gets the whole; moved is one float32 output and two numbers for each query and head.
     """
@@ -80,7 +80,7 @@ def merge_over(
 
 
 def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
-    """Reference value of the exponents; 0 where nothing was read, for -inf - -inf is NaN."""
+    """Returns the reference value of the exponents; 0 where nothing was read, for -inf - -inf is NaN."""
     # The result does not depend on it, so neither does the gradient.
     peak = jax.lax.stop_gradient(peak)
     return jnp.where(peak == -jnp.inf, 0, peak)
@@ -89,18 +89,18 @@ def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
 def weight_of(
     lse: Float[AnyArray, "*B N T"], base: Float[Array, "*B N T"]
 ) -> Float[Array, "*B N T"]:
-    """A part's share before division; 0, gradient and all, where it read nothing beside a NaN."""
+    """Returns a part's share before division; 0, gradient and all, where it read nothing."""
     return jnp.where(lse == -jnp.inf, 0, jnp.exp(lse - base))
 
 
 def weighted(out: Float[AnyArray, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
-    """The output times its weight, in float32 at least."""
+    """Returns the output times its weight, in float32 at least."""
     compute = widened(out.dtype)
     return jnp.asarray(out).astype(compute) * by_query(weight).astype(compute)
 
 
 def quotient(numerator: Array, total: Array, base: Array, dtype: Any) -> tuple[Array, Array]:
-    """Output and log-sum-exp of weighted outputs [*B T N Hv] and their total weight [*B N T]."""
+    """Returns output and log-sum-exp of weighted outputs [*B T N Hv] and their total weight [*B N T]."""
     nothing = total == 0
     divisor = jnp.where(nothing, 1, total)
     lse = jnp.where(nothing, -jnp.inf, base + jnp.log(divisor))
