@@ -10,8 +10,6 @@ import pytest
 import crossattn as xa
 from crossattn import testing
 from crossattn.ops.backends import chunked
-from crossattn.ops.blockwise import blocks
-from crossattn.ops.blockwise.blocks import Plan
 from tests.closeness import close
 
 B, T, S, N, K, H = 2, 9, 11, 4, 2, 8
@@ -30,12 +28,6 @@ MASKS = {
     & (xa.masks.causal() | xa.masks.prefix(np.array([3, 4]))),
 }
 DROPPED = {"dropout_rate": 0.3, "dropout_key": jax.random.key(3)}
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 4 queries by 3 keys, which divide neither of the lengths."""
-    monkeypatch.setattr(blocks, "plan", lambda T, S, *_: Plan(T, S, min(4, T), min(3, S)))
 
 
 def total(backend, mask, options):
@@ -118,19 +110,27 @@ def test_only_an_automatic_choice_asks_whether_a_backend_suits():
     assert xa.attend(*(ARRAYS[name] for name in "qkv"), backend="chunked").shape == (B, T, N, 5)
 
 
-@pytest.mark.parametrize("mask", [None, xa.masks.causal()], ids=["full", "causal"])
-def test_memory_grows_with_length_and_not_with_its_square(mask):
+def attended(mask, q, k, v):
+    return jnp.sum(xa.attend(q, k, v, mask, backend="chunked") ** 2)
+
+
+def measured(mask, q, k, v):
+    found = xa.attention_stats(q, k, mask)
+    return found.entropy.sum() + jnp.sum(found.mass**2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "mask"),
+    [(attended, None), (attended, xa.masks.causal()), (measured, xa.masks.causal())],
+    ids=["full", "causal", "statistics"],
+)
+def test_memory_grows_with_length_and_not_with_its_square(loss, mask):
     def temporary(length, function):
         x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
         return jax.jit(function).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
-    def attend(q, k, v):
-        return xa.attend(q, k, v, mask, backend="chunked")
-
-    def backward(*arrays):
-        return jax.grad(lambda *arrays: jnp.sum(attend(*arrays) ** 2), argnums=(0, 1, 2))(*arrays)
-
-    for function in (attend, backward):
+    forward = functools.partial(loss, mask)
+    for function in (forward, jax.grad(forward, argnums=(0, 1, 2))):
         short, long = (temporary(length, function) for length in (4096, 16384))
         assert long < 5 * short
         assert long < 16384 * 16384 / 4, "a sixteenth of the matrix"

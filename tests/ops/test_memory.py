@@ -27,7 +27,7 @@ def filled(count, size=SIZE):
 
 
 def may_read(memory):
-    """Which keys one query may read: Bool [B S]."""
+    """Returns which keys one query may read: Bool [B S]."""
     mask = jax.jit(lambda memory: memory.mask().materialize(1, memory.size))(memory)
     return np.broadcast_to(mask, (B, 1, 1, memory.size))[:, 0, 0]
 
@@ -145,30 +145,17 @@ def test_memories_joined_are_one_memory_without_their_unwritten_slots():
     close(read(joined), attend(QUERIES, KEYS, VALUES, whole))
 
 
-def test_take_reorders_beams_and_their_readable_slots():
-    valid = jnp.array([[True, False, True], [True, True, True]])
-    memory = append(filled(2), KEYS[:, 2:5], VALUES[:, 2:5], valid=valid)
-    taken = jax.jit(lambda memory, order: memory.take(order))(memory, jnp.array([1, 1, 0]))
-    order = np.array([1, 1, 0])
-    np.testing.assert_array_equal(taken.keys, memory.keys[order])
-    np.testing.assert_array_equal(taken.values, memory.values[order])
-    found = np.broadcast_to(taken.mask().materialize(1, SIZE), (3, 1, 1, SIZE))[:, 0, 0]
-    np.testing.assert_array_equal(found, may_read(memory)[order])
-    assert int(taken.length) == int(memory.length) == 5
-
-
 @pytest.mark.usefixtures("in_production")
-def test_what_all_examples_share_is_taken_and_joined_for_each():
+def test_what_all_examples_share_is_joined_for_each():
     keys, valid = np.zeros((3, 4, 2, 3), np.float32), np.array([True, False, True, True])
     shared = xa.Memory(keys, keys, valid=valid, positions=np.array([3, 1, 0, 2]))
     each = xa.Memory(
         keys, keys, valid=np.tile(valid, (3, 1)), positions=np.tile([3, 1, 0, 2], (3, 1))
     )
-    for change in (lambda m: m.take(jnp.array([2, 0])), lambda m: xa.Memory.concat(m, each)):
-        jax.tree.map(np.testing.assert_array_equal, change(shared), change(each))
+    joined = (xa.Memory.concat(memory, each) for memory in (shared, each))
+    jax.tree.map(np.testing.assert_array_equal, *joined)
 
 
-LONE = xa.Memory(np.zeros((4, 2, 3)), np.zeros((4, 2, 3)))
 BARE = xa.Memory.empty((B,), SIZE, K, H, HV, bare=True)
 NEW = KEYS[:, :1], VALUES[:, :1]
 
@@ -185,7 +172,6 @@ NEW = KEYS[:, :1], VALUES[:, :1]
         (lambda: BARE.append(*NEW, positions=jnp.ones((B, 1), int)), "keeps no positions"),
         (lambda: xa.Memory(*NEW).append(*NEW), "Memory.append"),
         (lambda: xa.Memory.concat(empty(), xa.Memory(KEYS[:, :, :1], VALUES)), "concat: keys"),
-        (lambda: LONE.take(jnp.array([0, 1])), r"\(4, 2, 3\), no batch axis"),
     ],
 )
 def test_what_does_not_fit_a_memory_is_refused_by_name(call, said):

@@ -9,8 +9,6 @@ import pytest
 
 import crossattn as xa
 from crossattn import testing
-from crossattn.ops.blockwise import blocks
-from crossattn.ops.blockwise.blocks import Plan
 from crossattn.testing.case import array
 from tests.closeness import close
 
@@ -32,12 +30,6 @@ MASKS = {
 }
 OPTIONS = {"top_k": TOP, "spans": SPANS, "k_positions": POSITIONS}
 SMOOTH = ("lse", "entropy", "maximum", "expected", "mass", "top_weights", "span_mass")
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 4 queries by 3 keys, which divide neither of the lengths."""
-    monkeypatch.setattr(blocks, "plan", lambda T, S, *_: Plan(T, S, min(4, T), min(3, S)))
 
 
 def allowed(mask):
@@ -212,16 +204,3 @@ def test_other_derivatives_are_refused_with_a_way_out(derive, said):
 def test_what_does_not_fit_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         xa.attention_stats(Q, KEYS, **options)
-
-
-def test_memory_grows_with_length_and_not_with_its_square():
-    def temporary(length):
-        def loss(q, k):
-            found = xa.attention_stats(q, k, xa.masks.causal())
-            return found.entropy.sum() + jnp.sum(found.mass**2)
-
-        x = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
-        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, x).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    assert temporary(16384) < 5 * temporary(4096)

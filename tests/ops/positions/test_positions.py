@@ -168,7 +168,7 @@ def test_a_linear_scaling_divides_positions_and_a_dynamic_one_begins_beyond_thos
 
 @pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 8, True), (32, 16, False)])
 def test_too_few_buckets_or_distances_are_refused(setting):
-    """Where transformers looks beside its table and stops."""
+    """transformers looks beside its table there and stops."""
     *sizes, bidirectional = setting
     with pytest.raises(ValueError, match="relative_buckets is .* and relative_distance"):
         xa.bias.relative_buckets(np.arange(3), np.arange(3), *setting)
