@@ -1,4 +1,4 @@
-"""What ``attend`` and its kin check before they compute: one clear sentence for a wrong argument.
+"""Checks of the arguments of ``attend`` and its kin: one clear sentence for a wrong one.
 
 Each function raises ValueError that names the argument, what came and what was expected.
 """
@@ -100,14 +100,14 @@ def check_dropout(rate: float, key: Any) -> None:
 
 
 def refuse_unknown(function: str, unknown: dict[str, Any]) -> None:
-    """A keyword that there is none of, and what stands for it here."""
+    """Raises TypeError for a keyword argument that a function lacks."""
     for name in unknown:
         here = "; causality is a mask, crossattn.masks.causal()" if name == "is_causal" else ""
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{here}.")
 
 
 def check_mask(mask: Mask | AnyArray | None, full: tuple[int, ...]) -> Mask | None:
-    """The terms' arrays must fit this call; found out from shapes alone, nothing is computed.
+    """Checks that the arrays of a mask's terms fit a call, from their shapes alone.
 
     Returns:
       The mask, its matrices without the leading axes of size 1 that this call does not have; None where it

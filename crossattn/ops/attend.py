@@ -20,18 +20,18 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import jax.numpy as jnp
 
 from crossattn.ops import arguments, backends, primitive
-from crossattn.ops.backends import Ran, first_that_fits, warn_where_slow, widened
+from crossattn.ops.backends import Ran, first_that_fits, warn_where_slow
 from crossattn.ops.call import AttentionOutput, Call
 from crossattn.ops.masks import Mask
 from crossattn.ops.parallel import placement, spread
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
 _Mask = Mask | Bool[AnyArray, "..."] | None
 
 
 class _Options(TypedDict, total=False):
-    """What does not change what ``attend`` returns."""
+    """Keyword arguments that do not change the type of what ``attend`` returns."""
 
     bias: Float[AnyArray, "..."] | None
     scale: float | Float[Array, ""] | None
@@ -41,7 +41,6 @@ class _Options(TypedDict, total=False):
     backend: str | None
 
 
-# What comes back, for type checkers: the output, then the weights, then the log-sum-exp.
 @overload
 def attend(
     q: AnyArray,
@@ -53,39 +52,6 @@ def attend(
     return_lse: Literal[False] = False,
     **options: Unpack[_Options],
 ) -> Array: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[False] = False,
-    **options: Unpack[_Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[False] = False,
-    return_lse: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: _Mask = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Array, Array, Array]: ...
 @overload
 def attend(
     q: AnyArray,
@@ -115,7 +81,7 @@ def attend(
     return_lse: bool = False,
     **unknown: Any,
 ) -> Any:
-    """Scaled dot-product attention: ``softmax(scale * q k^T + bias, over what mask allows) v``.
+    """Computes scaled dot-product attention, ``softmax(scale * q k^T + bias) v`` over allowed keys.
 
     Logits, softmax and sums are float32 at least. A query that may read nothing yields exactly 0,
     with gradients 0; NaN or Inf in a key or value reaches only the queries that may read it.
@@ -156,10 +122,20 @@ def attend(
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
     arguments.refuse_unknown("attend", unknown)
-    options: dict[str, Any] = dict(bias=bias, scale=scale, softcap=softcap)
-    options |= dict(dropout_rate=dropout_rate, dropout_key=dropout_key)
-    options |= dict(return_weights=return_weights, return_lse=return_lse)
-    ran = run(q, k, v, mask, backend, **options)
+    ran = run(
+        q,
+        k,
+        v,
+        mask,
+        backend,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        return_weights=return_weights,
+        return_lse=return_lse,
+    )
     if ran.backend is not None:
         warn_where_slow(ran)
     output = ran.attended
@@ -172,19 +148,20 @@ def run(
     q,
     k,
     v,
-    mask,
-    backend: str | None,
+    mask=None,
+    backend: str | None = None,
     *,
-    bias,
-    scale,
-    softcap,
-    dropout_rate,
-    dropout_key,
+    bias=None,
+    scale=None,
+    softcap=None,
+    dropout_rate: float = 0.0,
+    dropout_key=None,
+    return_weights: bool = False,
+    return_lse: bool = False,
     late: bool = True,
     wide: bool = False,
-    **returned,
 ) -> Ran:
-    """Check the arguments of ``attend`` and run the first backend that fits; see there.
+    """Checks the arguments of ``attend`` and runs the first backend that takes the call.
 
     With ``late`` that may be left open until the program is lowered, and the result names none; with ``wide``
     the output is float32 at least, of a part that is yet to be merged with others.
@@ -205,14 +182,21 @@ def run(
         backends.get(backend)
     if 0 in full:
         out = jnp.zeros((*q.shape[:-1], v.shape[-1]), widened(q.dtype) if wide else q.dtype)
-        weights = jnp.zeros(full, jnp.float32) if returned["return_weights"] else None
-        lse = jnp.full(full[:-1], -jnp.inf) if returned["return_lse"] else None
+        weights = jnp.zeros(full, jnp.float32) if return_weights else None
+        lse = jnp.full(full[:-1], -jnp.inf) if return_lse else None
         return Ran(AttentionOutput(out, weights, lse))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     key = dropout_key if dropout_rate > 0 else None
     operands = (q, k, v, mask, bias, scale, softcap, key)
-    call = Call(*operands, dropout_rate=dropout_rate, wide=wide, backend=backend, **returned)
+    call = Call(
+        *operands,
+        dropout_rate=dropout_rate,
+        return_weights=return_weights,
+        return_lse=return_lse,
+        wide=wide,
+        backend=backend,
+    )
     late = late and primitive.suits(call)
     # Places that types say matter now; any others are asked for where the program is lowered.
     mesh = placement.mesh_of(operands) if late else placement.attended_on(operands)

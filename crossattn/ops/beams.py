@@ -12,20 +12,20 @@ from crossattn.types import AnyArray, Array, Float, Int
 
 
 def fold(x: Float[Array, "*B J T D"]) -> Float[Array, "*B T_J D"]:
-    """All beams of a row as one sequence."""
+    """Returns all beams of a row as one sequence."""
     x = jnp.swapaxes(x, -3, -2)
     return x.reshape(*x.shape[:-3], -1, x.shape[-1])
 
 
 def unfold(x: Float[Array, "*B T_J D"], num_beams: int) -> Float[Array, "*B J T D"]:
-    """The inverse of ``fold``."""
+    """Returns the inverse of ``fold``."""
     return jnp.swapaxes(x.reshape(*x.shape[:-2], -1, num_beams, x.shape[-1]), -3, -2)
 
 
 def unfold_weights(
     weights: Float[Array, "*B N T_J S"], num_beams: int
 ) -> Float[Array, "*B J N T S"]:
-    """Attention weights of folded queries, beam by beam."""
+    """Returns attention weights of folded queries, beam by beam."""
     return jnp.moveaxis(unfold(weights, num_beams), -3, -4)
 
 
@@ -35,7 +35,7 @@ def fold_mask(
     ancestors: Int[AnyArray, "*B J X"],
     queries: int,
 ) -> tuple[Mask, Float[Array, "..."] | None]:
-    """The mask [*B #N (T J) (X J)] and the bias of all beams of a row, folded.
+    """Returns mask [*B #N (T J) (X J)] and bias of all beams of a row, folded.
 
     Args:
       mask: which of T queries may read which of X positions, the same for every beam, [*#B #N #T #X].
@@ -54,6 +54,3 @@ def fold_mask(
         bias = jnp.broadcast_to(bias[..., :, None, :, None], (*bias.shape[:-2], T, J, X, J))
         bias = bias.reshape(*bias.shape[:-4], T * J, X * J)
     return folded, bias
-
-
-__all__ = ["fold", "fold_mask", "unfold", "unfold_weights"]

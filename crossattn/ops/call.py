@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 
 from crossattn.ops.masks import Mask
+from crossattn.types import Array, Shaped
 
 
 class AttentionOutput(NamedTuple):
@@ -72,7 +73,7 @@ class Call:
 
     @property
     def symbolic(self) -> bool:
-        """Whether a size is one of ``jax.export``'s symbols."""
+        """True where a size is one of ``jax.export``'s symbols."""
         return is_symbolic(*self.q.shape, *self.k.shape)
 
     def refuse(self, who: str, *lacks: str) -> None:
@@ -98,8 +99,13 @@ class Call:
                 raise NotImplementedError(f"{who} {reason}")
 
 
+def by_query(rows: Shaped[Array, "*#B #N #T"]) -> Shaped[Array, "*#B #T #N 1"]:
+    """Returns a value of each row of logits in the layout of the output."""
+    return jnp.moveaxis(rows, -1, -2)[..., None]
+
+
 def is_symbolic(*sizes: Any) -> bool:
-    """Whether a size is one of ``jax.export``'s symbols, known only when the program is called."""
+    """Returns whether a size is one of ``jax.export``'s symbols, known only when the program is called."""
     return any(map(jax.export.is_symbolic_dim, sizes))
 
 
@@ -108,13 +114,13 @@ class Names(tuple):
 
 
 def named(x: Any, *inner: Any) -> Names:
-    """The names of an array's axes, given the last ones; those before them are batch axes."""
+    """Returns the names of an array's axes, given the last ones; those before them are batch axes."""
     return Names((*range(jnp.ndim(x) - len(inner), 0, -1), *inner))
 
 
 @dataclass(frozen=True)
 class Form:
-    """A call without its arrays: the part that is known before a program runs.
+    """Call without its arrays: the part that is known before a program runs.
 
     Attributes:
       structure: of its leaves.
@@ -127,20 +133,20 @@ class Form:
     inner: tuple[tuple[Any, ...] | None, ...]
 
     def call(self, arrays: Sequence[Any]) -> Call:
-        """The call with these arrays."""
+        """Returns the call with these arrays."""
         leaves = list(arrays)
         for place, number in self.numbers:
             leaves.insert(place, number)
         return self.structure.unflatten(leaves)
 
     def names(self, arrays: Sequence[Any]) -> list[Names | None]:
-        """What the axes of each array are."""
+        """Returns the names of each array's axes."""
         pairs = zip(arrays, self.inner, strict=True)
         return [None if inner is None else named(x, *inner) for x, inner in pairs]
 
 
 def taken_apart(call: Call) -> tuple[list[Any], Form]:
-    """The arrays of a call, q, k and v before the others, and the rest, which can be compared."""
+    """Returns a call's arrays, q, k and v first, and its comparable rest."""
     leaves, structure = jax.tree.flatten(call)
     queries, keys, rows = ("T", "N", None), ("S", "N", None), ("N", "T")
     inner: list[Any] = [queries, keys, keys]

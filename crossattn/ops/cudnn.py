@@ -56,7 +56,7 @@ def attention(
     return_lse: bool = False,
     return_rows: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Output [B T N Hv], and the float32 log-sum-exp [B N T] or None, with gradients.
+    """Computes output [B T N Hv] and float32 log-sum-exp [B N T] or None, with gradients.
 
     Args:
       operands: q, k, v, bias and mask for ``jax.nn.dot_product_attention``, the last two of any sizes that
@@ -90,7 +90,7 @@ def attention(
 
 
 def _fitted(operands: tuple, keywords: dict[str, Any]) -> tuple[Operands, Any, dict[str, Any]]:
-    """Of the shapes that the kernels take: padded with zeros, which no query reads."""
+    """Pads with zeros, which no query reads, to the shapes that the kernels take."""
     q, k, v, bias, mask = operands
     T, S = q.shape[1], k.shape[1]
     width = -(-max(q.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
@@ -107,7 +107,7 @@ def _fitted(operands: tuple, keywords: dict[str, Any]) -> tuple[Operands, Any, d
 
 
 def _whole(matrix: Array, T: int, S: int) -> Array:
-    """[#B #N T S]: examples and heads may share it, queries and keys not."""
+    """Returns [#B #N T S]: examples and heads may share a matrix, queries and keys not."""
     return jnp.broadcast_to(matrix, (*matrix.shape[:-2], T, S))
 
 
@@ -148,13 +148,13 @@ _attend.defvjp(_forward, _backward)
 
 
 def _wider(given: Operands) -> Operands:
-    """With columns of zeros, which change no logit."""
+    """Appends columns of zeros, which change no logit."""
     q, k, v = (_padded(x, {3: _MULTIPLE}) for x in given[:3])
     return Operands(q, k, v, given.bias)
 
 
 def _split(x: Array, dtype: Any) -> list[Array]:
-    """Three numbers of a narrow type whose sum is a float32."""
+    """Returns three numbers of a narrow dtype whose sum is a float32."""
     parts = []
     for _ in range(3):
         parts.append(x.astype(dtype))
@@ -163,7 +163,7 @@ def _split(x: Array, dtype: Any) -> list[Array]:
 
 
 def _alone(call: Callable) -> Callable:
-    """``call`` of arrays that are all this device's own, for which JAX needs no devices while it lowers.
+    """Wraps a call of one device's arrays, so that JAX needs no devices while it lowers.
 
     Mapped, it runs once for each: JAX's rule for the kernels fails on biases that examples or heads share.
     """
@@ -177,13 +177,12 @@ def _alone(call: Callable) -> Callable:
 
 
 def _trained(call: _Call, given: Operands, mask: Any, lengths: dict) -> tuple[Array, Array]:
-    """Output and log-sum-exp [B N T], by the forward kernel of a training step."""
+    """Computes output and log-sum-exp [B N T] by the forward kernel of a training step."""
     out, results = passes.watched(_FORWARD, lambda given: call.kernel(given, mask, lengths), given)
     return out, results[1]
 
 
 def _gradients(call: _Call, given: Operands, mask, lengths, out, lse, d_out) -> Operands:
-    """By the backward kernel, of what the forward kernel gave."""
 
     def known(shapes: Any) -> list[Array]:
         pairs = zip((out, lse), shapes, strict=True)
@@ -193,6 +192,3 @@ def _gradients(call: _Call, given: Operands, mask, lengths, out, lse, d_out) -> 
         return call.kernel(given, mask, lengths)
 
     return passes.pulled(_FORWARD, kernel, known, d_out, given)[0]
-
-
-__all__ = ["attention"]

@@ -22,7 +22,7 @@ from crossattn.ops.promotion import as_written
 def call(
     name: str, run: Callable[..., Any], rule: Callable[[Any, Any], Any], *operands: Any
 ) -> Any:
-    """``run(*operands)``, differentiated by a rule.
+    """Computes ``run(*operands)``, differentiated by a rule.
 
     Args:
       name: what a reader of a jaxpr sees.
@@ -71,15 +71,12 @@ def _call_differentiate(primals, tangents, *, name, run, rule):
 
 
 def vmap(axis: Any, function: Callable, axes: Any) -> Callable:
-    """``jax.vmap`` in the rule of a primitive: by the axis' name, and split over mesh axes as it is."""
+    """Maps like ``jax.vmap`` in the rule of a primitive, with the axis' name and mesh axes."""
     return jax.vmap(function, axes, axis_name=axis.name, spmd_axis_name=axis.spmd_name)
 
 
 def _call_batch(axis, arguments, axes, *, name, run, rule):
     axes = list(axes)
-    if all(a is None for a in axes):
-        results = _call.bind(*arguments, name=name, run=run, rule=rule)
-        return results, [None] * len(results)
 
     def mapped_rule(primals, tangents):
         own = [None if t is None else a for a, t in zip(axes, tangents, strict=True)]
@@ -93,7 +90,7 @@ _call = platforms.operation("attention", _run, _call_shapes, _call_differentiate
 
 
 class Derivative(NamedTuple):
-    """The derivative of a function at a point, which residuals tell, in three forms.
+    """Derivative of a function at a point, given by residuals, in three forms.
 
     Attributes:
       forward: (residuals, tangents) -> tangents of the results; nothing transposes it.
@@ -108,7 +105,7 @@ class Derivative(NamedTuple):
 
 
 def linear(derivative: Derivative, residuals: Any, tangents: Any, like: Any) -> Any:
-    """``derivative.forward(residuals, tangents)``; ``like`` are the results that these are tangents of."""
+    """Computes ``derivative.forward(residuals, tangents)``; ``like`` are results whose tangents these are."""
     known, known_tree = jax.tree.flatten(residuals)
     moving, moving_tree = jax.tree.flatten(tangents)
     results, tree = jax.tree.flatten(like)
@@ -140,7 +137,7 @@ def _shapes(*arguments, derivative, count, avals):
 
 
 def _differentiate(primals, tangents, *, derivative, count, avals):
-    """The map is linear in its tangents; in its residuals only its smooth form says how it changes."""
+    """Differentiates in the tangents, where the map is linear, and in residuals by its smooth form."""
     known, moving = list(primals[:count]), list(primals[count:])
     options = dict(derivative=derivative, count=count, avals=avals)
     results = _linear.bind(*primals, **options)
@@ -181,10 +178,7 @@ def _transpose(cotangents, *arguments, derivative, count, avals):
 
 
 def _batch(axis, arguments, axes, *, derivative, count, avals):
-    """Every tangent gets the mapped axis, so that none of the cotangents must be summed over it."""
-    if all(a is None for a in axes):
-        results = _linear.bind(*arguments, derivative=derivative, count=count, avals=avals)
-        return results, [None] * len(results)
+    """Gives every tangent the mapped axis, so that no cotangent must be summed over it."""
     moved = [
         x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(arguments, axes, strict=True)
     ]
@@ -199,7 +193,7 @@ def _batch(axis, arguments, axes, *, derivative, count, avals):
 
 
 def _mapped(aval: Any, size: int, like: Any) -> Any:
-    """The shape with the mapped axis, laid out over a mesh as that axis of ``like`` is."""
+    """Returns the shape with the mapped axis, laid out over a mesh as that axis of ``like`` is."""
     sharding = aval.sharding
     first, *_ = jax.typeof(like).sharding.spec
     sharding = sharding.update(spec=PartitionSpec(first, *sharding.spec))

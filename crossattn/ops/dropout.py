@@ -19,7 +19,7 @@ _INDICES = 1 << 32
 
 @as_written
 def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
-    """True with probability ``1 - rate`` (resolved to 2^-32), independently per element."""
+    """Returns True with probability ``1 - rate`` (resolved to 2^-32), independently per element."""
     *lead, columns = shape or (1,)
     rows = of_whole(jnp.arange(math.prod(lead), dtype=jnp.uint32), math.prod(lead)).reshape(
         *lead, 1
@@ -30,7 +30,7 @@ def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[
 def keep_block(
     key: Key[Array, ""], rate: float, rows: Integer[Array, "..."], columns: Integer[Array, "..."]
 ) -> Bool[Array, "..."]:
-    """The part of a keep mask at these rows (all axes but the last, flattened) and columns.
+    """Returns the part of a keep mask at these rows (all axes but the last, flattened) and columns.
 
     The two broadcast against each other. A kernel that works in blocks drops what one that sees the
     whole matrix drops.
@@ -46,14 +46,14 @@ def keep_block(
 
 
 def of_whole(rows: Integer[Array, "..."], count: int) -> Integer[Array, "..."]:
-    """Indices of rows, of which a program has so many, among those of the whole batch."""
+    """Returns the indices of a program's rows, ``count`` of them, among those of the whole batch."""
     index, parts = part()
     return rows if parts == 1 else rows + index.astype(rows.dtype) * jnp.asarray(count, rows.dtype)
 
 
 @as_written
 def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> Float[Array, "..."]:
-    """Zero elements with probability ``rate`` and rescale the rest; no key means no dropout.
+    """Zeroes elements with probability ``rate`` and rescales the rest; no key means no dropout.
 
     Source: Srivastava et al. 2014 (inverted form).
     """
@@ -64,7 +64,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: Key[Array, ""] | None) -> 
 
 
 def kept_scale(rate: float) -> float:
-    """Factor on a kept element that preserves the mean."""
+    """Returns the factor on a kept element that preserves the mean."""
     return _INDICES / (_INDICES - _threshold(rate))
 
 
@@ -73,7 +73,7 @@ def _threshold(rate: float) -> int:
 
 
 def _mixed(x: Array, before: Array, between: Array) -> Array:
-    """32 bits that depend on all bits of the three."""
+    """Returns 32 bits that depend on all bits of the three."""
     x = x ^ before
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15) ^ between) * jnp.uint32(0x846CA68B)

@@ -19,7 +19,7 @@ _NAMES = ("bias", "scale", "softcap", "dropout_rate", "dropout_key", "return_wei
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``attend`` would do for a call; ``print`` it.
+    """Backend that ``attend`` would run for a call, with the reasons of all refusals; ``print`` it.
 
     Attributes:
       platform: "cpu", "gpu" or "tpu".
@@ -40,25 +40,23 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"attend on {self.platform}: {self.call}"]
-        lines.append(f"  runs      {self.backend or 'nothing: ' + self._why_nothing()}")
+        why = (
+            "every backend asked refused"
+            if self.refused
+            else "there is no query, or no key to read"
+        )
+        lines.append(f"  runs      {self.backend or 'nothing: ' + why}")
         for what, reasons in (("refused", self.refused), ("unsuited", self.unsuited)):
             lines += [f"  {what:<9} {name}: {reason}" for name, reason in reasons.items()]
         if self.untried:
             lines.append(f"  not asked {', '.join(self.untried)}")
         return "\n".join(lines)
 
-    def _why_nothing(self) -> str:
-        return (
-            "every backend asked refused"
-            if self.refused
-            else "there is no query, or no key to read"
-        )
-
 
 def explain(
     q: Any, k: Any, v: Any, mask: Any = None, *, backend: str | None = None, **options: Any
 ) -> Explanation:
-    """Which backend ``attend(q, k, v, mask, ...)`` would run on this machine, and who refused.
+    """Returns the backend of ``attend(q, k, v, mask, ...)`` on this machine, and each refusal's reason.
 
     Arguments are those of ``attend``; arrays may be ``jax.ShapeDtypeStruct``.
 
@@ -82,17 +80,13 @@ def explain(
 
 
 def _trace(q, k, v, mask, backend, options: dict[str, Any]) -> Ran:
-    """What ``attend`` runs, with every array replaced by its shape."""
+    """Traces ``attend`` with every array replaced by its shape."""
     dispatched = []
     given = {"q": q, "k": k, "v": v, "mask": mask, **options}
     arrays = {name: x for name, x in given.items() if isinstance(x, Mask) or hasattr(x, "shape")}
-    defaults = dict(bias=None, scale=None, softcap=None, dropout_rate=0.0, dropout_key=None)
-    defaults |= dict(return_weights=False, return_lse=False)
 
     def call(arrays):
-        dispatched.append(
-            attending.run(backend=backend, late=False, **{**defaults, **given, **arrays})
-        )
+        dispatched.append(attending.run(backend=backend, late=False, **{**given, **arrays}))
 
     try:
         with platforms.lowered_for(platforms.target_of(jax.tree.leaves(arrays))):

@@ -12,7 +12,7 @@ LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 
 def as_int32(name: str, x: Any) -> Any:
-    """An array of any integers as int32; plain numbers, symbols of lengths and None as they are.
+    """Returns integers as an int32 array; plain numbers, symbols of lengths and None as they are.
 
     Narrow and unsigned ones would wrap in the first sum or difference.
 
@@ -37,7 +37,7 @@ def as_int32(name: str, x: Any) -> Any:
 
 
 def moved(positions: Int[AnyArray, "..."], by: int) -> Int[Array, "..."]:
-    """``positions + by``, stopped where int32 ends."""
+    """Returns ``positions + by``, clipped to int32."""
     if by == 0:
         return jnp.asarray(positions)
     return jnp.clip(positions, LOWEST - min(by, 0), HIGHEST - max(by, 0)) + by

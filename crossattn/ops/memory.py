@@ -48,7 +48,7 @@ class Memory:
         dtype=jnp.float32,
         bare: bool = False,
     ) -> "Memory":
-        """A cache of ``size`` free slots, for ``append``.
+        """Returns a cache of ``size`` free slots, for ``append``.
 
         A ``bare`` one has no ``valid`` and no ``positions``, and so is cheaper to grow: every slot
         that is filled may be read, and stands where it lies.
@@ -64,7 +64,7 @@ class Memory:
 
     @classmethod
     def concat(cls, *memories: "Memory") -> "Memory":
-        """One memory that holds the slots of all of them, in order.
+        """Returns one memory that holds the slots of all of them, in order.
 
         Parts without positions are numbered by where they land; the result does not grow.
         """
@@ -98,7 +98,7 @@ class Memory:
     @property
     @as_written
     def readable(self) -> Bool[Array, "*B S"]:
-        """Which slots may be read."""
+        """Slots that may be read."""
         if self.valid is not None:
             return jnp.broadcast_to(self.valid, self.keys.shape[:-2])
         filled = self.size if self.length is None else jnp.asarray(self.length)[..., None]
@@ -117,7 +117,7 @@ class Memory:
         valid: Bool[AnyArray, "*B X"] | None = None,
         positions: Int[AnyArray, "*#B X"] | None = None,
     ) -> "Memory":
-        """Write new slots after the filled ones; nothing moves.
+        """Writes new slots after the filled ones; nothing moves.
 
         Their positions are their places in the memory where none are given. Where a program is traced that
         does not know how many are filled, what no longer fits is dropped, and what then reads the memory
@@ -172,42 +172,15 @@ class Memory:
             length=jnp.minimum(self.length + added, self.size),
         )
 
-    def take(self, indices: Int[AnyArray, "..."]) -> "Memory":
-        """The memories at ``indices`` of the first batch axis: reordered beams, retrieved entries.
-
-        Raises:
-          ValueError: the memory has no batch axis.
-        """
-        slots = self.keys.shape[:-2]
-        if not slots[:-1]:
-            raise ValueError(
-                f"Memory.take: keys have shape {self.keys.shape}, no batch axis to take from; expected "
-                "[*B S K H]."
-            )
-
-        def pick(x: AnyArray | None, lead: tuple[int, ...]) -> Array | None:
-            # What is shared by all examples has fewer axes, and its first is another one.
-            if x is not None and jnp.ndim(x) < len(lead):
-                x = jnp.broadcast_to(x, lead)
-            return None if x is None else jnp.take(x, indices, axis=0)
-
-        return replace(
-            self,
-            keys=pick(self.keys, ()),
-            values=pick(self.values, ()),
-            valid=pick(self.valid, slots),
-            positions=pick(self.positions, slots),
-        )
-
     def mask(self) -> masks.Mask:
-        """Which slots may be read; combine with ``&``."""
+        """Returns the mask of readable slots; combine with ``&``."""
         if self.valid is not None:
             return masks.key_padding(self.valid)
         return masks.Mask(()) if self.length is None else masks.lengths(self.length)
 
 
 def _check_alike(method: str, keys: AnyArray, values: AnyArray, memory: Memory) -> None:
-    """New keys and values must have the memory's batch axes, heads and head sizes."""
+    """Checks that new keys and values have the memory's batch axes, heads and head sizes."""
     wanted = {"keys": memory.keys.shape, "values": memory.values.shape}
     for name, x in (("keys", keys), ("values", values)):
         shape = wanted[name]

@@ -17,7 +17,7 @@ _Forward = Callable[[Callable[[], list[Any]], Sequence[Any]], list[Any]]
 
 
 def watched(kernel: str, function: Callable, *operands: Any) -> tuple[Any, list[Any]]:
-    """``function(*operands)``, and what its forward kernel gives when it is differentiated."""
+    """Returns ``function(*operands)``, and its forward kernel's results when it is differentiated."""
     found: list[list[Any]] = []
 
     def watch(compute: Callable[[], list[Any]], shapes: Sequence[Any]) -> list[Any]:
@@ -29,7 +29,7 @@ def watched(kernel: str, function: Callable, *operands: Any) -> tuple[Any, list[
 
 
 def pulled(kernel: str, function: Callable, known: Callable, cotangent: Any, *operands: Any) -> Any:
-    """Gradients of the operands; ``known`` gives the forward kernel's results, from their shapes."""
+    """Returns gradients of the operands; ``known`` gives the forward kernel's results, from their shapes."""
 
     def both(cotangent: Any, *operands: Any) -> Any:
         return jax.vjp(function, *operands)[1](cotangent)

@@ -5,7 +5,7 @@ than this machine's. Attention chooses its kernel inside ``lowered_for``, where 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,39 +18,37 @@ _ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 
 class Target(NamedTuple):
-    """A platform, and whether the program has one device."""
+    """Platform of a program, and whether it has one device."""
 
     platform: str
     alone: bool
 
 
 def platform() -> str:
-    """The platform that is lowered for; elsewhere that of JAX's default backend."""
+    """Returns the platform that is lowered for; elsewhere that of JAX's default backend."""
     return jax.default_backend() if _target.value is None else _target.value.platform
 
 
 def one_device() -> bool:
-    """Whether arrays are one device's own: it is the only one, or ``shard_map`` is over all mesh axes."""
+    """Returns whether arrays are one device's own: the only one, or ``shard_map`` is over all mesh axes."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.axis_names and set(mesh.manual_axes) == set(mesh.axis_names):
         return True
     return jax.device_count() == 1 if _target.value is None else _target.value.alone
 
 
-@contextlib.contextmanager
-def lowered_for(target: Target) -> Iterator[None]:
-    """Inside, that is what code is traced for."""
-    with _target(target):
-        yield
+def lowered_for(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Returns a context inside which code is traced for a target."""
+    return _target(target)
 
 
 def target_of(arrays: Sequence[Any]) -> Target:
-    """Target of the current lowering; elsewhere where a call on these arrays would run."""
+    """Returns the target of the current lowering; elsewhere that of a call on these arrays."""
     return of_arrays(arrays) if _target.value is None else _target.value
 
 
 def of_arrays(arrays: Sequence[Any]) -> Target:
-    """Target of a call on concrete arrays; shapes lie on one device."""
+    """Returns the target of a call on concrete arrays; shapes lie on one device."""
     concrete = [
         x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     ]
@@ -67,7 +65,7 @@ def operation(
     batch: Callable[..., Any],
     transpose: Callable[..., Any] | None = None,
 ) -> Primitive:
-    """An operation of a program, traced for each platform that the program is lowered for.
+    """Makes an operation of a program, traced for each platform that the program is lowered for.
 
     Args:
       name: what a reader of a jaxpr sees.
@@ -82,37 +80,42 @@ def operation(
         with lowered_for(of_arrays(operands)):
             return run(*operands, **parameters)
 
+    def batched(axis: Any, operands: Any, axes: Any, **parameters: Any) -> Any:
+        if any(a is not None for a in axes):
+            return batch(axis, operands, axes, **parameters)
+        results = primitive.bind(*operands, **parameters)
+        return results, [None] * len(results)
+
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(eagerly)
     primitive.def_abstract_eval(shapes)
     ad.primitive_jvps[primitive] = differentiate
-    batching.fancy_primitive_batchers[primitive] = batch
+    batching.fancy_primitive_batchers[primitive] = batched
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose
     for platform in ("cpu", "tpu", "cuda", "rocm"):
-        mlir.register_lowering(primitive, _Lowering(run, platform), platform=platform)
-    mlir.register_lowering(primitive, _Lowering(run, None))
+        mlir.register_lowering(primitive, _lowering(run, platform), platform=platform)
+    mlir.register_lowering(primitive, _lowering(run, None))
     return primitive
 
 
-class _Lowering:
-    """The rule of a platform, or of any; JAX emits one for each that is lowered for."""
+def _lowering(run: Callable[..., Any], name: str | None) -> Callable[..., Any]:
+    """Returns the rule of a platform, or of any; JAX calls one for each that is lowered for."""
+    lower = mlir.lower_fun(run, multiple_results=True)
 
-    def __init__(self, run: Callable[..., Any], name: str | None):
-        self.lower = mlir.lower_fun(run, multiple_results=True)
-        self.name = name
+    def rule(context: Any, /, *operands: Any, **parameters: Any) -> Any:
+        module = context.module_context
+        platform = name or (context.platforms or module.platforms)[0]
+        target = Target(_ALIASES.get(platform, platform), _alone(module.axis_context))
+        with lowered_for(target):
+            return lower(context, *operands, **parameters)
 
-    def __call__(self, context: Any, /, *operands: Any, **parameters: Any) -> Any:
-        names = context.platforms or context.module_context.platforms
-        name = names[0] if self.name is None else self.name
-        alone = _alone(context.module_context.axis_context)
-        with lowered_for(Target(_ALIASES.get(name, name), alone)):
-            return self.lower(context, *operands, **parameters)
+    return rule
 
 
 def _alone(axes: Any) -> bool:
-    """Whether a program of this axis context has one device, or each of its devices what is its own."""
+    """Returns whether a program of this axis context has one device, or each device only its own part."""
     count = getattr(axes, "num_devices", None)
     if count is None:
         mesh = axes.mesh

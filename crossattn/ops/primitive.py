@@ -19,12 +19,12 @@ from jax.sharding import PartitionSpec
 
 from crossattn import axes
 from crossattn.ops import backends, derivative, platforms
-from crossattn.ops.backends import Ran, widened
+from crossattn.ops.backends import Ran
 from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.parallel import placement, spread
 from crossattn.ops.parallel.placement import alike
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 
 _VALUES = 2  # the place of v among a call's arrays
 
@@ -49,21 +49,21 @@ class Problem:
 
     @property
     def returned(self) -> int:
-        """How many results have a derivative: the output, and the log-sum-exp."""
+        """Number of results with a derivative: the output, and the log-sum-exp."""
         return 1 + self.lse
 
     def results(self, output: AttentionOutput) -> list[Any]:
-        """Those of a backend."""
+        """Returns those results of a backend."""
         return [output.out, *([output.lse] if self.lse else [])]
 
 
 def suits(call: Call) -> bool:
-    """Whether a call can be left open until it is lowered."""
+    """Returns whether a call can be left open until it is lowered."""
     return not (call.return_weights or call.dropout_key is not None or call.symbolic)
 
 
 def attend(call: Call) -> Ran:
-    """Output, and the log-sum-exp where it is asked for."""
+    """Binds the operation; returns the output, and the log-sum-exp where it is asked for."""
     arrays, form = taken_apart(call)
     rules = tuple(sorted(axes.rules().items()))
     problem = Problem(form, rules, call.return_lse, call.wide)
@@ -85,7 +85,7 @@ def _run(*arrays: Any, problem: Problem) -> list[Any]:
 
 
 def _shapes(*avals: Any, problem: Problem) -> list[Any]:
-    """Output [*B T N Hv]; log-sum-exp; of the rows of logits the peak and the sum, [*B N T] all three."""
+    """Returns shapes of output [*B T N Hv], log-sum-exp, peak and sum of the rows, [*B N T] all three."""
     q, _, v, *_ = avals
     meshed = next((x for x in avals if not x.sharding.mesh.empty), q)
 
@@ -115,7 +115,7 @@ def _differentiate(primals, tangents, *, problem: Problem):
 
 
 def _transpose(cotangents, *operands, problem: Problem):
-    """``jax.linear_transpose`` in the values, which alone it is linear in; 0 are as good as any."""
+    """Transposes in v, in which alone attention is linear; any point will do, so 0."""
     if [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)] != [_VALUES]:
         raise NotImplementedError("attend is linear in v alone, so it is transposed in no other.")
 
@@ -128,7 +128,7 @@ def _transpose(cotangents, *operands, problem: Problem):
 
 
 def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
-    """Of output and log-sum-exp in those operands; ``_gradients`` is its backward pass."""
+    """Returns the derivative in the moving operands; ``_gradients`` is its backward pass."""
 
     def pushed(name: str, residuals: Any, tangents: Any) -> Any:
         arrays, _ = residuals
@@ -149,7 +149,7 @@ def _derivative(problem: Problem, moving: tuple[int, ...]) -> Derivative:
 
 
 def _plain(problem: Problem, arrays: Any, moving: tuple[int, ...], backend: str) -> Any:
-    """Output and log-sum-exp as a function of some operands, by operations that JAX differentiates."""
+    """Returns the function of some operands that JAX differentiates."""
 
     def call(*points: Any) -> list[Any]:
         given = problem.form.call(_with(arrays, moving, points))
@@ -164,7 +164,7 @@ def _with(arrays: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -
 
 
 def _apart(operands: Sequence[Any], problem: Problem) -> tuple[list, list, list]:
-    """Operands of the call, what it gave, and the cotangents of output and log-sum-exp."""
+    """Splits operands into those of the call, its results, and the cotangents."""
     returned, operands = problem.returned, list(operands)
     count = len(operands) - 2 * returned - 2
     return operands[:count], operands[count:-returned], operands[-returned:]
@@ -198,7 +198,7 @@ def _shapes_back(*avals: Any, problem: Problem, moving: tuple[int, ...]) -> list
 
 
 def _differentiate_back(primals, tangents, *, problem: Problem, moving: tuple[int, ...]):
-    """Second order, through the reference: there output and rows follow from the operands."""
+    """Differentiates through the reference: there output and rows follow from the operands."""
     arrays, _, cotangents = _apart(primals, problem)
     count, points = len(moving), [arrays[i] for i in moving]
 
@@ -229,7 +229,7 @@ def _batch_back(axis, operands, mapped, *, problem: Problem, moving: tuple[int, 
 
 
 def _unmapped(operands: Sequence[Any], mapped: Sequence[int | None]) -> list[Any]:
-    """The shapes of one member of the mapped axis."""
+    """Returns the shapes of one member of the mapped axis."""
     avals = (jax.typeof(x) for x in operands)
     pairs = zip(avals, mapped, strict=True)
     return [
@@ -239,10 +239,7 @@ def _unmapped(operands: Sequence[Any], mapped: Sequence[int | None]) -> list[Any
 
 
 def _batched(operation: Any, run: Any, axis: Any, operands, mapped, names, **static: Any):
-    """A mapped axis is one more batch axis, the first: what is split by it stays so."""
-    if all(a is None for a in mapped):
-        results = operation.bind(*operands, **static)
-        return results, [None] * len(results)
+    """Adds a mapped axis as the first batch axis, so that a split by it stays."""
     if any(a is not None and n is None for a, n in zip(mapped, names, strict=True)):
         results = derivative.vmap(axis, partial(run, **static), list(mapped))(*operands)
         return results, [0] * len(results)
@@ -260,12 +257,12 @@ def _batched(operation: Any, run: Any, axis: Any, operands, mapped, names, **sta
 
 
 def _inner(names: Names) -> int:
-    """How many axes follow those of the batch."""
+    """Returns the number of axes after those of the batch."""
     return sum(not isinstance(name, int) for name in names)
 
 
 def _first_axis(x: Any, axis: int | None, lead: int, inner: int, size: int) -> Any:
-    """[size, *1s, *own batch axes, *inner]; gradients of what is not mapped are each member's own."""
+    """Returns [size, *1s, *own batch axes, *inner]; unmapped numbers have gradients for each member."""
     x = x[None] if axis is None else jnp.moveaxis(x, axis, 0)
     ones = (1,) * (lead - (x.ndim - 1 - inner))
     x = x.reshape(x.shape[0], *ones, *x.shape[1:])

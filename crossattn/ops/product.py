@@ -31,7 +31,7 @@ def dot_general(
     preferred_element_type: Any = None,
     **options: Any,
 ) -> Array:
-    """``jax.lax.dot_general``, for ``nnx.LinearGeneral`` and the like; float32 through the kernel.
+    """Computes ``jax.lax.dot_general``, for ``nnx.LinearGeneral`` and the like; float32 by the kernel.
 
     The kernel takes over where the trailing axes of ``lhs`` meet the leading ones of ``rhs``, or the
     trailing ones, and ``lhs`` has few rows.
@@ -51,7 +51,7 @@ def dot_general(
 
 
 def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool | None:
-    """Whether the kernel reads ``rhs`` transposed; None where it does not serve."""
+    """Returns whether the kernel reads ``rhs`` transposed; None where it does not serve."""
     (left, right), (batch, _) = dimension_numbers
     left, right, count = tuple(left), tuple(right), len(left)
     if batch or left != tuple(range(lhs.ndim - count, lhs.ndim)):
@@ -71,7 +71,7 @@ def _which(lhs: Array, rhs: Array, dimension_numbers: Any, asked: tuple) -> bool
 def _product(
     x: Float[Array, "M K"], w: Float[Array, "..."], transposed: bool
 ) -> Float[Array, "M N"]:
-    """By the kernel, where what it is lowered for has it."""
+    """Multiplies by the kernel, where the target has it."""
     run, rule = partial(_lowered, transposed), partial(_derivative, transposed)
     return derivative.call("CrossattnProduct", run, rule, x, w)
 

@@ -1,4 +1,4 @@
-"""This package broadcasts and promotes on purpose, also where a program asks JAX to refuse that.
+"""Broadcasts and promotions of this package, also where a program asks JAX to refuse them.
 
 ``jax_numpy_rank_promotion="raise"`` and ``jax_numpy_dtype_promotion="strict"`` are for the code of whoever
 sets them; inside ``as_written`` they are as the package's own code expects.
@@ -6,16 +6,17 @@ sets them; inside ``as_written`` they are as the package's own code expects.
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def as_written(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """``call`` under JAX's default rules. Rules of derivatives need it too: JAX may trace them later."""
+    """Runs ``call`` under JAX's default rules. JAX may trace rules of derivatives later: they need it too."""
 
     @functools.wraps(call)
     def inside(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -26,3 +27,8 @@ def as_written(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
             return call(*args, **kwargs)
 
     return inside
+
+
+def widened(dtype: Any) -> Any:
+    """Returns the dtype in which sums are computed: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)

@@ -1,4 +1,4 @@
-"""What attention kernels for TPUs have in common: blocks of whole tiles that fit a core's vector memory.
+"""Common parts of attention kernels for TPUs: blocks of whole tiles that fit a core's vector memory.
 
 A kernel holds two of each block that comes and goes, what it sums up, and the logits
 of one block; what does not fit is an error of the compiler, so it is counted here first.
@@ -41,7 +41,7 @@ def refuse_elsewhere() -> None:
 
 
 def blocks(T: int, S: int, H: int, Hv: int, dtype: Any, exact: bool, pairs: int = 0) -> Blocks:
-    """The largest blocks of padded lengths that fit, for each of the three kernels.
+    """Returns the largest blocks of padded lengths that fit, for each of the three kernels.
 
     Args:
       T: queries.
@@ -59,7 +59,7 @@ def blocks(T: int, S: int, H: int, Hv: int, dtype: Any, exact: bool, pairs: int 
     sizes = [(t, s) for t in _divisors(T) for s in _divisors(S)]
     found = []
     for of_kernel in (_of_output, _of_queries, _of_keys):
-        numbers = (_lanes(H), _lanes(Hv), size, exact, pairs)
+        numbers = (padded(H), padded(Hv), size, exact, pairs)
         fits = [one for one in sizes if of_kernel(*one, *numbers) <= _MEMORY]
         if not fits:
             raise NotImplementedError(
@@ -92,24 +92,22 @@ def _of_keys(t: int, s: int, H: int, Hv: int, size: int, exact: bool, pairs: int
 
 
 def _rows(t: int, s: int) -> int:
-    """Segment numbers, first and last keys, peaks and sums, each along all lanes."""
+    """Counts segment numbers, first and last keys, peaks and sums, each along all lanes."""
     return 4 * 3 * LANES * (t + s)
 
 
 def _work(t: int, s: int, given: int, made: int, matrices: int, exact: bool) -> int:
-    """Logits and what is made of them; exact products are of operands in parts."""
+    """Counts logits and what is made of them; exact products are of operands in parts."""
     return 4 * matrices * t * s + (8 * given + 4 * made if exact else 0)
 
 
-def _lanes(size: int) -> int:
+def padded(size: int) -> int:
+    """Returns the next multiple of ``LANES``."""
     return -(-size // LANES) * LANES
 
 
-padded = _lanes
-
-
 def precision(exact: bool) -> Any:
-    """Of a kernel's products: all digits of float32, or of bfloat16 in one pass.
+    """Sets the precision of a kernel's products: all digits of float32, or bfloat16 in one pass.
 
     The caller's own setting may be one that Mosaic cannot compile for bfloat16.
     """
@@ -117,14 +115,14 @@ def precision(exact: bool) -> Any:
 
 
 def scaled(q: Array, scale: Any) -> Array:
-    """Kernels have no scale. Times a power of two is exact; anything else is kept in float32."""
+    """Scales queries, as kernels do not: a power of two is exact, anything else is kept in float32."""
     if isinstance(scale, (int, float)) and scale and abs(math.frexp(scale)[0]) == 0.5:
         return q * jnp.asarray(scale, q.dtype)
     return q.astype(jnp.float32) * scale
 
 
 def heads_first(x: Float[Array, "*B X N H"], batch: tuple[int, ...]) -> Array:
-    """[B N X' H], padded with zeros."""
+    """Returns [B N X' H], padded with zeros."""
     x = jnp.moveaxis(x.reshape(math.prod(batch), *x.shape[-3:]), -2, -3)
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[-2] % LANES), (0, 0)))
 
@@ -132,7 +130,7 @@ def heads_first(x: Float[Array, "*B X N H"], batch: tuple[int, ...]) -> Array:
 def segment_ids(
     ids: Ids, T: int, S: int, batch: tuple[int, ...], always: bool = True
 ) -> tuple[Array, Array] | None:
-    """Numbers for each example, [B T'] and [B S'], 0 in the padding; None where they would hide nothing.
+    """Returns each example's numbers, [B T'] and [B S'], 0 in the padding; None where they hide nothing.
 
     With ``always`` even if only the padding needs them.
     """
@@ -149,7 +147,7 @@ def segment_ids(
 
 
 def with_lse(out: Array, v: Array, d_out: Array, d_lse: Array) -> tuple[Array, Array, Array]:
-    """Output, values and cotangent of which a backward pass makes the gradient of both.
+    """Returns output, values and cotangent whose backward pass has the gradient of both.
 
     The logits' gradient is P (dP - sum(out d_out) + d_lse): one more column changes that sum, and of the
     values, where it is 0, nothing.
@@ -163,7 +161,7 @@ def with_lse(out: Array, v: Array, d_out: Array, d_lse: Array) -> tuple[Array, A
 def in_parts(
     function: Callable[..., Any], operands: tuple, held: int, like: Array | None = None
 ) -> tuple[Any, Any]:
-    """A function of a few examples at a time, of which it makes matrices.
+    """Runs a function of a few examples at a time, of which it makes matrices.
 
     Args:
       function: gives what each example has, and a sum over them in the shape of ``like``, or None.

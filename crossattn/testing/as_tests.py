@@ -6,7 +6,7 @@ promise is made smaller until it would no longer break, and the smallest is told
 """
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,20 +22,19 @@ from crossattn.testing.shrink import describe, smallest
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """The promises after what else was collected."""
-    items.extend(_promises(session, config))
-
-
-def _promises(session: pytest.Session, config: pytest.Config) -> Iterator[pytest.Item]:
-    attend = _adapted(_named(str(config.getoption("attention"))))
+    """Appends the promises to what else was collected."""
+    attend = promises.Watched(_named(str(config.getoption("attention"))))
+    if attend.takes_arrays_alone:
+        attend = promises.Watched(promises.with_arrays(attend.attend))
     broken: set[str] = set()
     for item in promises.items(quick=bool(config.getoption("attention_quick"))):
         name = f"{item.promise}[{item.case}]"
-        yield Promise.from_parent(session, name=name, item=item, attend=attend, broken=broken)
+        own: dict[str, Any] = dict(item=item, attend=attend, broken=broken)
+        items.append(Promise.from_parent(session, name=name, **own))
 
 
 def _named(path: str) -> Callable:
-    """The function that ``package.module:function`` names."""
+    """Returns the function that ``package.module:function`` names."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise pytest.UsageError(f"--attention is {path!r}; expected package.module:function.")
@@ -50,16 +49,8 @@ def _named(path: str) -> Callable:
     return attend
 
 
-def _adapted(attend: Callable) -> promises.Watched:
-    """``with_arrays`` for who takes no ``Mask``."""
-    watched = promises.Watched(attend)
-    if watched.takes_arrays_alone:
-        return promises.Watched(promises.with_arrays(attend))
-    return watched
-
-
 class Promise(pytest.Item):
-    """One promise on one case."""
+    """Test of one promise on one case."""
 
     def __init__(
         self, *, item: promises.Item, attend: promises.Watched, broken: set[str], **arguments
@@ -79,7 +70,7 @@ class Promise(pytest.Item):
             raise Broken(f"{said}{self._smallest(said)}")
 
     def _smallest(self, said: str) -> str:
-        """The smallest case, once for each promise; nothing where a check has no case to make smaller."""
+        """Returns the smallest case, once for each promise; "" where a check has no case to shrink."""
         if self.promise.run is None or self.promise.promise in self.broken:
             return ""
         self.broken.add(self.promise.promise)
@@ -88,7 +79,7 @@ class Promise(pytest.Item):
         last = [said]
 
         def breaks(case: Case) -> bool:
-            outcome = promises.outcome(partial(_check, run, case), self.attend)
+            outcome = promises.outcome(partial(run, case=case), self.attend)
             broken = outcome.startswith("broken: ") and _fault(outcome[8:]) == fault
             if broken:
                 last[0] = outcome[8:]
@@ -98,21 +89,17 @@ class Promise(pytest.Item):
         return f"\n  smallest case: {describe(case)}\n  there: {last[0]}"
 
     def repr_failure(self, excinfo, style=None):
-        """The sentence alone: a traceback would show the suite."""
+        """Returns the sentence alone: a traceback would show the suite."""
         if isinstance(excinfo.value, Broken):
             name = self.promise.promise
             return f"{name} ({promises.PROMISES[name]}) is broken: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self):
-        """Promise and case."""
+        """Returns promise and case."""
         return self.path, None, self.name
 
 
-def _check(run, case: Case, attend) -> None:
-    run(attend, case)
-
-
 def _fault(said: str) -> str:
-    """What is wrong, without the numbers."""
+    """Returns a fault without its numbers."""
     return said.split(":")[0].split(" is not 0")[0]

@@ -27,7 +27,7 @@ class BadCall(NamedTuple):
 
 
 def check_bad_call(attend, call: BadCall) -> None:
-    """It raises ValueError, and the message has every word.
+    """Checks that a call raises ValueError with every word.
 
     Raises:
       Broken: there was an answer.
@@ -56,19 +56,18 @@ def check_bad_call(attend, call: BadCall) -> None:
 
 
 class OtherError(Exception):
-    """A bad call raised something, but not what it should."""
+    """Error of a bad call that is of another type or says less than it should."""
 
 
 def lacks_argument(error: Exception) -> bool:
-    """Whether a callable's signature lacks a keyword argument that it was given."""
+    """Returns whether a callable's signature lacks a keyword argument that it was given."""
     return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
 
 
 def bad_calls():
-    """All of them."""
+    """Yields every bad call."""
     for call in (*_operands(), *_masks_and_biases(), *_options()):
-        name, words, arguments = call
-        yield BadCall(name, words, arguments)
+        yield BadCall(*call)
 
 
 def _operands():

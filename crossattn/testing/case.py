@@ -1,4 +1,4 @@
-"""One conformance case: the inputs of a call of attend, and what the float64 oracle says of them.
+"""A conformance case: the inputs of a call of attend, and the float64 oracle's results for them.
 
 Most cases share one shape (`array` and `case` fill it in), so that an implementation compiles once and
 the cases differ only in what may be read. The axes are B=2, T=5, S=7, N=4, K=2, H=8, Hv=8 where
@@ -46,13 +46,13 @@ class Case:
 
     @property
     def arrays(self):
-        """The differentiable inputs by name."""
+        """Differentiable inputs by name."""
         arrays = {"q": self.q, "k": self.k, "v": self.v, "bias": self.bias}
         return {name: array for name, array in arrays.items() if array is not None}
 
     @property
     def shared(self):
-        """Whether q, k and v have the shape and dtype of most cases."""
+        """True where q, k and v have the shape and dtype of most cases."""
         like = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, H)}
         arrays = {name: getattr(self, name) for name in like}
         return all(x.shape == like[n] and x.dtype == np.float32 for n, x in arrays.items())
@@ -77,14 +77,15 @@ class Case:
     @functools.cached_property
     def expected_gradients(self):
         """The oracle's gradients of sum(cotangent * output), by name."""
-        arguments = {**self.arrays, **self.options}
-        with np.errstate(all="ignore"):
-            return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
+        return self._gradients()
 
     @functools.cached_property
     def expected_gradients_with_lse(self):
         """The oracle's gradients of sum(cotangent * output) + sum(lse_cotangent * lse), by name."""
-        arguments = {**self.arrays, **self.options, "d_lse": self.lse_cotangent}
+        return self._gradients(d_lse=self.lse_cotangent)
+
+    def _gradients(self, **more):
+        arguments = {**self.arrays, **self.options, **more}
         with np.errstate(all="ignore"):
             return oracle.gradients(self.cotangent, **arguments, allowed=self.allowed)
 
@@ -116,25 +117,25 @@ class Case:
 
 
 def array(name, *shape):
-    """Standard normal float32, the same every time for the same name and shape."""
+    """Returns standard normal float32, the same every time for the same name and shape."""
     seed = [*name.encode(), *shape]
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def qkv(batch=B):
-    """q, k and v of the shared shape, as JAX's arrays."""
+    """Returns q, k and v of the shared shape, as JAX's arrays."""
     shapes = {"q": (batch, T, N, H), "k": (batch, S, K, H), "v": (batch, S, K, H)}
     return tuple(jnp.asarray(array(name, *shape)) for name, shape in shapes.items())
 
 
 def case(name, mask=None, allowed=None, **changes):
-    """A case of the shared shape, with arrays of batch axes for `allowed` left as [*B N T S]."""
+    """Returns a case of the shared shape, with arrays of batch axes for `allowed` left as [*B N T S]."""
     arrays = {"q": array("q", B, T, N, H), "k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
     return Case(name, **{**arrays, "mask": mask, "allowed": allowed, **changes})
 
 
 def shaped(name, batch=(B,), t=T, s=S, n=N, k=K, h=H, hv=None, **changes):
-    """A case of another shape."""
+    """Returns a case of another shape."""
     hv = h if hv is None else hv
     return Case(name, array("q", *batch, t, n, h), array("k", *batch, s, k, h),
                 array("v", *batch, s, k, hv), **changes)  # fmt: skip

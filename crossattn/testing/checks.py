@@ -18,23 +18,23 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 2.0**-10, "bfloat16": 
 
 
 class Broken(AssertionError):
-    """A promise is not kept; the message says what was found and what was expected."""
+    """Broken promise; the message says what was found and what was expected."""
 
 
 def check_output(attend, case: Case) -> None:
-    """The output is the oracle's, in the dtype of q, and exactly 0 where nothing may be read."""
+    """Checks that the output is the oracle's, in the dtype of q, and 0 where nothing may be read."""
     out = _run(_outputs(attend, case), case)
     _compare_output(out, case)
     _compare_nothing(out, case)
 
 
 def check_output_where_read(attend, case: Case) -> None:
-    """The same without the queries that may read nothing."""
+    """Checks the output of the queries that may read something."""
     _compare_output(_run(_outputs(attend, case), case), case)
 
 
 def check_weights(attend, case: Case) -> None:
-    """Returned weights are the oracle's, and exactly 0 where masked."""
+    """Checks that returned weights are the oracle's, and exactly 0 where masked."""
     _, weights = _run(_outputs(attend, case, return_weights=True), case)
     expect(weights is not None, "weights are None")
     _compare_shape(weights, case.weights_shape, "weights")
@@ -44,13 +44,13 @@ def check_weights(attend, case: Case) -> None:
 
 
 def check_gradients(attend, case: Case) -> None:
-    """Gradients are the oracle's, and exactly 0 for whatever takes no part."""
+    """Checks that gradients are the oracle's, and exactly 0 for whatever takes no part."""
     _, gradients = _run(_with_gradients(attend, case), case)
     _compare_gradients(gradients, case.expected_gradients, case)
 
 
 def check_output_and_gradients(attend, case: Case) -> None:
-    """Both, from one call: differentiation may take another path to the output."""
+    """Checks both from one call: differentiation may take another path to the output."""
     out, gradients = _run(_with_gradients(attend, case), case)
     _compare_nothing(out, case)
     _compare_output(out, case)
@@ -58,7 +58,7 @@ def check_output_and_gradients(attend, case: Case) -> None:
 
 
 def check_lse(attend, case: Case) -> None:
-    """The log-sum-exp is the oracle's in float32, -inf where nothing may be read; so its gradients."""
+    """Checks that log-sum-exp (float32, -inf where nothing may be read) and gradients are the oracle's."""
 
     def lse_and_gradients(arrays):
         (out, lse), pull = jax.vjp(_outputs(attend, case, return_lse=True), arrays)
@@ -78,7 +78,7 @@ def check_lse(attend, case: Case) -> None:
 
 
 def check_energy_gradients(actual, arrays, allowed) -> None:
-    """Gradients of sum(sin(output)) with respect to q, k and v are the oracle's."""
+    """Checks gradients of sum(sin(output)) with respect to q, k and v."""
     out = oracle.attention(*arrays, allowed=allowed)[0]
     expected = oracle.gradients(np.cos(out), *arrays, allowed=allowed)
     for name, gradient in zip("qkv", actual, strict=True):
@@ -86,7 +86,7 @@ def check_energy_gradients(actual, arrays, allowed) -> None:
 
 
 def close(actual, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -> None:
-    """Relative to the dtype, with an absolute part that follows the largest entry."""
+    """Compares relative to the dtype, with an absolute part that follows the largest entry."""
     actual, expected = float64(actual), float64(expected)
     _compare_shape(actual, expected.shape, what)
     rtol = ulps * TOLERANCE[np.dtype(dtype).name]
@@ -103,7 +103,7 @@ def close(actual, expected, what, dtype: Any = np.float32, ulps=1, least=1e-3) -
 
 
 def zero(actual, what) -> None:
-    """Exactly 0, and not NaN."""
+    """Checks that numbers are exactly 0, and not NaN."""
     actual = float64(actual)
     if np.any(actual != 0):
         raise Broken(f"{what} is not 0 but {actual[actual != 0][0]:.6g}")
@@ -116,7 +116,7 @@ def expect(kept, what: str) -> None:
 
 
 def _outputs(attend, case, **options):
-    """The function that is tested, of the case's arrays by name."""
+    """Returns the function that is tested, of the case's arrays by name."""
     options = {**case.options, **options}
     if case.mask is not None:
         options["mask"] = case.mask
@@ -124,7 +124,7 @@ def _outputs(attend, case, **options):
 
 
 def _with_gradients(attend, case):
-    """Output and gradients as a function of the case's arrays by name."""
+    """Returns output and gradients as a function of the case's arrays by name."""
 
     def call(arrays):
         out, pull = jax.vjp(_outputs(attend, case), arrays)

@@ -22,7 +22,7 @@ PADDED = (KEY < LENGTHS[:, None])[:, None, None]
 
 
 def jit_takes_masks_as_arguments(attend) -> None:
-    """Masks are values: compiled once, they may change."""
+    """Checks that masks are values: compiled once, they may change."""
     q, k, v = qkv()
     call = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask=mask))
     for lengths in (LENGTHS, LENGTHS - 1):
@@ -32,7 +32,7 @@ def jit_takes_masks_as_arguments(attend) -> None:
 
 
 def one_compilation_serves_every_offset(attend) -> None:
-    """A decoding step is compiled once for all positions."""
+    """Checks that a decoding step is compiled once for all positions."""
     q, k, v = qkv()
     traces = []
 
@@ -48,14 +48,14 @@ def one_compilation_serves_every_offset(attend) -> None:
 
 
 def vmap_over_examples(attend) -> None:
-    """Is the batch axis."""
+    """Checks that a mapped axis is the batch axis."""
     q, k, v = qkv()
     call = jax.jit(jax.vmap(lambda q, k, v, mask: attend(q, k, v, mask=mask)))
     close(call(q, k, v, _padding()), _expected(q, k, v, PADDED), "output")
 
 
 def vmap_over_heads(attend) -> None:
-    """Is grouped heads."""
+    """Checks that a mapped axis of key heads is grouped heads."""
     q, k, v = qkv()
 
     def one_group(q, k, v):
@@ -67,7 +67,7 @@ def vmap_over_heads(attend) -> None:
 
 
 def vmap_over_queries_alone(attend) -> None:
-    """Shares the keys and values."""
+    """Checks that mapped queries share keys and values."""
     q, k, v = qkv()
     call: Any = jax.jit(jax.vmap(attend, in_axes=(0, None, None)))
     out = call(jnp.stack([q, 2 * q]), k, v)
@@ -75,7 +75,7 @@ def vmap_over_queries_alone(attend) -> None:
 
 
 def gradients_of_vmap(attend) -> None:
-    """Are those of the batch."""
+    """Checks that gradients of vmap are those of the batch."""
     arrays = qkv()
 
     def energy(arrays, mask):
@@ -86,14 +86,14 @@ def gradients_of_vmap(attend) -> None:
 
 
 def vmap_of_gradients(attend) -> None:
-    """Gradients of each example, in one call."""
+    """Checks gradients of each example, in one call."""
     arrays = qkv()
     call = jax.jit(jax.vmap(jax.grad(partial(_energy, attend), argnums=(0, 1, 2))))
     check_energy_gradients(call(*arrays, _padding()), arrays, PADDED)
 
 
 def scan_over_queries(attend) -> None:
-    """One query at a time is all queries at once."""
+    """Checks that one query at a time is all queries at once."""
     q, k, v = qkv()
 
     def step(offset, query):
@@ -104,7 +104,7 @@ def scan_over_queries(attend) -> None:
 
 
 def gradients_through_scan_over_layers(attend) -> None:
-    """The chain rule, layer by layer in the oracle."""
+    """Checks the chain rule, layer by layer in the oracle."""
     x, k, _ = qkv()
     allowed, scales = KEY <= QUERY, (0.5, 2.0)
 
@@ -124,14 +124,14 @@ def gradients_through_scan_over_layers(attend) -> None:
 
 
 def remat(attend) -> None:
-    """Computing it twice changes no gradient."""
+    """Checks that recomputation changes no gradient."""
     arrays = qkv()
     call = jax.grad(jax.checkpoint(partial(_energy, attend)), argnums=(0, 1, 2))
     check_energy_gradients(jax.jit(call)(*arrays, m.lengths(LENGTHS)), arrays, PADDED)
 
 
 def float64_stays_float64(attend) -> None:
-    """With jax_enable_x64; inside, float32 is enough."""
+    """Checks the dtype under jax_enable_x64; inside, float32 is enough."""
     with jax.enable_x64(True):
         arrays = tuple(jnp.asarray(x, jnp.float64) for x in qkv())
         out = jax.jit(lambda q, k, v: attend(q, k, v, mask=m.causal()))(*arrays)
@@ -160,7 +160,7 @@ def _padding():
 
 
 def _energy(attend, q, k, v, mask=None):
-    """A scalar of the output, with a gradient everywhere."""
+    """Returns a scalar of the output, with a gradient everywhere."""
     return jnp.sum(jnp.sin(attend(q, k, v, mask=mask)))
 
 

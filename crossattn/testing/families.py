@@ -17,7 +17,7 @@ m: Any = mask_algebra  # the terms take numpy arrays too, which its types do not
 
 
 def shapes():
-    """T != S, Hv != H, grouped heads and any number of batch axes."""
+    """Yields T != S, Hv != H, grouped heads and any number of batch axes."""
     yield shaped("no_mask_at_all")
     yield shaped("no_batch_axis", batch=())
     yield shaped("two_batch_axes", batch=(2, 3))
@@ -43,7 +43,7 @@ def shapes():
 
 
 def masks():
-    """Every term of the mask algebra, alone and combined, against comparisons of indices."""
+    """Yields every term of the mask algebra, alone and combined, against comparisons of indices."""
     lengths, starts = np.array([3, 7]), np.array([0, 2])
     valid = np.array([[1, 0, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 1, 1]], bool)
     q_segment_ids = np.array([[1, 1, 2, 2, 0], [1, 2, 2, 3, 3]])
@@ -80,7 +80,7 @@ def masks():
 
 
 def masked_rows():
-    """Queries that may read nothing."""
+    """Yields queries that may read nothing."""
     dense = array("allowed", B, N, T, S) > 0
     dense[0, :, 2] = dense[:, 1, 4] = False
     yield case("some_rows_read_nothing", jnp.asarray(dense), dense)
@@ -95,14 +95,8 @@ def masked_rows():
     yield _cast(half, jnp.bfloat16)
 
 
-def shapes_and_broadcasting():
-    """Every shape that attend takes."""
-    yield from shapes()
-    yield from broadcasting()
-
-
 def broadcasting():
-    """Masks and biases with axes of size 1."""
+    """Yields masks and biases with axes of size 1."""
     for shape in [(1, 1, 1, 1), (B, 1, 1, S), (1, N, 1, 1), (1, 1, T, 1), (B, N, T, S)]:
         name = "x".join(map(str, shape))
         dense = array("allowed", *shape) > -0.5
@@ -116,7 +110,7 @@ def broadcasting():
 
 
 def scale_and_softcap():
-    """The logits are scaled, then capped, then the bias is added."""
+    """Yields logits that are scaled, then capped, before the bias is added."""
     yield case("scale", options={"scale": 0.7})
     yield case("negative_scale", options={"scale": -0.5})
     yield case("softcap", options={"softcap": 2.0}, bias=None)
@@ -128,7 +122,7 @@ def scale_and_softcap():
 
 
 def large():
-    """Logits that a careless softmax overflows with."""
+    """Yields logits with which a careless softmax overflows."""
     # whole numbers, so that float32 holds even the largest logit exactly
     q, k = np.rint(2 * array("q", B, T, N, H)), np.rint(2 * array("k", B, S, K, H))
     scaled = {"q": 100 * q, "k": 100 * k, "options": {"scale": 1.0}}
@@ -141,7 +135,7 @@ def large():
 
 
 def poison():
-    """NaN and Inf that nobody may read, or that only some queries may not."""
+    """Yields NaN and Inf that nobody may read, or that only some queries may not."""
     lengths = np.array([3, 5])
     short = m.lengths(lengths)
     padded = (KEY < lengths[:, None])[:, None, None]
@@ -175,14 +169,8 @@ def poison():
     yield _cast(spoilt, jnp.bfloat16)
 
 
-def narrow_and_large():
-    """What float32 inside is needed for."""
-    yield from narrow()
-    yield from large()
-
-
 def narrow():
-    """Narrow inputs, float32 inside: the oracle reads the rounded inputs."""
+    """Yields narrow inputs, float32 inside: the oracle reads the rounded inputs."""
     yield _cast(case("bfloat16"), jnp.bfloat16)
     causal = case("bfloat16_causal_with_bias", m.causal(), KEY <= QUERY)
     yield _cast(dataclasses.replace(causal, bias=array("bias", 1, N, T, S)), jnp.bfloat16)
@@ -195,7 +183,7 @@ def narrow():
 
 
 def _poisoned(name, bad, where, mask, allowed, arrays="kv", **changes):
-    """A case whose keys and/or values are `bad` at the positions `where` Bool [B S]."""
+    """Returns a case whose keys and/or values are `bad` at the positions `where` Bool [B S]."""
     spoilt = {"k": array("k", B, S, K, H), "v": array("v", B, S, K, H)}
     for key in arrays:
         spoilt[key][where] = bad
@@ -203,6 +191,6 @@ def _poisoned(name, bad, where, mask, allowed, arrays="kv", **changes):
 
 
 def _cast(one, dtype):
-    """The case with q, k and v rounded to a dtype; the bias stays float32."""
+    """Returns the case with q, k and v rounded to a dtype; the bias stays float32."""
     narrow = {name: np.asarray(getattr(one, name)).astype(dtype) for name in "qkv"}
     return dataclasses.replace(one, **narrow)

@@ -22,58 +22,58 @@ m: Any = mask_algebra  # the terms take numpy arrays too, which its types do not
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 BY_HEAD = P("data", None, "tensor")
+SPECS = BY_HEAD, BY_HEAD, BY_HEAD, P("data")
 
 
 def sharded_arrays(attend) -> None:
-    """Examples and heads spread over the devices there are: the compiler parts the work."""
-    _check(partial(_with_valid, attend), (AUTO, AUTO))
+    """Checks examples and heads spread over all devices by the compiler."""
+    _check(attend, (AUTO, AUTO))
 
 
 def shard_map(attend) -> None:
-    """Examples and heads spread over the devices there are: each works on its own part."""
-    mesh, specs = _mesh((AUTO, AUTO)), (BY_HEAD, BY_HEAD, BY_HEAD, P("data"))
-    options: Any = dict(mesh=mesh, in_specs=specs, out_specs=BY_HEAD)
-    _check(jax.shard_map(partial(_with_valid, attend), **options), (AUTO, AUTO))
+    """Checks examples and heads spread over all devices, each of which works on its own part."""
+    options: Any = dict(mesh=_mesh((AUTO, AUTO)), in_specs=SPECS, out_specs=BY_HEAD)
+    _check(attend, (AUTO, AUTO), wrap=lambda call: jax.shard_map(call, **options))
 
 
 def explicit_axes(attend) -> None:
-    """Examples and heads."""
-    _check(partial(_with_valid, attend), (EXPLICIT, EXPLICIT))
+    """Checks examples and heads on Explicit axes."""
+    _check(attend, (EXPLICIT, EXPLICIT))
 
 
 def explicit_and_auto_axes(attend) -> None:
-    """Examples over one kind, heads over the other."""
-    _check(partial(_with_valid, attend), (EXPLICIT, AUTO))
+    """Checks examples over one kind of axis, heads over the other."""
+    _check(attend, (EXPLICIT, AUTO))
 
 
 def explicit_and_manual_axes(attend) -> None:
-    """Inside ``shard_map`` over examples, heads are still split."""
+    """Checks that heads are still split inside ``shard_map`` over examples."""
 
     def each(mesh, differentiate):
         # The gradient is taken inside: JAX has none through a shard_map that leaves axes Explicit.
         options: Any = dict(mesh=mesh, axis_names={"data"}, out_specs=P("data"))
         return jax.shard_map(differentiate, **options)
 
-    _check(partial(_with_valid, attend), (EXPLICIT, EXPLICIT), each)
+    _check(attend, (EXPLICIT, EXPLICIT), each)
 
 
 def split_queries(attend) -> None:
-    """Each device knows where its queries stand."""
-    _check_lengths(partial(_with_valid, attend), P(None, "length"), P())
+    """Checks that each device knows the place of its queries."""
+    _check_lengths(attend, P(None, "length"), P())
 
 
 def split_memory(attend) -> None:
-    """Each device reads its keys, or all of them."""
-    _check_lengths(partial(_with_valid, attend), P(), P(None, "length"))
+    """Checks that each device reads its keys, or all of them."""
+    _check_lengths(attend, P(), P(None, "length"))
 
 
 def split_by_one_axis(attend) -> None:
-    """Queries and keys over the same devices, which no product of the two can be."""
-    _check_lengths(partial(_with_valid, attend), P(None, "length"), P(None, "length"))
+    """Checks queries and keys over the same devices, which no product of the two can be."""
+    _check_lengths(attend, P(None, "length"), P(None, "length"))
 
 
 def nothing_is_gathered(attend) -> None:
-    """What is split by examples and heads is not sent to other devices."""
+    """Checks that arrays split by examples and heads are not sent to other devices."""
     mesh, arrays = _mesh((EXPLICIT, EXPLICIT)), qkv(jax.device_count())
     placed = [jax.device_put(x, NamedSharding(mesh, BY_HEAD)) for x in arrays]
     call = jax.jit(lambda q, k, v: attend(q, k, v, mask=m.causal(offset=2)))
@@ -100,29 +100,32 @@ def _mesh(kinds: tuple[AxisType, AxisType]) -> Any:
     return jax.make_mesh((count // tensor, tensor), ("data", "tensor"), kinds)
 
 
-def _with_valid(attend, q, k, v, valid):
-    return attend(q, k, v, mask=m.key_padding(valid) & m.causal(offset=2))
+def _same(function):
+    return function
 
 
-def _check(call, kinds, each=lambda mesh, differentiate: differentiate) -> None:
-    """Output and gradients for a batch of as many examples as devices, each of a length of its own."""
+def _check(attend, kinds, each=lambda mesh, differentiate: differentiate, wrap=_same) -> None:
+    """Checks output and gradients for as many examples as devices, each of a length of its own."""
     count, mesh = jax.device_count(), _mesh(kinds)
     arrays, valid = qkv(count), np.arange(S) < 1 + np.arange(count)[:, None] % S
-    specs = BY_HEAD, BY_HEAD, BY_HEAD, P("data")
-    _compare(call, mesh, specs, arrays, valid, partial(each, mesh))
+    _compare(attend, mesh, SPECS, arrays, valid, partial(each, mesh), wrap)
 
 
-def _check_lengths(call, queries, keys) -> None:
-    """The same for lengths that the devices divide."""
+def _check_lengths(attend, queries, keys) -> None:
+    """Checks the same for lengths that the devices divide."""
     count = jax.device_count()
     mesh = jax.make_mesh((count,), ("length",), (EXPLICIT,))
     shapes = {"q": (2, 2 * count, N, H), "k": (2, count, K, H), "v": (2, count, K, H)}
     arrays = tuple(array(name, *shape) for name, shape in shapes.items())
     valid = np.arange(count) < np.array([[count], [(count + 1) // 2]])
-    _compare(call, mesh, (queries, keys, keys, P()), arrays, valid)
+    _compare(attend, mesh, (queries, keys, keys, P()), arrays, valid)
 
 
-def _compare(call, mesh, specs, arrays, valid, each=lambda differentiate: differentiate) -> None:
+def _compare(attend, mesh, specs, arrays, valid, each=_same, wrap=_same) -> None:
+    @wrap
+    def call(q, k, v, valid):
+        return attend(q, k, v, mask=m.key_padding(valid) & m.causal(offset=2))
+
     def energy(q, k, v, valid):
         out = call(q, k, v, valid)
         return jnp.sum(jnp.sin(out)), out

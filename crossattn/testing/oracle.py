@@ -11,9 +11,9 @@ import numpy as np
 
 
 def attention(q, k, v, allowed=None, bias=None, scale=None, softcap=None):
-    """Outputs [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
+    """Computes outputs [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
 
-    Of q [*B T N H], k [*B S K H], v [*B S K Hv].
+    q is [*B T N H], k [*B S K H], v [*B S K Hv].
     """
     q, k, v = float64(q), float64(k), float64(v)
     *batch, queries, heads, _ = q.shape
@@ -34,7 +34,7 @@ def attention(q, k, v, allowed=None, bias=None, scale=None, softcap=None):
 
 
 def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=None, d_lse=None):
-    """Gradients of sum(cotangent * output) + sum(d_lse * log-sum-exp), for what may be read.
+    """Computes gradients of sum(cotangent * output) + sum(d_lse * log-sum-exp), for what may be read.
 
     A dict with q, k, v and, when one is given, bias.
     """
@@ -64,7 +64,7 @@ def gradients(cotangent, q, k, v, allowed=None, bias=None, scale=None, softcap=N
 
 
 def readable(shape, allowed=None, bias=None) -> Any:
-    """Bool [*B N T S]: which query may read which key, the -inf of a bias counted as a mask."""
+    """Returns which query may read which key, Bool [*B N T S]; the -inf of a bias is a mask too."""
     return _dense(shape, bias, allowed)[1]
 
 
@@ -76,7 +76,7 @@ def sum_to_shape(array, shape):
 
 
 def _row(query, keys, bias, scale, softcap):
-    """One query over the keys it may read: weights, log-sum-exp, d(capped logits)/d(logits)."""
+    """Computes weights, log-sum-exp and d(capped logits)/d(logits) of one query over readable keys."""
     logits = np.array([np.sum(query * key) for key in keys]) * _scale(scale, query)
     slope = np.ones_like(logits)
     if softcap is not None:
@@ -99,5 +99,5 @@ def _scale(scale, q):
 
 
 def float64(x) -> Any:
-    """Any array, as numpy's float64."""
+    """Returns any array as numpy's float64."""
     return np.asarray(x).astype(np.float64)

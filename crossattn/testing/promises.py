@@ -25,12 +25,17 @@ PROMISES = {
     "errors": "a bad call raises ValueError naming the argument, what came and what was expected",
 }
 FAMILIES = {
-    "float32 inside": families.narrow_and_large,
-    "scale and softcap": families.scale_and_softcap,
-    "nothing to read": families.masked_rows,
-    "masked is not there": families.poison,
-    "shapes": families.shapes_and_broadcasting,
-    "positions": families.masks,
+    "float32 inside": (families.narrow, families.large),
+    "scale and softcap": (families.scale_and_softcap,),
+    "nothing to read": (families.masked_rows,),
+    "masked is not there": (families.poison,),
+    "shapes": (families.shapes, families.broadcasting),
+    "positions": (families.masks,),
+}
+CALLS = {
+    "float32 inside": (composition.float64_stays_float64,),
+    "composition": composition.COMPOSITIONS,
+    "meshes": meshes.MESHES,
 }
 # One of each kind: what `quick` runs.
 QUICK = {
@@ -44,7 +49,7 @@ QUICK = {
 
 
 class Item(NamedTuple):
-    """One promise on one case; ``check(attend)`` raises ``Broken`` where it is not kept.
+    """Check of one promise on one case; ``check(attend)`` raises ``Broken`` where it is not kept.
 
     ``run(attend, case)``, where there is one, is the same check on any case.
     """
@@ -56,7 +61,7 @@ class Item(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What came of an item.
+    """Outcome of an item.
 
     It is "kept", "refused: why", "broken: what" or, of a bad call that was not answered, "worded otherwise:
     how".
@@ -74,15 +79,15 @@ class Finding(NamedTuple):
 
 @cache
 def cases() -> dict[str, Case]:
-    """Every case by name."""
-    made = [case for family in FAMILIES.values() for case in family()]
+    """Returns every case by name."""
+    made = [case for family in FAMILIES.values() for make in family for case in make()]
     named = {case.name: case for case in made}
     assert len(named) == len(made), "two cases share a name"
     return named
 
 
 def check(attend: Callable, case: Case) -> None:
-    """Hold ``attend`` to one case: its output and, where rounding leaves them exact, its gradients.
+    """Holds ``attend`` to one case: its output and, where rounding leaves them exact, its gradients.
 
     Raises:
       Broken: a number, a shape or a dtype is not the oracle's.
@@ -91,62 +96,48 @@ def check(attend: Callable, case: Case) -> None:
 
 
 def items(quick: bool = False, promises: Iterable[str] | None = None) -> Iterator[Item]:
-    """What ``conformance`` runs, in the order of ``PROMISES``; ``quick`` is one of each kind."""
+    """Yields what ``conformance`` runs, in the order of ``PROMISES``; ``quick`` is one of each kind."""
     chosen = list(PROMISES if promises is None else promises)
     unknown = [name for name in chosen if name not in PROMISES]
     if unknown:
         raise ValueError(f"promises has {unknown}; expected some of {', '.join(PROMISES)}.")
     for promise in chosen:
-        for name, check in _checks_of(promise):
-            if not quick or name in QUICK:
-                on_case = isinstance(check, partial) and check.func is _on_case
-                yield Item(promise, name, check, check.args[0] if on_case else None)
+        yield from (item for item in _items_of(promise) if not quick or item.case in QUICK)
 
 
-def _checks_of(promise: str) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Each promise stands alone: what breaks one is not counted again under another.
+def _items_of(promise: str) -> Iterator[Item]:
+    for call in CALLS.get(promise, ()):
+        yield Item(promise, call.__name__, call)
+    if promise == "errors":
+        for call in bad_calls.bad_calls():
+            yield Item(promise, call.name, partial(bad_calls.check_bad_call, call=call))
+    for name, case in cases().items():
+        run = _run_of(promise, case)
+        if run is not None:
+            yield Item(promise, name, partial(run, case=case), run)
+
+
+def _run_of(promise: str, case: Case) -> Callable[[Any, Case], None] | None:
+    """Returns the check of a promise on a case, or None: what breaks one promise is not counted again.
 
     Queries that read nothing and masked NaN are judged, gradients included, under their own promise.
     """
-    if promise == "composition":
-        yield from ((call.__name__, call) for call in composition.COMPOSITIONS)
-        return
-    if promise == "meshes":
-        yield from ((call.__name__, call) for call in meshes.MESHES)
-        return
-    if promise == "errors":
-        for call in bad_calls.bad_calls():
-            yield call.name, partial(_bad_call, call)
-        return
-    family = {case.name for case in FAMILIES[promise]()} if promise in FAMILIES else set()
-    poison = {case.name for case in families.poison()}
-    for name, case in cases().items():
-        empty, spoilt = case.reads_nothing.any(), name in poison
-        if promise == "weights":
-            yield name, partial(_on_case, checks.check_weights, name)
-        elif promise == "log-sum-exp":
-            yield name, partial(_on_case, checks.check_lse, name)
-        elif promise == "gradients":
-            if case.gradients and not empty and not spoilt:
-                yield name, partial(_on_case, checks.check_gradients, name)
-        elif promise == "nothing to read":
-            if empty and not spoilt:
-                yield name, partial(_on_case, check, name)
-        elif promise == "masked is not there":
-            if spoilt:
-                yield name, partial(_on_case, check, name)
-        elif name in family and not case.reads_nothing.all():
-            yield name, partial(_on_case, checks.check_output_where_read, name)
-    if promise == "float32 inside":
-        yield "float64_stays_float64", composition.float64_stays_float64
+    empty, spoilt = case.reads_nothing.any(), case.name in _family("masked is not there")
+    checked = {
+        "weights": (checks.check_weights, True),
+        "log-sum-exp": (checks.check_lse, True),
+        "gradients": (checks.check_gradients, case.gradients and not empty and not spoilt),
+        "nothing to read": (check, empty and not spoilt),
+        "masked is not there": (check, spoilt),
+    }
+    family = case.name in _family(promise) and not case.reads_nothing.all()
+    run, applies = checked.get(promise, (checks.check_output_where_read, family))
+    return run if applies else None
 
 
-def _on_case(run, name: str, attend) -> None:
-    run(attend, cases()[name])  # from the one dict, so that each oracle is computed once
-
-
-def _bad_call(call: bad_calls.BadCall, attend) -> None:
-    bad_calls.check_bad_call(attend, call)
+@cache
+def _family(promise: str) -> set[str]:
+    return {case.name for make in FAMILIES.get(promise, ()) for case in make()}
 
 
 def conformance(
@@ -155,7 +146,7 @@ def conformance(
     promises: Iterable[str] | None = None,
     refusals: tuple[type[Exception], ...] = (NotImplementedError,),
 ) -> list[Finding]:
-    """Hold any callable of attend's signature, or of a part of it, to every promise.
+    """Holds any callable of attend's signature, or of a part of it, to every promise.
 
     ``attend(q, k, v, mask=, bias=, scale=, softcap=, return_weights=, return_lse=)`` is called with
     what a case needs and no more; ``mask`` is a ``Mask`` or a boolean array (see ``with_arrays``).
@@ -181,7 +172,7 @@ def conformance(
 
 
 class Watched:
-    """A callable, and whether it was given a ``Mask`` since that was last asked."""
+    """Callable that notes whether it was given a ``Mask`` since that was last asked."""
 
     def __init__(self, attend: Callable):
         self.attend, self.masked = attend, False
@@ -193,7 +184,7 @@ class Watched:
 
     @cached_property
     def takes_arrays_alone(self) -> bool:
-        """Whether it fails with a ``Mask`` for its mask, and not with the same as an array."""
+        """True where it fails with a ``Mask`` for its mask, and not with the same as an array."""
         x = np.zeros((1, 2, 1, 4), np.float32)
         try:
             self.attend(x, x, x, mask=causal())
@@ -207,7 +198,7 @@ class Watched:
 
 
 def outcome(run, attend: Watched, refusals=(NotImplementedError,)) -> str:
-    """What comes of a check, as a ``Finding`` says it."""
+    """Returns the outcome of a check in the words of a ``Finding``."""
     attend.masked = False
     try:
         run(attend)
@@ -226,13 +217,12 @@ def outcome(run, attend: Watched, refusals=(NotImplementedError,)) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what it says."""
     said = str(error).strip() or type(error).__name__
     return said.splitlines()[0][:200]
 
 
 def with_arrays(attend: Callable) -> Callable:
-    """``attend`` for callables that know no ``Mask``: it is given the boolean array [*B N T S]."""
+    """Returns ``attend`` for callables that know no ``Mask``: it is given the boolean array [*B N T S]."""
 
     def call(q, k, v, mask=None, **options):
         if isinstance(mask, Mask):

@@ -19,7 +19,7 @@ SPELT_OUT = 16  # entries of an array that a description prints
 
 
 def smallest(case: Case, breaks: Callable[[Case], bool]) -> Case:
-    """The case with everything left out without which ``breaks`` still holds.
+    """Returns the case with everything left out without which ``breaks`` still holds.
 
     Greedy: no subset of one step breaks either.
 
@@ -37,7 +37,7 @@ def smallest(case: Case, breaks: Callable[[Case], bool]) -> Case:
 
 
 def describe(case: Case) -> str:
-    """Sizes, mask and options, and the arrays where they are short."""
+    """Returns sizes, mask and options, and the arrays where they are short."""
     *batch, t, n, h = case.q.shape
     s, k, hv = *case.k.shape[-3:-1], case.v.shape[-1]
     sizes = f"B={'x'.join(map(str, batch)) or 'none'} T={t} S={s} N={n} K={k} H={h} Hv={hv}"
@@ -61,7 +61,7 @@ def _terms(mask) -> str:
 
 
 def _alike(smaller: Case, case: Case) -> bool:
-    """Whether the same promises speak of both."""
+    """Returns whether the same promises speak of both."""
     empty = smaller.reads_nothing.any() == case.reads_nothing.any()
     return empty and _spoilt(smaller) == _spoilt(case)
 
@@ -71,7 +71,7 @@ def _spoilt(case: Case) -> bool:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """The case with less of something, the most first."""
+    """Yields the case with less of something, the most first."""
     for axis, size in enumerate(case.q.shape[:-3]):
         if size > 1:
             for index in range(size):
@@ -106,12 +106,11 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def _sizes(size: int) -> list[int]:
-    """Smaller ones."""
     return sorted({1, size // 2, size - 1} - {0, size, -1})
 
 
 def _parts(size: int, gaps: bool) -> Iterator[list[int]]:
-    """Indices of parts, the shortest first: both ends and, with gaps, all but one."""
+    """Yields indices of parts, the shortest first: both ends and, with gaps, all but one."""
     for count in _sizes(size):
         for first in sorted({0, size - count}):
             yield [*range(first, first + count)]
@@ -120,9 +119,12 @@ def _parts(size: int, gaps: bool) -> Iterator[list[int]]:
 
 
 def _examples(case: Case, axis: int, index: int) -> Case:
-    """One of a batch axis, which stays as an axis of size 1."""
+    """Returns one of a batch axis, which stays as an axis of size 1."""
+    part = slice(index, index + 1)
     at = axis - len(case.q.shape[:-3])  # from the last batch axis, as what is broadcast counts
-    return _cut(case, {"q": at - 3, "k": at - 3, "v": at - 3}, at, slice(index, index + 1))
+    arrays = {x: _take(getattr(case, x), at - 3, part) for x in ("q", "k", "v", "allowed", "bias")}
+    mask = _cut_mask(case.mask, lambda x, inner: _take(x, at - inner, part))
+    return dataclasses.replace(case, mask=mask, **arrays)
 
 
 def _heads(case: Case, heads: slice, key_heads: slice) -> Case:
@@ -131,13 +133,6 @@ def _heads(case: Case, heads: slice, key_heads: slice) -> Case:
     mask = _cut_mask(case.mask, lambda x, inner: _take(x, -3, heads) if inner == 3 else x)
     allowed, bias = (_take(x, -3, heads) for x in (case.allowed, case.bias))
     return dataclasses.replace(case, q=q, k=k, v=v, mask=mask, allowed=allowed, bias=bias)
-
-
-def _cut(case: Case, axes: dict[str, int], at: int, part: slice) -> Case:
-    arrays = {name: _take(getattr(case, name), axis, part) for name, axis in axes.items()}
-    dense = {name: _take(getattr(case, name), at - 3, part) for name in ("allowed", "bias")}
-    mask = _cut_mask(case.mask, lambda x, inner: _take(x, at - inner, part))
-    return dataclasses.replace(case, mask=mask, **arrays, **dense)
 
 
 def _lengths(case: Case, queries: list[int], keys: list[int]) -> Case:
@@ -154,7 +149,7 @@ def _lengths(case: Case, queries: list[int], keys: list[int]) -> Case:
 
 
 def _cut_mask(mask: Any, change: Callable[[Any, int], Any]) -> Any:
-    """``change(x, how many axes follow those of the batch)`` for each array of a mask."""
+    """Applies ``change(x, how many axes follow those of the batch)`` to each array of a mask."""
     if not isinstance(mask, Mask):
         return change(mask, 3)
     leaves, structure = jax.tree.flatten(mask)
@@ -163,7 +158,7 @@ def _cut_mask(mask: Any, change: Callable[[Any, int], Any]) -> Any:
 
 
 def _take(x: Any, axis: int, part: Any) -> Any:
-    """Part of an axis counted from the last; all where there is no such axis, or it is shared."""
+    """Returns part of an axis counted from the last; all where there is no such axis, or it is shared."""
     if x is None or np.ndim(x) < -axis or np.shape(x)[axis] == 1:
         return x
     part = np.array(part, int) if isinstance(part, list) else part

@@ -2,6 +2,7 @@
 
 import pytest
 
+from crossattn.ops.blockwise import blocks
 from tests.conftest import one_device
 
 
@@ -9,3 +10,10 @@ from tests.conftest import one_device
 def _on_one_device():
     with one_device():
         yield
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 4 queries by 3 keys, which divide neither of the lengths."""
+    plan = blocks.Plan
+    monkeypatch.setattr(blocks, "plan", lambda T, S, *_: plan(T, S, min(4, T), min(3, S)))

@@ -1,4 +1,4 @@
-"""Which kernel takes which kind of call, forward and backward: the table of ``docs/attend.md``.
+"""Kernels of each kind of call, forward and backward: the table of ``docs/attend.md``.
 
     python -m tests.ops.lowered
 
@@ -185,40 +185,29 @@ def lowered(function, kind, platform):
     return text, [f"{w.message}" for w in said if f"{w.message}".startswith("attend ")]
 
 
-def is_fused(function, kind, platform):
-    """Forward and backward."""
-    text, _ = lowered(function, kind, platform)
-    return text.count("custom_call @tpu_custom_call") > 1 or "SoftmaxBackward" in text
-
-
-def runs(kind, platform):
-    """What ``attend`` does."""
-    return marked(is_fused(attend, kind, platform))
-
-
-def marked(fused):
+def mark(kind, function, platform):
+    """Returns whether both passes are fused; another library's function raises what it will."""
+    try:
+        text, _ = lowered(function, kind, platform)
+    except Exception:
+        if function is attend:
+            raise
+        return "-"
+    fused = text.count("custom_call @tpu_custom_call") > 1 or "SoftmaxBackward" in text
     return "fused" if fused else "-"
 
 
-def is_taken(function, kind, platform):
-    """Whether another library's function is, which raises what it will for what it does not take."""
-    try:
-        return marked(is_fused(function, kind, platform))
-    except Exception:
-        return marked(False)
-
-
 COLUMNS = {
-    "`attend`, H100": functools.partial(runs, platform=GPUS),
-    "`jax.nn`, H100": functools.partial(is_taken, jax_nn, platform=GPUS),
-    "FlashAttention 2": lambda kind: marked(kind.flash),
-    "`attend`, TPU": functools.partial(runs, platform=TPUS),
-    "splash, TPU": functools.partial(is_taken, splash, platform=TPUS),
+    "`attend`, H100": functools.partial(mark, function=attend, platform=GPUS),
+    "`jax.nn`, H100": functools.partial(mark, function=jax_nn, platform=GPUS),
+    "FlashAttention 2": lambda kind: "fused" if kind.flash else "-",
+    "`attend`, TPU": functools.partial(mark, function=attend, platform=TPUS),
+    "splash, TPU": functools.partial(mark, function=splash, platform=TPUS),
 }
 
 
 def table():
-    """As Markdown."""
+    """Returns the table in Markdown."""
     lines = [f"| kind of call | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     rows = {kind.name: [column(kind) for column in COLUMNS.values()] for kind in KINDS}
     for name, marks in rows.items():

@@ -83,7 +83,7 @@ def _forward(q, k, v, bias, q_seqlen, kv_seqlen, *others, is_training, **paramet
 
 
 def _backward(q, k, v, bias, q_seqlen, kv_seqlen, *others, **parameters):
-    """From the log-sum-exp and the output that are given, as the kernel does, not from new ones."""
+    """Differentiates from the given log-sum-exp and output, as the kernel does."""
     lse, out, d_out = others[-3:]
     K, groups = k.shape[2], q.shape[2] // k.shape[2]
     wide = [x.astype(jnp.float32) for x in (q, k, v, bias, out, d_out)]

@@ -22,13 +22,10 @@ ITEMS = {f"{item.promise}-{item.case}": item for item in testing.items()}
 QUICK = {f"{item.promise}-{item.case}" for item in testing.items(quick=True)}
 # make conformance runs everything on everything. Here a backend gets every case once, with gradients,
 # and one of each kind of the rest; what a wrong call is told does not depend on the backend.
-PER_BACKEND = {"gradients", "log-sum-exp", "errors"}
-ALL = [
-    n
-    for n, i in ITEMS.items()
-    if i.promise == "gradients" or (n in QUICK and i.promise != "errors")
-]
-CHOSEN = [n for n, i in ITEMS.items() if n in QUICK or i.promise not in PER_BACKEND - {"errors"}]
+PER_BACKEND = {"gradients", "log-sum-exp"}
+ALL = {n for n in QUICK if not n.startswith("errors-")}
+ALL = [n for n, i in ITEMS.items() if i.promise == "gradients" or n in ALL]
+CHOSEN = [n for n, i in ITEMS.items() if n in QUICK or i.promise not in PER_BACKEND]
 MAY_REFUSE_NOTHING = (None, "reference")
 BACKENDS = [None, *backends.names()]
 
@@ -110,7 +107,7 @@ def test_a_backend_serves_at_least_the_plain_case(backend):
     checks = [functools.partial(testing.check, case=case) for case in plain]
     served = not all(refused(check, backend) for check in checks)
     if not served and backend in ("flash_tpu", "splash", "tokamax"):
-        pytest.skip("two need a TPU, tokamax its package: pip install 'crossattn[tokamax]'")
+        pytest.skip("two need a TPU, tokamax its package")
     assert served
 
 
@@ -123,23 +120,6 @@ def test_masks_as_arrays_terms_and_additive_biases_agree():
     by_bias = xa.attend(case.q, case.k, case.v, bias=additive)
     np.testing.assert_array_equal(by_term, by_array)
     close(by_term, by_bias)
-
-
-@pytest.mark.parametrize("j", [0, 3, 4])
-def test_a_change_at_a_position_moves_no_output_before_it(j):
-    case = CASES["causal"]
-    before = xa.attend(case.q, case.k, case.v, case.mask)
-    k, v = case.k.copy(), case.v.copy()
-    k[:, j], v[:, j] = 1e3, -1e3
-    after = xa.attend(case.q, k, v, case.mask)
-    np.testing.assert_array_equal(after[:, :j], before[:, :j])
-    assert np.all(np.asarray(after != before)[:, j].any(-1))
-
-
-def test_weights_sum_to_one_or_to_exactly_zero():
-    case = CASES["some_rows_read_nothing"]
-    _, weights = xa.attend(case.q, case.k, case.v, case.mask, return_weights=True)
-    close(weights.sum(-1), case.readable.any(-1))
 
 
 def test_weights_and_log_sum_exp_come_together():

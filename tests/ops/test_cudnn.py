@@ -1,4 +1,4 @@
-"""What cuDNN is told and what is made of its results, held to the oracle without a GPU: ``pretended_gpu``."""
+"""Calls of cuDNN and their results, held to the oracle without a GPU: ``pretended_gpu``."""
 
 import functools
 import warnings

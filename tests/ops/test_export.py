@@ -9,7 +9,7 @@ from jax import export
 import crossattn as xa
 from crossattn.decode import Hypotheses
 from crossattn.nn import BlockState
-from tests.ops.parallel.test_sharded import S, T, every_mask
+from tests.ops.masks.table import MASKS, S, T
 from tests.peers import package
 
 package("flatbuffers", "test")
@@ -29,12 +29,12 @@ def shapes(*dimensions):
 
 
 def through_bytes(call, *arguments):
-    """What the function is after it was exported, written and read again."""
+    """Returns the function after it was exported, written and read again."""
     exported = export.export(jax.jit(call))(*arguments)
     return export.deserialize(exported.serialize(vjp_order=0)).call
 
 
-@pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in every_mask()])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_a_mask_is_an_argument_of_an_exported_function(mask):
     def call(mask):
         return mask.materialize(T, S)

@@ -177,12 +177,3 @@ def test_a_whole_model_has_products_with_its_hessian():
     found = twice(params)
     with xa.use_backend("reference"):
         close(found, twice(params))
-
-
-@pytest.mark.usefixtures("in_production")
-def test_statistics_refuse_forward_mode_with_a_way_out():
-    def entropy(q):
-        return jnp.sum(xa.attention_stats(q, POINT[1]).entropy)
-
-    with pytest.raises(NotImplementedError, match="no forward-mode derivatives .* return_weights"):
-        jax.jvp(entropy, POINT[:1], WAY[:1])

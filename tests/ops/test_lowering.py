@@ -1,4 +1,4 @@
-"""What runs on accelerators, asked of the programs that are lowered for them."""
+"""Kernels on accelerators, found in the programs that are lowered for them."""
 
 from tests.conftest import ROOT
 from tests.ops import lowered

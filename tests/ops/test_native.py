@@ -3,7 +3,6 @@
 The conformance suite holds it to the oracle in small shapes; here the reference is the oracle.
 """
 
-import functools
 import os
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 import crossattn as xa
-from crossattn import testing
 from tests.closeness import close
 from tests.compiled_kernel import needs_kernel
 from tests.conftest import with_devices
@@ -32,12 +30,16 @@ def operands(B, T, S, N, K, H, Hv):
 
 
 def both(q, k, v, mask):
-    """(output, gradients) of the kernel and of the reference, compiled as one program."""
-    cotangent = array(*q.shape[:-1], v.shape[-1])
+    """(output, log-sum-exp, gradients) of the kernel and of the reference, compiled as one program."""
+    cotangents = array(*q.shape[:-1], v.shape[-1]), array(q.shape[0], q.shape[2], q.shape[1])
 
     def run(backend, *qkv):
-        out, pull = jax.vjp(lambda *x: xa.attend(*x, mask, backend=backend), *qkv)
-        return out, *pull(cotangent)
+        def attend(*qkv):
+            out, lse = xa.attend(*qkv, mask, backend=backend, return_lse=True)
+            return out, jnp.where(lse == -jnp.inf, 0, lse)
+
+        results, pull = jax.vjp(attend, *qkv)
+        return *results, *pull(cotangents)
 
     return jax.jit(lambda *qkv: [run(backend, *qkv) for backend in ("cpu", "reference")])(q, k, v)
 
@@ -105,21 +107,6 @@ def test_vmap_over_some_operands_equals_a_loop():
 
 
 @needs_kernel
-def test_gradients_of_gradients_are_the_references():
-    def slopes(backend, *qkv):
-        def loss(q, k, v):
-            return (xa.attend(q, k, v, xa.masks.causal(), backend=backend) ** 2).sum()
-
-        def length(*x):
-            return sum((g**2).sum() for g in jax.grad(loss, argnums=(0, 1, 2))(*x))
-
-        return jax.grad(length, argnums=(0, 1, 2))(*qkv)
-
-    call, qkv = jax.jit(slopes, static_argnums=0), operands(1, 5, 6, 2, 1, 4, 4)
-    close(call("cpu", *qkv), call("reference", *qkv), ulps=1000)
-
-
-@needs_kernel
 def test_results_do_not_depend_on_the_run():
     q, k, v = operands(4, 130, 130, 4, 2, 32, 32)
     step = jax.jit(jax.grad(lambda q, k, v: xa.attend(q, k, v).sum(), argnums=(0, 1, 2)))
@@ -127,16 +114,6 @@ def test_results_do_not_depend_on_the_run():
     for _ in range(5):
         for x, y in zip(first, step(q, k, v), strict=True):
             np.testing.assert_array_equal(x, y)
-
-
-@needs_kernel
-def test_half_precision_is_computed_in_float32_and_comes_back_as_it_was():
-    narrow = [x.astype(jnp.bfloat16) for x in operands(1, 9, 11, 2, 2, 8, 8)]
-    out = xa.attend(*narrow, backend="cpu")
-    assert out.dtype == jnp.bfloat16
-    exact = testing.oracle.attention(*narrow)[0]
-    # Half a unit from rounding the result; logits rounded before would cost several.
-    np.testing.assert_allclose(np.float64(out), exact, rtol=2.0**-8, atol=1e-5)
 
 
 PROGRAM = """
@@ -163,24 +140,23 @@ def run(**environment):
     return result.stdout
 
 
-def test_turned_off_the_reference_takes_over():
-    assert "CROSSATTN_NATIVE=0" in run(CROSSATTN_NATIVE="0")
-
-
-def test_without_a_compiler_the_reference_takes_over(tmp_path):
-    out = run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    assert "(1, 3, 2, 4)" in out
-    assert "refused" in out
-    assert "no C++ compiler" in out
-
-
-def test_a_compiler_that_fails_is_reported_and_the_reference_takes_over(tmp_path):
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"CROSSATTN_NATIVE": "0"}, "CROSSATTN_NATIVE=0"),
+        ({"PATH": "{tmp}/none"}, "no C++ compiler"),
+        ({"PATH": "{tmp}:/bin:/usr/bin"}, "could not build it: unknown option"),
+    ],
+    ids=["turned off", "no compiler", "a compiler that fails"],
+)
+def test_without_the_kernel_the_reference_takes_over(tmp_path, environment, said):
     fake = tmp_path / "c++"
     fake.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
     fake.chmod(0o755)
-    out = run(PATH=f"{tmp_path}:/bin:/usr/bin", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    given = {name: value.format(tmp=tmp_path) for name, value in environment.items()}
+    out = run(XDG_CACHE_HOME=str(tmp_path / "cache"), **given)
     assert "(1, 3, 2, 4)" in out
-    assert "could not build it: unknown option" in out
+    assert "refused" in out and said in out
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
@@ -228,22 +204,6 @@ def test_a_long_head_in_parts_is_the_references(name):
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", LONG)
-def test_one_query_reads_what_the_mask_says(name):
-    q, k, v = operands(1, 1200, 1200, 2, 1, 16, 8)
-    whole = xa.attend(q, k, v, LONG[name], backend="reference")
-    matrix = np.asarray(LONG[name].materialize(1200, 1200))
-
-    @jax.jit
-    def one(q, row):
-        return xa.attend(q, k, v, xa.masks.explicit(row), backend="cpu")
-
-    for t in (0, 41, 649, 1199):
-        found = one(q[:, t : t + 1], matrix[..., t : t + 1, :])
-        close(found, whole[:, t : t + 1])
-
-
-@needs_kernel
 @pytest.mark.parametrize("shared", [1, 5], ids=["one_slot_a_position", "most_slots"])
 def test_queries_that_share_slots_as_beams_do_read_what_the_mask_says(shared):
     B, J, S, filled = 3, 6, 300, 197
@@ -265,6 +225,7 @@ def test_one_query_of_a_cache_reads_what_masks_of_all_kinds_say(t):
         "filled": xa.masks.causal(offset=t) & xa.masks.lengths(np.array([t + 1, 2])),
         "padding": xa.masks.causal(offset=t) & xa.masks.key_padding(RANDOM.random((2, S)) < 0.5),
         "segments": xa.masks.segments(np.array([[2], [0]]), RANDOM.integers(0, 3, (2, S))),
+        "matrix": xa.masks.explicit(RANDOM.random((2, 1, 1, S)) < 0.5),
     }
     for mask in masks.values():
         read = np.broadcast_to(mask.materialize(1, S), (2, 1, 1, S)).reshape(2, S, 1, 1)
@@ -280,22 +241,3 @@ def test_masks_that_can_be_said_in_little_reach_the_kernel_as_little():
     step = jax.jit(jax.grad(lambda q, k, v: xa.attend(q, k, v, mask, backend="cpu").sum()))
     taken = step.lower(q, k, v).compile().memory_analysis().temp_size_in_bytes
     assert taken < 400 * T  # a matrix of bytes would be 4096 T
-
-
-@needs_kernel
-def test_the_log_sum_exp_and_its_gradient_are_the_references():
-    q, k, v = operands(2, 70, 90, 2, 1, 16, 8)
-    mask = xa.masks.lengths(np.array([0, 60])) & xa.masks.causal()
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(backend, *qkv):
-        def summed(*qkv):
-            out, lse = xa.attend(*qkv, mask, backend=backend, return_lse=True)
-            return (out**2).sum() + (jnp.where(lse == -jnp.inf, 0, lse) ** 2).sum(), lse
-
-        (_, lse), gradients = jax.value_and_grad(summed, argnums=(0, 1, 2), has_aux=True)(*qkv)
-        return lse, *gradients
-
-    found, expected = (run(backend, q, k, v) for backend in ("cpu", "reference"))
-    assert np.all(found[0][0] == -np.inf)
-    close(found, expected)

@@ -72,7 +72,7 @@ def test_of_several_processes_one_compiles_and_the_others_wait_for_it(compiler):
 def test_the_library_of_a_killed_builder_is_built_by_the_next(compiler, tmp_path):
     compiler.install(seconds=30)
     builder = start()
-    while not compiler.folder.is_dir() or not list(compiler.folder.glob(".build-*/*.h")):
+    while not (tmp_path / "calls").exists():
         assert builder.poll() is None, builder.communicate()
         time.sleep(0.02)
     os.kill(builder.pid, signal.SIGKILL)
@@ -101,22 +101,21 @@ def test_what_is_compiled_is_said_once_with_the_way_to_do_it_ahead(compiler, cap
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda raw: raw[:3], lambda raw: b"", lambda raw: raw[:2] + bytes([raw[2] ^ 1]) + raw[3:]],
-    ids=["truncated", "empty", "one_bit"],
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:3]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"l", b"m", 1)),
+        lambda path: path.chmod(0o777),
+    ],
+    ids=["truncated", "empty", "one_bit", "others_may_write"],
 )
 def test_a_damaged_library_is_compiled_again(compiler, damage):
-    library = build.library()
-    library.write_bytes(damage(library.read_bytes()))
+    damage(build.library())
     again = build.library()
     assert again.read_text() == "library\n"
+    assert not again.stat().st_mode & stat.S_IWOTH
     assert compiler() == 2
     assert list(compiler.folder.glob("*.so")) == [again]
-
-
-def test_a_library_that_others_may_write_to_is_not_loaded(compiler):
-    build.library().chmod(0o777)
-    assert not build.library().stat().st_mode & stat.S_IWOTH
-    assert compiler() == 2
 
 
 @pytest.mark.parametrize("level", ["crossattn", "above"])
@@ -154,17 +153,11 @@ def test_a_folder_that_cannot_be_written_to_gives_what_it_has_and_no_more(compil
     assert build.library().parent.name == f"crossattn-{os.geteuid()}"
 
 
-def test_without_a_folder_of_ones_own_there_is_no_library(compiler, tmp_path):
+def test_without_a_folder_of_ones_own_there_is_no_library(compiler, tmp_path, capsys):
     for folder in (compiler.folder, tmp_path / "temporary" / f"crossattn-{os.geteuid()}"):
         folder.mkdir(parents=True)
         folder.chmod(0o777)
-    with pytest.raises(
-        build.Unavailable, match="others may write to it.*; .*others may write to it"
-    ):
+    with pytest.raises(build.Unavailable, match="others may write to it.*; .*others may"):
         build.library()
-
-
-def test_where_nothing_can_be_built_the_command_says_why(compiler, monkeypatch, capsys):
-    monkeypatch.setenv("PATH", str(compiler.folder))
     assert program.main(["build"]) == 1
-    assert "no C++ compiler" in capsys.readouterr().err
+    assert "others may write to it" in capsys.readouterr().err.splitlines()[-1]

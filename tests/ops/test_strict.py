@@ -10,11 +10,12 @@ import pytest
 import crossattn as xa
 from crossattn.decode import generate, sampling
 from crossattn.models import Transformer, transformer
-from tests.ops.parallel.test_sharded import S, T, every_mask
+from tests.ops.masks import table
+from tests.ops.masks.table import S, T
 
 DRAW = np.random.default_rng(0)
-QKV = tuple(jnp.asarray(DRAW.normal(size=(2, n, 3, 8)), jnp.float32) for n in (T, S, S))
-MASKS = {name: jax.tree.map(jnp.asarray, mask) for name, mask in every_mask()}
+QKV = tuple(jnp.asarray(DRAW.normal(size=(2, n, 4, 8)), jnp.float32) for n in (T, S, S))
+MASKS = {name: jax.tree.map(jnp.asarray, mask) for name, mask in table.MASKS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def gradients(backend, q, k, v, mask):
 @pytest.mark.parametrize("backend", ["cpu", "chunked", "reference", "jax_nn"])
 def test_every_backend_runs_where_broadcasts_and_promotions_are_errors(backend):
     narrow = tuple(x.astype(jnp.bfloat16) for x in QKV)
-    for mask in (MASKS["window"] & MASKS["padding"], MASKS["lengths"] | MASKS["explicit"]):
+    for mask in (MASKS["window_ahead"] & MASKS["padding"], MASKS["lengths"] | MASKS["matrix"]):
         for operands in (QKV, narrow):
             try:
                 found = gradients(backend, *operands, mask)
@@ -68,7 +69,7 @@ def test_statistics_parts_and_split_memories():
     spans = jnp.zeros((2, T), jnp.int32), jnp.full((2, T), 4)
 
     def loss(q):
-        found = xa.attention_stats(q, k, MASKS["window"], top_k=2, spans=spans)
+        found = xa.attention_stats(q, k, MASKS["window_ahead"], top_k=2, spans=spans)
         return jnp.sum(found.entropy) + jnp.sum(found.top_weights)
 
     assert np.isfinite(jax.grad(loss)(q)).all()

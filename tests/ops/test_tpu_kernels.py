@@ -13,7 +13,6 @@ from jax.experimental import pallas
 import crossattn as xa
 from crossattn import testing
 from crossattn.ops import backends, platforms, tpu
-from crossattn.ops.backends import flash_tpu, splash
 from crossattn.ops.call import Call
 from crossattn.testing.case import array
 
@@ -21,9 +20,9 @@ m = xa.masks
 CASES = testing.cases()
 
 
-def later(*names):
-    """Of the second stage: the interpreter takes seconds for each."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+def later(*parameters):
+    """Marks parameters as slow: the interpreter takes seconds for each."""
+    return [pytest.param(*each, marks=pytest.mark.slow) for each in parameters]
 
 
 @pytest.fixture(autouse=True)
@@ -54,42 +53,36 @@ def reusing(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "causal_and_padding",
-        "nan_in_future_v",
-        *later(
-            "window",
-            "causal_or_prefix",
-            "causal_before_every_key",
-            "causal_by_positions",
-            "float16_logits_beyond_its_range",
-        ),
-    ],
-)
-def test_splash_attention_keeps_the_promises(name):
-    testing.check(functools.partial(xa.attend, backend="splash"), CASES[name])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bias_and_mask",
-        *later("bias_1x4x1x1", "bias_2x1x1x7", "segments_and_either", "nan_in_future_v"),
-    ],
-)
-def test_flash_attention_keeps_the_promises(name):
-    testing.check(functools.partial(xa.attend, backend="flash_tpu"), CASES[name])
-
-
-@pytest.mark.parametrize(
     ("backend", "name"),
     [
         ("splash", "causal_and_padding"),
-        ("splash", "causal_or_prefix"),
-        ("flash_tpu", "bias_2x4x5x7"),
+        ("splash", "nan_in_future_v"),
+        ("flash_tpu", "bias_and_mask"),
+        *later(
+            ("splash", "window"),
+            ("splash", "causal_or_prefix"),
+            ("splash", "causal_before_every_key"),
+            ("splash", "causal_by_positions"),
+            ("splash", "float16_logits_beyond_its_range"),
+            ("flash_tpu", "bias_1x4x1x1"),
+            ("flash_tpu", "bias_2x1x1x7"),
+            ("flash_tpu", "segments_and_either"),
+            ("flash_tpu", "nan_in_future_v"),
+        ),
     ],
 )
+def test_kernels_keep_the_promises(backend, name):
+    testing.check(functools.partial(xa.attend, backend=backend), CASES[name])
+
+
+LSE = [
+    ("splash", "causal_and_padding"),
+    ("splash", "causal_or_prefix"),
+    ("flash_tpu", "bias_2x4x5x7"),
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), LSE)
 def test_the_log_sum_exp_and_its_gradient_are_the_oracles(backend, name):
     testing.check_lse(functools.partial(xa.attend, backend=backend), CASES[name])
 
@@ -104,14 +97,12 @@ def test_a_backward_pass_that_is_told_what_was_found_gives_the_same(backend, nam
 @pytest.mark.parametrize(
     ("backend", "name"), [("flash_tpu", "bias_1x1x5x1"), ("splash", "mask_2x4x5x7")]
 )
-def test_examples_in_parts_give_the_same_and_sum_the_gradient_of_a_shared_bias(
-    backend, name, monkeypatch
-):
+def test_examples_in_parts_sum_the_gradient_of_a_shared_bias(backend, name, monkeypatch):
     monkeypatch.setattr(tpu, "_HELD", 1)
     testing.check(functools.partial(xa.attend, backend=backend), CASES[name])
 
 
-@pytest.mark.parametrize("mask", ["window", *later("prefix", "matrix")])
+@pytest.mark.parametrize("mask", ["window", *later(["prefix"], ["matrix"])])
 def test_blocks_that_are_left_out_or_partly_hidden_change_nothing(mask, monkeypatch):
     """Lengths of several blocks, two of them where nothing is read."""
     T, S = 300, 520
@@ -163,13 +154,6 @@ def test_blocks_shrink_as_heads_grow(size):
     assert widest == [512 * 512] * 3 if size <= 512 else max(widest) < 512 * 512
 
 
-def test_heads_that_fit_nowhere_are_refused_with_the_reason():
-    q = jax.ShapeDtypeStruct((1, 128, 1, 8192), jnp.float32)
-    for backend in ("splash", "flash_tpu"):
-        with pytest.raises(NotImplementedError, match="size 8192 in float32 do not fit"):
-            jax.jit(functools.partial(xa.attend, backend=backend)).lower(q, q, q)
-
-
 @pytest.mark.parametrize(
     ("backend", "options", "reason"),
     [
@@ -180,14 +164,12 @@ def test_heads_that_fit_nowhere_are_refused_with_the_reason():
         ("flash_tpu", {"softcap": 3.0}, "no softcap"),
         ("flash_tpu", {"dropout_rate": 0.1, "dropout_key": jax.random.key(0)}, "no dropout"),
         ("flash_tpu", {"return_weights": True}, "never has the weights"),
+        ("splash", {"size": 8192}, "size 8192 in float32 do not fit"),
+        ("flash_tpu", {"size": 8192}, "size 8192 in float32 do not fit"),
     ],
 )
 def test_what_a_kernel_does_not_take_it_refuses_with_the_reason(backend, options, reason):
-    q = jnp.zeros((1, 4, 1, 8))
+    size = options.get("size", 8)
+    q, options = jnp.zeros((1, 4, 1, size)), {k: x for k, x in options.items() if k != "size"}
     with pytest.raises(NotImplementedError, match=reason):
         xa.attend(q, q, q, backend=backend, **options)
-
-
-def test_splash_attention_is_first_on_tpu_and_flash_attention_next():
-    assert backends.ordered("tpu")[:2] == ("splash", "flash_tpu")
-    assert splash.rank("cpu") is flash_tpu.rank("gpu") is None

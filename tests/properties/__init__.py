@@ -1,4 +1,4 @@
-"""What hypothesis draws: the same few examples in every run of the tests, many new ones in ``make fuzz``."""
+"""Examples of hypothesis: the same few in every run of the tests, many new ones in ``make fuzz``."""
 
 import numpy as np
 from hypothesis import HealthCheck, settings

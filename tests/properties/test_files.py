@@ -183,7 +183,7 @@ def bounded():
 
 
 def outcome(read, path, error):
-    """What is read; None where it is refused as documented. Any other exception goes through."""
+    """Returns what is read, None where it is refused as documented. Other exceptions go through."""
     try:
         with bounded():
             return read(path)

@@ -134,7 +134,7 @@ def texts_of_transformers(kind, model, chosen, inputs):
 
 
 def our_texts(kind, folder, config, chosen, inputs):
-    """The same with this library, whose settings come from the file."""
+    """Returns the same by this library, whose settings come from the file."""
     ids = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
     if (first := getattr(config, "decoder_start_token_id", None)) is not None:
         ids["decoder_start_token_id"] = first

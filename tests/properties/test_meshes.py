@@ -63,7 +63,7 @@ def rows(mesh, *others):
 
 
 def alone(call):
-    """On one device, whatever mesh is set."""
+    """Calls on one device, whatever mesh is set."""
     with jax.set_mesh(jax.make_mesh((1,), ("one",), (AxisType.Auto,), devices=jax.devices()[:1])):
         return jax.device_get(call())
 

@@ -24,10 +24,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from crossattn.ops import platforms
 from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.promotion import widened
 
 PLAIN = ("chunked", "reference")
 """Backends without a kernel: they run anywhere, and on an accelerator more slowly than one."""
@@ -38,7 +38,7 @@ _chosen = jax.make_user_context(None)
 
 
 class Skipped(NamedTuple):
-    """A backend that was passed over, and why: it refused, or another is the better choice."""
+    """Backend that was passed over, and the reason: it refused, or another is the better choice."""
 
     backend: str
     reason: str
@@ -48,7 +48,7 @@ class Skipped(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ran:
-    """What a call gave, the backend that ran (None: not known, or none had to) and those before it."""
+    """Output of a call, the backend that ran (None: unknown, or none was needed), those passed over."""
 
     attended: AttentionOutput
     backend: str | None = field(default=None, metadata={"static": True})
@@ -56,7 +56,7 @@ class Ran:
 
 
 class Refused(NotImplementedError):
-    """No backend takes the call, or the one that was asked for does not."""
+    """Refusal of a call by every backend, or by the one that was named."""
 
     def __init__(self, skipped: tuple[Skipped, ...], named: bool):
         self.skipped = skipped
@@ -67,7 +67,7 @@ class Refused(NotImplementedError):
 
 
 def first_that_fits(call: Call) -> Ran:
-    """What the first backend gives that takes the call, or the one that is named.
+    """Runs the first backend that takes the call, or the one that is named.
 
     Raises:
       Refused: none takes the call.
@@ -87,7 +87,7 @@ def first_that_fits(call: Call) -> Ran:
 
 
 def unsuited(name: str, call: Call) -> str | None:
-    """Why another backend is the better choice for operands of these shapes, or None.
+    """Returns the reason for which another backend is the better choice for these shapes, or None.
 
     Few queries of a training step are a kernel's too, for plain products keep their logits.
     """
@@ -100,7 +100,7 @@ def unsuited(name: str, call: Call) -> str | None:
 
 
 def run(name: str, call: Call) -> AttentionOutput:
-    """A backend, whose output is float32 at least where the call is ``wide``.
+    """Runs a backend; for a ``wide`` call its output is float32 at least.
 
     An accelerator's own kernels round what they give to the type of what they read; others do not.
     """
@@ -113,13 +113,8 @@ def run(name: str, call: Call) -> AttentionOutput:
     return attended._replace(out=attended.out.astype(dtype))
 
 
-def widened(dtype: Any) -> Any:
-    """The type of sums: float32 at least."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def few_queries(q: Any, k: Any) -> bool:
-    """Whether queries are so few, as in decoding, that reading keys and values is what takes the time.
+    """Returns whether queries are so few, as in decoding, that reading the memory takes the time.
 
     Plain products read them once, where they lie. Fused kernels of accelerators lay them out anew, and
     pad the queries: on v5e six times the bytes of keys and values are moved for any number of queries up
@@ -132,7 +127,7 @@ def few_queries(q: Any, k: Any) -> bool:
 
 
 def warn_where_slow(ran: Ran) -> None:
-    """On an accelerator, say it when plain JAX runs because every fused kernel refused."""
+    """Warns where an accelerator runs plain JAX because every fused kernel refused."""
     platform = platforms.platform()
     fused = tuple(skip for skip in ran.skipped if skip.backend not in PLAIN)
     refused = fused and all(skip.refused for skip in fused)
@@ -155,12 +150,12 @@ def _warn_once(platform: str, backend: str, reasons: str) -> None:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Every backend's name, in alphabetical order."""
+    """Returns every backend's name, in alphabetical order."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
 
 
 def get(name: str) -> ModuleType:
-    """The backend of that name.
+    """Returns the backend of that name.
 
     Raises:
       ValueError: there is none.
@@ -174,14 +169,14 @@ def get(name: str) -> ModuleType:
 
 @functools.cache
 def ordered(platform: str) -> tuple[str, ...]:
-    """The backends that are tried on a platform, first choice first."""
+    """Returns the backends that are tried on a platform, first choice first."""
     ranks = {name: get(name).rank(platform) for name in names()}
     return tuple(sorted((n for n, r in ranks.items() if r is not None), key=lambda n: ranks[n]))
 
 
 @contextlib.contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Inside, every ``attend`` of this thread runs that backend, in whole models too; None chooses again.
+    """Selects the backend of every ``attend`` of this thread inside, in whole models too; None chooses again.
 
         with xa.use_backend("reference"):
             exported = jax.export.export(jax.jit(model))(tokens)
@@ -202,5 +197,5 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 def chosen() -> str | None:
-    """The backend of the innermost ``use_backend``; None outside of any."""
+    """Returns the backend of the innermost ``use_backend``; None outside of any."""
     return _chosen.value

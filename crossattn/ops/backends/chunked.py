@@ -31,12 +31,12 @@ _SMALL = {"cpu": 1 << 18, "gpu": 1 << 24, "tpu": 1 << 24}
 
 
 def rank(platform: str) -> int | None:
-    """On CPU after the compiled kernel, on accelerators after the fused ones; before the reference."""
+    """Returns its rank: after compiled and fused kernels, before the reference."""
     return -5 if platform == "cpu" else 50
 
 
 def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | None:
-    """Why another backend is the better choice for these shapes."""
+    """Returns the reason for which another backend is the better choice for these shapes."""
     if few_queries(q, k):
         return "for few queries, as in decoding, the reference reads keys and values where they lie"
     logits = math.prod(q.shape[:-1]) * k.shape[-3]
@@ -48,7 +48,7 @@ def unsuited(q: Float[Array, "*B T N H"], k: Float[Array, "*B S K H"]) -> str | 
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` a block at a time."""
     call.refuse("it", "weights")
     q, k, v, mask, bias = call.q, call.k, call.v, call.mask, call.bias
     (T, S), plan, known = call.lengths, None, call.known
@@ -74,14 +74,14 @@ def attend(call: Call) -> AttentionOutput:
 
 
 def _known(q: Float[Array, "*B K G T H"], K: int, known: Any) -> tuple[Array, Rows]:
-    """Output and sums of the rows, laid out and typed as here."""
+    """Returns output and sums of the rows in the layout and dtype of the blocks."""
     out, *sums = (x.astype(q.dtype) for x in known)
     peak, total = (x.reshape(*x.shape[:-2], K, -1, x.shape[-1]) for x in sums)
     return scores.grouped(out, K), Rows(peak, total)
 
 
 def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
-    """With zeros up to lengths that are a number of whole blocks, hidden by the mask."""
+    """Pads with zeros, hidden by the mask, to lengths that are a number of whole blocks."""
     T, S = q.shape[-3], k.shape[-3]
 
     def pad(x: Any, q_axis: int | None, k_axis: int | None) -> Any:
@@ -102,7 +102,7 @@ def _padded(plan: Plan, q, k, v, mask: Mask | None, bias) -> tuple:
 
 
 def _attend(plan: Plan, rate: float, given: Operands, v: Any, setting: Setting, known: Any) -> Any:
-    """Output [*B K G T Hv] and log-sum-exp [*B K G T]; for the backward pass, what it was made from."""
+    """Computes output [*B K G T Hv], log-sum-exp [*B K G T] and, for the backward pass, the rows' sums."""
 
     def run(given, v, setting, known):
         out, rows = _forward(plan, rate, given, v, setting) if known is None else known
@@ -114,7 +114,7 @@ def _attend(plan: Plan, rate: float, given: Operands, v: Any, setting: Setting, 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _forward(plan: Plan, rate: float, given: Operands, v: Array, setting: Setting) -> Any:
-    """Output and the sums of its rows."""
+    """Computes the output and the sums of its rows."""
     lead, Hv = given.q.shape[:-2], v.shape[-1]
 
     def begin(queries):
@@ -156,7 +156,7 @@ def _attend_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
 
 
 def _derivative(plan: Plan, rate: float) -> Derivative:
-    """Derivative of output and log-sum-exp in the operands and v; ``_backward`` is its backward pass."""
+    """Returns the derivative of output and log-sum-exp in the operands and v."""
 
     def forward(residuals, tangents):
         given, v, setting, *_ = residuals
@@ -178,7 +178,7 @@ def _derivative(plan: Plan, rate: float) -> Derivative:
 
 
 def _backward(plan: Plan, rate: float, *operands: Any) -> Any:
-    """``_gradients`` with a derivative."""
+    """Computes ``_gradients``, differentiably."""
     run = partial(_gradients, plan, rate)
     return derivative.call(
         "chunked attention, backward", run, partial(_backward_jvp, plan, rate), *operands
@@ -187,7 +187,6 @@ def _backward(plan: Plan, rate: float, *operands: Any) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_lse) -> Any:
-    """Gradients of the operands and of v."""
     lead = given.q.shape[:-2]
     mean = jnp.sum(d_out * out, -1)  # of the weights' gradients, under the weights
 
@@ -226,7 +225,7 @@ def _gradients(plan: Plan, rate: float, given, v, setting, out, rows, d_out, d_l
 
 
 def _backward_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
-    """Second order, through the whole matrix: there out and rows follow from the operands."""
+    """Differentiates through the whole matrix: there out and rows follow from the operands."""
     given, v, setting, _, _, d_out, d_lse = primals
 
     def first_order(given, v, d_out, d_lse):
@@ -240,7 +239,7 @@ def _backward_jvp(plan: Plan, rate: float, primals, tangents) -> Any:
 
 
 def _dense(plan: Plan, rate: float, setting: Setting, given: Operands, v: Array) -> Any:
-    """Output and log-sum-exp from all logits at once, by operations that JAX differentiates."""
+    """Computes output and log-sum-exp from all logits at once, by operations that JAX differentiates."""
     queries, keys = blocks.whole(plan.T), blocks.whole(plan.S)
     block = scores.scores(given, setting, queries, keys)
     rows, exponentials, _ = scores.extend(scores.no_rows(given.q), block)

@@ -22,12 +22,12 @@ from crossattn.types import Array, Bool, Int
 
 
 def rank(platform: str) -> int | None:
-    """First on CPU; nowhere else."""
+    """Returns its rank: first on CPU, nowhere else."""
     return -10 if platform == "cpu" else None
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by the compiled kernel."""
     call.refuse("it", "float64", "weights", "bias", "softcap", "dropout")
     if call.symbolic:
         raise NotImplementedError("an exported program, as symbolic shapes are for, cannot call it")
@@ -45,7 +45,7 @@ def attend(call: Call) -> AttentionOutput:
 
 
 class _Mask(NamedTuple):
-    """A mask as the kernel takes it; what is not there has no elements."""
+    """Mask in the kernel's form; what it lacks has no elements."""
 
     interval: Int[Array, "*#B #T 2"]
     numbers: Int[Array, "*#B R S"]
@@ -54,7 +54,7 @@ class _Mask(NamedTuple):
 
 
 def _operands(mask: Mask | None, lead: int, T: int, S: int) -> _Mask:
-    """The mask in memory linear in length, but for matrices that were given as such."""
+    """Returns a mask in memory linear in length, except for matrices that were given as such."""
     nothing = jnp.zeros((*(1,) * lead, 0, 1, 2), jnp.int32)
     compact = _Mask(
         nothing[..., 0, :], nothing[..., 0], nothing, jnp.ones((*(1,) * (lead + 2), 0), bool)
@@ -89,13 +89,12 @@ def _stack(arrays, axis: int):
 
 
 def _leading(x, ndim: int):
-    """With axes of size 1 in front, ``ndim`` in all."""
     return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(scale: float, q, k, v, allowed: _Mask, known: Any) -> Any:
-    """Output [*B T N Hv]; of each row of logits the log-sum-exp, the peak and the sum, [*B N T].
+    """Computes output [*B T N Hv]; of each row of logits log-sum-exp, peak and sum, [*B N T].
 
     The latter two are for the backward pass alone: they carry no gradient. What is known is not
     computed again.

@@ -26,12 +26,12 @@ _HIDDEN = -1e30  # the kernel adds as much itself, and twice float32's least wou
 
 
 def rank(platform: str) -> int | None:
-    """After splash on TPU, which skips more and holds less; nowhere else."""
+    """Returns its rank: after splash on TPU, which skips more and holds less; nowhere else."""
     return 20 if platform == "tpu" else None
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by flash attention for TPUs."""
     tpu.refuse_elsewhere()
     call.refuse("flash attention for TPUs", "weights", "dropout", "softcap", "float64")
     q, k, v, mask, known = call.q, call.k, call.v, call.mask, call.known
@@ -40,8 +40,7 @@ def attend(call: Call) -> AttentionOutput:
     batch, tiled = q.shape[:-3], tiles.tiled(mask, T, S)
     causal = tiled.band == (None, 0)
     rest = tiled.rest if causal else tiled.band.mask & tiled.rest
-    lowered = lowering.Lowered(False, None, None, None, rest)
-    prepared = lowering.prepare(q, k, v, call.bias, mask, lowered)
+    prepared = lowering.prepare(q, k, v, call.bias, mask, lowering.Lowered(rest))
     # Mosaic has no float16.
     q = tpu.scaled(prepared.q.astype(jnp.float32 if dtype == jnp.float16 else dtype), call.scale)
     # A column of the values is left free for the log-sum-exp.
@@ -57,21 +56,19 @@ def attend(call: Call) -> AttentionOutput:
     ids = None if ids is None else _library().SegmentIds(*ids)
     out, rows, lse = _fused(kernel, (*operands, *added, ids), known)
     out = jnp.moveaxis(out[..., :T, :Hv].reshape(*batch, N, T, Hv), -3, -2)
-    output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
     peak, total, lse = (x[..., :T].reshape(*batch, N, T) for x in (*rows, lse))
-    output = output._replace(rows=(peak, total)) if call.return_rows else output
-    return output._replace(lse=lowering.repair_lse(lse, prepared)) if call.return_lse else output
+    return prepared.output(call, out, lse, (peak, total))
 
 
 def _heads(x: Array, N: int, batch: tuple[int, ...], width: int) -> Array:
-    """[B N X' H'], heads that share keys beside each other."""
+    """Returns [B N X' H'], with keys repeated for each head that reads them."""
     x = jnp.repeat(x, N // x.shape[-2], -2)
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
     return tpu.heads_first(x, batch)
 
 
 def _known(known: Any, T: int, q: Array, batch: tuple[int, ...]) -> tuple[Array, ...]:
-    """Output, peaks and sums as the kernel gave them, without what was repaired."""
+    """Returns output, peaks and sums without what was repaired in them."""
     out, *rows = known
     out = jnp.where(jnp.isfinite(out), out, 0).astype(q.dtype)
     rows = [x.reshape(*q.shape[:2], T).astype(jnp.float32) for x in rows]
@@ -81,7 +78,7 @@ def _known(known: Any, T: int, q: Array, batch: tuple[int, ...]) -> tuple[Array,
 
 
 class Kernel(NamedTuple):
-    """The kernels of forward and backward pass.
+    """Kernels of the forward and the backward pass.
 
     Attributes:
       queries, keys: how many there are, without those that pad them.
@@ -99,7 +96,7 @@ class Kernel(NamedTuple):
     exact: bool
 
     def forward(self, q, k, v, bias, allowed, ids) -> tuple[Array, Array, Array]:
-        """Output, and the peak and the sum of every row of logits."""
+        """Computes the output, and peak and sum of every row of logits."""
         with tpu.precision(self.exact), jax.named_scope("flash_attention_fwd"):
             matrix = self._added(q, k, bias, allowed)
             out, (_, *rows) = passes.watched("pallas_call", self._attention(ids), q, k, v, matrix)
@@ -107,7 +104,7 @@ class Kernel(NamedTuple):
         return out, peak, total
 
     def _attention(self, ids: Any) -> Any:
-        """The library's function of q, k, v and what is added to the logits."""
+        """Returns the library's function of q, k, v and the matrix that is added to the logits."""
 
         def attention(q: Array, k: Array, v: Array, matrix: Array | None) -> Array:
             static: dict[str, Any] = dict(causal=self.causal, block_sizes=self._blocks(q, k))
@@ -116,7 +113,7 @@ class Kernel(NamedTuple):
         return attention
 
     def backward(self, q, k, v, bias, allowed, ids, known, d_out, d_lse) -> tuple:
-        """Gradients of q, k, v, and of the bias."""
+        """Computes gradients of q, k, v and the bias."""
         out, peak, total = known
         if self.column is not None:
             # P (dP - sum(out d_out) + d_lse) is the gradient of the logits: a column more changes that
@@ -139,7 +136,7 @@ class Kernel(NamedTuple):
         return dq, dk, dv, ds[..., : self.queries, : self.keys].sum(shared, keepdims=True)
 
     def _added(self, q: Array, k: Array, bias: Any, allowed: Any) -> Array | None:
-        """[B N T' S'], hidden where keys pad the others."""
+        """Returns bias and mask as one matrix [B N T' S'], hidden where keys are padding."""
         if bias is None and allowed is None:
             return None
         added = jnp.zeros((), jnp.float32) if bias is None else bias
@@ -170,7 +167,7 @@ class Kernel(NamedTuple):
 
 
 def _fused(kernel: Kernel, operands: tuple, known: Any) -> tuple[Array, tuple, Array]:
-    """Output, rows and log-sum-exp; what is known already is not computed again."""
+    """Computes output, rows and log-sum-exp, or only gradients where these are known."""
 
     def held(operands):
         q, k = operands[:2]

@@ -22,12 +22,12 @@ _DTYPES = (jnp.bfloat16, jnp.float16)  # of cuDNN
 
 
 def rank(platform: str) -> int | None:
-    """Before the reference on GPU; on CPU it is the same einsum with more passes, so by name only."""
+    """Returns its rank: first on GPU; elsewhere it is a slower reference, so by name only."""
     return 10 if platform == "gpu" else None
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by ``jax.nn.dot_product_attention``."""
     on_gpu = platforms.platform() == "gpu"
     call.refuse("jax.nn.dot_product_attention", "weights", "softcap", "dropout", "float64")
     (_refuse_on_gpu if on_gpu else _refuse_elsewhere)(call)
@@ -45,11 +45,11 @@ def attend(call: Call) -> AttentionOutput:
         return_lse=call.return_lse,
         return_rows=call.return_rows,
     )
-    return kernel.output(out, None if lse is None else (lse, jnp.ones_like(lse)))
+    return kernel.output(out, lse)
 
 
 def _folded(known: Any, dtype: Any) -> tuple[Array, Array]:
-    """Output [B T N Hv] and log-sum-exp [B N T] as the kernel gave them; what was repaired is 0."""
+    """Returns output [B T N Hv] and log-sum-exp [B N T] with 0 where they were repaired."""
     out, lse = known[0], known[1] + jnp.log(known[2])
     out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
     return out.reshape(-1, *out.shape[-3:]).astype(dtype), lse.reshape(-1, *lse.shape[-2:])

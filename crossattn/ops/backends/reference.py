@@ -11,21 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from crossattn.ops import backends, dropout, platforms
+from crossattn.ops.blockwise import scores
 from crossattn.ops.call import AttentionOutput, Call
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import Array, Bool, Float
-
-# Full float32 products also where the hardware would round their inputs.
-_EXACT = jax.lax.Precision.HIGHEST
 
 
 def rank(platform: str) -> int | None:
-    """Last everywhere; on CPU, as "chunked" leaves small problems to it, still often the one that runs."""
+    """Returns its rank: last everywhere; on CPU "chunked" leaves small problems to it."""
     return 0 if platform == "cpu" else 100
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by einsums."""
     q, k, v, mask = call.q, call.k, call.v, call.mask
     allowed = None if mask is None else mask.block(*map(jnp.arange, call.lengths))
     options = (allowed, call.bias, call.scale, call.softcap)
@@ -44,7 +42,7 @@ def _cleaned(q, k, v, allowed, bias, scale, softcap):
 
 
 def _with_gradients(read):
-    """In the gradient a NaN could stay hidden, so differentiation takes clean operands from the start."""
+    """Differentiates a reading by clean operands: in the gradient a NaN could stay hidden."""
     read = jax.custom_jvp(read)
 
     @read.defjvp
@@ -57,7 +55,7 @@ def _with_gradients(read):
 
 @_with_gradients
 def _one_query(q, k, v, allowed, bias, scale, softcap):
-    """One query a row, as in cached decoding, is bound by reading the memory once.
+    """Reads the memory once for one query a row, as in cached decoding.
 
     Cleaning would write all of it anew, so it is done only when a NaN shows in the result.
     """
@@ -69,7 +67,7 @@ def _one_query(q, k, v, allowed, bias, scale, softcap):
 
 @_with_gradients
 def _few_queries(q, k, v, allowed, bias, scale, softcap):
-    """The same on accelerators, whose products take a value out on the way in, and write nothing anew.
+    """Does the same on accelerators, whose products leave a value out while they read it.
 
     A NaN in a key is in its own logit alone, where the mask hides it. Values that no query reads are
     left out; where one of the queries that share them may and another may not, they are cleaned.
@@ -80,7 +78,7 @@ def _few_queries(q, k, v, allowed, bias, scale, softcap):
     if shared is not None:
         v = jnp.where(shared, v, 0)
     elif allowed is not None:
-        poison = _by_head(_poison(v), q.shape[-2])[..., None, :]
+        poison = _by_head(scores.poison(v), q.shape[-2])[..., None, :]
         v = jnp.where(jnp.isfinite(v), v, 0)
     return _attend(q, k, v, allowed, bias, scale, softcap, 0.0, None, clean=False, poison=poison)
 
@@ -88,7 +86,7 @@ def _few_queries(q, k, v, allowed, bias, scale, softcap):
 def _shared(
     allowed: Bool[Array, "..."] | None, K: int, N: int
 ) -> Bool[Array, "*#B #S #K 1"] | None:
-    """Which values are read, by every query that shares their head; None where these differ."""
+    """Returns the values that every query of their head reads; None where queries differ."""
     if allowed is None:
         return None
     allowed = allowed.reshape((1,) * (3 - allowed.ndim) + allowed.shape)
@@ -98,7 +96,7 @@ def _shared(
 
 
 def _readable(allowed: Any, bias: Any) -> tuple[Any, Any]:
-    """-inf in the bias is a mask too; kept out of the sum, it leaves no NaN in gradients."""
+    """Splits a bias into finite numbers and a mask: a sum with -inf leaves NaN in gradients."""
     if bias is None:
         return allowed, None
     readable = bias != -jnp.inf
@@ -108,7 +106,7 @@ def _readable(allowed: Any, bias: Any) -> tuple[Any, Any]:
 def _attend(
     q, k, v, allowed, bias, scale, softcap, rate, dropout_key, *, clean: bool, poison: Any = 0
 ):
-    """Output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
+    """Computes output [*B T N Hv], weights [*B N T S] and log-sum-exp [*B N T].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
     products. ``clean`` takes them out of the operands and brings them back as NaN logits, which
@@ -116,14 +114,16 @@ def _attend(
     """
     *batch, T, N, _ = q.shape
     S, K = k.shape[-3:-1]
-    compute = jnp.promote_types(q.dtype, jnp.float32)
+    compute = widened(q.dtype)
     if clean:
-        k_poison = _by_head(_poison(k) + _poison(v), N)
-        poison = _by_head(_poison(q), N)[..., :, None] + k_poison[..., None, :]
+        k_poison = _by_head(scores.poison(k) + scores.poison(v), N)
+        poison = _by_head(scores.poison(q), N)[..., :, None] + k_poison[..., None, :]
         q, k, v = (jnp.where(jnp.isfinite(x), x, 0) for x in (q, k, v))
 
     grouped = (q.astype(compute) * scale).reshape(*batch, T, K, N // K, q.shape[-1])
-    logits = _logits(grouped, k.astype(compute)).reshape(*batch, N, T, S)
+    k, v = k.astype(compute), v.astype(compute)
+    logits = jnp.einsum("...tkgh,...skh->...kgts", grouped, k, precision=scores.EXACT)
+    logits = logits.reshape(*batch, N, T, S)
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     allowed, bias = _readable(allowed, bias)
@@ -134,37 +134,20 @@ def _attend(
     kept = weights
     if dropout_key is not None:
         kept = dropout.dropout(weights, rate, dropout_key)
-    out = _mix(kept.reshape(*batch, K, N // K, T, S), v.astype(compute))
+    kept = kept.reshape(*batch, K, N // K, T, S)
+    out = jnp.einsum("...kgts,...skh->...tkgh", kept, v, precision=scores.EXACT)
     out = out.reshape(*batch, T, N, v.shape[-1]).astype(q.dtype)
     return out, weights, lse.astype(jnp.float32)
 
 
-def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
-    """NaN for each vector that has an element which is not finite, else 0."""
-    return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
-
-
 def _by_head(poison: Float[Array, "*B X K"], N: int) -> Float[Array, "*B N X"]:
-    """One row for each query head; grouped heads share their key head's."""
     return jnp.moveaxis(jnp.repeat(poison, N // poison.shape[-1], axis=-1), -1, -2)
-
-
-def _logits(
-    q: Float[Array, "*B T K G H"], k: Float[Array, "*B S K H"]
-) -> Float[Array, "*B K G T S"]:
-    return jnp.einsum("...tkgh,...skh->...kgts", q, k, precision=_EXACT)
-
-
-def _mix(
-    weights: Float[Array, "*B K G T S"], v: Float[Array, "*B S K Hv"]
-) -> Float[Array, "*B T K G Hv"]:
-    return jnp.einsum("...kgts,...skh->...tkgh", weights, v, precision=_EXACT)
 
 
 def _softmax(
     logits: Float[Array, "*B N T S"], allowed: Bool[Array, "..."] | None
 ) -> tuple[Float[Array, "*B N T S"], Float[Array, "*B N T"]]:
-    """Softmax over what is allowed, and its log-sum-exp; with nothing allowed, exactly 0 and -inf."""
+    """Computes the softmax over allowed keys and its log-sum-exp; with none allowed, 0 and -inf."""
     if allowed is not None:
         logits = jnp.where(allowed, logits, -jnp.inf)
     peak = jax.lax.stop_gradient(logits.max(-1, keepdims=True))

@@ -28,19 +28,18 @@ _TABLE = 2**19  # bytes for numbers of blocks: half of a core's scalar memory
 
 
 def rank(platform: str) -> int | None:
-    """First on TPU; nowhere else."""
+    """Returns its rank: first on TPU, nowhere else."""
     return 10 if platform == "tpu" else None
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by splash attention."""
     tpu.refuse_elsewhere()
     call.refuse("splash attention", "weights", "bias", "dropout", "traced softcap", "float64")
     q, k, v, mask, known = call.q, call.k, call.v, call.mask, call.known
     T, S, N, dtype = q.shape[-3], k.shape[-3], q.shape[-2], q.dtype
     exact = all(x.dtype in (jnp.float32, jnp.float16) for x in (q, k, v))
-    unlowered = lowering.Lowered(False, None, None, None, Mask(()))
-    prepared = lowering.prepare(q, k, v, None, mask, unlowered)
+    prepared = lowering.prepare(q, k, v, None, mask, lowering.Lowered(Mask(())))
     # Mosaic has no float16.
     compute = jnp.float32 if dtype == jnp.float16 else dtype
     q = tpu.scaled(prepared.q.astype(compute), call.scale)
@@ -60,16 +59,12 @@ def attend(call: Call) -> AttentionOutput:
         kernel, call.return_lse or call.return_rows, (q, k, v, segment_ids, seen), known
     )
     out = jnp.moveaxis(out[..., :T, :].reshape(*batch, N, T, v.shape[-1]), -3, -2)
-    output = AttentionOutput(lowering.repair(out, prepared).astype(dtype))
-    if lse is None:
-        return output
-    lse = lse[..., :T].reshape(*batch, N, T)
-    output = output._replace(rows=(lse, jnp.ones_like(lse))) if call.return_rows else output
-    return output._replace(lse=lowering.repair_lse(lse, prepared)) if call.return_lse else output
+    lse = None if lse is None else lse[..., :T].reshape(*batch, N, T)
+    return prepared.output(call, out, lse)
 
 
 def _known(known: Any, q: Array, batch: tuple[int, ...]) -> tuple[Array, Array]:
-    """Output and log-sum-exp as the kernel gave them; what was repaired takes no part in a gradient."""
+    """Returns output and log-sum-exp without what was repaired, which takes no part in a gradient."""
     out, lse = known[0], known[1] + jnp.log(known[2])
     out, lse = (jnp.where(jnp.isfinite(x), x, 0) for x in (out, lse))
     lse = lse.reshape(math.prod(batch), *lse.shape[-2:]).astype(jnp.float32)
@@ -78,7 +73,7 @@ def _known(known: Any, q: Array, batch: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 class Kernel(NamedTuple):
-    """The kernels of forward and backward pass.
+    """Kernels of the forward and the backward pass.
 
     Attributes:
       sizes: of their blocks, for the output, for dq, for dk and dv.
@@ -93,7 +88,7 @@ class Kernel(NamedTuple):
     exact: bool
 
     def forward(self, q, k, v, segment_ids, seen, rows: bool) -> tuple[Array, Array | None]:
-        """Output and, with ``rows``, the log-sum-exp; 0 where no block was computed."""
+        """Computes the output and, with ``rows``, the log-sum-exp; 0 where no block was computed."""
 
         def one(infos: Any, *operands: Any) -> Any:
             options = self.options | dict(save_residuals=rows)
@@ -105,7 +100,7 @@ class Kernel(NamedTuple):
         return out, lse if rows else None
 
     def backward(self, q, k, v, segment_ids, seen, out, lse, d_out) -> Any:
-        """Gradients of q, k and v."""
+        """Computes gradients of q, k and v."""
 
         def one(infos: Any, q, k, v, segment_ids, out, lse, d_out):
             kernel = _library().kernel.SplashAttentionKernel(*infos, **self.options)
@@ -123,7 +118,7 @@ class Kernel(NamedTuple):
         return self._map(one, seen, q, k, v, segment_ids, out, lse, d_out)
 
     def _map(self, function: Any, seen: Seen | None, q, k, *others: Any) -> Any:
-        """``function(infos, *operands)`` of every example."""
+        """Computes ``function(infos, *operands)`` for every example."""
         infos, each = self.static, None
         if seen is not None:
             S = k.shape[2]
@@ -135,7 +130,7 @@ class Kernel(NamedTuple):
 
 
 def _fused(kernel: Kernel, with_lse: bool, operands: tuple, known: Any) -> tuple[Array, Any]:
-    """Output and log-sum-exp, both differentiable; what is known already is not computed again."""
+    """Computes output and log-sum-exp, or only gradients where these are known."""
     seen = operands[-1]
     matrix = seen is not None and seen.allowed is not None and seen.allowed.shape[0] > 1
     held = 4 * math.prod(seen.allowed.shape[1:]) if matrix else 0
@@ -194,7 +189,7 @@ def _kernel(
 
 
 def _static(band: Static, N: int, lengths: tuple[int, int], sizes: tpu.Blocks) -> tuple[list, Any]:
-    """Of a band by index: all is known, as numpy arrays, and no block is looked at in vain."""
+    """Returns the kernels' tables for a band by index, as numpy arrays, and its mask function."""
     library = _library()
     splash = library.splash_attention
     if band == (None, None):
@@ -213,9 +208,9 @@ def _static(band: Static, N: int, lengths: tuple[int, int], sizes: tpu.Blocks) -
 
 
 def _info(seen: Seen, S: int, rows: int, columns: int, by_key: bool) -> tuple[Any, Any]:
-    """Blocks, and beside each array 0 where every example has its own, None where all have the same.
+    """Returns the blocks to compute, and for each array 0 where every example has its own, else None.
 
-    Of what the program knows only when it runs; ``by_key`` for dk and dv, which go over the queries.
+    The program knows them only when it runs; ``by_key`` for dk and dv, which go over the queries.
     """
     MaskInfo = _library().info.MaskInfo
     runs = tiles.visited(seen, rows, columns, S)
@@ -247,7 +242,7 @@ def _info(seen: Seen, S: int, rows: int, columns: int, by_key: bool) -> tuple[An
 
 
 def _of_each(x: Array) -> tuple[Array, int | None]:
-    """An array with an example a row and the axis of examples, or the only row."""
+    """Returns an array with an example a row and the axis of examples, or its only row and None."""
     return (x, 0) if x.shape[0] > 1 else (x[0], None)
 
 

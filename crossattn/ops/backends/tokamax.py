@@ -19,12 +19,12 @@ from crossattn.types import Array
 
 
 def rank(platform: str) -> int | None:
-    """After cuDNN on GPU; elsewhere only by name."""
+    """Returns its rank: after cuDNN on GPU, elsewhere by name only."""
     return 20 if platform == "gpu" else None
 
 
 def attend(call: Call) -> AttentionOutput:
-    """See ``crossattn.attend``."""
+    """Computes ``crossattn.attend`` by tokamax."""
     call.refuse("tokamax", "weights", "log-sum-exp", "dropout", "traced softcap", "float64")
     if call.softcap is not None and call.bias is not None:
         raise NotImplementedError("tokamax adds the bias before the softcap, not after")
@@ -57,7 +57,7 @@ def _library() -> Any:
 
 
 def _implementations(q: Array, fused: bool) -> tuple[str, ...]:
-    """On GPU never "xla", which makes the matrix: then another backend is the better one."""
+    """Returns tokamax's kernels; on GPU never "xla", which makes the matrix."""
     if not fused:
         return ("xla",)
     if q.dtype not in (jnp.bfloat16, jnp.float16):

@@ -37,7 +37,7 @@ _LEAST, _MOST_BLOCKS = 64, 1024
 
 
 class Plan(NamedTuple):
-    """How a matrix of ``T`` queries and ``S`` keys is cut: blocks of ``queries`` by ``keys``."""
+    """Sizes of a matrix of ``T`` queries and ``S`` keys and of its blocks, ``queries`` by ``keys``."""
 
     T: int
     S: int
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """For each block of queries, the blocks of keys to visit: the first ``count`` of ``order``."""
+    """Blocks of keys to visit for each block of queries: the first ``count`` of ``order``."""
 
     order: Int[Array, "I J"]
     count: Int[Array, " I"]
@@ -69,26 +69,26 @@ class Span(NamedTuple):
     fresh: Bool[Array, " X"] | None
 
     def of(self, x: Any, axis: int) -> Any:
-        """These members of an axis; all of an axis of size 1."""
+        """Returns these members of an axis; all of an axis of size 1."""
         if x.shape[axis] == 1:
             return x
         return jax.lax.dynamic_slice_in_dim(x, self.start, len(self.indices), axis)
 
     def put(self, x: Array, new: Array, axis: int) -> Array:
-        """``x`` with the fresh members written."""
+        """Returns ``x`` with the fresh members written."""
         if self.fresh is not None:
             fresh = self.fresh.reshape(-1, *(1,) * (-axis - 1))
             new = jnp.where(fresh, new, self.of(x, axis))
         return jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), self.start, axis)
 
     def add(self, x: Array, new: Array, axis: int) -> Array:
-        """``x`` with ``new`` added to these members."""
+        """Returns ``x`` with ``new`` added to these members."""
         total = self.of(x, axis) + new
         return jax.lax.dynamic_update_slice_in_dim(x, total, self.start, axis)
 
 
 def plan(T: int, S: int, rows: int, mask: Mask | None = None, platform: str | None = None) -> Plan:
-    """Block sizes for ``rows`` matrices (examples times heads) [T, S] under a mask, on a platform.
+    """Returns block sizes for ``rows`` matrices (examples times heads) [T, S] under a mask, on a platform.
 
     Lengths are cut evenly, so that no block is nearly empty. With many rows blocks shrink; very long
     sequences have larger ones, because what is kept for each block grows with their product.
@@ -109,7 +109,7 @@ def plan(T: int, S: int, rows: int, mask: Mask | None = None, platform: str | No
 
 
 def plan_of_symbols(T: Any, S: Any) -> Plan:
-    """Blocks of a fixed size for lengths that are not known, and the lengths that a number of them fills."""
+    """Returns blocks of a fixed size for unknown lengths, and the lengths that whole blocks fill."""
     size = _LEAST
 
     def filled(length: Any) -> tuple[Any, int]:
@@ -122,9 +122,9 @@ def plan_of_symbols(T: Any, S: Any) -> Plan:
 
 
 def _skipped(mask: Mask | None, T: int, S: int) -> str:
-    """How much of the matrix a mask of this structure lets a loop skip; its values may be traced.
+    """Returns how much of the matrix a mask of this structure lets a loop skip; its values may be traced.
 
-    What hides the same keys from every query (lengths, padding) leaves large blocks as good as without it.
+    A mask that hides the same keys from every query (lengths, padding) leaves large blocks as good.
     """
     if mask is None:
         return "nothing"
@@ -141,14 +141,14 @@ def _bounds(bounds: Ranges) -> Any:
 
 
 def _even(length: int, size: int) -> int:
-    """The largest part of ``length`` cut into parts of at most ``size``, a multiple of 16 if possible."""
+    """Returns the size of equal parts of at most ``size``, a multiple of 16 if possible."""
     parts = min(-(-length // size), _MOST_BLOCKS)
     part = -(-length // parts)
     return min(-(-part // 16) * 16, length)
 
 
 def visits(mask: Mask | None, plan: Plan) -> Visits | None:
-    """Which blocks hold a key that some query of some example may read; None: all of them.
+    """Returns the blocks with a key that some query of some example may read; None: all of them.
 
     A block that the mask's intervals and limits cannot rule out is visited, so it may still be empty.
     """
@@ -167,7 +167,7 @@ def visits(mask: Mask | None, plan: Plan) -> Visits | None:
 
 
 def _meets_interval(first: Any, last: Any, plan: Plan) -> Bool[Array, "*#B #I J"]:
-    """Whether the keys of a block overlap those between the first and last of its queries."""
+    """Returns whether a block's keys overlap those between the first and last of its queries."""
     first = jnp.asarray(0 if first is None else first)
     last = jnp.asarray(plan.S if last is None else last)
     empty = first >= last
@@ -178,7 +178,7 @@ def _meets_interval(first: Any, last: Any, plan: Plan) -> Bool[Array, "*#B #I J"
 
 
 def _meets_limits(limits: Limits, plan: Plan) -> Bool[Array, "*#B #I J"]:
-    """Whether the keys' numbers, from the least to the greatest, overlap the queries' limits."""
+    """Returns whether the range of a block's key numbers overlaps its queries' limits."""
     empty = limits.low > limits.high
     low = _by_block(jnp.where(empty, HIGHEST, limits.low), plan.T, plan.queries).min(-1)
     high = _by_block(jnp.where(empty, LOWEST, limits.high), plan.T, plan.queries).max(-1)
@@ -188,7 +188,7 @@ def _meets_limits(limits: Limits, plan: Plan) -> Bool[Array, "*#B #I J"]:
 
 
 def _by_block(x: Array, length: int, size: int) -> Array:
-    """[*#B #X] -> [*#B blocks size], the members of each span; [*#B 1 1] if shared by all."""
+    """Returns the members of each span, [*#B #X] -> [*#B blocks size]; [*#B 1 1] if shared by all."""
     if x.shape[-1] == 1:
         return x[..., None]
     starts = jnp.minimum(jnp.arange(0, length, size), length - size)
@@ -197,7 +197,7 @@ def _by_block(x: Array, length: int, size: int) -> Array:
 
 @jax.custom_batching.custom_vmap
 def _of_any(read: Bool[Array, "*B I J"]) -> Bool[Array, "I J"]:
-    """Union over the batch, and over mapped axes: a shared trip count keeps loops from masking."""
+    """Returns the union over the batch and mapped axes: a shared trip count keeps loops from masking."""
     return read.any(tuple(range(read.ndim - 2)))
 
 
@@ -214,7 +214,7 @@ def sweep(
     step: Callable[[Span, Span, Any, Any], tuple[Any, Any]],
     end: Callable[[Span, Any, Any], Any],
 ) -> Any:
-    """The state after all blocks that hold something to read.
+    """Returns the state after all blocks that hold something to read.
 
     Args:
       plan: how the matrix is cut.
@@ -246,5 +246,5 @@ def _span(i: Any, size: int, length: int) -> Span:
 
 
 def whole(length: int) -> Span:
-    """One span of everything."""
+    """Returns one span of everything."""
     return Span(0, jnp.arange(length), None)

@@ -14,6 +14,7 @@ from crossattn.ops import dropout
 from crossattn.ops.blockwise.blocks import Span
 from crossattn.ops.masks import Explicit, Mask
 from crossattn.ops.parallel import placement
+from crossattn.ops.promotion import widened
 from crossattn.types import AnyArray, Array, Bool, Float, Shaped
 
 # Full float32 products also where the hardware would round their inputs.
@@ -60,12 +61,12 @@ class Setting:
 
     @property
     def mask(self) -> Mask | None:
-        """Which keys may be read; None is all."""
+        """Mask of the keys that may be read; None is all."""
         return jax.tree.unflatten(self.form, self.arrays)
 
 
 class Scores(NamedTuple):
-    """A block of logits [*B K G t s]; which of them count; and logits / softcap."""
+    """Logits of a block [*B K G t s]; the mask of those that count; and logits / softcap."""
 
     logits: Any
     allowed: Any
@@ -92,14 +93,14 @@ def prepare(
     softcap,
     key=None,
 ) -> tuple[Operands, Setting, Array | None]:
-    """Operands, what goes with them, and the values [*B K S Hv] if there are some.
+    """Returns operands, setting and, if there are any, the values [*B K S Hv].
 
     0 * NaN is NaN, so NaN and Inf of a masked key would reach outputs and gradients through the
     products. They are taken out of the operands and come back as NaN logits, which the mask can hide.
     """
-    compute = jnp.promote_types(q.dtype, jnp.float32)
-    q_poison = grouped(_poison(q)[..., None], k.shape[-2])[..., 0]
-    k_poison = jnp.moveaxis(_poison(k) if v is None else _poison(k) + _poison(v), -1, -2)
+    compute = widened(q.dtype)
+    q_poison = grouped(poison(q)[..., None], k.shape[-2])[..., 0]
+    k_poison = jnp.moveaxis(poison(k) if v is None else poison(k) + poison(v), -1, -2)
     operands = Operands(
         q=grouped(_finite(q).astype(compute) * scale, k.shape[-2]),
         k=_head_major(_finite(k).astype(compute)),
@@ -112,8 +113,8 @@ def prepare(
     return placement.alike((operands, setting, values))
 
 
-def _poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
-    """NaN for each vector that has an element which is not finite, else 0."""
+def poison(x: Float[Array, "*B X N H"]) -> Float[Array, "*B X N"]:
+    """Returns NaN for each vector with an element that is not finite, else 0."""
     return jax.lax.stop_gradient(x * 0).astype(jnp.float32).sum(-1)
 
 
@@ -126,18 +127,18 @@ def _head_major(x: Float[Array, "*B X N H"]) -> Float[Array, "*B N X H"]:
 
 
 def grouped(x: Float[Array, "*B T N H"], K: int) -> Float[Array, "*B K G T H"]:
-    """Head-major, consecutive query heads beside their key head."""
+    """Returns a head-major array, consecutive query heads beside their key head."""
     x = _head_major(x)
     return x.reshape(*x.shape[:-3], K, -1, *x.shape[-2:])
 
 
 def ungrouped(x: Shaped[Array, "*B K G X Y"]) -> Shaped[Array, "*B N X Y"]:
-    """All query heads on one axis."""
+    """Returns all query heads on one axis."""
     return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])
 
 
 def scores(given: Operands, setting: Setting, queries: Span, keys: Span) -> Scores:
-    """A block's logits. Those of queries or keys that an earlier block had are not allowed."""
+    """Computes a block's logits; members of an earlier block are not allowed in it."""
     q, k = queries.of(given.q, -2), keys.of(given.k, -2)
     logits = jnp.einsum("...kgth,...ksh->...kgts", q, k, precision=EXACT)
     raw = None
@@ -159,7 +160,7 @@ def scores(given: Operands, setting: Setting, queries: Span, keys: Span) -> Scor
 
 
 def _conditions(mask: Mask | None, queries: Span, keys: Span, heads: tuple[int, ...]) -> list[Any]:
-    """Each says which logits of the block count, in a shape that broadcasts to it."""
+    """Returns masks that broadcast to the block."""
     conditions: list[Any] = []
     if mask is not None:
         # Indexed by arrays, a matrix would be gathered: its rows whole, at every block.
@@ -180,7 +181,6 @@ def _piece(x: Shaped[AnyArray, "*#B #N #T #S"], queries: Span, keys: Span) -> Ar
 
 
 def _by_group(x: Shaped[Array, "..."], heads: tuple[int, ...]) -> Array:
-    """[*#B #N #t #s] -> [*#B #K #G #t #s]."""
     if x.ndim < 3:
         return x
     heads = (1, 1) if x.shape[-3] == 1 else heads
@@ -188,18 +188,18 @@ def _by_group(x: Shaped[Array, "..."], heads: tuple[int, ...]) -> Array:
 
 
 def only(allowed: Bool[Array, "..."] | None, x: Array, other: float = 0) -> Array:
-    """``x`` where allowed, else exactly ``other``."""
+    """Returns ``x`` where allowed, else exactly ``other``."""
     return x if allowed is None else jnp.where(allowed, x, other)
 
 
 def no_rows(q: Float[Array, "*B K G t H"]) -> Rows:
-    """Rows of which nothing was read yet."""
+    """Returns rows that have read nothing yet."""
     one = q[..., 0]
     return Rows(placement.full_like(one, -jnp.inf), placement.full_like(one, 0))
 
 
 def extend(rows: Rows, block: Scores) -> tuple[Rows, Array, Array]:
-    """Rows with one more block; its exponentials; what to multiply sums of earlier ones with.
+    """Returns rows with one more block, its exponentials, and the factor of earlier sums.
 
     Source: online softmax, Milakov and Gimelshein 2018.
     """
@@ -212,20 +212,20 @@ def extend(rows: Rows, block: Scores) -> tuple[Rows, Array, Array]:
 
 
 def log_sum_exp(rows: Rows) -> Array:
-    """-inf for a row that may read nothing; NaN for one that reads a NaN."""
+    """Computes the log-sum-exp: -inf for a row that may read nothing, NaN for one that reads a NaN."""
     empty = rows.total == 0
     return jnp.where(empty, -jnp.inf, rows.peak + jnp.log(jnp.where(empty, 1, rows.total)))
 
 
 def softmax(block: Scores, rows: Rows) -> Float[Array, "*B K G t s"]:
-    """A block's weights, from the sums over its whole rows."""
+    """Computes a block's weights from the sums over its whole rows."""
     base = jnp.where(rows.peak == -jnp.inf, 0, rows.peak)[..., None]
     divisor = jnp.where(rows.total == 0, 1, rows.total)[..., None]
     return only(block.allowed, jnp.exp(block.logits - base) / divisor)
 
 
 def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: Span) -> Array:
-    """Which weights [*B K G t s] dropout keeps, the same as for the whole matrix; heads is [*B K G]."""
+    """Returns the weights [*B K G t s] that dropout keeps, as for the whole matrix; heads is [*B K G]."""
     row = jnp.arange(math.prod(heads), dtype=jnp.uint32).reshape(*heads, 1, 1)
     row = row * jnp.uint32(T) + queries.indices[:, None].astype(jnp.uint32)
     row = dropout.of_whole(row, math.prod(heads) * T)
@@ -233,8 +233,8 @@ def kept(key, rate: float, heads: tuple[int, ...], T: int, queries: Span, keys: 
 
 
 def no_gradient(given: Operands) -> Operands:
-    """Zeros, to add to: of a bias in a narrow dtype too, a sum needs float32 at least."""
-    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), given)
+    """Returns zeros to sum gradients in, float32 at least."""
+    wide = jax.tree.map(lambda x: x.astype(widened(x.dtype)), given)
     return jax.tree.map(lambda x: placement.full_like(x, 0), wide)
 
 
@@ -259,13 +259,12 @@ def spread(
 
 
 def _summed_like(x: Array, like: Array) -> Array:
-    """Sums over the axes that broadcasting made."""
     axes = tuple(i for i, n in enumerate(like.shape) if n == 1 and x.shape[i] != 1)
     return x.sum(axes, keepdims=True)
 
 
 def _add_piece(x: Array, new: Array, queries: Span, keys: Span) -> Array:
-    """``x`` with ``new`` added where ``_piece`` would read."""
+    """Adds ``new`` where ``_piece`` reads."""
     start = [0] * x.ndim
     start[-2] = queries.start if x.shape[-2] > 1 else 0
     start[-1] = keys.start if x.shape[-1] > 1 else 0

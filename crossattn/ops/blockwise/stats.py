@@ -24,7 +24,7 @@ from crossattn.types import AnyArray, Array, Bool, Float
 
 
 class AttentionStats(NamedTuple):
-    """All float32; a query that may read nothing has zeros, a log-sum-exp of -inf and indices of -1.
+    """Statistics in float32; a query that may read nothing has zeros, lse of -inf and indices of -1.
 
     Attributes:
       lse: [*B N T], log of the sum of the exponentials of the logits.
@@ -67,7 +67,7 @@ def attention_stats(
     k_positions: AnyArray | None = None,
     spans: tuple[AnyArray, ...] | None = None,
 ) -> AttentionStats:
-    """Statistics of the weights with which ``attend(q, k, v, mask, ...)`` mixes values.
+    """Computes statistics of the weights with which ``attend(q, k, v, mask, ...)`` mixes values.
 
     Differentiable once, in reverse mode, in q, k, bias, scale and softcap, memory linear there too.
     Indices have no gradient; the largest weights have that of the keys they were found at.
@@ -119,7 +119,7 @@ def _spread(top_k: int, mesh: Any, operands: tuple) -> AttentionStats:
     """Computes each device's examples, heads and queries; keys are whole everywhere."""
     q, k, mask, bias, scale, softcap, asked = operands
     places = named(q, "T", "N", None), named(k, "S", "N", None)
-    split = placement.Split.of(mesh, tuple(zip((q, k), places, strict=True))).without("S")
+    split = placement.Split.of(mesh, (q, k), places).without("S")
     split = split.without("T") if split.nested else split
     split, k, _ = heads_of(split, q, k, k)
     leaves, structure = jax.tree.flatten(mask)
@@ -183,24 +183,20 @@ def _arranged(statistics: Any, heads: tuple[int, ...]) -> AttentionStats:
     """Returns the statistics with heads on one axis, in float32 (indices in int32)."""
     smooth, places, _ = statistics
 
-    def ungroup(x, dtype):
-        return None if x is None else x.reshape(*heads, *x.shape[len(heads) + 1 :]).astype(dtype)
+    def ungroup(fields: Any, dtype: Any) -> dict[str, Any]:
+        shapes = {
+            name: (*heads, *x.shape[len(heads) + 1 :])
+            for name, x in fields._asdict().items()
+            if x is not None
+        }
+        return {name: getattr(fields, name).reshape(n).astype(dtype) for name, n in shapes.items()}
 
-    return AttentionStats(
-        lse=ungroup(smooth.lse, jnp.float32),
-        entropy=ungroup(smooth.entropy, jnp.float32),
-        maximum=ungroup(smooth.maximum, jnp.float32),
-        argmax=ungroup(places.argmax, jnp.int32),
-        expected=ungroup(smooth.expected, jnp.float32),
-        mass=ungroup(smooth.mass, jnp.float32),
-        top_weights=ungroup(smooth.top, jnp.float32),
-        top_indices=ungroup(places.top, jnp.int32),
-        span_mass=ungroup(smooth.inside, jnp.float32),
-    )
+    found = dict(span_mass=None) | ungroup(smooth, jnp.float32) | ungroup(places, jnp.int32)
+    return AttentionStats(**found)
 
 
 def _of_nothing(rows: tuple[int, ...], S: int, top_k: int, spans: bool) -> AttentionStats:
-    """Statistics for no examples, no queries or no keys."""
+    """Returns statistics for no examples, no queries or no keys."""
     zero, none = jnp.zeros(rows), jnp.full(rows, -1, jnp.int32)
     by_key, top = jnp.zeros((*rows[:-1], S)), jnp.zeros((*rows, top_k))
     return AttentionStats(

@@ -30,32 +30,32 @@ class Asked:
     last: Any
 
     def inside(self, queries: Span, keys: Span) -> Array:
-        """Which keys of a block lie in their queries' spans."""
+        """Returns which keys of a block lie in their queries' spans."""
         first, last = (queries.of(x, -1)[..., None] for x in (self.first, self.last))
         return (first <= keys.indices) & (keys.indices < last)
 
 
 class Smooth(NamedTuple):
-    """Differentiable statistics: [*B K G T], but mass [*B K G S] and top [*B K G T top_k]."""
+    """Differentiable statistics: [*B K G T], but mass [*B K G S] and top_weights [*B K G T top_k]."""
 
     lse: Any
     entropy: Any
     maximum: Any
     expected: Any
-    inside: Any
+    span_mass: Any
     mass: Any
-    top: Any
+    top_weights: Any
 
 
 class Places(NamedTuple):
-    """The keys of the largest weights: argmax [*B K G T], top [*B K G T top_k]."""
+    """The keys of the largest weights: argmax [*B K G T], top_indices [*B K G T top_k]."""
 
     argmax: Any
-    top: Any
+    top_indices: Any
 
 
 def summarise(plan: Plan, top_k: int, given: Operands, setting: Setting, asked: Asked) -> Any:
-    """``Smooth``, ``Places`` and, for the backward pass, ``Rows``."""
+    """Computes ``Smooth``, ``Places`` and, for the backward pass, ``Rows``."""
     run, rule = partial(_forward, plan, top_k), partial(_summarise_jvp, plan, top_k)
     return derivative.call("attention statistics", run, rule, given, setting, asked)
 
@@ -90,17 +90,17 @@ def _begin(top_k: int, given: Operands, asked: Asked, queries: Span) -> Any:
         entropy=zero,
         maximum=zero,
         expected=zero,
-        inside=None if asked.first is None else zero,
+        span_mass=None if asked.first is None else zero,
         mass=None,
-        top=placement.full_like(zero, -jnp.inf, top),
+        top_weights=placement.full_like(zero, -jnp.inf, top),
     )
     return sums, Places(none, placement.full_like(none, -1, top)), scores.no_rows(q)
 
 
 def _step(top_k: int, given, setting, asked: Asked, queries: Span, keys: Span, carry, state) -> Any:
-    """One more block: sums of exponentials times what is averaged; ``top`` holds logits.
+    """Adds a block to sums of exponentials times what is averaged; ``top_weights`` holds logits.
 
-    What the entropy averages is logits relative to the peak so far: small where it matters.
+    The entropy averages logits relative to the peak so far: small where it matters.
     """
     sums, places, before = carry
     block = scores.scores(given, setting, queries, keys)
@@ -118,18 +118,18 @@ def _step(top_k: int, given, setting, asked: Asked, queries: Span, keys: Span, c
     )
     if asked.first is not None:
         inside = jnp.where(asked.inside(queries, keys), exponentials, 0)
-        sums = sums._replace(inside=sums.inside * factor + inside.sum(-1))
+        sums = sums._replace(span_mass=sums.span_mass * factor + inside.sum(-1))
     if top_k:
         indices = jnp.broadcast_to(keys.indices.astype(jnp.int32), logits.shape)
-        indices = jnp.concatenate([places.top, indices], -1)
-        top, at = jax.lax.top_k(jnp.concatenate([sums.top, logits], -1), top_k)
-        places = places._replace(top=jnp.take_along_axis(indices, at, -1))
-        sums = sums._replace(top=top)
+        indices = jnp.concatenate([places.top_indices, indices], -1)
+        top, at = jax.lax.top_k(jnp.concatenate([sums.top_weights, logits], -1), top_k)
+        places = places._replace(top_indices=jnp.take_along_axis(indices, at, -1))
+        sums = sums._replace(top_weights=top)
     return (sums, places, rows), state
 
 
 def _end(setting: Setting, queries: Span, carry, state) -> Any:
-    """From sums to means, written where these queries stand."""
+    """Turns sums into means and writes them."""
     sums, places, rows = carry
     empty = rows.total == 0
     total, base = jnp.where(empty, 1, rows.total), jnp.where(empty, 0, rows.peak)
@@ -138,15 +138,16 @@ def _end(setting: Setting, queries: Span, carry, state) -> Any:
     def mean(x):
         return jnp.where(empty, 0, x / total + poison)
 
-    top = jnp.exp(sums.top - base[..., None]) / total[..., None] + poison[..., None]
+    top = jnp.exp(sums.top_weights - base[..., None]) / total[..., None] + poison[..., None]
     means = sums._replace(
         entropy=jnp.where(empty, 0, jnp.log(total) - mean(sums.entropy)),
         maximum=mean(jnp.ones_like(total)),
         expected=mean(sums.expected),
-        inside=None if sums.inside is None else mean(sums.inside),
-        top=jnp.where(empty[..., None], 0, top),
+        span_mass=None if sums.span_mass is None else mean(sums.span_mass),
+        top_weights=jnp.where(empty[..., None], 0, top),
     )
-    places = places._replace(top=jnp.where(sums.top == -jnp.inf, -1, places.top))
+    top = jnp.where(sums.top_weights == -jnp.inf, -1, places.top_indices)
+    places = places._replace(top_indices=top)
     carry = means, places, rows._replace(peak=rows.peak + poison)
     # Rows are the last axis, but for what is top_k for each of them.
     axis = {True: -2, False: -1}
@@ -166,7 +167,7 @@ def _summarise_jvp(plan: Plan, top_k: int, primals, tangents) -> Any:
 
 
 def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
-    """``_gradients``, whose own derivative is refused."""
+    """Computes ``_gradients`` and refuses its derivative."""
     run = partial(_gradients, plan)
     return derivative.call(
         "attention statistics, backward", run, partial(_backward_jvp, plan), residuals, d
@@ -175,7 +176,7 @@ def _backward(plan: Plan, residuals: Any, d: Smooth) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
-    """Gradients of the operands.
+    """Computes gradients of the operands.
 
     A loss whose derivative in the weight of query t on key s is c has, in its logit, the derivative
     ``weight * (c - mean of c)``; but for mass, the mean follows from the statistics themselves.
@@ -189,13 +190,13 @@ def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
     def step(queries, keys, d_q, state):
         block = scores.scores(given, setting, queries, keys)
         own = _at(rows, queries)
-        row = _at(d._replace(top=None, mass=None), queries)
+        row = _at(d._replace(top_weights=None, mass=None), queries)
         slope = _slope(block, own, row, asked, queries, keys)
         slope = slope + keys.of(d.mass, -1)[..., None, :]
         for index, share in [
             (queries.of(places.argmax, -1), row.maximum),
-            *((queries.of(places.top[..., i], -1), queries.of(d.top[..., i], -1))
-              for i in range(d.top.shape[-1])),
+            *((queries.of(places.top_indices[..., i], -1), queries.of(d.top_weights[..., i], -1))
+              for i in range(d.top_weights.shape[-1])),
         ]:  # fmt: skip
             slope = slope + jnp.where(keys.indices == index[..., None], share[..., None], 0)
         slope = slope + (row.lse - queries.of(mean, -1))[..., None]
@@ -212,10 +213,10 @@ def _gradients(plan: Plan, residuals: Any, d: Smooth) -> Operands:
 
 
 def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
-    """The mean of a loss's derivatives in the weights of each query, under them."""
+    """Computes the mean of a loss's derivatives in each query's weights, under them."""
     given, setting, _, smooth, _, rows = residuals
-    mean = jnp.sum(d.top * smooth.top, -1)
-    for name in ("entropy", "maximum", "expected", "inside"):
+    mean = jnp.sum(d.top_weights * smooth.top_weights, -1)
+    for name in ("entropy", "maximum", "expected", "span_mass"):
         if getattr(smooth, name) is not None:
             mean = mean + getattr(d, name) * getattr(smooth, name)
     zero = placement.full_like(mean, 0)
@@ -240,13 +241,13 @@ def _mean_slope(plan: Plan, residuals: Any, d: Smooth) -> Array:
 def _slope(
     block: Scores, rows: Rows, row: Smooth, asked: Asked, queries: Span, keys: Span
 ) -> Array:
-    """A loss's derivative in the weights, as far as entropy, position and span go."""
+    """Computes a loss's derivative in the weights by entropy, position and span."""
     total = jnp.where(rows.total == 0, 1, rows.total)
     log_weights = block.logits - rows.peak[..., None] - jnp.log(total)[..., None]
     slope = row.expected[..., None] * keys.of(asked.positions, -1)
     slope = slope - row.entropy[..., None] * scores.only(block.allowed, log_weights)
     if asked.first is not None:
-        slope = slope + jnp.where(asked.inside(queries, keys), row.inside[..., None], 0)
+        slope = slope + jnp.where(asked.inside(queries, keys), row.span_mass[..., None], 0)
     return slope
 
 

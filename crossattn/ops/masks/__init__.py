@@ -24,13 +24,8 @@ from crossattn.types import AnyArray, Array, Bool, Float, Int
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _pytree(cls):
-    """A frozen dataclass that is a pytree; fields marked static are part of the structure."""
-    cls = dataclass(frozen=True)(cls)
-    fields = cls.__dataclass_fields__.values()
-    static = [f.name for f in fields if f.metadata.get("static")]
-    data = [f.name for f in fields if not f.metadata.get("static")]
-    cls = jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=static)
-    return exportable(cls)
+    """Makes a frozen dataclass that is a pytree; static fields are part of its structure."""
+    return exportable(jax.tree_util.register_dataclass(dataclass(frozen=True)(cls)))
 
 
 _FAR = 2**30  # farther than any two indices are apart
@@ -38,22 +33,21 @@ _static = functools.partial(field, metadata={"static": True})
 
 
 def _axes(*names: str) -> Any:
-    """A field's array has these axes after those of the batch: "N" heads, "T" queries, "S" keys."""
+    """Declares the axes of a field's array after those of the batch: "N" heads, "T" queries, "S" keys."""
     return field(metadata={"axes": names})
 
 
 def _rows(x: AnyArray) -> AnyArray:
-    """[*B X] -> [*B 1 X 1]: one value a query, ready to compare with keys."""
+    """Returns one value a query, to compare with keys: [*B X] -> [*B 1 X 1]."""
     return jnp.asarray(x)[..., None, :, None]
 
 
 def _columns(x: AnyArray) -> AnyArray:
-    """[*B X] -> [*B 1 1 X]: one value a key, ready to compare with queries."""
+    """Returns one value a key, to compare with queries: [*B X] -> [*B 1 1 X]."""
     return jnp.asarray(x)[..., None, None, :]
 
 
 def _per_row(x: AnyArray | int) -> AnyArray:
-    """[*B] -> [*B 1 1 1]."""
     return jnp.asarray(x)[..., None, None, None]
 
 
@@ -68,7 +62,7 @@ class Band:
     right: int | None = _static()
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
-        """Which of these keys these queries may read, both given by index: [*#B #N #T #S]."""
+        """Returns which of these keys these queries may read, both given by index: [*#B #N #T #S]."""
         if self.q_positions is None:
             q = queries[:, None] + _per_row(0 if self.offset is None else self.offset)
         else:
@@ -121,7 +115,7 @@ class Segments:
 
 @_pytree
 class Explicit:
-    """The matrix itself."""
+    """Boolean matrix."""
 
     allowed: Bool[AnyArray, "*#B #N #T #S"] = _axes("N", "T", "S")
 
@@ -136,7 +130,7 @@ class Explicit:
 
 @_pytree
 class AnyOf:
-    """At least one of several masks allows it."""
+    """Union of masks."""
 
     masks: tuple["Mask", ...]
 
@@ -180,17 +174,17 @@ class Mask:
         return as_mask(other) | self
 
     def __invert__(self) -> "Mask":
-        """What this mask hides may be read and nothing else, the padding that it hides too."""
+        """Returns the mask of exactly what this one hides, the padding that it hides too."""
         return Mask((Not(self),))
 
     @as_written
     def block(self, queries: Int[AnyArray, " T"], keys: Int[AnyArray, " S"]) -> Bool[Array, "..."]:
-        """The part of the matrix at these query and key indices, broadcastable to [*B N T S]."""
+        """Returns the part of the matrix at these query and key indices, broadcastable to [*B N T S]."""
         blocks = [term.block(queries, keys) for term in self.terms]
         return functools.reduce(jnp.logical_and, blocks, jnp.ones((), bool))
 
     def arrays(self) -> "Iterator[tuple[Term, str, Any, tuple[str, ...]]]":
-        """Each array with its term, its name and its axes after those of the batch, as leaves are ordered."""
+        """Yields each array's term, name, value and axes after those of the batch, in the order of leaves."""
         for term in self.terms:
             if isinstance(term, (AnyOf, Not)):
                 for mask in term.masks if isinstance(term, AnyOf) else (term.mask,):
@@ -202,7 +196,7 @@ class Mask:
                     yield term, each.name, x, each.metadata["axes"]
 
     def check(self, T: int, S: int) -> None:
-        """Raise ValueError if an array of a term is not for ``T`` queries and ``S`` keys."""
+        """Raises ValueError if an array of a term is not for ``T`` queries and ``S`` keys."""
         lengths = {"T": (T, "queries"), "S": (S, "keys")}
         for term, name, x, axes in self.arrays():
             for axis, size in zip(axes[::-1], jnp.shape(x)[::-1], strict=False):
@@ -216,7 +210,7 @@ class Mask:
 
     @as_written
     def materialize(self, T: int, S: int) -> Bool[AnyArray, "*#B #N T S"]:
-        """The whole matrix for ``T`` queries and ``S`` keys, [*#B #N T S].
+        """Returns the whole matrix for ``T`` queries and ``S`` keys, [*#B #N T S].
 
         Raises:
           ValueError: the mask was made for other lengths.
@@ -228,12 +222,12 @@ class Mask:
 
     @as_written
     def to_bias(self, T: int, S: int, dtype=jnp.float32) -> Float[Array, "*#B #N T S"]:
-        """The additive form M of the mask: 0 where a key may be read, -inf where not."""
+        """Returns the additive form of the mask: 0 where a key may be read, -inf where not."""
         return jnp.where(self.materialize(T, S), 0.0, -jnp.inf).astype(dtype)
 
 
 def as_mask(mask: Mask | AnyArray, ndim: int | None = None) -> Mask:
-    """A Mask as it is; a boolean matrix wrapped by ``explicit``.
+    """Returns a Mask as it is, a boolean matrix wrapped by ``explicit``.
 
     ``ndim`` is the number of axes of [*B N T S] where it is known: an array of so many has all of them.
     """
@@ -250,7 +244,7 @@ def causal(
     q_positions: Int[AnyArray, "*#B T"] | None = None,
     k_positions: Int[AnyArray, "*#B S"] | None = None,
 ) -> Mask:
-    """A query reads keys at its own position and before: ``k_pos <= q_pos``.
+    """Lets a query read keys at its own position and before: ``k_pos <= q_pos``.
 
     Without positions, query i stands at ``i + offset`` and key j at j (top-left aligned).
     Source: Vaswani et al. 2017, section 3.2.3.
@@ -265,7 +259,7 @@ def window(
     q_positions: Int[AnyArray, "*#B T"] | None = None,
     k_positions: Int[AnyArray, "*#B S"] | None = None,
 ) -> Mask:
-    """A query reads from ``left`` positions before its own to ``right`` after; None is unlimited.
+    """Lets a query read from ``left`` positions before its own to ``right`` after; None is unlimited.
 
     A limit of 2**30 and more is none.
 
@@ -287,7 +281,7 @@ def window(
 
 
 def prefix(length: Int[AnyArray, "*B"] | int) -> Mask:
-    """Every query reads the first ``length`` keys.
+    """Lets every query read the first ``length`` keys.
 
     The mask of a prefix LM is ``causal() | prefix(n)``.
 
@@ -300,12 +294,12 @@ def prefix(length: Int[AnyArray, "*B"] | int) -> Mask:
 def lengths(
     k_lengths: Int[AnyArray, "*B"] | int, q_lengths: Int[AnyArray, "*B"] | int | None = None
 ) -> Mask:
-    """The first ``k_lengths`` keys, read by the first ``q_lengths`` queries (None: by all)."""
+    """Lets the first ``q_lengths`` queries (None: all) read the first ``k_lengths`` keys."""
     return Mask((Lengths(*_integers("lengths", k_lengths=k_lengths, q_lengths=q_lengths)),))
 
 
 def key_padding(valid: Bool[AnyArray, "*B S"]) -> Mask:
-    """Keys where ``valid`` is True."""
+    """Lets every query read the keys where ``valid`` is True."""
     _expect_bool("key_padding", "valid", valid)
     return Mask((KeyPadding(jnp.asarray(valid)),))
 
@@ -313,14 +307,14 @@ def key_padding(valid: Bool[AnyArray, "*B S"]) -> Mask:
 def segments(
     q_segment_ids: Int[AnyArray, "*B T"], k_segment_ids: Int[AnyArray, "*B S"] | None = None
 ) -> Mask:
-    """Queries and keys whose segment numbers are equal and above 0 (packed examples)."""
+    """Lets queries read keys of an equal segment number above 0 (packed examples)."""
     q, k = _integers("segments", q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids)
     q = jnp.asarray(q)
     return Mask((Segments(q, q if k is None else jnp.asarray(k)),))
 
 
 def explicit(allowed: Bool[AnyArray, "*#B #N #T #S"]) -> Mask:
-    """A boolean matrix, True where the query may read the key; axes of size 1 broadcast.
+    """Wraps a boolean matrix, True where the query may read the key; axes of size 1 broadcast.
 
     It has the axes [T S], or all of them; without a batch too one may write [1 N T S].
 
@@ -358,7 +352,7 @@ def _integers(name: str, **arguments) -> list[Any]:
 
 
 def _limit(name: str, limit: int | None) -> int | None:
-    """Kernels add limits to indices, in 32 bits."""
+    """Returns a limit that kernels may add to indices in 32 bits."""
     if limit is None:
         return None
     try:

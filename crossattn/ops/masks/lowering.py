@@ -1,9 +1,9 @@
-"""What of a mask a fused kernel's own arguments can say, and repairs of what such kernels get wrong.
+"""Masks as arguments of fused kernels, and repairs of what such kernels get wrong.
 
 Kernels behind ``jax.nn.dot_product_attention`` and tokamax take a causal flag, a window to the left and
 one length an example; the rest of a mask they take as a matrix. They share two faults: a query that
 may read nothing gets the mean of the values or NaN, and NaN leaks out of masked keys. ``prepare`` cleans
-the operands and sees to it that no row is left empty; ``repair`` puts into the output what is due.
+the operands and leaves no row empty; ``Prepared.output`` repairs the output.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from crossattn.ops.call import AttentionOutput, Call
+from crossattn.ops.call import AttentionOutput, Call, by_query
 from crossattn.ops.masks import Band, Explicit, Lengths, Mask
 from crossattn.ops.masks.ranges import ranges
 from crossattn.types import Array, Bool, Float, Int
@@ -19,25 +19,25 @@ from crossattn.types import Array, Bool, Float, Int
 
 @dataclass(frozen=True)
 class Lowered:
-    """A conjunction, equal to the mask that it was made from.
+    """Conjunction equal to a mask.
 
     Attributes:
+      rest: what the others cannot say.
       causal: only keys up to the query's index.
       left: and not more than so many before it; None is unlimited. Not given without ``causal``.
       k_lengths: [*#B], only so many of the first keys; None is all of them.
       q_lengths: [*#B], only so many of the first queries read; None is all of them.
-      rest: what these cannot say.
     """
 
-    causal: bool
-    left: int | None
-    k_lengths: Int[Array, "*#B"] | None
-    q_lengths: Int[Array, "*#B"] | None
     rest: Mask
+    causal: bool = False
+    left: int | None = None
+    k_lengths: Int[Array, "*#B"] | None = None
+    q_lengths: Int[Array, "*#B"] | None = None
 
 
 def lower(mask: Mask | None, T: int, S: int) -> Lowered:
-    """Takes out of a mask for ``T`` queries and ``S`` keys what leaves at least one key to every query.
+    """Lowers the terms that leave every one of ``T`` queries at least one of ``S`` keys.
 
     That is so for the causal flag, for lengths of 1 and more, and for both together; for a window
     only without lengths, and where no query stands beyond all keys.
@@ -58,7 +58,7 @@ def lower(mask: Mask | None, T: int, S: int) -> Lowered:
 
 
 def _is_plain(band: Band) -> bool:
-    """Whether it goes by index and ends at the query's own: causal, with or without a window."""
+    """Returns whether a band goes by index and ends at the query's own: causal, with or without a window."""
     given = (band.q_positions, band.k_positions, band.offset)
     return band.right == 0 and (band.left or 0) >= 0 and all(x is None for x in given)
 
@@ -73,7 +73,7 @@ def _least(lengths: list[Any], size: int) -> Any:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Operands that a kernel can be trusted with, and what to do to its output.
+    """Clean operands for a kernel, and what to repair in its output.
 
     Attributes:
       q, k, v: finite, and 0 where they take no part.
@@ -92,9 +92,24 @@ class Prepared:
     reads_nothing: Bool[Array, "*#B #N #T"]
     reads_poison: Bool[Array, "*#B #N #T"]
 
+    def output(self, call: Call, out: Array, lse: Any, rows: Any = None) -> AttentionOutput:
+        """Returns a kernel's output [*B T N Hv] and log-sum-exp [*B N T], repaired, as a call asks.
+
+        0 and -inf where nothing may be read, NaN where a NaN or an Inf is read; rows are (lse, 1) by default.
+        """
+        out = jnp.where(by_query(self.reads_nothing), 0, out)
+        out = jnp.where(by_query(self.reads_poison), jnp.nan, out).astype(call.q.dtype)
+        if rows is None and lse is not None:
+            rows = lse, jnp.ones_like(lse)
+        if call.return_lse:
+            lse = jnp.where(self.reads_nothing, -jnp.inf, lse)
+            lse = jnp.where(self.reads_poison, jnp.nan, lse)
+        lse, rows = lse if call.return_lse else None, rows if call.return_rows else None
+        return AttentionOutput(out, None, lse, rows)
+
 
 def prepare(q: Array, k: Array, v: Array, bias: Array | None, mask: Mask | None, lowered: Lowered):
-    """See ``Prepared``; with nothing but lowered terms it never makes a matrix."""
+    """Cleans a call's operands; with nothing but lowered terms it never makes a matrix."""
     T, N, S = q.shape[-3], q.shape[-2], k.shape[-3]
     poison = ~(jnp.isfinite(k).all(-1) & jnp.isfinite(v).all(-1))
     poison = jnp.moveaxis(jnp.repeat(poison, N // k.shape[-2], axis=-1), -1, -2)
@@ -117,25 +132,8 @@ def prepare(q: Array, k: Array, v: Array, bias: Array | None, mask: Mask | None,
     return Prepared(q, k, v, bias, allowed, reads_nothing, reads_poison)
 
 
-def repair(out: Float[Array, "*B T N Hv"], prepared: Prepared) -> Float[Array, "*B T N Hv"]:
-    """0 where nothing may be read, NaN where a NaN or an Inf is read."""
-    out = jnp.where(by_query(prepared.reads_nothing), 0, out)
-    return jnp.where(by_query(prepared.reads_poison), jnp.nan, out)
-
-
-def repair_lse(lse: Float[Array, "*B N T"], prepared: Prepared) -> Float[Array, "*B N T"]:
-    """-inf where nothing may be read, NaN where a NaN or an Inf is read."""
-    lse = jnp.where(prepared.reads_nothing, -jnp.inf, lse)
-    return jnp.where(prepared.reads_poison, jnp.nan, lse)
-
-
-def by_query(rows: Bool[Array, "*#B #N #T"]) -> Bool[Array, "*#B #T #N 1"]:
-    """A value for each row of logits, laid out beside the output."""
-    return jnp.moveaxis(rows, -1, -2)[..., None]
-
-
 def _read(mask: Mask, poison: Bool[Array, "*B N S"], T: int, S: int) -> tuple[Array, Array]:
-    """Which queries may read nothing, and which a poisoned key: [*#B #N #T] both."""
+    """Returns which queries may read nothing, and which a poisoned key: [*#B #N #T] both."""
     limits = ranges(mask, T, S)
     if limits.limits or limits.rest.terms:
         allowed = mask.block(jnp.arange(T), jnp.arange(S))
@@ -163,7 +161,7 @@ def _beyond(lengths: Int[Array, "*#B"], S: int) -> Bool[Array, "*#B S 1 1"]:
 
 
 def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -> Any:
-    """Leading axes folded into one; broadcast to the whole batch unless all are of size 1."""
+    """Folds leading axes into one; broadcasts to the whole batch unless all are of size 1."""
     if x is None:
         return None
     own = x.shape[x.ndim - inner :]
@@ -174,7 +172,7 @@ def one_batch(x: Any, inner: int, batch: tuple[int, ...], whole: bool = False) -
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call for kernels that take ``jax.nn.dot_product_attention``'s arguments.
+    """Call in the form of ``jax.nn.dot_product_attention``'s arguments.
 
     Attributes:
       operands: q, k, v, bias and mask, with one batch axis.
@@ -190,21 +188,15 @@ class Kernel:
     prepared: Prepared
     call: Any
 
-    def output(self, out: Array, rows: tuple[Array, Array] | None = None) -> AttentionOutput:
-        """From output [B T N Hv] and rows [B N T] of the kernel: log-sum-exp, 1."""
-        q, v = self.call.q, self.call.v
-        out = repair(out.reshape(*q.shape[:-1], v.shape[-1]), self.prepared)
-        output = AttentionOutput(out.astype(q.dtype))
-        if rows is None:
-            return output
-        lse, ones = (x.reshape(*q.shape[:-3], q.shape[-2], q.shape[-3]) for x in rows)
-        if self.call.return_lse:
-            output = output._replace(lse=repair_lse(lse, self.prepared))
-        return output._replace(rows=(lse, ones)) if self.call.return_rows else output
+    def output(self, out: Array, lse: Array | None = None) -> AttentionOutput:
+        """Returns the output for [B T N Hv] of the kernel, and its log-sum-exp for [B N T]."""
+        batch, T, N = self.call.q.shape[:-3], *out.shape[1:3]
+        lse = None if lse is None else lse.reshape(*batch, N, T)
+        return self.prepared.output(self.call, out.reshape(*batch, *out.shape[1:]), lse)
 
 
 def kernel(call: Call, dtype: Any, fold_scale: bool = True, windows: bool = True) -> Kernel:
-    """A call as such a kernel takes it, its operands of a dtype.
+    """Returns a call in that form, its operands of a dtype.
 
     Args:
       call: of ``attend``.
@@ -218,7 +210,7 @@ def kernel(call: Call, dtype: Any, fold_scale: bool = True, windows: bool = True
         q, scale = (q * scale).astype(dtype), 1.0
     lowered = lower(call.mask, *call.lengths)
     if lowered.left and not windows:
-        lowered = Lowered(False, None, None, None, call.mask or Mask(()))
+        lowered = Lowered(call.mask or Mask(()))
     prepared = prepare(q, k, v, call.bias, call.mask, lowered)
     operands = [one_batch(x, 3, batch, whole=True) for x in (prepared.q, prepared.k, prepared.v)]
     operands += [one_batch(x, 3, batch) for x in (prepared.bias, prepared.allowed)]

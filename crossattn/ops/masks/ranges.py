@@ -19,7 +19,7 @@ from crossattn.types import AnyArray, Array, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Limits:
-    """A query may read the keys with ``low <= number <= high``."""
+    """Condition on numbers: a query may read the keys with ``low <= number <= high``."""
 
     numbers: Int[Array, "*#B S"]
     low: Int[Array, "*#B #T"]
@@ -29,7 +29,7 @@ class Limits:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ranges:
-    """A conjunction, equal to the mask that it was made from.
+    """Conjunction equal to a mask.
 
     Attributes:
       first: [*#B #T], index of the first key a query may read; None is 0.
@@ -45,7 +45,7 @@ class Ranges:
 
 
 def ranges(mask: Mask, T: int, S: int) -> Ranges:
-    """What ``mask`` says for ``T`` queries and ``S`` keys."""
+    """Returns a mask as ranges for ``T`` queries and ``S`` keys."""
     parts = [_of(term, T, S) for term in mask.terms]
     return functools.reduce(_both, parts, Ranges(None, None, (), Mask(())))
 
@@ -93,7 +93,7 @@ def _of_lengths(term: Lengths, T: int, S: int) -> Array:
 
 
 def _of_alternatives(term: AnyOf, T: int, S: int) -> Ranges:
-    """Intervals that all begin at the first key, or all end at the last, have one as their union."""
+    """Joins intervals that all begin at the first key, or all end at the last, to one interval."""
     parts = [ranges(mask, T, S) for mask in term.masks]
     simple = not any(part.limits or part.rest.terms for part in parts)
     if simple and all(part.first is None for part in parts):

@@ -23,7 +23,7 @@ def part(
     queries: tuple[Start, int] | None = None,
     keys: tuple[Start, int] | None = None,
 ) -> Mask:
-    """The mask of some queries and some keys, each given as (first, how many); None is all.
+    """Returns the mask of some queries and some keys, each given as (first, how many); None is all.
 
     ``part(mask, (t, n), (s, m)).materialize(n, m)`` is ``mask.materialize(T, S)[..., t:t+n, s:s+m]``.
     The first may be traced; the range must lie within the whole.
@@ -37,14 +37,14 @@ def part(
 
 
 def shift(mask: Mask, first_query: Start = 0, first_key: Start = 0) -> Mask:
-    """The mask whose query 0 and key 0 are these ones of the whole; arrays are left as they are."""
+    """Returns the mask whose query 0 and key 0 are these of the whole; arrays are left as they are."""
     if all(isinstance(first, int) and first == 0 for first in (first_query, first_key)):
         return mask  # kernels know a band that goes by index as such
     return Mask(tuple(_shift(term, first_query, first_key) for term in mask.terms))
 
 
 def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any]) -> Mask:
-    """``change(x, axis of queries, axis of keys)`` for each array of each term; None: it has none."""
+    """Applies ``change(x, axis of queries or None, axis of keys or None)`` to each array of each term."""
     leaves, structure = jax.tree.flatten(mask)
     places = [places_of(x, *axes) for _, _, x, axes in mask.arrays()]
     changed = [change(x, p.get("T"), p.get("S")) for x, p in zip(leaves, places, strict=True)]
@@ -52,7 +52,7 @@ def map_arrays(mask: Mask, change: Callable[[Any, int | None, int | None], Any])
 
 
 def places_of(x: Any, *inner: str) -> dict[str, int]:
-    """Where queries and keys lie, given the names of the last axes; those that are shared left out."""
+    """Returns the axes of queries and keys, given the names of the last axes; shared ones are left out."""
     if len(inner) == 3:
         places = dict(zip("TS", matrix_axes(x), strict=True))
         return {name: at for name, at in places.items() if at is not None}
@@ -60,14 +60,14 @@ def places_of(x: Any, *inner: str) -> dict[str, int]:
 
 
 def cut_axis(x: Any, axis: int | None, part: tuple[Start, int] | None) -> Any:
-    """Some of an axis, given as (first, how many)."""
+    """Returns part of an axis, given as (first, how many)."""
     if axis is None or part is None:
         return x
     return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), part[0], part[1], axis % jnp.ndim(x))
 
 
 def matrix_axes(x: Any) -> tuple[int | None, int | None]:
-    """Where queries and keys lie in an array [*#B #N #T #S]; None for an axis that is shared."""
+    """Returns the axes of queries and keys in an array [*#B #N #T #S]; None for one that is shared."""
     return (-2 if x.shape[-2] != 1 else None), (-1 if x.shape[-1] != 1 else None)
 
 

@@ -20,18 +20,18 @@ _LONGEST = 2**16  # first and last key go into one number of 32 bits
 
 
 class Static(NamedTuple):
-    """A band by index, -left <= key - query <= right; None: no limit."""
+    """Band by index, -left <= key - query <= right; None: no limit."""
 
     left: int | None
     right: int | None
 
     @property
     def mask(self) -> Mask:
-        """The same as a mask."""
+        """Mask of the same band."""
         return Mask(() if self == (None, None) else (Band(None, None, None, *self),))
 
     def leaves_a_key(self, T: int, S: int) -> bool:
-        """Whether every query may read one."""
+        """Returns whether every query may read a key."""
         above = self.right is not None and self.right < 0
         beyond = self.left is not None and T - 1 - self.left > S - 1
         between = self.left is not None and self.right is not None and self.left + self.right < 0
@@ -46,7 +46,7 @@ class Ids(NamedTuple):
 
 
 class Tiled(NamedTuple):
-    """A conjunction, equal to the mask that it was made from."""
+    """Conjunction equal to a mask."""
 
     band: Static
     ids: Ids
@@ -54,7 +54,7 @@ class Tiled(NamedTuple):
 
 
 def tiled(mask: Mask | None, T: int, S: int) -> Tiled:
-    """The band and the segment numbers that say the most of a mask for ``T`` queries and ``S`` keys."""
+    """Returns the band and segment numbers that say the most of a mask for ``T`` queries and ``S`` keys."""
     terms = () if mask is None else tuple(map(_simplest, mask.terms))
     bands = [t for t in terms if isinstance(t, Band) and _by_index(t)]
     segments = next((t for t in terms if isinstance(t, Segments)), None)
@@ -64,7 +64,7 @@ def tiled(mask: Mask | None, T: int, S: int) -> Tiled:
 
 
 def _simplest(term: Term) -> Term:
-    """A matrix of one row, [*B 1 1 S], is padding."""
+    """Returns a matrix of one row, [*B 1 1 S], as padding."""
     if not isinstance(term, Explicit) or term.allowed.shape[-2] > 1:
         return term
     *batch, _, S = term.allowed.shape
@@ -104,7 +104,7 @@ def _ids(terms: list[Any], T: int, S: int) -> Ids:
 
 
 class Seen(NamedTuple):
-    """What numbers known when the program is compiled cannot say; a row an example, one where all agree.
+    """Mask known only at run time; a row an example, one where all agree.
 
     Attributes:
       first: [b T], the first key that each query reads; None is key 0.
@@ -118,13 +118,13 @@ class Seen(NamedTuple):
 
     @property
     def numbers(self) -> Int[Array, "b T"]:
-        """First and last in one number a query, of which ``reads`` makes the mask."""
+        """First and last key in one number a query, of which ``reads`` makes the mask."""
         assert self.last is not None
         return self.last if self.first is None else self.first * _LONGEST + self.last
 
     @property
     def reads(self) -> Callable[[Array, Array], Array]:
-        """Which keys, by index, the queries with these numbers read."""
+        """Mask function of numbers and keys by index."""
         return _until if self.first is None else _between
 
 
@@ -134,15 +134,11 @@ def seen(
     S: int,
     padded: tuple[int, int],
     batch: tuple[int, ...],
-    matrix: bool = False,
 ) -> Seen:
-    """A mask for ``T`` queries and ``S`` keys; those that pad them read nothing and are not read.
-
-    With ``matrix`` as one even where the first and the last key would say it.
-    """
+    """Returns a mask for ``T`` queries and ``S`` keys; padding reads nothing and is not read."""
     limits = ranges(mask, T, S)
     wide = limits.first is not None and padded[1] >= _LONGEST
-    if matrix or wide or limits.limits or limits.rest.terms:
+    if wide or limits.limits or limits.rest.terms:
         allowed = mask.block(jnp.arange(T), jnp.arange(S))
         allowed = allowed.reshape((1,) * (3 - allowed.ndim) + allowed.shape)
         allowed = jnp.broadcast_to(allowed, (*allowed.shape[:-2], T, S))
@@ -157,7 +153,7 @@ def seen(
 
 
 def _pad(x: Array, *sizes: int) -> Array:
-    """The last axes up to these sizes, with zeros."""
+    """Pads the last axes with zeros up to these sizes."""
     inner = [(0, size - n) for size, n in zip(sizes, x.shape[-len(sizes) :], strict=True)]
     return jnp.pad(x, [(0, 0)] * (x.ndim - len(sizes)) + inner)
 
@@ -172,7 +168,7 @@ def _between(numbers: Array, keys: Array) -> Array:
 
 
 def visited(seen: Seen, rows: int, columns: int, S: int) -> Bool[Array, "I J"]:
-    """Which blocks of so many queries and keys any example reads a key of."""
+    """Returns which blocks of ``rows`` queries and ``columns`` keys hold a key that any example reads."""
     if seen.allowed is not None:
         b, n, T, S = seen.allowed.shape
         return seen.allowed.reshape(b, n, T // rows, rows, S // columns, columns).any((0, 1, 3, 5))

@@ -15,13 +15,7 @@ import jax
 from crossattn.ops import platforms
 from crossattn.ops.native import build
 
-_TARGETS = (
-    "CrossattnForward",
-    "CrossattnBackward",
-    "CrossattnPack",
-    "CrossattnProduct",
-    "CrossattnRow",
-)
+_TARGETS = [f"Crossattn{name}" for name in ("Forward", "Backward", "Pack", "Product", "Row")]
 _LOADING = threading.Lock()
 
 
@@ -40,7 +34,7 @@ def load() -> None:
 
 
 def missing() -> str | None:
-    """Why this machine has no kernels; None where it has them."""
+    """Returns the reason for which this machine has no kernels; None where it has them."""
     with _LOADING:
         return _loaded()
 

@@ -16,8 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -27,15 +29,7 @@ except ImportError:  # not a POSIX system: each process compiles what it does no
     fcntl = None
 
 _FLAGS = (
-    *(
-        "-O3",
-        "-std=c++17",
-        "-fPIC",
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-ffp-contract=fast",
-        "-w",
-    ),
+    *"-O3 -std=c++17 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast -w".split(),
     "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native",
 )
 _LONGEST = 300  # seconds for one compiler, and for another process to be done with it
@@ -43,11 +37,11 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Unavailable(Exception):
-    """There can be no library here; the message says why."""
+    """Reason for which there can be no library here."""
 
 
 def library() -> Path:
-    """The shared library: from the cache when it is there and whole, else compiled into it.
+    """Returns the shared library, from the cache when it is there and whole, else compiled into it.
 
     Raises:
       Unavailable: there is no compiler, it fails, or there is no folder that is the user's alone.
@@ -70,12 +64,12 @@ def library() -> Path:
 
 
 def say(line: str) -> None:
-    """One line to the user, who did not ask for what takes time now."""
+    """Prints one line to the user, who did not ask for what takes time now."""
     print(f"crossattn: {line}", file=sys.stderr, flush=True)
 
 
 def _folders() -> Iterator[Path]:
-    """Where the library may lie: the cache; for want of it, a temporary folder of this user."""
+    """Yields folders for the library: the cache, then a temporary folder of this user."""
     with contextlib.suppress(RuntimeError):  # nobody's home is known
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         yield Path(cache, "crossattn").absolute()
@@ -84,7 +78,7 @@ def _folders() -> Iterator[Path]:
 
 
 def not_private(folder: Path) -> str | None:
-    """Why compiled code there is not to be trusted, or None. Makes the folder where it is missing."""
+    """Returns the reason for which compiled code there is not trusted, or None; makes a missing folder."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.resolve(strict=True)
@@ -104,7 +98,7 @@ def not_private(folder: Path) -> str | None:
 
 
 def _alone(group: int) -> bool:
-    """Whether the group is this user's own, as many systems give each user one."""
+    """Returns whether the group is this user's own, as many systems give each user one."""
     import grp
     import pwd
 
@@ -116,7 +110,7 @@ def _alone(group: int) -> bool:
 
 
 def _whole(folder: Path, name: str) -> Path | None:
-    """The library of that name whose content is what its checksum says."""
+    """Returns the library of that name whose content matches its checksum."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         with contextlib.suppress(OSError):
             own = path.lstat()
@@ -173,66 +167,43 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _compiled(compiler: str, folder: Path, name: str, sources: dict[str, str]) -> Path:
-    """The library, compiled aside and moved into place; what is there of it that is not whole goes."""
+    """Compiles the library aside and moves it into place; removes damaged ones."""
     for left in folder.glob(".build-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
         for file, text in sources.items():
             Path(scratch, file).write_text(text, encoding="utf-8")
         units = [str(Path(scratch, file)) for file in sorted(sources) if file.endswith(".cc")]
-        objects = [f"{unit}.o" for unit in units]
         options = [*_FLAGS, "-I", jax.ffi.include_dir(), "-c"]
-        _run(
-            [
-                [compiler, *options, unit, "-o", made]
-                for unit, made in zip(units, objects, strict=True)
-            ]
-        )
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda unit: _run([compiler, *options, unit, "-o", f"{unit}.o"]), units))
         made = Path(scratch, "kernels.so")
-        _run([[compiler, "-shared", *objects, "-o", str(made)]])
+        _run([compiler, "-shared", *(f"{unit}.o" for unit in units), "-o", str(made)])
         made.chmod(0o755)
         for damaged in folder.glob(f"{name}-*.so"):
             damaged.unlink()
         return made.replace(folder / f"{name}-{_checksum(made)}.so")
 
 
-def _run(commands: list[list[str]]) -> None:
-    """Runs commands at the same time; the first that fails is the reason that there is no library."""
-    running: list[subprocess.Popen] = []
+def _run(command: list[str]) -> None:
+    pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        for command in commands:
-            running.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
-                )
-            )
-        for command, process in zip(commands, running, strict=True):
-            _, complaint = process.communicate(timeout=_LONGEST)
-            if process.returncode:
-                first = (complaint.strip() or "no message").splitlines()[0]
-                raise Unavailable(f"{command[0]} could not build it: {first}")
+        done = subprocess.run(command, text=True, errors="replace", timeout=_LONGEST, **pipes)
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"{commands[0][0]} was not done after {_LONGEST} seconds") from None
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        raise Unavailable(f"{command[0]} was not done after {_LONGEST} seconds") from None
+    if done.returncode:
+        first = (done.stderr.strip() or "no message").splitlines()[0]
+        raise Unavailable(f"{command[0]} could not build it: {first}")
 
 
 def _sources() -> dict[str, str]:
-    """Text of the kernel's files by name."""
     files = resources.files("crossattn.ops.native").iterdir()
     kept = (file for file in files if file.name.endswith((".cc", ".h")))
     return {file.name: file.read_text(encoding="utf-8") for file in kept}
 
 
 def _processor() -> str:
-    """What ``-march=native`` depends on, as far as it can be told."""
+    """Returns what ``-march=native`` depends on, as far as it can be told."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

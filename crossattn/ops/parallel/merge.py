@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.call import named
+from crossattn.ops.call import by_query, named
 from crossattn.ops.parallel import placement
-from crossattn.ops.promotion import as_written
+from crossattn.ops.promotion import as_written, widened
 from crossattn.types import AnyArray, Array, Float
 
 
@@ -53,7 +53,7 @@ def merge(
     if mesh is None:
         return _merged(*parts)
     names = (named(out1, "T", "N", None), named(lse1, "N", "T")) * 2
-    split = placement.Split.of(mesh, tuple(zip(parts, names, strict=True)))
+    split = placement.Split.of(mesh, parts, names)
     return split.run_elementwise(_merged, parts, names, names[:2])
 
 
@@ -69,7 +69,7 @@ def _merged(out1: Array, lse1: Array, out2: Array, lse2: Array) -> tuple[Array, 
 def merge_over(
     out: Float[AnyArray, "*B T N Hv"], lse: Float[AnyArray, "*B N T"], axis: str | tuple[str, ...]
 ) -> tuple[Float[Array, "*B T N Hv"], Float[Array, "*B N T"]]:
-    """``merge`` of the parts that the devices along a mesh axis hold, inside ``jax.shard_map``.
+    """Merges the parts that the devices along a mesh axis hold, inside ``jax.shard_map``.
 
     Every device gets the whole; moved is one float32 output and two numbers for each query and head.
     """
@@ -80,7 +80,7 @@ def merge_over(
 
 
 def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
-    """Reference value of the exponents; 0 where nothing was read, for -inf - -inf is NaN."""
+    """Returns the reference value of the exponents; 0 where nothing was read, for -inf - -inf is NaN."""
     # The result does not depend on it, so neither does the gradient.
     peak = jax.lax.stop_gradient(peak)
     return jnp.where(peak == -jnp.inf, 0, peak)
@@ -89,27 +89,22 @@ def base_of(peak: Float[Array, "*B N T"]) -> Float[Array, "*B N T"]:
 def weight_of(
     lse: Float[AnyArray, "*B N T"], base: Float[Array, "*B N T"]
 ) -> Float[Array, "*B N T"]:
-    """A part's share before division; 0, gradient and all, where it read nothing beside a NaN."""
+    """Returns a part's share before division; 0, gradient and all, where it read nothing."""
     return jnp.where(lse == -jnp.inf, 0, jnp.exp(lse - base))
 
 
 def weighted(out: Float[AnyArray, "*B T N Hv"], weight: Float[Array, "*B N T"]) -> Array:
-    """The output times its weight, in float32 at least."""
-    compute = jnp.promote_types(out.dtype, jnp.float32)
+    """Returns the output times its weight, in float32 at least."""
+    compute = widened(out.dtype)
     return jnp.asarray(out).astype(compute) * by_query(weight).astype(compute)
 
 
 def quotient(numerator: Array, total: Array, base: Array, dtype: Any) -> tuple[Array, Array]:
-    """Output and log-sum-exp of weighted outputs [*B T N Hv] and their total weight [*B N T]."""
+    """Returns output and log-sum-exp of weighted outputs [*B T N Hv] and their total weight [*B N T]."""
     nothing = total == 0
     divisor = jnp.where(nothing, 1, total)
     lse = jnp.where(nothing, -jnp.inf, base + jnp.log(divisor))
     return (numerator / by_query(divisor)).astype(dtype), lse
-
-
-def by_query(rows: Float[Array, "*B N T"]) -> Float[Array, "*B T N 1"]:
-    """A value for each row of logits, laid out beside the output."""
-    return jnp.moveaxis(rows, -1, -2)[..., None]
 
 
 def _check(out1: AnyArray, lse1: AnyArray, out2: AnyArray, lse2: AnyArray) -> None:

@@ -8,7 +8,7 @@ nothing that is split by them is gathered.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from crossattn.types import Array
 
 
 def mesh_of(tree: Any) -> AbstractMesh | None:
-    """The mesh with Explicit axes that some array of a tree lies on, if there is one."""
+    """Returns the mesh with Explicit axes that some array of a tree lies on, if there is one."""
     for x in jax.tree.leaves(tree):
         if isinstance(x, jax.Array):
             mesh = getattr(jax.typeof(x).sharding, "mesh", None)
@@ -32,18 +32,18 @@ def mesh_of(tree: Any) -> AbstractMesh | None:
 
 
 def attended_on(tree: Any) -> AbstractMesh | None:
-    """The mesh over whose devices attention is split: of Explicit axes, or of Auto ones in the table."""
+    """Returns the mesh that splits attention: of Explicit axes, or of Auto ones in the table."""
     return mesh_of(tree) or next(filter(None, map(logical.mesh_of, jax.tree.leaves(tree))), None)
 
 
 def is_explicit(mesh: Any) -> bool:
-    """Whether types of arrays say how they lie on some axis of a mesh."""
+    """Returns whether the types of arrays say how they lie on some axis of a mesh."""
     return mesh is not None and AxisType.Explicit in mesh.axis_types
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which mesh axes split which axes of the operands.
+    """Mesh axes that split the axes of operands.
 
     Attributes:
       mesh: the mesh that the operands lie on; where there is a context, the mesh of that.
@@ -56,7 +56,7 @@ class Split:
     automatic: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, mesh: Any, operands: Sequence[tuple[Any, Names]]) -> "Split":
+    def of(cls, mesh: Any, operands: Sequence[Any], names: Sequence[Names]) -> "Split":
         """Reads the split from the types of the operands, and for Auto axes from the table.
 
         The first operand decides where two disagree. A mesh axis splits one of a name's axes
@@ -64,9 +64,8 @@ class Split:
         """
         mesh_axes: dict[Any, tuple[str, ...]] = {}
         taken: set[str] = set()
-        named = [
-            entry for x, names in operands for entry in zip(names, spec_of(x, mesh), strict=True)
-        ]
+        pairs = list(zip(operands, names, strict=True))
+        named = [each for x, own in pairs for each in zip(own, spec_of(x, mesh), strict=True)]
         for name in sorted({n for n, _ in named if n is not None}, key=_order):
             for axes in (axes for n, axes in named if n == name):
                 if axes and not taken & set(axes):
@@ -74,7 +73,7 @@ class Split:
                     taken |= set(axes)
                     break
         automatic = _ruled(mesh)
-        sizes = {n: size for x, names in operands for n, size in zip(names, x.shape, strict=True)}
+        sizes = {n: size for x, own in pairs for n, size in zip(own, x.shape, strict=True)}
         outermost = max((n for n in sizes if isinstance(n, int)), default=None)
         batch = {outermost: "batch"}
         if outermost is not None and "mapped" in logical.rules():  # by a vmap with spmd_axis_name
@@ -94,26 +93,26 @@ class Split:
         return cls(mesh, mesh_axes, automatic)
 
     def without(self, *names: Any) -> "Split":
-        """The same, with the axes of these names whole on every device."""
+        """Returns a split with the axes of these names whole on every device."""
         kept = {n: axes for n, axes in self.axes.items() if n not in names}
-        return Split(self.mesh, kept, self.automatic)
+        return replace(self, axes=kept)
 
     def parts(self, name: Any) -> int:
-        """Over how many devices an axis is split."""
+        """Returns the number of devices that split an axis."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes.get(name, ()))
 
     @property
     def nested(self) -> bool:
-        """Inside another ``shard_map``: JAX (0.12) does not compile the gradient of one in the other."""
+        """True inside another ``shard_map``: JAX (0.12) does not compile the gradient of one in the other."""
         return bool(getattr(self.mesh, "manual_axes", ()))
 
     def first(self, name: Any, length: int) -> Any:
-        """The index of this device's first member of an axis, of which it has ``length``."""
+        """Returns the index of this device's first member of an axis, of which it has ``length``."""
         axes = self.axes.get(name)
         return jax.lax.axis_index(axes) * length if axes else 0
 
     def spec(self, names: Names, shape: Sequence[int] | None = None) -> PartitionSpec:
-        """How an array is split; with its shape, axes of size 1 are whole, as they broadcast."""
+        """Returns an array's partition; axes of size 1 of a known shape are whole, as they broadcast."""
         sizes = [0] * len(names) if shape is None else shape
         entries = [
             self.axes.get(n) if size != 1 else None for n, size in zip(names, sizes, strict=True)
@@ -121,18 +120,18 @@ class Split:
         return PartitionSpec(*entries)
 
     def over(self, axis: str, *names: str) -> "Split":
-        """The same, with lengths of these names, and nothing else, split over that mesh axis."""
+        """Returns a split with the lengths of these names, and nothing else, over that mesh axis."""
         others = {
             n: axes for n, axes in self.axes.items() if n not in ("T", "S") and axis not in axes
         }
-        return Split(self.mesh, others | dict.fromkeys(names, (axis,)), self.automatic)
+        return replace(self, axes=others | dict.fromkeys(names, (axis,)))
 
     def put(self, x: Any, names: Names) -> Any:
-        """The array, split so."""
+        """Returns the array, split so."""
         return reshard(x, self.mesh, self.spec(names, jnp.shape(x)))
 
     def run(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
-        """``call`` of each device's parts; trees of ``Names`` say what arrays and results are."""
+        """Runs ``call`` on each device's parts; trees of ``Names`` name the axes of arrays and results."""
         each = partial(jax.tree.map, is_leaf=_is_names)
         specs = each(lambda n, x: self.spec(n, jnp.shape(x)), names, arrays)
         arrays = each(lambda n, x: self.put(x, n), names, arrays)
@@ -152,19 +151,19 @@ class Split:
         )(*arrays)
 
     def run_elementwise(self, call: Callable, arrays: tuple, names: tuple, out: Any) -> Any:
-        """``run`` of what is the same for parts and for the whole, so that it may be either."""
+        """Runs a call that is the same for parts and for the whole."""
         if self.nested:
             return self.run_whole(lambda given: call(*given), arrays, out)
         return self.run(call, arrays, names, out)
 
     def run_whole(self, call: Callable, arguments: Any, out: Any) -> Any:
-        """``call`` of the whole arrays, which XLA cuts as it sees fit; what it returns is split so."""
+        """Runs ``call`` on the whole arrays, which XLA cuts as it sees fit, and splits its results."""
         places = iter(jax.tree.leaves(out, is_leaf=_is_names))
         return automatically(call, self.mesh, lambda x: self.spec(next(places)))(arguments)
 
 
 def automatically(call: Callable, mesh: Any, place: Callable[[Any], PartitionSpec]) -> Callable:
-    """``call`` of one argument, inside which Explicit axes are Auto; ``place`` says how a result is split."""
+    """Wraps ``call`` of one argument so that Explicit axes are Auto inside; ``place`` splits a result."""
     explicit = _explicit(mesh)
     inside = mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
 
@@ -177,14 +176,14 @@ def automatically(call: Callable, mesh: Any, place: Callable[[Any], PartitionSpe
 
 
 def _retyped(x: Any, mesh: Any) -> Any:
-    """An array on Explicit axes as one on this mesh, where it stays."""
+    """Returns an array on Explicit axes as one on this mesh, where it stays."""
     if mesh_of(x) is None:
         return x
     return jax.reshard(x, NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)))
 
 
 def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
-    """The array, split so over the Explicit axes of the mesh; others are as XLA sees fit."""
+    """Returns an array split so over the Explicit axes of the mesh; others are as XLA sees fit."""
     explicit = _explicit(mesh)
     if not explicit:
         return x
@@ -195,7 +194,7 @@ def reshard(x: Any, mesh: Any, spec: PartitionSpec) -> Any:
 
 
 def in_force(mesh: Any) -> Any:
-    """The mesh of the context, which inside ``jax.shard_map`` knows which axes are manual; else this one."""
+    """Returns the context's mesh, which knows manual axes inside ``jax.shard_map``; else this one."""
     context = jax.sharding.get_abstract_mesh()
     return mesh if context.empty else context
 
@@ -206,7 +205,7 @@ def _explicit(mesh: Any) -> set[str]:
 
 
 def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
-    """For each axis of an array, the Explicit mesh axes that split it."""
+    """Returns the Explicit mesh axes that split each axis of an array."""
     sharding = jax.typeof(x).sharding if isinstance(x, jax.Array) else None
     if sharding is None or sharding.mesh.empty:
         return ((),) * jnp.ndim(x)
@@ -216,7 +215,7 @@ def spec_of(x: Any, mesh: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def _ruled(mesh: Any) -> tuple[str, ...]:
-    """The Auto axes of a mesh of which the table knows one; a kernel takes none of them for itself."""
+    """Returns the Auto axes of a mesh of which the table knows one; a kernel takes none for itself."""
     automatic = logical.automatic(mesh)
     known = {axis for axes in logical.rules().values() for axis in axes}
     return tuple(automatic) if known & set(automatic) else ()
@@ -231,7 +230,7 @@ def _is_names(x: Any) -> bool:
 
 
 def alike(tree: Any) -> Any:
-    """Every array varies over the mesh axes of ``shard_map`` that any of them varies over.
+    """Makes every array vary over the mesh axes of ``shard_map`` that any of them varies over.
 
     Varying and unvarying arrays meet in loops and in ``custom_vjp``, where JAX requires a cast.
     """
@@ -243,12 +242,12 @@ def alike(tree: Any) -> Any:
 
 
 def full_like(x: Array, value: Any, shape: tuple[int, ...] | None = None) -> Array:
-    """A constant of x's dtype that varies over mesh axes as ``x`` does."""
+    """Returns a constant of x's dtype that varies over mesh axes as ``x`` does."""
     return _vary(jnp.full(x.shape if shape is None else shape, value, x.dtype), varying(x))
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The mesh axes of ``shard_map`` that an array varies over."""
+    """Returns the mesh axes of ``shard_map`` that an array varies over."""
     kind: Any = jax.typeof(x)
     # JAX has moved this attribute, and a key array may have neither.
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())

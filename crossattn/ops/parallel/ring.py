@@ -20,11 +20,11 @@ import jax.numpy as jnp
 
 from crossattn.ops import derivative
 from crossattn.ops.attend import run
+from crossattn.ops.call import by_query
 from crossattn.ops.derivative import Derivative
 from crossattn.ops.masks import Mask, slices
-from crossattn.ops.parallel.merge import base_of, by_query, merge, weight_of
-
-_NO_DROPOUT: dict[str, Any] = dict(dropout_rate=0.0, dropout_key=None)
+from crossattn.ops.parallel.merge import base_of, merge, weight_of
+from crossattn.ops.promotion import widened
 
 # q [*B T N H], k [*B S K H], v [*B S K Hv], bias [*#B #N #T #S'] of all keys S' or None, traced numbers.
 Operands = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -40,29 +40,28 @@ class Setting:
     numbers: tuple[tuple[str, Any], ...]
 
     def attend(self, q, k, v, mask: Mask, **options) -> Any:
-        """Output and log-sum-exp of one part, both in float32 at least: rounding is for the whole."""
-        options = dict(scale=None, softcap=None) | options | dict(self.numbers)
-        returned = dict(return_weights=False, return_lse=True, wide=True)
-        ran = run(q, k, v, mask, self.backend, **options, **returned, **_NO_DROPOUT)
+        """Attends to one part, in float32 at least: rounding is for the whole."""
+        options |= dict(self.numbers)
+        ran = run(q, k, v, mask, self.backend, return_lse=True, wide=True, **options)
         return ran.attended.out, ran.attended.lse
 
     def source(self, step) -> Any:
-        """The device whose block is here after so many steps."""
+        """Returns the device whose block is here after so many steps."""
         return (jax.lax.axis_index(self.axis) - step) % self.devices
 
     def pass_on(self, blocks: Any) -> Any:
-        """Every block to the next device."""
+        """Sends every block to the next device."""
         round_ = [(i, (i + 1) % self.devices) for i in range(self.devices)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, round_), blocks)
 
 
 def attend_ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
-    """Output [*B T N Hv] and log-sum-exp [*B N T] of this device's queries, inside ``shard_map``.
+    """Computes output [*B T N Hv] and log-sum-exp [*B N T] of this device's queries, inside ``shard_map``.
 
     The mask's arrays, and the bias, are of this device's queries and of all keys.
     """
     *arrays, numbers = operands
-    numbers = jax.tree.map(lambda x: x.astype(_wide(x)), numbers)
+    numbers = jax.tree.map(lambda x: x.astype(widened(x.dtype)), numbers)
     # Apart, because JAX puts placeholders of its own into what it differentiates.
     terms, form = jax.tree.flatten(mask)
     output = _ring(setting, form, (*arrays, numbers), terms)
@@ -71,7 +70,7 @@ def attend_ring(setting: Setting, operands: Operands, mask: Mask) -> Any:
 
 
 def _ring(setting: Setting, form: Any, operands: Operands, terms: list[Any]) -> Any:
-    """``_round`` with a derivative."""
+    """Computes ``_round``, differentiably."""
 
     def run(operands, terms):
         return _round(setting, operands, jax.tree.unflatten(form, terms))
@@ -92,14 +91,14 @@ def _round(setting: Setting, operands: Operands, mask: Mask) -> Any:
         return (read(merged, block, step), setting.pass_on(block)), None
 
     rows = (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    nothing = jnp.zeros((*q.shape[:-1], v.shape[-1]), _wide(q)), jnp.full(rows, -jnp.inf)
+    nothing = jnp.zeros((*q.shape[:-1], v.shape[-1]), widened(q.dtype)), jnp.full(rows, -jnp.inf)
     last = setting.devices - 1
     (merged, block), _ = jax.lax.scan(turn, (nothing, (k, v)), jnp.arange(last))
     return read(merged, block, last)
 
 
 def _part(setting: Setting, mask: Mask, step, operands: Operands) -> Any:
-    """This device's queries to the block that is here."""
+    """Attends from this device's queries to the block that is here."""
     q, k, v, bias, numbers = operands
     T, S = q.shape[-3], k.shape[-3]
     block = (setting.source(step) * S, S)
@@ -117,7 +116,7 @@ def _ring_jvp(setting: Setting, form: Any, primals, tangents) -> Any:
 
 
 def _derivative(setting: Setting, form: Any) -> Derivative:
-    """Of output and log-sum-exp in the operands; the way back goes round the ring again."""
+    """Returns the derivative of ``_ring``; the backward pass goes round the ring again."""
 
     def forward(residuals, tangents):
         operands, terms, _ = residuals
@@ -135,7 +134,7 @@ def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangen
     q, k, v, bias, numbers = operands
 
     def add(sums, block, step):
-        """The gradients of one part: of what stays here, and of the block."""
+        """Adds the gradients of one part: of what stays here, and of the block."""
         operands = (q, *block, bias, numbers)
         output, pull = jax.vjp(partial(_part, setting, mask, step), operands)
         (output,) = pull(_of_part(output, whole, cotangents))
@@ -147,7 +146,7 @@ def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangen
         block, dk, dv = setting.pass_on((block, dk, dv))
         return (block, (dq, dk, dv, *rest)), None
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x)), operands)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, widened(x.dtype)), operands)
     last = setting.devices - 1
     (block, sums), _ = jax.lax.scan(turn, ((k, v), zeros), jnp.arange(last))
     dq, dk, dv, *rest = add(sums, block, last)
@@ -156,13 +155,9 @@ def _back(setting: Setting, operands: Operands, mask: Mask, whole: Any, cotangen
 
 
 def _of_part(part: Any, whole: Any, cotangents: Any) -> Any:
-    """Cotangents of a part's output and log-sum-exp from those of the whole's."""
+    """Returns cotangents of a part's output and log-sum-exp from those of the whole's."""
     (part_out, part_lse), (out, lse), (d_out, d_lse) = part, whole, cotangents
     weight = weight_of(part_lse, base_of(lse))
     off = jnp.moveaxis(((part_out - out) * d_out).sum(-1), -1, -2)
     d_part_lse = jnp.where(part_lse == -jnp.inf, 0, weight * (off + d_lse))
     return (by_query(weight) * d_out).astype(part_out.dtype), d_part_lse
-
-
-def _wide(x) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)

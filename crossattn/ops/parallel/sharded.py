@@ -22,7 +22,7 @@ from crossattn.ops.masks import Mask, as_mask, lengths, slices
 from crossattn.ops.parallel import placement, ring
 from crossattn.ops.parallel.merge import merge_over
 from crossattn.ops.parallel.placement import Split
-from crossattn.ops.parallel.spread import Plan, Strategy, heads_of, plan
+from crossattn.ops.parallel.spread import Plan, Strategy, heads_of, names_of, plan
 from crossattn.ops.promotion import as_written
 from crossattn.types import AnyArray, Array, Bool, Float, Key
 
@@ -46,7 +46,7 @@ def attend_sharded(
     return_lse: bool = False,
     strategy: Strategy | None = None,
 ) -> Any:
-    """``attend``, with the keys and values split over a mesh axis; the same numbers up to rounding.
+    """Computes ``attend`` with keys and values split over a mesh axis; equal up to rounding.
 
     Arguments and results are those of ``attend``: whole arrays, wherever they lie. Masks and biases go by
     place in the whole. Lengths that the devices do not divide are padded. Other mesh axes
@@ -100,12 +100,12 @@ def _over_devices(q, k, v, bias, numbers, mask, setting, mesh, strategy):
     T, S, axis, devices = q.shape[-3], k.shape[-3], setting.axis, setting.devices
     ring_ = strategy == "ring"
     multiples = {"T": devices if ring_ else 1, "S": devices}
-    names = named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
-    split = Split.of(mesh, tuple(zip((q, k, v), names, strict=True)))
-    split, k, v = heads_of(split.over(axis, *"TS" if ring_ else "S"), q, k, v)
+    names = names_of(q, k, v)
+    split = Split.of(mesh, (q, k, v), names).over(axis, *"TS" if ring_ else "S")
+    split, k, v = heads_of(split, q, k, v)
 
     def pad(x, *inner):
-        """With zeros where queries and keys end, and the names of its axes."""
+        """Pads with zeros where queries and keys end; returns the names of the axes too."""
         names = named(x, *inner)
         for name, at in slices.places_of(x, *inner).items():
             x = _pad(x, at, multiples[name], split, names)
@@ -139,7 +139,7 @@ def _over_devices(q, k, v, bias, numbers, mask, setting, mesh, strategy):
 
 
 def _attend_merged(setting: ring.Setting, operands: ring.Operands, mask: Mask):
-    """All queries to this device's keys, then the devices' outputs merged."""
+    """Attends from all queries to this device's keys, and merges the devices' outputs."""
     q, k, v, bias, numbers = operands
     first_key = jax.lax.axis_index(setting.axis) * k.shape[-3]
     local = slices.shift(mask, first_key=first_key)
@@ -149,7 +149,7 @@ def _attend_merged(setting: ring.Setting, operands: ring.Operands, mask: Mask):
 
 
 def _pad(x: Any, axis: int, multiple: int, split: Split, names: Names) -> Any:
-    """Zeros at the end of an axis, so that the devices divide it."""
+    """Appends zeros to an axis, so that the devices divide it."""
     if x.shape[axis] % multiple == 0:
         return x
     width = [(0, 0)] * x.ndim

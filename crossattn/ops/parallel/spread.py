@@ -14,12 +14,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from crossattn.ops.backends import Ran, widened
+from crossattn.ops.backends import Ran
 from crossattn.ops.call import AttentionOutput, Call, Form, Names, named, taken_apart
 from crossattn.ops.masks import Mask, slices
 from crossattn.ops.parallel import placement
 from crossattn.ops.parallel.merge import merge_over
 from crossattn.ops.parallel.placement import Split
+from crossattn.ops.promotion import widened
 
 # So many kernels of one attention, at most, for queries of as many places.
 _MOST_PLACES = 16
@@ -29,7 +30,7 @@ Strategy = Literal["merge", "ring"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to attend, and the bytes each device sends in one forward pass either way."""
+    """Strategy of attention, and the bytes that each device sends in one forward pass either way."""
 
     strategy: Strategy
     merge_bytes: int
@@ -37,7 +38,7 @@ class Plan:
 
 
 def attend(run: Callable[[Call], Ran], mesh: Any, call: Call) -> Ran:
-    """``run(call)`` of each device's part of a call on a mesh; of the whole without one."""
+    """Runs a call on each device's part of a mesh; on the whole without one."""
     if mesh is None:
         return run(call)
     arrays, form = taken_apart(call)
@@ -61,7 +62,7 @@ def _attend(run: Callable[[Call], Ran], mesh: Any, form: Form, arrays: list[Any]
 
 
 def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
-    """The strategy that moves fewer bytes; of both, the merge, whose work is even under any mask.
+    """Returns the strategy that moves fewer bytes; in doubt the merge, whose work is even under any mask.
 
     Merging gathers the queries, then reduces one float32 output, peak and sum for each query and head
     over the devices (a reduction sends what it reduces twice). The ring sends all keys and values but
@@ -83,27 +84,28 @@ def plan(q: Any, k: Any, v: Any, devices: int) -> Plan:
 
 
 def split_of(mesh: Any, q, k, v) -> Split:
-    """Which axes of the mesh split batch, heads, queries and keys.
+    """Returns the mesh axes that split batch, heads, queries and keys.
 
-    Where the table would have queries and keys split over the same devices, that which sends less is:
+    If the table would split queries and keys over the same devices, it splits those that send less:
     queries, whose devices gather the keys, or keys, whose devices merge what they found.
     """
-    split = Split.of(mesh, tuple(zip((q, k, v), _names(q, k, v), strict=True)))
+    split = Split.of(mesh, (q, k, v), names_of(q, k, v))
     axes = split.axes.get("T", ())
     ruled = bool(axes) and set(axes) <= set(split.automatic)
     if ruled and k.shape[-3] % split.parts("T") == 0:
         if plan(q, k, v, split.parts("T")).strategy == "merge":
             others = {name: own for name, own in split.axes.items() if name != "T"}
-            return Split(split.mesh, others | {"S": axes}, split.automatic)
+            return replace(split, axes=others | {"S": axes})
     return split
 
 
-def _names(q, k, v) -> tuple[Names, Names, Names]:
+def names_of(q, k, v) -> tuple[Names, Names, Names]:
+    """Returns the names of the operands' axes."""
     return named(q, "T", "N", None), named(k, "S", "N", None), named(v, "S", "N", None)
 
 
 def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
-    """Keys and values of which each device has the heads that its query heads read."""
+    """Returns keys and values of which each device has the heads that its query heads read."""
     parts, K = split.parts("N"), k.shape[-2]
     if K in (1, q.shape[-2]) or K % parts == 0:
         return split, k, v
@@ -116,7 +118,7 @@ def heads_of(split: Split, q, k, v) -> tuple[Split, Any, Any]:
 
 
 def _whole(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran:
-    """The whole at once, which XLA cuts."""
+    """Runs the whole at once, which XLA cuts."""
     split, *keys = heads_of(split, *arrays[:3])
     ran: list[Ran] = []
 
@@ -130,7 +132,7 @@ def _whole(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran:
 
 
 def _in_parts(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran:
-    """Each device its own; where it has a part of the keys, merged with those of the others."""
+    """Runs each device's own part; merges outputs where it has a part of the keys."""
     split, *keys = heads_of(split, *arrays[:3])
     arrays = [arrays[0], *keys, *arrays[3:]]
     merged, ran = split.axes.get("S"), []
@@ -161,7 +163,6 @@ def _in_parts(run: Callable, split: Split, form: Form, arrays: list[Any]) -> Ran
 
 
 def _named_output(call: Call, split: Split) -> AttentionOutput:
-    """What the axes of the results are."""
     out = named(call.q, "T", "N", None)
     rows = Names((*out[:-3], "N", "T"))
     return AttentionOutput(
@@ -173,7 +174,7 @@ def _named_output(call: Call, split: Split) -> AttentionOutput:
 
 
 def _merged(run: Callable, split: Split, call: Call) -> Ran:
-    """All of a query's keys, of which each device reads its own."""
+    """Runs each device's own keys and merges the outputs."""
     (T, S), mask = call.lengths, call.mask
     if mask is not None:
         mask = slices.shift(mask, split.first("T", T), split.first("S", S))
@@ -186,7 +187,7 @@ def _merged(run: Callable, split: Split, call: Call) -> Ran:
 
 
 def _by_place(run: Callable, split: Split, call: Call) -> Ran:
-    """Of several devices' queries, each where its own stand.
+    """Runs each device's own queries, with the mask shifted to their place.
 
     A kernel that goes by index must know the place when it is compiled: then every device has the kernels
     of all places, and runs its own.

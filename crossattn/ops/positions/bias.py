@@ -19,7 +19,7 @@ def relative_buckets(
     max_distance: int = 128,
     bidirectional: bool = True,
 ) -> Int[Array, "*B T S"]:
-    """The bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
+    """Returns the bucket of each distance ``k_pos - q_pos``: exact when near, logarithmic when far.
 
     Bidirectional halves the buckets between keys before and keys after; otherwise keys after the
     query share bucket 0. Distances from ``max_distance`` on share the last bucket.
@@ -45,7 +45,7 @@ def relative_buckets(
 
 
 def check_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """How many distances, from 0 on, have a bucket of their own.
+    """Returns the number of distances, from 0 on, that have a bucket of their own.
 
     Raises:
       ValueError: there is no bucket for them, or ``max_distance`` is among them.
@@ -61,7 +61,7 @@ def check_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -> i
 
 @functools.lru_cache
 def _starts(exact: int, buckets: int, max_distance: int) -> tuple[int, ...]:
-    """The distances at which the first, second, ... bucket after the exact ones begins.
+    """Returns the distances at which the buckets after the exact ones begin.
 
     A boundary between buckets falls on a whole distance where a power of it is one of ``max_distance``,
     and there rounding decides. Trained models were rounded in float32, so that is done here, once, with
@@ -89,13 +89,13 @@ def _starts(exact: int, buckets: int, max_distance: int) -> tuple[int, ...]:
 def relative_bias(
     table: Float[AnyArray, "buckets N"], buckets: Int[AnyArray, "*B T S"]
 ) -> Float[Array, "*B N T S"]:
-    """Look each bucket up in a learnt table, one column a head; NaN for one that the table lacks."""
+    """Looks each bucket up in a learnt table, one column a head; NaN for one that the table lacks."""
     bias = jnp.asarray(table).at[buckets].get(mode="fill", fill_value=jnp.nan)
     return jnp.moveaxis(bias, -1, -3)
 
 
 def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
-    """Geometric slopes 2**(-8/n), 2**(-16/n), ...; odd ones of the next power of two fill up.
+    """Returns geometric slopes 2**(-8/n), 2**(-16/n), ...; odd ones of the next power of two fill up.
 
     Source: Press et al. 2022, "ALiBi", section 3 and its reference implementation.
     """
@@ -109,7 +109,7 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
 def alibi(
     q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"], num_heads: int
 ) -> Float[Array, "*B N T S"]:
-    """``-slope * |q_pos - k_pos|``; symmetric, so it serves causal and full attention."""
+    """Returns ``-slope * |q_pos - k_pos|``; symmetric, so it serves causal and full attention."""
     distance = jnp.abs(_distance(q_positions, k_positions))
     return -alibi_slopes(num_heads)[:, None, None] * distance[..., None, :, :]
 
@@ -117,6 +117,5 @@ def alibi(
 def _distance(
     q_positions: Int[AnyArray, "*B T"], k_positions: Int[AnyArray, "*B S"]
 ) -> Int[Array, "*B T S"]:
-    """``k_pos - q_pos``."""
     q, k = as_int32("q_positions", q_positions), as_int32("k_positions", k_positions)
     return jnp.asarray(k)[..., None, :] - q[..., :, None]

@@ -17,7 +17,7 @@ from crossattn.types import Array, Float
 def fourier(
     shape: Sequence[int], bands: int, resolution: Sequence[int] | None = None
 ) -> Float[Array, "*shape F"]:
-    """Features of every place of a grid: its place on each axis, all sines, then all cosines.
+    """Returns features of every place of a grid: its place on each axis, all sines, then all cosines.
 
     An axis has ``bands`` frequencies in equal steps from 1 to half its resolution: with frequency f at place
     x, ``sin(pi f x)`` and ``cos(pi f x)``. F is ``fourier_dim``.
@@ -47,13 +47,13 @@ def fourier(
 
 
 def fourier_dim(axes: int, bands: int) -> int:
-    """The number of features that ``fourier`` gives for so many axes, F."""
+    """Returns the number of features that ``fourier`` gives for so many axes, F."""
     return axes * (2 * bands + 1)
 
 
 @functools.lru_cache(maxsize=32)
 def _axis(count: int, bands: int, resolution: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places [count 1], sines and cosines [count bands] of one axis, computed in float64."""
+    """Returns places [count 1], sines and cosines [count bands] of one axis, computed in float64."""
     places = np.linspace(-1.0, 1.0, count)[:, None]
     angles = math.pi * places * np.linspace(1.0, resolution / 2, bands)
     tables = places, np.sin(angles), np.cos(angles)
@@ -61,7 +61,7 @@ def _axis(count: int, bands: int, resolution: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _spread(table: np.ndarray, axis: int, shape: Sequence[int]) -> Array:
-    """[shape[axis] F] -> [*shape F], the same along the other axes."""
+    """Broadcasts along the other axes: [shape[axis] F] -> [*shape F]."""
     lead = [1] * len(shape)
     lead[axis] = shape[axis]
     own = jnp.asarray(table).reshape(*lead, table.shape[-1])

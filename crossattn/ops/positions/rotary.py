@@ -16,7 +16,7 @@ _Kind = Literal["linear", "dynamic", "llama3", "yarn"]
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotations are slowed down for texts longer than those that a model was trained on.
+    """Slower rotations for texts longer than those that a model was trained on.
 
     A feature pair turns ``length / wavelength`` times in a text of training. "linear" slows all pairs by
     ``factor``; "dynamic" raises the base, by as much as a call's last position is beyond ``length`` (cached
@@ -55,7 +55,7 @@ class RopeScaling:
     def frequencies(
         self, pairs: int, base: float, positions: Int[AnyArray, "..."]
     ) -> Float[AnyArray, " n"]:
-        """Angles by which each pair of features turns from one position to the next."""
+        """Returns the angles by which each pair of features turns from one position to the next."""
         if self.kind == "dynamic":
             size = jnp.maximum(jnp.max(positions) + 1, self.length).astype(jnp.float32)
             beyond = self.factor * size / self.length - (self.factor - 1)
@@ -76,7 +76,7 @@ class RopeScaling:
         return whole * (kept + (1 - kept) / self.factor)
 
     def _pair(self, turns: float, pairs: int, base: float) -> float:
-        """Which pair turns so many times in a text of training."""
+        """Returns the pair that turns so many times in a text of training."""
         return pairs * math.log(self.length / (turns * 2 * math.pi)) / math.log(base)
 
 
@@ -87,7 +87,7 @@ def rotate(
     base: float = 10000.0,
     scaling: RopeScaling | None = None,
 ) -> Float[Array, "*B T N H"]:
-    """Rotate feature pairs (i, i + H/2) of each head by ``position * base ** (-2 i / H)``.
+    """Rotates feature pairs (i, i + H/2) of each head by ``position * base ** (-2 i / H)``.
 
     Raises:
       ValueError: the head size is odd.

@@ -14,7 +14,7 @@ from crossattn.types import AnyArray, Array, Float, Int
 def sinusoidal(
     positions: Int[AnyArray, "*B T"], dim: int, max_wavelength: float = 10000.0
 ) -> Float[Array, "*B T D"]:
-    """Sines (first half of the features) and cosines (second half) of the positions.
+    """Returns sines (first half of the features) and cosines (second half) of the positions.
 
     Feature i has wavelength ``2 pi max_wavelength ** (i / (dim / 2))``. The halves stand side by side
     instead of interleaved, which is the same up to a permutation of features. Of an odd number of features
@@ -29,7 +29,7 @@ def sinusoidal(
 
 @functools.lru_cache(maxsize=8)
 def sinusoid_table(count: int, dim: int) -> Float[np.ndarray, "count dim"]:
-    """``sinusoidal`` of the first positions, float64, on the host: what checkpoints hold that store it."""
+    """Returns float64 sinusoids of the first positions, on the host, as checkpoints store them."""
     half = (dim + 1) // 2
     angles = np.arange(count)[:, None] / np.power(10000, 2 * np.arange(half) / dim)
     table = np.concatenate([np.sin(angles), np.cos(angles[:, : dim // 2])], axis=1)
@@ -40,5 +40,5 @@ def sinusoid_table(count: int, dim: int) -> Float[np.ndarray, "count dim"]:
 def inverse_wavelengths(
     count: int | float, max_wavelength: float | Float[AnyArray, ""]
 ) -> Float[AnyArray, " n"]:
-    """Angular frequencies ``max_wavelength ** (-i / count)``, i < count, of sinusoids and rotations."""
+    """Returns angular frequencies ``max_wavelength ** (-i / count)``, i < count."""
     return max_wavelength ** (-jnp.arange(math.ceil(count), dtype=jnp.float32) / count)

@@ -47,14 +47,15 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_exactly_the_blocks_that_hold_something_are_visited(name):
-    np.testing.assert_array_equal(visited(EXACT[name]), holds_something(EXACT[name]))
-
-
-@pytest.mark.parametrize("plan", [Plan(61, 53, 8, 16), Plan(61, 53, 61, 9), Plan(61, 53, 7, 53)])
-def test_lengths_that_are_no_multiple_of_a_block(plan):
-    mask = M.window(9, 2)
+@pytest.mark.parametrize(
+    ("mask", "plan"),
+    [
+        *(pytest.param(mask, PLAN, id=name) for name, mask in EXACT.items()),
+        # Lengths that are no multiple of a block.
+        *((M.window(9, 2), Plan(61, 53, *size)) for size in ((8, 16), (61, 9), (7, 53))),
+    ],
+)
+def test_exactly_the_blocks_that_hold_something_are_visited(mask, plan):
     np.testing.assert_array_equal(visited(mask, plan), holds_something(mask, plan))
 
 
@@ -73,14 +74,11 @@ def test_causal_costs_half_and_a_window_its_width():
     assert visited(M.segments(packed), plan).sum() == 8 * 4**2
 
 
-def test_a_batch_visits_what_any_example_reads():
+def test_a_batch_visits_what_any_example_reads_and_nothing_to_skip_needs_no_list():
     both = M.lengths(np.array([8, 24]))
     np.testing.assert_array_equal(visited(both).sum(-1), 3)
     by_example = jax.vmap(lambda mask: blocks.visits(mask, PLAN).count, out_axes=None)(both)
     np.testing.assert_array_equal(by_example, 3)
-
-
-def test_nothing_to_skip_needs_no_list():
     assert blocks.visits(None, PLAN) is None
     assert blocks.visits(M.explicit(np.ones((1, 1, 64, 64), bool)), PLAN) is None
 

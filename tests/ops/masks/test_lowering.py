@@ -7,28 +7,7 @@ import pytest
 
 import crossattn as xa
 from crossattn.ops.masks import lowering
-
-T, S = 6, 9
-m = xa.masks
-VALID = np.random.default_rng(0).random((2, S)) < 0.5
-SEGMENTS = np.array([[1, 1, 2, 2, 0, 3], [1, 1, 1, 1, 1, 1]])
-KEY_SEGMENTS = np.array([[1, 2, 2, 3, 3, 3, 0, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1]])
-SHORT, FEW = np.array([0, 4]), np.array([2, 6])
-MASKS = {
-    "nothing": m.Mask(()),
-    "causal": m.causal(),
-    "window_to_the_left": m.window(2),
-    "two_windows": m.window(3) & m.window(1),
-    "window_ahead": m.window(2, 1),
-    "causal_with_offset": m.causal(offset=2),
-    "lengths": m.lengths(SHORT, FEW),
-    "lengths_twice": m.lengths(SHORT) & m.prefix(3) & m.lengths(8, 5),
-    "lengths_and_causal": m.lengths(SHORT) & m.causal(),
-    "lengths_and_window": m.lengths(SHORT) & m.window(1),
-    "padding_and_causal": m.key_padding(VALID) & m.causal(),
-    "segments": m.segments(SEGMENTS, KEY_SEGMENTS) & m.causal(),
-    "either": m.causal() | m.prefix(SHORT),
-}
+from tests.ops.masks.table import MASKS, S, T, whole
 
 
 def said(lowered):
@@ -49,8 +28,7 @@ def said(lowered):
 def test_what_is_lowered_and_the_rest_are_the_mask(name):
     mask = MASKS[name]
     lowered = lowering.lower(mask, T, S)
-    found = said(lowered) & lowered.rest.materialize(T, S)
-    np.testing.assert_array_equal(found, np.broadcast_to(mask.materialize(T, S), found.shape))
+    np.testing.assert_array_equal(said(lowered) & whole(lowered.rest), whole(mask))
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -89,17 +67,6 @@ def test_jax_nn_gets_words_and_no_matrix(monkeypatch, name, words):
     }
 
 
-@pytest.mark.parametrize("backend", ["flash_tpu", "splash", "tokamax"])
-def test_a_kernel_that_is_not_there_says_so_in_a_sentence(backend):
-    q = jnp.ones((1, 2, 1, 8))
-    try:
-        out = xa.attend(q, q, q, backend=backend)
-    except NotImplementedError as refusal:
-        assert "runs on TPU" in str(refusal) or "pip install" in str(refusal)
-    else:
-        np.testing.assert_allclose(out, q, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", MASKS)
 def test_what_reads_nothing_and_what_reads_poison_are_counted_right(name):
     mask, spoilt = MASKS[name], np.array([1, 8])
@@ -108,7 +75,7 @@ def test_what_reads_nothing_and_what_reads_poison_are_counted_right(name):
     prepared = lowering.prepare(
         *map(jnp.asarray, (q, k, k)), None, mask, lowering.lower(mask, T, S)
     )
-    allowed = np.broadcast_to(mask.materialize(T, S), (2, 4, T, S))
+    allowed = whole(mask)
     poison = np.zeros((2, 4, 1, S), bool)
     poison[1, :2, :, spoilt] = True
     for found, expected in (

@@ -4,60 +4,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import crossattn as xa
 from crossattn.ops.masks import tiles
-from tests.ops.masks.test_lowering import MASKS, SEGMENTS, SHORT, VALID, S, T
+from tests.ops.masks.table import MASKS, S, T, whole
 
-m = xa.masks
-POSITIONS = np.array([[0, 3, 1, 8, 2, 5], [4, 4, 0, 1, 2, 9]])
-KEY_POSITIONS = np.array([np.arange(9)[::-1], [0, 0, 1, 1, 2, 2, 3, 3, 4]])
-ALL = MASKS | {
-    "offset_of_each_example": m.causal(offset=SHORT),
-    "traced_offset": m.window(2, 1, offset=jnp.int32(-2)),
-    "before_every_key": m.causal(offset=-3),
-    "positions": m.window(3, 0, q_positions=POSITIONS),
-    "positions_of_both": m.causal(q_positions=POSITIONS, k_positions=KEY_POSITIONS),
-    "matrix": m.explicit(np.random.default_rng(0).random((2, 4, T, S)) < 0.2),
-    "matrix_of_one_row": m.explicit(VALID[:, None, None]) & m.causal(),
-    "two_segmentations": MASKS["segments"] & m.segments(SEGMENTS[:, ::-1], np.ones((2, S), int)),
-    "not": ~m.key_padding(VALID),
-    "prefix_and_segments": (m.causal() | m.prefix(SHORT)) & MASKS["segments"],
-}
 QUERY, KEY = np.arange(T)[:, None], np.arange(S)[None, :]
 
 
-def whole(mask):
-    return np.broadcast_to(mask.materialize(T, S), (2, 4, T, S))
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", MASKS)
 def test_the_band_the_numbers_and_the_rest_are_the_mask(name):
-    (left, right), ids, rest = tiles.tiled(ALL[name], T, S)
+    (left, right), ids, rest = tiles.tiled(MASKS[name], T, S)
     allowed = whole(rest)
     allowed = allowed & (True if left is None else KEY - QUERY >= -left)
     allowed &= True if right is None else KEY - QUERY <= right
     if ids.q is not None and ids.k is not None:
         q, k = (np.broadcast_to(x, (2, x.shape[-1])) for x in (ids.q, ids.k))
         allowed &= (q[:, :, None] == k[:, None, :])[:, None]
-    np.testing.assert_array_equal(allowed, whole(ALL[name]))
+    np.testing.assert_array_equal(allowed, whole(MASKS[name]))
 
 
 @pytest.mark.parametrize("name", ["matrix_of_one_row", "lengths_twice", "window_ahead", "segments"])
 def test_numbers_and_bands_leave_no_rest(name):
-    assert not tiles.tiled(ALL[name], T, S).rest.terms
+    assert not tiles.tiled(MASKS[name], T, S).rest.terms
 
 
-@pytest.mark.parametrize("matrix", [False, True])
-@pytest.mark.parametrize("name", ALL)
-def test_first_and_last_keys_or_the_matrix_are_the_mask(name, matrix):
-    """With the queries and keys that pad it, which read nothing and are not read."""
+@pytest.mark.parametrize("name", MASKS)
+def test_first_and_last_keys_or_the_matrix_are_the_mask(name):
+    """Padding reads nothing and is not read."""
     padded = T + 2, S + 3
-    seen = tiles.seen(ALL[name], T, S, padded, (2,), matrix)
+    seen = tiles.seen(MASKS[name], T, S, padded, (2,))
     if seen.allowed is None:
         allowed = seen.reads(seen.numbers[:, None, :, None], jnp.arange(padded[1]))
     else:
         allowed = seen.allowed
-    expected = np.pad(whole(ALL[name]), [(0, 0), (0, 0), (0, 2), (0, 3)])
+    expected = np.pad(whole(MASKS[name]), [(0, 0), (0, 0), (0, 2), (0, 3)])
     np.testing.assert_array_equal(np.broadcast_to(allowed, expected.shape), expected)
     blocks = expected.reshape(2, 4, 4, 2, 4, 3).any((0, 1, 3, 5))
     found = np.asarray(tiles.visited(seen, 2, 3, padded[1]))
@@ -70,4 +49,4 @@ def test_first_and_last_keys_or_the_matrix_are_the_mask(name, matrix):
     "name", ["either", "traced_offset", "offset_of_each_example", "positions", "before_every_key"]
 )
 def test_prefixes_offsets_and_positions_of_queries_need_no_matrix(name):
-    assert tiles.seen(ALL[name], T, S, (T, S), (2,)).allowed is None
+    assert tiles.seen(MASKS[name], T, S, (T, S), (2,)).allowed is None

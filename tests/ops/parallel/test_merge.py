@@ -114,14 +114,6 @@ def test_merging_is_commutative_associative_and_the_definition(seeds):
         np.testing.assert_allclose(lse, expected(parts)[1], rtol=1e-6, atol=1e-5)
 
 
-def test_a_part_that_read_nothing_changes_nothing():
-    out, lse = arbitrary(5, empty=0)
-    nothing = jnp.zeros_like(out), jnp.full_like(lse, -jnp.inf)
-    for merged in (xa.merge(out, lse, *nothing), xa.merge(*nothing, out, lse)):
-        np.testing.assert_array_equal(merged[0], out)
-        np.testing.assert_array_equal(merged[1], lse)
-
-
 def test_many_parts_merge_in_a_scan_and_in_an_associative_scan():
     parts = [arbitrary(seed) for seed in range(5)]
     outs, lses = (jnp.stack(x) for x in zip(*parts, strict=True))

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import crossattn as xa
 from crossattn import functional
@@ -15,7 +14,7 @@ from crossattn.models import transformer
 from crossattn.train.sharding import params_sharding
 from tests.closeness import close
 from tests.compiled_kernel import MISSING, needs_kernel
-from tests.ops.eight import mesh_of, needs_eight_devices
+from tests.ops.eight import mesh_of, needs_eight_devices, put
 
 AXES = ("data", "fsdp", "tensor", "seq")
 SENT = re.compile(
@@ -26,11 +25,6 @@ draw = np.random.default_rng(0).normal
 
 def operands(T=64, S=48, N=4, K=2):
     return [np.float32(draw(size=shape)) for shape in ((8, T, N, 16), (8, S, K, 16), (8, S, K, 16))]
-
-
-def put(mesh, arrays, *spec):
-    place = NamedSharding(mesh, PartitionSpec(*spec))
-    return [jax.device_put(x, place) for x in arrays]
 
 
 def differentiated(mask=None):
@@ -83,16 +77,15 @@ NUMBERS = [
 def test_each_device_attends_to_its_part_by_the_kernel(mask, sizes, heads, T):
     arrays, mesh = operands(N=heads[0], K=heads[1], T=T), mesh_of(*sizes, names=AXES)
     call = differentiated(mask)
-    placed = put(mesh, arrays, ("data", "fsdp"), "seq" if sizes[-1] > 1 else None)
+    placed = put(mesh, arrays, (("data", "fsdp"), "seq" if sizes[-1] > 1 else None))
     close(call(*placed), call(*arrays))
     uses_the_kernel(program(call, *placed))
 
 
 @needs_eight_devices
 def test_nothing_is_gathered_in_jit_vmap_scan_and_remat():
-    """Of what is split by examples and heads: inside jit, vmap, scan and remat."""
     mesh = mesh_of(2, 2, 2, 1, names=AXES)
-    placed = put(mesh, operands(), ("data", "fsdp"), None, "tensor")
+    placed = put(mesh, operands(), (("data", "fsdp"), None, "tensor"))
 
     def attend(q, k, v):
         return xa.attend(q, k, v, MASKS["causal"])
@@ -100,20 +93,13 @@ def test_nothing_is_gathered_in_jit_vmap_scan_and_remat():
     def step(x, _):
         return jax.checkpoint(attend)(x, *placed[1:]), None
 
+    def gradient(q, k, v):
+        return jax.grad(lambda q: jnp.sum(jnp.sin(attend(q, k, v))))(q)
+
     refuse_what_is_sent(program(jax.jit(attend), *placed))
+    refuse_what_is_sent(program(jax.jit(jax.vmap(gradient)), *placed))
     refuse_what_is_sent(program(jax.jit(jax.vmap(attend)), *placed))
     refuse_what_is_sent(program(jax.jit(lambda q: jax.lax.scan(step, q, None, 2)[0]), placed[0]))
-
-
-@needs_eight_devices
-def test_gradients_of_vmap_are_not_gathered():
-    mesh = mesh_of(4, 2, 1, 1, names=AXES)
-    placed = put(mesh, operands(), ("data", "fsdp"))
-
-    def gradient(q, k, v):
-        return jax.grad(lambda q: jnp.sum(jnp.sin(xa.attend(q, k, v))))(q)
-
-    refuse_what_is_sent(program(jax.jit(jax.vmap(gradient)), *placed))
 
 
 @needs_eight_devices
@@ -121,31 +107,23 @@ def test_keys_are_gathered_anew_when_the_cotangent_is_there():
     def gradients(q, k, v, cotangent):
         return jax.vjp(xa.attend, q, k, v)[1](cotangent)
 
-    q, k, v = put(mesh_of(2, 1, 1, 4, names=AXES), operands(), "data", "seq")
+    q, k, v = put(mesh_of(2, 1, 1, 4, names=AXES), operands(), ("data", "seq"))
     text = jax.jit(gradients).lower(q, k, v, q).as_text()
     (waiting,) = re.findall(r"optimization_barrier (.*) :", text)
     assert waiting.count("%") == 4, f"{waiting} is not q, k, v and the cotangent"
 
 
 @needs_eight_devices
-def test_other_rules_place_other_names():
+def test_other_rules_place_other_names_and_axes_without_a_rule_change_nothing():
     mesh = mesh_of(4, 2, names=("dp", "tp"))
     arrays = operands()
-    placed = put(mesh, arrays, "dp", None, "tp")
+    placed = put(mesh, arrays, ("dp", None, "tp"))
+    close(differentiated()(*placed), differentiated()(*arrays))
     with xa.use_rules({"batch": ("dp",), "heads": ("tp",)}):
         call = differentiated()
         close(call(*placed), call(*arrays))
         uses_the_kernel(program(call, *placed))
         refuse_what_is_sent(program(jax.jit(lambda *a: xa.attend(*a)), *placed))
-
-
-@needs_eight_devices
-def test_axes_that_no_rule_names_change_nothing():
-    """XLA decides, and what it cannot cut does not run."""
-    mesh = mesh_of(4, 2, names=("dp", "tp"))
-    arrays = operands()
-    call = differentiated()
-    close(call(*put(mesh, arrays, "dp", None, "tp")), call(*arrays))
 
 
 @needs_eight_devices
@@ -176,7 +154,7 @@ def test_a_model_on_a_mesh_gives_what_one_device_gives_and_sends_no_more_than_pa
 
         return jax.value_and_grad(loss)(params)
 
-    given = jax.device_put(params, place), *put(mesh, [tokens], ("data", "fsdp"))
+    given = jax.device_put(params, place), *put(mesh, [tokens], (("data", "fsdp"),))
     found, expected = step(*given), step(params, tokens)
     # Some parameters have gradients that are all rounding: keys' biases move no softmax.
     size = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))

@@ -15,7 +15,8 @@ from crossattn import testing
 from crossattn.ops.masks import slices
 from crossattn.ops.parallel.sharded import plan
 from tests.closeness import close
-from tests.ops.eight import mesh_of, needs_eight_devices
+from tests.ops.eight import mesh_of, needs_eight_devices, put
+from tests.ops.masks.table import MASKS, S, T
 
 # Five queries and seven keys for eight devices: lengths are padded, and a device may hold no real key.
 CASES = {
@@ -59,7 +60,7 @@ def test_other_mesh_axes_keep_the_batch(kind, strategy):
     mesh = mesh_of(2, 4, names=("data", "seq"), kind=kind)
     draw = np.random.default_rng(0).normal
     q, k, v = (np.float32(draw(size=(2, length, 2, 4))) for length in (8, 12, 12))
-    split = NamedSharding(mesh, PartitionSpec("data", "seq"))
+    placed = put(mesh, (q, k, v), ("data", "seq"))
     sharded = functools.partial(xa.attend_sharded, mesh=mesh, axis="seq", strategy=strategy)
 
     def loss(attend, *arrays):
@@ -71,12 +72,11 @@ def test_other_mesh_axes_keep_the_batch(kind, strategy):
         call = jax.jit(jax.value_and_grad(functools.partial(loss, attend), (0, 1, 2, 3)))
         return call(*arrays, jnp.float32(0.6))
 
-    found = run(sharded, *(jax.device_put(x, split) for x in (q, k, v)))
+    found = run(sharded, *placed)
     close(found, run(xa.attend, q, k, v))
-    out = jax.jit(sharded)(*(jax.device_put(x, split) for x in (q, k, v)))
-    wanted = PartitionSpec(None, "seq") if strategy == "ring" else PartitionSpec()
+    out = jax.jit(sharded)(*placed)
     parts = {shard.data.shape[1] for shard in out.addressable_shards}
-    assert parts == {2 if strategy == "ring" else 8}, f"{out.sharding}, expected {wanted}"
+    assert parts == {2 if strategy == "ring" else 8}, out.sharding
 
 
 @needs_eight_devices
@@ -99,10 +99,7 @@ def test_statistics_on_explicit_axes_are_those_of_one_device():
         return jax.jit(stats)(*arrays), jax.jit(jax.grad(loss, (0, 1)))(*arrays)
 
     specs = ("data", "seq", "tensor"), ("data", None, "tensor"), ("data", "seq"), ("data",)
-    placed = (
-        jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-        for x, spec in zip((q, k, *spans), specs, strict=True)
-    )
+    placed = put(mesh, (q, k, *spans), *specs)
     alone = run(q, k, *spans)
     for mine, one in zip(*map(jax.tree.leaves, (run(*placed), alone)), strict=True):
         np.testing.assert_allclose(mine, one, rtol=1e-4, atol=1e-5)
@@ -115,11 +112,8 @@ def test_parts_of_unlike_places_merge():
     draw = np.random.default_rng(0).normal
     parts = [np.float32(draw(size=shape)) for shape in ((4, 3, 2, 5), (4, 2, 3)) * 2]
     specs = ("data", None, "tensor"), ("data",), (None, None, "tensor"), (None, "tensor")
-    placed = [
-        jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-        for x, spec in zip(parts, specs, strict=True)
-    ]
-    for mine, one in zip(xa.merge(*placed), xa.merge(*parts), strict=True):
+    found = xa.merge(*put(mesh, parts, *specs))
+    for mine, one in zip(found, xa.merge(*parts), strict=True):
         np.testing.assert_allclose(mine, one, rtol=1e-5, atol=1e-6)
 
 
@@ -178,46 +172,18 @@ def shapes(T, S, N=16, K=8, H=128, dtype=jnp.bfloat16):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in lead]
 
 
-def test_few_queries_of_a_long_memory_are_merged_and_many_go_round_a_ring():
-    decoding = plan(*shapes(T=1, S=131072), devices=8)
-    assert decoding.strategy == "merge" and decoding.merge_bytes * 1000 < decoding.ring_bytes
-    assert plan(*shapes(T=131072, S=131072), devices=8).strategy == "ring"
-
-
-def test_the_plan_counts_the_bytes_that_a_device_sends():
+def test_the_plan_counts_the_bytes_that_a_device_sends_and_takes_the_fewer():
     found = plan(*shapes(T=16, S=4096), devices=8)
     block = 4096 // 8 * 8 * 128 * 2  # of keys, or of values, in bytes
     assert found.ring_bytes == 7 * 2 * block
     gathered, reduced = 16 * 16 * 128 * 2, 16 * 16 * (128 + 2) * 4
     assert found.merge_bytes == 7 * (gathered + 2 * reduced) // 8
+    assert found.strategy == "merge"
     assert plan(*shapes(T=16, S=4096), devices=1).ring_bytes == 0
+    assert plan(*shapes(T=131072, S=131072), devices=8).strategy == "ring"
 
 
-T, S = 6, 9
-
-
-def every_mask():
-    m, draw = xa.masks, np.random.default_rng(0)
-    q_positions, k_positions = draw.integers(0, 9, (2, T)), draw.integers(0, 9, (2, S))
-    yield "nothing", m.Mask(())
-    yield "causal", m.causal()
-    yield "offset", m.causal(offset=np.array([1, -2]))
-    yield "window", m.window(2, 1, offset=1)
-    yield "q_positions", m.causal(q_positions=q_positions)
-    yield "k_positions", m.window(3, 0, offset=2, k_positions=k_positions)
-    yield "positions", m.causal(q_positions=q_positions, k_positions=k_positions)
-    yield "lengths", m.lengths(np.array([4, 8]), np.array([2, 6]))
-    yield "lengths_of_ints", m.lengths(7, 5)
-    yield "padding", m.key_padding(draw.random((2, S)) < 0.5)
-    yield "segments", m.segments(draw.integers(0, 3, (2, T)), draw.integers(0, 3, (2, S)))
-    yield "explicit", m.explicit(draw.random((2, 3, T, S)) < 0.5)
-    yield "explicit_rows", m.explicit(draw.random((2, 1, T, 1)) < 0.5)
-    yield "explicit_columns", m.explicit(draw.random((2, 1, 1, S)) < 0.5)
-    either = m.causal() | m.key_padding(draw.random((2, S)) < 0.5)
-    yield "either_and_lengths", either & m.lengths(8)
-
-
-@pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in every_mask()])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_part_of_a_mask_is_that_part_of_its_matrix(mask, traced):
     first_query, queries, first_key, keys = 2, 3, 4, 5
@@ -254,13 +220,15 @@ def test_without_a_mesh_or_on_one_device_it_is_attend(arrays):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_what_it_cannot_do_is_said(arrays, in_production):
-    call = functools.partial(xa.attend_sharded, *arrays, mesh=one_device())
-    with pytest.raises(NotImplementedError, match="no device of attend_sharded has the weights"):
-        call(axis="seq", return_weights=True)
-    with pytest.raises(NotImplementedError, match="depend on how many devices"):
-        call(axis="seq", dropout_rate=0.1, dropout_key=jax.random.key(0))
-    with pytest.raises(ValueError, match=r"axis is 'rows'; expected one of the mesh's, \('seq',\)"):
-        call(axis="rows")
-    with pytest.raises(ValueError, match='strategy is \'star\'; expected "merge", "ring" or None'):
-        call(axis="seq", strategy="star")
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"return_weights": True}, NotImplementedError, "no device of .* has the weights"),
+        ({"dropout_rate": 0.1}, NotImplementedError, "depend on how many devices"),
+        ({"axis": "rows"}, ValueError, r"axis is 'rows'; expected one of the mesh's, \('seq',\)"),
+        ({"strategy": "star"}, ValueError, 'is \'star\'; expected "merge", "ring" or None'),
+    ],
+)
+def test_what_it_cannot_do_is_said(arrays, in_production, options, error, said):
+    with pytest.raises(error, match=said):
+        xa.attend_sharded(*arrays, **{"mesh": one_device(), "axis": "seq", **options})

@@ -11,30 +11,20 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn.nn.positions import LearnedPositions
+from crossattn.ops.positions import fourier, fourier_dim
 from crossattn.testing.case import array
 
 
-def test_sinusoids_are_those_of_the_paper_sines_first():
-    positions, dim = np.array([[0, 1, 7], [100, 511, 2]]), 10
-    found = xa.positions.sinusoidal(positions, dim)
+@pytest.mark.parametrize(("dim", "longest"), [(10, 1e4), (5, 1e4), (4, 100.0)])
+def test_sinusoids_are_those_of_the_paper_sines_first(dim, longest):
+    """An odd number of features has one more sine."""
+    positions = np.array([[0, 1, 7], [100, 511, 2]])
+    found = xa.positions.sinusoidal(positions, dim, longest)
     assert found.shape == (2, 3, dim)
     for b, t in np.ndindex(2, 3):
-        angles = [positions[b, t] / 10000.0 ** (2 * i / dim) for i in range(dim // 2)]
-        expected = [*map(math.sin, angles), *map(math.cos, angles)]
+        angles = [positions[b, t] / longest ** (2 * i / dim) for i in range((dim + 1) // 2)]
+        expected = [*map(math.sin, angles), *map(math.cos, angles[: dim // 2])]
         np.testing.assert_allclose(found[b, t], expected, atol=1e-4)
-
-
-def test_of_an_odd_number_of_sinusoids_one_more_is_a_sine():
-    found = xa.positions.sinusoidal(np.array([3]), 5)
-    angles = [3 / 10000.0 ** (2 * i / 5) for i in range(3)]
-    expected = [*map(math.sin, angles), *map(math.cos, angles[:2])]
-    np.testing.assert_allclose(found[0], expected, atol=1e-6)
-
-
-def test_the_slowest_sinusoid_follows_the_longest_wavelength():
-    found = xa.positions.sinusoidal(np.array([3]), 4, max_wavelength=100.0)
-    expected = [math.sin(3), math.sin(0.3), math.cos(3), math.cos(0.3)]
-    np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
 def test_a_shift_of_sinusoids_is_one_rotation():
@@ -46,20 +36,17 @@ def test_a_shift_of_sinusoids_is_one_rotation():
     np.testing.assert_allclose(as_complex[0] * turn, as_complex[1], atol=1e-5)
 
 
-def test_rotation_is_multiplication_by_a_complex_phase():
+@pytest.mark.parametrize("base", [10000.0, 16.0])
+def test_rotation_is_multiplication_by_a_complex_phase(base):
     x, positions = array("x", 2, 3, 2, 6), np.array([[0, 1, 2], [5, 40, 9]])
-    found = np.asarray(xa.rotary.rotate(x, positions))
+    found = np.asarray(xa.rotary.rotate(x, positions, base))
     for b, t, n, i in np.ndindex(2, 3, 2, 3):
         pair = complex(x[b, t, n, i], x[b, t, n, i + 3])
-        turned = pair * cmath.exp(1j * positions[b, t] / 10000.0 ** (2 * i / 6))
+        turned = pair * cmath.exp(1j * positions[b, t] / base ** (2 * i / 6))
         np.testing.assert_allclose(found[b, t, n, i], turned.real, atol=2e-5)
         np.testing.assert_allclose(found[b, t, n, i + 3], turned.imag, atol=2e-5)
-
-
-def test_another_base_is_another_speed():
-    x = np.array([0, 1, 0, 0], np.float32).reshape(1, 1, 4)
-    found = xa.rotary.rotate(x, np.array([2]), base=16.0)
-    np.testing.assert_allclose(found[0, 0], [0, math.cos(0.5), 0, math.sin(0.5)], atol=1e-6)
+    with pytest.raises(ValueError, match="head size is 5; expected an even number"):
+        xa.rotary.rotate(x[..., :5], positions)
 
 
 def test_rotated_dot_products_depend_on_distance_only():
@@ -89,11 +76,6 @@ def test_rotation_keeps_the_dtype_and_turns_in_float32():
     assert found.dtype == jnp.bfloat16
     exact = xa.rotary.rotate(x.astype(jnp.float32), np.array([[1001]]))
     np.testing.assert_allclose(np.float32(found), exact, rtol=2.0**-8, atol=1e-5)
-
-
-def test_an_odd_head_cannot_be_rotated():
-    with pytest.raises(ValueError, match="5"):
-        xa.rotary.rotate(array("x", 1, 2, 1, 5), np.arange(2)[None])
 
 
 def bucket(distance, buckets, max_distance, bidirectional):
@@ -136,103 +118,19 @@ def test_relative_buckets_by_default_are_32_in_both_directions_up_to_128():
 # Where the buckets after the exact ones begin in transformers 5.23 on torch 2.15. In the first four, one
 # boundary is a whole distance (12 and 18; 42; 36 and 54; 45), and float32 rounds it up to the next.
 STARTS = {
-    (17, 27, False): [10, 11, 13, 14, 16, 19, 21, 24],
-    (19, 196, False): [13, 17, 23, 31, 43, 58, 78, 106, 145],
-    (48, 81, False): [
-        26,
-        27,
-        28,
-        30,
-        31,
-        33,
-        35,
-        37,
-        38,
-        40,
-        42,
-        45,
-        47,
-        49,
-        52,
-        55,
-        57,
-        60,
-        63,
-        67,
-    ]
-    + [70, 74, 77],
-    (110, 75, True): [
-        29,
-        30,
-        31,
-        32,
-        33,
-        34,
-        35,
-        37,
-        38,
-        39,
-        41,
-        42,
-        44,
-        46,
-        47,
-        49,
-        51,
-        53,
-        55,
-        57,
-    ]
-    + [59, 61, 63, 65, 68, 70, 73],
-    (128, 100, True): [
-        34,
-        35,
-        36,
-        37,
-        39,
-        40,
-        42,
-        43,
-        45,
-        46,
-        48,
-        50,
-        51,
-        53,
-        55,
-        57,
-        59,
-        61,
-        63,
-        66,
-    ]
-    + [68, 71, 73, 76, 78, 81, 84, 87, 90, 94, 97],
-    (32, 800, True): [15, 26, 45, 80, 143, 253, 450],
-    (100, 128, True): [
-        27,
-        29,
-        31,
-        33,
-        35,
-        37,
-        40,
-        43,
-        46,
-        49,
-        52,
-        55,
-        59,
-        63,
-        67,
-        72,
-        76,
-        82,
-        87,
-        93,
-    ]
-    + [99, 106, 113, 120],
-    (32, 128, False): [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113],
-}
+        (17, 27, False): [10, 11, 13, 14, 16, 19, 21, 24],
+        (19, 196, False): [13, 17, 23, 31, 43, 58, 78, 106, 145],
+        (48, 81, False): [26, 27, 28, 30, 31, 33, 35, 37, 38, 40, 42, 45, 47, 49, 52, 55, 57, 60,
+        63, 67, 70, 74, 77],
+        (110, 75, True): [29, 30, 31, 32, 33, 34, 35, 37, 38, 39, 41, 42, 44, 46, 47, 49, 51, 53,
+        55, 57, 59, 61, 63, 65, 68, 70, 73],
+        (128, 100, True): [34, 35, 36, 37, 39, 40, 42, 43, 45, 46, 48, 50, 51, 53, 55, 57, 59, 61,
+        63, 66, 68, 71, 73, 76, 78, 81, 84, 87, 90, 94, 97],
+        (32, 800, True): [15, 26, 45, 80, 143, 253, 450],
+        (100, 128, True): [27, 29, 31, 33, 35, 37, 40, 43, 46, 49, 52, 55, 59, 63, 67, 72, 76, 82,
+        87, 93, 99, 106, 113, 120],
+        (32, 128, False): [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("buckets", "max_distance", "bidirectional"), STARTS)
@@ -270,7 +168,7 @@ def test_a_linear_scaling_divides_positions_and_a_dynamic_one_begins_beyond_thos
 
 @pytest.mark.parametrize("setting", [(1, 8, False), (3, 8, True), (32, 8, True), (32, 16, False)])
 def test_too_few_buckets_or_distances_are_refused(setting):
-    """Where transformers looks beside its table and stops."""
+    """transformers looks beside its table there and stops."""
     *sizes, bidirectional = setting
     with pytest.raises(ValueError, match="relative_buckets is .* and relative_distance"):
         xa.bias.relative_buckets(np.arange(3), np.arange(3), *setting)
@@ -293,14 +191,9 @@ def test_a_relative_bias_teaches_its_table():
     np.testing.assert_array_equal(gradient, np.repeat([[2], [1], [3], [0]], 2, axis=1))
 
 
-def test_alibi_slopes_of_a_power_of_two_are_geometric():
-    for heads in (1, 2, 8, 16):
-        expected = [2.0 ** (-8 * (n + 1) / heads) for n in range(heads)]
-        np.testing.assert_allclose(xa.bias.alibi_slopes(heads), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("heads", [3, 6, 12, 20])
+@pytest.mark.parametrize("heads", [1, 2, 8, 16, 3, 6, 12, 20])
 def test_alibi_slopes_of_other_numbers_take_every_other_slope_of_the_double(heads):
+    """Slopes of a power of two are geometric."""
     below = 2 ** int(math.log2(heads))
     first = [2.0 ** (-8 * (n + 1) / below) for n in range(below)]
     double = [2.0 ** (-8 * (n + 1) / (2 * below)) for n in range(0, 2 * below, 2)]
@@ -315,18 +208,6 @@ def test_alibi_falls_with_distance_at_each_heads_slope():
     for b, n, t, s in np.ndindex(found.shape):
         expected = -(2.0 ** (-2 * (n + 1))) * abs(int(q[b, t]) - int(k[b, s]))
         np.testing.assert_allclose(found[b, n, t, s], expected, rtol=1e-6)
-
-
-def test_position_biases_are_biases_of_attend():
-    q, k = array("q", 2, 4, 4, 8), array("k", 2, 6, 2, 8)
-    where = np.arange(4) + np.zeros((2, 1), int), np.arange(6) + np.zeros((2, 1), int)
-    table = array("table", 32, 4)
-
-    def attend(where, table):
-        learnt = xa.bias.relative_bias(table, xa.bias.relative_buckets(*where))
-        return xa.attend(q, k, k, bias=learnt), xa.attend(q, k, k, bias=xa.bias.alibi(*where, 4))
-
-    assert [out.shape for out in jax.eval_shape(attend, where, table)] == [q.shape, q.shape]
 
 
 @pytest.mark.usefixtures("in_production")
@@ -347,3 +228,38 @@ def test_narrow_and_unsigned_positions_mean_their_numbers(call, dtype):
     positions = np.array([0, 3, 90, 127])
     found = call(jnp.asarray(positions, dtype))
     np.testing.assert_array_equal(found, call(jnp.asarray(positions)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "bands", "resolution"),
+    [((5,), 3, None), ((3, 4), 2, None), ((3, 4), 1, (8, 6)), ((2, 3, 1), 4, (4, 9, 7))],
+)
+def test_features_are_those_of_the_formula_at_every_place(shape, bands, resolution):
+    found = np.asarray(fourier(shape, bands, resolution))
+    assert found.shape == (*shape, fourier_dim(len(shape), bands))
+    for index in np.ndindex(shape):
+        places = [
+            -1 + 2 * i / (size - 1) if size > 1 else -1
+            for i, size in zip(index, shape, strict=True)
+        ]
+        angles = [
+            np.pi * place * (1 + (most / 2 - 1) * band / (bands - 1) if bands > 1 else 1)
+            for place, most in zip(places, resolution or shape, strict=True)
+            for band in range(bands)
+        ]
+        expected = np.concatenate([places, np.sin(angles), np.cos(angles)])
+        np.testing.assert_allclose(found[index], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_picture_of_half_the_pixels_stands_in_the_same_places():
+    large, small = (np.asarray(fourier((n, n), 3, (9, 9))) for n in (9, 5))
+    np.testing.assert_allclose(large[::2, ::2], small, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bands", "resolution"),
+    [((), 2, None), ((3, 0), 2, None), ((3,), 0, None), ((3,), 2, (3, 3))],
+)
+def test_a_grid_of_nothing_is_refused(shape, bands, resolution):
+    with pytest.raises(ValueError, match="expected one place or more on every axis"):
+        fourier(shape, bands, resolution)
