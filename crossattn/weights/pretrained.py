@@ -218,7 +218,7 @@ def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
 
 
 def _configured(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    check_numbers(settings, *() if names.dtypes is None else (len(names.dtypes),))
+    check_numbers(settings, None if names.dtypes is None else len(names.dtypes))
     with buildable(_kind(settings)):
         return _family(settings).configure(settings, names, dtype)
 

@@ -100,7 +100,7 @@ def read_settings(path: Path) -> tuple[str, Settings]:
     return text, Settings(settings)
 
 
-def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
+def check_numbers(settings: Mapping[str, Any], tensors: int | None = None) -> None:
     """Checks the numbers of a config, which has no more layers than the checkpoint has tensors.
 
     Raises:
@@ -113,7 +113,7 @@ def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
             continue
         elif _SIZE.fullmatch(key):
             of_layers = key.endswith(("layers", "n_layer", "per_block")) and key[:4] != "max_"
-            most = tensors if of_layers else _LARGEST
+            most = _LARGEST if tensors is None or not of_layers else tensors
             # Pictures have height and width.
             several = isinstance(value, list) and key.endswith("_size")
             sizes = value if several else [value]
