@@ -1,4 +1,4 @@
-"""Write a run that began from a checkpoint of ``transformers`` as one of theirs again.
+"""Writes a run that began from a checkpoint of ``transformers`` as one of theirs again.
 
     python -m experiments.export --workdir=runs/t5 --to=checkpoints/t5
     python -m experiments.export --workdir=runs/t5 --to=checkpoints/t5-best --step=best
@@ -21,7 +21,7 @@ FLAGS = (launch.WORKDIR, STEP, _TO)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Runs the command."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     workdir = launch.required_workdir()

@@ -1,7 +1,7 @@
-"""Beginning with parameters that were trained before: ``config.init``.
+"""Initialises parameters from a run or from published weights: ``config.init``.
 
-Nothing is left out in silence. A parameter that the source has and the model has not,
-or the other way round, or of another shape, is refused unless ``init.take`` or ``init.new`` say so.
+A parameter that only one of source and model has, or that has another shape, is refused unless
+``init.take`` or ``init.new`` names it.
 """
 
 import logging
@@ -23,14 +23,11 @@ from experiments.settings import saved_config
 from experiments.tasks import make_task
 
 _LOG = logging.getLogger(__name__)
-_NAMED = 5  # names that a message lists
+_NAMED = 5  # the most names in a message
 
 
 def run_begun_with(config: Any) -> Folder | None:
-    """The run that ``init.from`` names; None if it names weights, or nothing.
-
-    A model goes on with the tokenizers that it was trained with, which are in that run's ``assets``.
-    """
+    """Returns the run that ``init.from`` names, whose ``assets`` have its tokenizers; None for weights."""
     source = config.get("init", {}).get("from")
     if not source:
         return None
@@ -39,10 +36,10 @@ def run_begun_with(config: Any) -> Folder | None:
 
 
 def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
-    """From the fresh parameters of a task to those that its run begins with; None if these are them.
+    """Returns a function of fresh parameters that gives a run's first ones; None to use them as they are.
 
     Raises:
-      SettingsError: the source and the model do not fit, and no rule of ``config.init`` says what to do.
+      SettingsError: the source does not fit the model under the rules of ``config.init``.
     """
     section = config.get("init", {})
     if not section.get("from"):
@@ -63,7 +60,7 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
 
 
 def _read(section: Any, config: Any) -> Mapping[str, Any]:
-    """The parameters of a run's checkpoint, or of a folder or hub name of published weights."""
+    """Reads the parameters of a run's checkpoint, or of published weights."""
     source, step = section["from"], section.get("step")
     run = run_begun_with(config)
     if run is not None:
@@ -132,7 +129,7 @@ def _begun(
 
 
 def _refuse_tables(begun: Mapping[str, Any], task: Any, source: str) -> None:
-    """Rows of published tables stand for the tokens of another tokenizer than the task's."""
+    """Refuses published tables of tokens, whose tokenizer is not the task's."""
     axes = flatten(task.logical_axes())
     if tables := [name for name in begun if "vocab" in axes[name]]:
         raise SettingsError(
@@ -142,7 +139,7 @@ def _refuse_tables(begun: Mapping[str, Any], task: Any, source: str) -> None:
 
 
 def _put(value: Any, like: jax.Array) -> jax.Array:
-    """A value in the place, and of the dtype, of a fresh parameter."""
+    """Returns a value with the sharding and dtype of a fresh parameter."""
     if isinstance(value, jax.Array):
         return jax.device_put(value.astype(like.dtype), like.sharding)
     whole = np.asarray(value).astype(like.dtype)

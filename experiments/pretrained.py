@@ -1,8 +1,8 @@
-"""The model of a published checkpoint, to be trained on: ``config.model.name = "pretrained"``.
+"""The model of a published checkpoint in training: ``config.model.name = "pretrained"``.
 
-A run keeps, in ``assets/pretrained``, all of the checkpoint but its weights: config,
-settings of generation, tokenizer, names of tensors. So it goes on, is evaluated, and is exported
-(``experiments.export``) without the folder that ``config.init.from`` names.
+A run keeps all of the checkpoint but its weights in ``assets/pretrained``: config, settings of generation,
+tokenizer, names of tensors. So it is resumed, evaluated and exported (``experiments.export``) without the
+folder of ``config.init.from``.
 """
 
 import functools
@@ -38,7 +38,7 @@ from experiments import tiny_checkpoints
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED as NAME
 
-_TENSORS = "tensors.json"  # names and types: they say which of its family's models a checkpoint is
+_TENSORS = "tensors.json"  # names and types, which tell the class of a model
 _CONFIGS = ("config.json", "generation_config.json")
 _TINY = "tiny:"
 
@@ -48,11 +48,11 @@ class Checkpoint:
     """A published checkpoint without its weights.
 
     Attributes:
-      source: what it is called in messages.
+      source: its name in messages.
       model: a *build* with the checkpoint's config.
-      files: all that a run keeps of it, by their names.
-      tokenizer: of what is read, or of all.
-      target_tokenizer: of what is written, where it differs.
+      files: the files that a run keeps, by name.
+      tokenizer: of the sources, or of all texts.
+      target_tokenizer: of the targets, if it differs.
     """
 
     source: str
@@ -63,18 +63,18 @@ class Checkpoint:
 
     @property
     def output_tokenizer(self) -> PublishedTokenizer:
-        """The one that turns generated ids into text."""
+        """The tokenizer of generated ids."""
         return self.target_tokenizer or self.tokenizer
 
     def longest(self) -> tuple[int | None, int | None]:
-        """The most tokens, or frames, of source and target that have positions; None is any number."""
+        """Returns the largest numbers of tokens, or frames, of source and target; None is unlimited."""
         return nnx.eval_shape(lambda: self.model(nnx.Rngs(0))).longest
 
     def search(self, max_new_tokens: int, **changes: Any) -> dict[str, Any]:
-        """Arguments of ``decode.generate``: what the checkpoint asks for, with changes by its own names.
+        """Returns the checkpoint's arguments of ``decode.generate``, with changes by its own names.
 
         Raises:
-          SettingsError: it asks for what is not done here.
+          SettingsError: it has unsupported settings.
         """
         frame, alone = self.output_tokenizer.frame, self.model.module is Decoder
         given = {"bos_token_id" if alone else "decoder_start_token_id": frame.start, **changes}
@@ -97,7 +97,7 @@ class Checkpoint:
             (kept / name).write_bytes(content)
 
     def export(self, folder: Path, params: Any) -> Path:
-        """Writes a checkpoint that ``transformers`` reads, in float32, in which it is trained."""
+        """Writes a checkpoint that ``transformers`` reads, in float32."""
         settings = json.loads(self.model.text)
         typed = {name: "float32" for name in ("dtype", "torch_dtype") if name in settings}
         text = json.dumps(settings | typed, indent=2) + "\n"
@@ -108,19 +108,19 @@ class Checkpoint:
 
 
 class UnreadVocabulary(Tokenizer):
-    """The tokenizer of a plan, which has so many tokens and reads nothing."""
+    """The tokenizer of a plan, which has a size and reads nothing."""
 
     def __init__(self, size: int):
         self._size = size
 
     @property
     def vocab_size(self) -> int:
-        """As it was given."""
+        """V."""
         return self._size
 
 
 def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
-    """The checkpoint that a run was begun with, or that ``config.init.from`` names; no weights are read.
+    """Opens the checkpoint that a run began from, or that ``config.init.from`` names, without weights.
 
     Raises:
       SettingsError: none is named, or it has no tokenizer.
@@ -148,17 +148,13 @@ def open_checkpoint(config: Any, assets: Folder | None = None) -> Checkpoint:
     if remat := config.model.get("remat", False):
         model = replace(model, config=_laid(model.config, remat=remat))
     paths = [*files_beside(folder), *(folder / n for n in _CONFIGS if (folder / n).is_file())]
-    paths += [path for path in (folder / "target.spm",) if path.is_file() and path not in paths]
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
     files[_TENSORS] = (json.dumps(tensors, indent=1) + "\n").encode()
     return Checkpoint(source, model, files, *_tokenizers(source, folder, model, config))
 
 
 def _described(source: str, folder: Path, options: Any) -> Checkpoint:
-    """The checkpoint that a config alone describes: enough for a plan, and nothing to begin from.
-
-    Its layers are scanned, which no checkpoint's are: so a plan of many is compiled in seconds.
-    """
+    """Returns the checkpoint of a config alone, for a plan; scanned layers compile in seconds."""
     _, settings = read_settings(folder / "config.json")
     model = weights.describe(settings, options.get("dtype"))
     laid = _laid(model.config, scan=True, remat=options.get("remat", False))
@@ -167,7 +163,7 @@ def _described(source: str, folder: Path, options: Any) -> Checkpoint:
 
 
 def _laid(config: Any, **changes: Any) -> Any:
-    """A config of a model with other values of these fields, its own and its parts'."""
+    """Returns a model's config with these values of its fields and of its parts' fields."""
     own = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -179,15 +175,15 @@ def _laid(config: Any, **changes: Any) -> Any:
 
 
 def checkpoint_folder(source: str) -> Path:
-    """The folder that ``config.init.from`` names: a path, a name on the hub, a packaged model, ``tiny:KIND``.
+    """Returns the folder of a path, a name on the hub, a packaged model or ``tiny:KIND``.
 
     Raises:
       SettingsError: there is no such tiny checkpoint.
       CheckpointError: there is no such folder.
     """
     if source.startswith(_TINY):
-        return _tiny(source.removeprefix(_TINY))
-    from experiments import fetch_weights  # a launcher, whose flags not everybody wants
+        return Path(_tiny(source.removeprefix(_TINY)).name)
+    from experiments import fetch_weights  # defines the flags of a launcher
 
     if source in fetch_weights.MODELS and not Path(source).is_dir():
         return fetch_weights.packaged(source)
@@ -195,18 +191,16 @@ def checkpoint_folder(source: str) -> Path:
 
 
 @functools.cache
-def _tiny(kind: str) -> Path:
+def _tiny(kind: str) -> tempfile.TemporaryDirectory:
+    """Writes a tiny checkpoint to a folder that lasts as long as the process."""
     if kind not in tiny_checkpoints.known():
         raise SettingsError(
             f"config.init.from is {_TINY + kind!r}; expected {_TINY} and one of"
             f" {', '.join(tiny_checkpoints.known())}."
         )
     scratch = tempfile.TemporaryDirectory(prefix="crossattn-")
-    _SCRATCH.append(scratch)
-    return tiny_checkpoints.write(kind, Path(scratch.name))
-
-
-_SCRATCH: list[tempfile.TemporaryDirectory] = []  # until the process ends
+    tiny_checkpoints.write(kind, Path(scratch.name))
+    return scratch
 
 
 def _refuse_lost(assets: Folder | None) -> None:
@@ -224,7 +218,7 @@ def _refuse_lost(assets: Folder | None) -> None:
 def _tokenizers(
     source: str, folder: Path, model: Pretrained, config: Any
 ) -> tuple[PublishedTokenizer, PublishedTokenizer | None]:
-    """Those of what is read and of what is written; None where it is the same."""
+    """Returns the tokenizers of sources and of targets; None where it is the same."""
     kind, options = json.loads(model.text)["model_type"], config.get("tokenizer", {})
     reader = read_tokenizer(folder, kind)
     if reader is None:
@@ -236,7 +230,9 @@ def _tokenizers(
     writer = read_target_tokenizer(folder, kind) or reader
     language = options.get("target_language")
     if model.module is Whisper:
-        tokens = WhisperTokens(reader, f"the tokenizer of {source}", _multilingual(model))
+        tokens = WhisperTokens(
+            reader, f"the tokenizer of {source}", model.settings.get("is_multilingual")
+        )
         start, *before = tokens.prefix(language or "en", times=False)
         frame = Frame(start, tuple(before), (tokens.end,))
         return PublishedTokenizer(reader, frame), None
@@ -253,7 +249,7 @@ def _tokenizers(
 
 
 def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
-    """The tokens around a text: the tokenizer's, and the start that the model's config asks for."""
+    """Returns the tokens around a text: the tokenizer's, and the model's start."""
     before, after = frame_of(backend)
     eos = () if after else np.ravel(model.ids["eos_id"])[:1]
     after = after or tuple(int(id) for id in eos)
@@ -265,7 +261,7 @@ def _frame(model: Pretrained, backend: Any, written: bool) -> Frame:
         start = int(model.target_in(np.array([[*before, *after]]))[0, 0])
     else:
         start = before[0] if before else after[0]
-    if written and before[:1] == (start,):  # it is not begun twice
+    if written and before[:1] == (start,):
         before = before[1:]
     return Frame(start, before, after)
 
@@ -282,7 +278,3 @@ def _refuse_more_tokens(source: str, model: Pretrained, backend: Any) -> None:
 def _vocabulary(settings: Mapping[str, Any]) -> int:
     halves = (settings, settings.get("encoder", {}), settings.get("decoder", {}))
     return next(half["vocab_size"] for half in halves if "vocab_size" in half)
-
-
-def _multilingual(model: Pretrained) -> bool | None:
-    return model.settings.get("is_multilingual")

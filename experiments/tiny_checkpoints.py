@@ -1,7 +1,7 @@
-"""Checkpoints of random parameters, small enough to be trained in seconds: ``config.init.from = "tiny:t5"``.
+"""Checkpoints of random parameters that train in seconds: ``config.init.from = "tiny:t5"``.
 
-They are files as ``transformers`` writes them, tokenizers of bytes among them, so that
-whatever begins from a published checkpoint is tried with them, without a download.
+They are files as ``transformers`` writes them, with tokenizers of bytes, to try without a download
+whatever begins from a published checkpoint.
 """
 
 import json
@@ -19,14 +19,14 @@ _WHISPER = ("endoftext", "startoftranscript", "en", "translate", "transcribe", "
             "nospeech", "notimestamps")  # fmt: skip
 _WHISPER_TIMES = 51
 _HEADS = re.compile(r"encoder\.(cls|bert\.pooler)\.")
-_PAD, _BOS, _EOS = 256, 257, 258  # behind the bytes
+_PAD, _BOS, _EOS = 256, 257, 258  # after the bytes
+_VOCAB = 256 + len(_SPECIALS)
 _IDS = dict(pad_token_id=_PAD, bos_token_id=_BOS, eos_token_id=_EOS)
-_ENDS = "$A </s>"
 
 
 def _bart(model_type: str, start: int = _PAD, **changes: Any) -> dict[str, Any]:
     return dict(
-        model_type=model_type, vocab_size=256 + len(_SPECIALS), d_model=32, encoder_layers=1,
+        model_type=model_type, vocab_size=_VOCAB, d_model=32, encoder_layers=1,
         decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
         decoder_ffn_dim=64, max_position_embeddings=64, activation_function="gelu", dropout=0.0,
         decoder_start_token_id=start, **_IDS,
@@ -34,21 +34,21 @@ def _bart(model_type: str, start: int = _PAD, **changes: Any) -> dict[str, Any]:
 
 
 _T5 = dict(
-    model_type="t5", vocab_size=256 + len(_SPECIALS), d_model=32, d_kv=16, d_ff=64, num_layers=1,
+    model_type="t5", vocab_size=_VOCAB, d_model=32, d_kv=16, d_ff=64, num_layers=1,
     num_heads=2, dropout_rate=0.0, decoder_start_token_id=_PAD, **_IDS,
 )  # fmt: skip
 _GPT2 = dict(
-    model_type="gpt2", vocab_size=256 + len(_SPECIALS), n_embd=32, n_layer=1, n_head=2, n_positions=64,
+    model_type="gpt2", vocab_size=_VOCAB, n_embd=32, n_layer=1, n_head=2, n_positions=64,
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **_IDS | {"bos_token_id": _EOS},
 )  # fmt: skip
 _BERT = dict(
-    model_type="bert", vocab_size=256 + len(_SPECIALS), hidden_size=32, num_hidden_layers=1,
+    model_type="bert", vocab_size=_VOCAB, hidden_size=32, num_hidden_layers=1,
     num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, type_vocab_size=2,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0, **_IDS,
 )  # fmt: skip
 _LLAMA = dict(
-    model_type="llama", vocab_size=256 + len(_SPECIALS), hidden_size=32, num_hidden_layers=1,
+    model_type="llama", vocab_size=_VOCAB, hidden_size=32, num_hidden_layers=1,
     num_attention_heads=2, num_key_value_heads=1, intermediate_size=64, max_position_embeddings=64, **_IDS,
 )  # fmt: skip
 _PAIR = dict(
@@ -64,17 +64,18 @@ _CAPTIONS = dict(
     decoder=_GPT2 | dict(is_decoder=True, add_cross_attention=True), decoder_start_token_id=_EOS, **_IDS,
 )  # fmt: skip
 _WHISPER_IDS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 256)
+# Kind of model -> ``config.json``, and the template of a text; None is the bare text.
 _FAMILIES: dict[str, tuple[dict[str, Any], str | None]] = {
     "annalog": (_bart("annalog"), "<s> $A </s>"),
     "bart": (_bart("bart", start=_EOS), "<s> $A </s>"),
-    "bert": (_BERT | dict(vocab_size=257 + len(_SPECIALS)), "<s> $A </s>"),
+    "bert": (_BERT | dict(vocab_size=_VOCAB + 1), "<s> $A </s>"),
     "encoder-decoder": (_PAIR, "<s> $A </s>"),
     "gpt2": (_GPT2, None),
     "llama": (_LLAMA, "<s> $A"),
-    "marian": (_bart("marian"), _ENDS),
+    "marian": (_bart("marian"), "$A </s>"),
     "mbart": (_bart("mbart", start=_EOS), "$A </s> en_XX"),
-    "pegasus": (_bart("pegasus"), _ENDS),
-    "t5": (_T5, _ENDS),
+    "pegasus": (_bart("pegasus"), "$A </s>"),
+    "t5": (_T5, "$A </s>"),
     "vision-encoder-decoder": (_CAPTIONS, None),
     "whisper": (
         _bart("whisper", start=257, vocab_size=256 + len(_WHISPER) + _WHISPER_TIMES, num_mel_bins=16,
@@ -82,28 +83,29 @@ _FAMILIES: dict[str, tuple[dict[str, Any], str | None]] = {
         None,
     ),
 }  # fmt: skip
-"""Kind of model -> its ``config.json``, and what stands around a text; None is nothing."""
 
 
 def known() -> list[str]:
-    """The kinds that there are."""
+    """Returns the kinds of checkpoints."""
     return list(_FAMILIES)
 
 
 def write(kind: str, folder: Path) -> Path:
-    """A checkpoint of this kind in a folder: the same each time."""
+    """Writes a checkpoint of this kind, always the same, and returns its folder."""
     settings, template = _FAMILIES[kind]
     folder.mkdir(parents=True, exist_ok=True)
     model = weights.describe(settings)
-    if kind == "encoder-decoder":  # the half that reads has no heads
+    if kind == "encoder-decoder":  # whose encoder has no heads
         shapes = jax.eval_shape(lambda key: functional.init(model, key), jax.random.key(0))
         names = [name for name in weights.Tensors.of(model, shapes) if not _HEADS.match(name)]
         (folder / "config.json").write_text(model.text, encoding="utf-8")
         model = weights.describe_folder(folder, dict.fromkeys(names, "F32"))
     weights.save(folder, model, functional.init(model, jax.random.key(0)))
-    specials = _whisper_specials() if kind == "whisper" else _SPECIALS
-    backend = _bytes((*specials, "[MASK]") if kind == "bert" else specials, template)
-    (folder / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    specials = {
+        "whisper": [f"<|{name}|>" for name in _WHISPER],
+        "bert": [*_SPECIALS, "[MASK]"],
+    }.get(kind, _SPECIALS)
+    _bytes(specials, template).save(str(folder / "tokenizer.json"), pretty=False)
     if kind == "whisper":
         hints = _WHISPER_IDS | {"decoder_start_token_id": 257, "is_multilingual": False}
         (folder / "generation_config.json").write_text(json.dumps(hints) + "\n", encoding="utf-8")
@@ -111,7 +113,7 @@ def write(kind: str, folder: Path) -> Path:
 
 
 def _bytes(specials: Any, template: str | None) -> Tokenizer:
-    """Bytes, then specials; a template puts some of these around a text."""
+    """Returns a tokenizer of bytes, then specials; a template puts some of these around a text."""
     letters = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -123,7 +125,3 @@ def _bytes(specials: Any, template: str | None) -> Tokenizer:
             single=template, special_tokens=[(text, backend.token_to_id(text)) for text in used]
         )
     return backend
-
-
-def _whisper_specials() -> list[str]:
-    return [f"<|{name}|>" for name in _WHISPER]

@@ -1,4 +1,4 @@
-"""A checkpoint's settings of generation as arguments of ``decode``: what transformers makes of them.
+"""The settings of generation of a checkpoint, as arguments of ``decode``.
 
 Source: ``GenerationMixin`` of transformers 5, above all ``_get_logits_processor``, whose order the
 processors keep.
@@ -14,47 +14,33 @@ from crossattn.decode import constraints, penalties, sampling, stopping
 from crossattn.decode.logits.processors import Context, LogitsProcessor
 from crossattn.weights.formats.safetensors import CheckpointError
 
-# Settings that would change the text and are not supported: the values at which they do nothing.
+# Settings that would change the text and are not supported -> values at which they, like at None, do nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "encoder_no_repeat_ngram_size": (0,),
-    "sequence_bias": (None,),
-    "exponential_decay_length_penalty": (None,),
-    "guidance_scale": (None, 1.0),
+    "guidance_scale": (1.0,),
     "num_beam_groups": (1,),
-    "penalty_alpha": (None, 0.0),
-    "renormalize_logits": (False,),
-    "remove_invalid_values": (False,),
-    "watermarking_config": (None,),
-    "token_healing": (False,),
-    "max_time": (None,),
-    "stop_strings": (None,),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "dola_layers": (None,),
-    "low_memory": (None, False),
-    # Where keys and values are kept changes nothing, unless they are kept with fewer bits.
+    "penalty_alpha": (0.0,),
+    # Only a cache of fewer bits changes anything.
     "cache_implementation": (
-        None, "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "hybrid_chunked",
+        "dynamic", "static", "offloaded", "offloaded_static", "hybrid", "hybrid_chunked",
         "sliding_window", "offloaded_hybrid", "offloaded_hybrid_chunked",
     ),
-    # Another model, or a part of this one, that runs ahead.
-    "use_mtp": (None, False),
-    "prompt_lookup_num_tokens": (None,),
-    "is_assistant": (None, False),
-    "assistant_early_exit": (None,),
-    "assistant_ensemble_weight": (None,),
-    "speculation_type": (None,),
-    # Whisper's: they stand in the prefix, which is the caller's to give.
-    "forced_decoder_ids": (None,),
-    "language": (None,),
-    "task": (None,),
-    "return_timestamps": (None, False),
+    **dict.fromkeys((
+        "renormalize_logits", "remove_invalid_values", "token_healing", "low_memory", "use_mtp",
+        "is_assistant", "return_timestamps",
+    ), (False,)),
+    **dict.fromkeys((
+        "sequence_bias", "exponential_decay_length_penalty", "watermarking_config", "max_time",
+        "stop_strings", "constraints", "force_words_ids", "dola_layers", "prompt_lookup_num_tokens",
+        "assistant_early_exit", "assistant_ensemble_weight", "speculation_type",
+        # Whisper's, which the caller gives as a prefix.
+        "forced_decoder_ids", "language", "task",
+    ), ()),
 }  # fmt: skip
-# The same for draws; other searches ignore them.
 _UNSUPPORTED_DRAWS: dict[str, tuple[Any, ...]] = {
     "typical_p": (1.0,),
-    "top_h": (None,),
+    "top_h": (),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
 }
@@ -69,14 +55,15 @@ def _ids(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(type(token) is int for token in value)
 
 
-# Supported settings: the expected value in words, and a test of it.
+# Supported settings -> the expected value in words, and a test of it.
 _COUNT = "0 or more", lambda x: type(x) is int and x >= 0
+_AT_LEAST_1 = "1 or more", lambda x: type(x) is int and x > 0
 _POSITIVE = "a number above 0", lambda x: _number(x) and x > 0
 _SEVERAL = "a token or several", lambda x: type(x) is int or _ids(x)
 _LIST = "a list of tokens", _ids
 _SUPPORTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "num_beams": ("1 or more", lambda x: type(x) is int and x > 0),
-    "num_return_sequences": ("1 or more", lambda x: type(x) is int and x > 0),
+    "num_beams": _AT_LEAST_1,
+    "num_return_sequences": _AT_LEAST_1,
     "length_penalty": ("a number", _number),
     "early_stopping": ("True, False or 'never'", lambda x: x in (True, False, "never")),
     "no_repeat_ngram_size": _COUNT,
@@ -97,14 +84,7 @@ _SUPPORTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The settings of generation of a checkpoint: ``generation_config.json`` alone, or else ``config.json``.
-
-    A setting that the file leaves open is open, whatever the other says.
-
-    Args:
-      config: ``config.json``.
-      own: ``generation_config.json``; None is no such file.
-    """
+    """Returns a checkpoint's settings: ``generation_config.json``, or else those of ``config.json``."""
     if own is not None:
         return _given(own)
     # A pair, or a language model that reads pictures, has the settings in a part of its config.
@@ -116,16 +96,15 @@ def stored(config: Mapping[str, Any], own: Mapping[str, Any] | None) -> dict[str
 
 
 def special_ids(settings: Mapping[str, Any], starts: tuple[str, ...]) -> dict[str, Any]:
-    """``bos_id``, ``eos_id`` (a tuple of several, or of none), ``pad_id``, as ``stored`` settings have them.
+    """Returns ``bos_id``, ``eos_id`` (a tuple of several, or of none) and ``pad_id`` of ``stored`` settings.
 
     Args:
-      starts: the settings that a text may begin with, the first that is set.
+      starts: names of the setting of the first token; the first that is set counts.
 
     Raises:
-      CheckpointError: nothing says what a text begins with, or each row begins otherwise; or an id is none.
+      CheckpointError: no first token is set, or several are; or an id is no token.
     """
-    for name in _IDS:
-        _check_value(settings, name, *_SEVERAL)
+    _check_values(settings, dict.fromkeys(_IDS, _SEVERAL))
     named = [settings[name] for name in starts if settings.get(name) is not None]
     if not named:
         raise CheckpointError(
@@ -154,68 +133,48 @@ def arguments(
     key: Any,
     changes: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """See ``Pretrained.generation``.
-
-    Args:
-      settings: the checkpoint's, by the names that transformers has for them, see ``stored``.
-      starts: see ``special_ids``.
-      vocab_size: V.
-      max_new_tokens: the most tokens generated.
-      key: see there.
-      changes: settings that the caller wants otherwise.
-    """
+    """Returns the arguments of ``decode.generate``, see ``Pretrained.generation`` and ``special_ids``."""
     known = [*_SUPPORTED, *(name for name in _IDS if name in (*starts, *_IDS[2:]))]
     if unknown := sorted(changes.keys() - {*known, *_UNSUPPORTED, *_UNSUPPORTED_DRAWS}):
         raise ValueError(f"generation got {unknown[0]}; expected some of {', '.join(known)}.")
     settings = _given({**settings, **changes})
-    for name, rule in _SUPPORTED.items():
-        _check_value(settings, name, *rule)
+    _check_values(settings, _SUPPORTED)
     drawn = settings.get("do_sample", False)
     for name, neutral in (_UNSUPPORTED | (_UNSUPPORTED_DRAWS if drawn else {})).items():
-        _expect(settings, name, neutral)
+        if name in settings and settings[name] not in neutral:
+            raise CheckpointError(
+                f"the settings of generation have {name} {settings[name]!r}, which is not supported; "
+                f"generation(..., {name}={(*neutral, None)[0]!r}) goes without it."
+            )
     options = special_ids(settings, starts) | {"max_new_tokens": max_new_tokens}
-    _check({**settings, starts[0]: options["bos_id"]}, starts[0], vocab_size)
-    processors = _processors(settings, _several(options["eos_id"]), max_new_tokens)
+    _check_tokens({**settings, starts[0]: options["bos_id"]}, starts[0], vocab_size)
     _check_search(settings, key)
+    penalty = settings.get("repetition_penalty", 1.0)
+    penalised = [sampling.repetition_penalty(penalty)] if penalty != 1 else []  # counts no padding
+    constrained = map(_whole, _constraints(settings, _several(options["eos_id"]), max_new_tokens))
     shaped = _draws(settings) if drawn else ()
-    options["processors"] = (*_penalties(settings), *map(_whole, processors), *shaped)
+    options["processors"] = (*penalised, *constrained, *shaped)
     if drawn:
         options["key"] = key
     if (num_beams := settings.get("num_beams", 1)) > 1:
         power = settings.get("length_penalty", 1.0)
-        stop = stopping.transformers(settings.get("early_stopping", False), power)
         options |= {
             "num_beams": num_beams,
             "length_penalty": penalties.power(power),
-            "stopping": stop,
+            "stopping": stopping.transformers(settings.get("early_stopping", False), power),
         }
     return options
 
 
-def _expect(settings: Mapping[str, Any], name: str, neutral: tuple[Any, ...]) -> None:
-    value = settings.get(name, neutral[0])
-    if not any(value is one or (value == one and one is not None) for one in neutral):
-        raise CheckpointError(
-            f"the settings of generation have {name} {value!r}, which is not supported; "
-            f"generation(..., {name}={neutral[0]!r}) goes without it."
-        )
-
-
-def _check_value(
-    settings: Mapping[str, Any], name: str, expected: str, allowed: Callable[[Any], bool]
-) -> None:
-    value = settings.get(name)
-    if value is not None and not allowed(value):
-        raise CheckpointError(f"{name} is {value!r}; expected {expected}.")
+def _check_values(settings: Mapping[str, Any], rules: Mapping[str, tuple]) -> None:
+    for name, (expected, allowed) in rules.items():
+        value = settings.get(name)
+        if value is not None and not allowed(value):
+            raise CheckpointError(f"{name} is {value!r}; expected {expected}.")
 
 
 def _check_search(settings: Mapping[str, Any], key: Any) -> None:
-    """Whether there is a search of this kind, and what it draws with.
-
-    Raises:
-      CheckpointError: there is none.
-      ValueError: there is a key, and nothing is drawn.
-    """
+    """Checks that a search of this kind exists, and that draws alone have a key."""
     drawn, beams = settings.get("do_sample", False), settings.get("num_beams", 1)
     several = settings.get("num_return_sequences", 1)
     if drawn and beams > 1:
@@ -242,12 +201,8 @@ def _check_search(settings: Mapping[str, Any], key: Any) -> None:
         )
 
 
-def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
-    """Whether what is supported has values that mean something; ``start`` is the first token's name.
-
-    Raises:
-      CheckpointError: it has not; the message names the setting.
-    """
+def _check_tokens(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
+    """Checks that the tokens are of the vocabulary, and that forced ones can come."""
     beams = settings.get("num_beams", 1)
     if beams > 1 and len(set(_several(settings.get("forced_eos_token_id", ())))) > 1:
         raise CheckpointError(
@@ -270,17 +225,11 @@ def _check(settings: Mapping[str, Any], start: str, vocab_size: int) -> None:
             )
 
 
-def _penalties(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
-    """Processors that count no padding as tokens."""
-    if (penalty := settings.get("repetition_penalty", 1.0)) != 1:
-        yield sampling.repetition_penalty(penalty)
-
-
 def _draws(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
-    """Processors that shape the distribution of draws, after all others."""
+    """Yields processors that shape the distribution of draws, after all others."""
     if (temperature := settings.get("temperature", 1.0)) != 1:
         yield sampling.temperature(temperature)
-    if k := settings.get("top_k", 50):  # what transformers has where nothing is said
+    if k := settings.get("top_k", 50):  # the default of transformers
         yield sampling.top_k(k)
     if (p := settings.get("top_p", 1.0)) < 1:
         yield sampling.top_p(p)
@@ -288,47 +237,42 @@ def _draws(settings: Mapping[str, Any]) -> Iterator[LogitsProcessor]:
         yield sampling.min_p(p)
 
 
-def _processors(
+def _constraints(
     settings: Mapping[str, Any], ends: list[int], max_new_tokens: int
-) -> list[LogitsProcessor]:
-    processors = []
+) -> Iterator[LogitsProcessor]:
     if size := settings.get("no_repeat_ngram_size", 0):
-        processors.append(constraints.no_repeat_ngram(size))
+        yield constraints.no_repeat_ngram(size)
     words = [word for word in settings.get("bad_words_ids", ()) if word not in [[e] for e in ends]]
     if words:
-        processors.append(constraints.ban_ngrams(words))
+        yield constraints.ban_ngrams(words)
     ends = [end for end in ends if end >= 0]  # a negative one never comes
-    if ends and "min_new_tokens" in settings:  # takes the place of the other
-        processors.append(constraints.min_new_tokens(settings["min_new_tokens"], ends))
+    if ends and "min_new_tokens" in settings:  # overrides min_length
+        yield constraints.min_new_tokens(settings["min_new_tokens"], ends)
     elif ends and (least := settings.get("min_length", 0)):  # the prefix counts
-        processors.append(_where(lambda context: context.length < least, constraints.ban(ends)))
+        yield _where(lambda context: context.length < least, constraints.ban(ends))
     first = settings.get("forced_bos_token_id")
     if first is not None:  # behind a start of one token only
-        processors.append(
-            _where(lambda context: context.length == 1, constraints.force({0: first}))
-        )
+        yield _where(lambda context: context.length == 1, constraints.force({0: first}))
     if last := _several(settings.get("forced_eos_token_id", ())):
-        processors.append(constraints.force({max_new_tokens - 1: min(last)}))
+        yield constraints.force({max_new_tokens - 1: min(last)})
     if tokens := _tokens(settings, "suppress_tokens"):
-        processors.append(constraints.ban(tokens))
+        yield constraints.ban(tokens)
     if tokens := _tokens(settings, "begin_suppress_tokens"):
 
-        def begins(context: Context) -> Any:
-            """At the first token that is not forced."""
+        def at_first_free_token(context: Context) -> Any:
             forced = 0 if first is None else jnp.asarray(context.start == 1, int)
             return context.generated == forced
 
-        processors.append(_where(begins, constraints.ban(tokens)))
-    return processors
+        yield _where(at_first_free_token, constraints.ban(tokens))
 
 
 def _where(condition: Callable[[Context], Any], processor: LogitsProcessor) -> LogitsProcessor:
-    """The processor where the condition holds."""
+    """Returns the processor, restricted to contexts that satisfy the condition."""
     return lambda logits, context: jnp.where(condition(context), processor(logits, context), logits)
 
 
 def _whole(processor: LogitsProcessor) -> LogitsProcessor:
-    """The processor over all that stands in a row: transformers takes padding for tokens like any."""
+    """Returns the processor, applied to rows with their padding, as transformers counts them."""
     return lambda logits, context: processor(logits, context.padded)
 
 

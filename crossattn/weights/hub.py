@@ -11,17 +11,20 @@ from typing import Any
 from crossattn.weights.formats.safetensors import INDEX, WEIGHTS, CheckpointError
 from crossattn.weights.settings import read_settings
 
-# Configs, tokenizers: what lies beside the weights. Never pickles, nor another framework's weights.
+# Configs and tokenizers; never pickles, nor another framework's weights.
 _BESIDE = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja")
-# For configs that do not name a class. All of these have their output layer.
-_CLASSES = {"bert": "BertForPreTraining", "gpt2": "GPT2LMHeadModel"}
-_SPEECH, _PAIR = "AutoModelForSpeechSeq2Seq", "AutoModelForSeq2SeqLM"
-# The name that early files of T5 have for their class, which is no longer there.
+# Classes with an output layer, for configs that name none.
+_CLASSES = {
+    "bert": "BertForPreTraining",
+    "gpt2": "GPT2LMHeadModel",
+    "whisper": "AutoModelForSpeechSeq2Seq",
+}
+# The name in early files of T5 of a class that is no longer there.
 _RENAMED = {"T5WithLMHeadModel": "T5ForConditionalGeneration"}
 
 
 def find_folder(source: str | Path) -> Path:
-    """The folder of that path; or of that name on the hub, with the files a checkpoint needs.
+    """Returns the folder of that path; or fetches the checkpoint of that name from the hub.
 
     Raises:
       CheckpointError: there is no such folder, and no hub or no such name on it; or its weights are
@@ -55,7 +58,7 @@ def find_folder(source: str | Path) -> Path:
 
 
 def _fetched(hub: Any, name: str) -> Path:
-    """The files of a repository that a checkpoint needs; without a network, those that are here."""
+    """Fetches the files that a checkpoint needs; without a network, returns those of an earlier time."""
     try:
         files = [file for file in hub.list_repo_files(name) if "/" not in file]
     except Exception as unreachable:
@@ -63,24 +66,18 @@ def _fetched(hub: Any, name: str) -> Path:
             return Path(hub.snapshot_download(name, local_files_only=True))
         except Exception:
             raise unreachable from None
-    if _only_pickles(files):
+    if _pickles(files):
         folder = Path(hub.snapshot_download(name, allow_patterns=["config.json"]))
         refuse_pickles(name, files, folder, to=name.rpartition("/")[2])
-    return Path(hub.snapshot_download(name, allow_patterns=wanted(files)))
-
-
-def wanted(files: list[str]) -> list[str]:
-    """The files to fetch among those at a repository's top: the weights once, configs and tokenizers.
-
-    Variants of the weights (``model.fp16.safetensors``) stay there, and the parts of what is there whole.
-    """
+    # Variants of the weights (model.fp16.safetensors) stay there, and the parts of a whole file.
     parts = [f for f in fnmatch.filter(files, "*-of-*.safetensors") if f.count(".") == 1]
-    beside = [f for f in files if any(fnmatch.fnmatch(f, pattern) for pattern in _BESIDE)]
-    return sorted([*beside, *([WEIGHTS] if WEIGHTS in files else parts)])
+    patterns = [*_BESIDE, *([WEIGHTS] if WEIGHTS in files else parts)]
+    wanted = [file for file in files if any(fnmatch.fnmatch(file, p) for p in patterns)]
+    return Path(hub.snapshot_download(name, allow_patterns=wanted))
 
 
-def _only_pickles(files: Collection[str]) -> list[str]:
-    """The pickles among a checkpoint's files, where they hold its weights and no other does."""
+def _pickles(files: Collection[str]) -> list[str]:
+    """Returns the pickles among a checkpoint's files, if no other file has its weights."""
     pickled = sorted(fnmatch.filter(files, "pytorch_model*.bin"))
     return pickled if {WEIGHTS, INDEX}.isdisjoint(files) else []
 
@@ -88,18 +85,20 @@ def _only_pickles(files: Collection[str]) -> list[str]:
 def refuse_pickles(
     source: str | Path, files: Collection[str], folder: Path, *, to: str | Path
 ) -> None:
-    """Refuses a checkpoint that is there as pickles only, with the line that converts it.
+    """Refuses a checkpoint that has pickles only, with the command that converts it.
 
-    Args:
-      source: its folder, or its name on the hub.
-      files: its files' names.
-      folder: has its ``config.json``; the class that it names decides which output layer survives.
-      to: the folder that is to hold the converted checkpoint; its tokenizer too, where that is another.
+    The class is that of ``config.json`` in ``folder``; a converted checkpoint in another folder than the
+    source also gets the tokenizer.
     """
-    if not (pickled := _only_pickles(files)):
+    if not (pickled := _pickles(files)):
         return
     settings = read_settings(folder / "config.json")[1]
-    classes = [_model_class(settings)]
+    listed = settings.get("architectures")
+    named = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if re.fullmatch(r"[A-Za-z]\w*", named, re.ASCII):  # it goes into a command
+        classes = [_RENAMED.get(named, named)]
+    else:
+        classes = [_CLASSES.get(settings["model_type"], "AutoModelForSeq2SeqLM")]
     if to != source:
         classes.append("AutoProcessor" if settings["model_type"] == "whisper" else "AutoTokenizer")
     old, new = json.dumps(str(source)), json.dumps(str(to))
@@ -110,12 +109,3 @@ def refuse_pickles(
         f"{source} has only {pickled[0]}, a pickle, which is never read here; convert it once "
         f"where you trust it{then}: python -c {code}"
     )
-
-
-def _model_class(settings: dict[str, Any]) -> str:
-    listed = settings.get("architectures")
-    named = listed[0] if isinstance(listed, list) and listed else ""
-    if re.fullmatch(r"[A-Za-z]\w*", str(named), re.ASCII):  # it goes into a command
-        return _RENAMED.get(named, named)
-    kind = settings["model_type"]
-    return _CLASSES.get(kind, _SPEECH if kind == "whisper" else _PAIR)

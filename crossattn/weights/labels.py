@@ -1,4 +1,4 @@
-"""The decoder's input that predicts its labels: the labels, one position later."""
+"""Makes the input of a decoder from its labels."""
 
 import jax.numpy as jnp
 
@@ -9,15 +9,15 @@ IGNORED = -100
 
 
 def shift_right(labels: Int[AnyArray, "B T"], start_id: int, pad_id: int) -> Int[Array, "B T"]:
-    """``start_id``, then all labels but the last; padding where a label is ignored."""
+    """Returns ``start_id``, then all labels but the last; padding where a label is ignored."""
     tokens = jnp.where(labels == IGNORED, pad_id, labels)
     return jnp.concatenate([jnp.full_like(tokens[:, :1], start_id), tokens[:, :-1]], axis=1)
 
 
 def last_first(labels: Int[AnyArray, "B T"], pad_id: int) -> Int[Array, "B T"]:
-    """The last token that is no padding, then all labels but the last.
+    """Returns the last token that is no padding, then all labels but the last.
 
-    mBART's and PLBart's labels end with the language's code, and the decoder starts from it.
+    The labels of mBART and PLBart end with the language's code, from which the decoder starts.
     """
     tokens = jnp.where(labels == IGNORED, pad_id, labels)
     last = jnp.sum(tokens != pad_id, axis=1, keepdims=True) - 1

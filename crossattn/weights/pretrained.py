@@ -1,4 +1,4 @@
-"""``load`` and ``save``: a checkpoint's folder to a model with parameters, and back to the same bytes."""
+"""Loads a checkpoint as a model with parameters, and saves it as the same bytes again."""
 
 import importlib
 import json
@@ -17,11 +17,11 @@ from crossattn.weights.generation import arguments, special_ids, stored
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
 from crossattn.weights.quantize import quantizer
-from crossattn.weights.rules import AllNames, Names, Rules, canonical
+from crossattn.weights.rules import Names, Rules, canonical
 from crossattn.weights.settings import Settings, buildable, check_numbers, read_settings
 from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
 
-# File of this package -> model_type of config.json, of the checkpoints that it knows.
+# File in families/ -> the model_type entries of config.json that it knows.
 _FAMILIES = {
     "annalog": ["annalog"],
     "bart": ["bart", "blenderbot", "marian", "mbart", "mvp", "pegasus", "plbart"],
@@ -39,24 +39,23 @@ _FAMILIES = {
     "whisper": ["whisper"],
 }
 _FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds}
-# Decoders without an encoder, whose texts begin with bos_token_id.
+# Decoders alone, whose texts begin with bos_token_id.
 _ALONE = ("bert", "gpt2", "llama", "llava", "mistral", "qwen2", "trocr")
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model as its checkpoint describes it; call it with ``nnx.Rngs`` for a module.
+    """A model as its checkpoint describes it, a *build* of ``crossattn.functional``.
 
-    It is a *build* of ``crossattn.functional``: ``xa.apply(model, params, ...)``,
-    ``functional.bind(model, params)``, ``xa.init(model, key)``.
+    ``xa.apply(model, params, ...)``, ``functional.bind(model, params)``, ``xa.init(model, key)``.
 
     Attributes:
       module: the class.
       config: its configuration.
       text: ``config.json``.
-      rules: where each parameter is in a checkpoint.
+      rules: map parameters to tensors.
       generation_text: ``generation_config.json``, None without one.
-      layout: what the checkpoint's files were; None for a model that was not loaded.
+      layout: of the checkpoint's files; None for a model that was not loaded.
     """
 
     module: Callable[..., nnx.Module]
@@ -70,25 +69,25 @@ class Pretrained:
         return self.module(self.config, rngs=rngs)
 
     def target_in(self, labels: Int[AnyArray, "B T"]) -> Int[Array, "B T"]:
-        """The decoder's input that predicts these labels: the same tokens, one position later.
+        """Returns the decoder's input that predicts these labels: the same tokens, one position later.
 
         Args:
           labels: tokens, end-of-sentence included; -100 where nothing is to be predicted.
 
         Raises:
-          CheckpointError: ``config.json``, whose ids these are, does not say what a text begins with.
+          CheckpointError: ``config.json`` lacks the ids of the first token or of padding.
         """
         config = Settings(json.loads(self.text))
         kind, nested = config["model_type"], config.get("decoder") or {}
 
         def own(name: str) -> int:
-            for start_id in (config.get(name), nested.get(name)):
-                if start_id is not None:
-                    return start_id
-            raise CheckpointError(
-                f"config.json lacks {name}; shift the labels by "
-                "weights.shift_right(labels, start_id, pad_id)."
-            )
+            found = [part[name] for part in (config, nested) if part.get(name) is not None]
+            if not found:
+                raise CheckpointError(
+                    f"config.json lacks {name}; shift the labels by "
+                    "weights.shift_right(labels, start_id, pad_id)."
+                )
+            return found[0]
 
         if kind in ("mbart", "plbart"):
             return last_first(labels, own("pad_token_id"))
@@ -97,41 +96,39 @@ class Pretrained:
 
     @property
     def settings(self) -> Settings:
-        """``config.json``, and over it ``generation_config.json``."""
-        over = {k: v for k, v in json.loads(self.generation_text or "{}").items() if v is not None}
-        return Settings(json.loads(self.text) | over)
+        """``config.json``, updated by ``generation_config.json``."""
+        own = json.loads(self.generation_text or "{}")
+        return Settings(json.loads(self.text) | {key: x for key, x in own.items() if x is not None})
 
     @property
     def ids(self) -> dict[str, Any]:
         """The ids for ``crossattn.decode``: ``bos_id``, ``eos_id`` (several or none: a tuple), ``pad_id``.
 
-        As in transformers they are those of ``generation_config.json``, where there is one: what it leaves
-        open is not asked of ``config.json``. Padding is then an end, and without an end texts run on.
+        As in transformers, ``generation_config.json`` has them if it is there: then ``config.json`` supplies
+        no missing id, the default of padding is the first end, and without an end texts run on.
         """
         return special_ids(self._stored, self._starts)
 
     def generation(
         self, *, max_new_tokens: int, key: Key[Array, "*#B"] | None = None, **changes: Any
     ) -> dict[str, Any]:
-        """Arguments by which ``decode.generate`` writes what transformers does.
+        """Returns arguments by which ``decode.generate`` writes what transformers does.
 
-        They are ``ids`` and what ``generation_config.json`` asks for (``config.json`` where there is none):
-        beams or draws, n-grams and words that must not come, tokens that must, lengths. As there,
-        ``min_length`` counts a prompt and the padding to its left, ``min_new_tokens`` neither. Of a Whisper
-        it is what the model writes behind a ``prefix`` of language and task; for recordings there is
-        ``decode.speech.transcribe``.
+        They are ``ids`` and the settings of ``generation_config.json``, or without it of ``config.json``:
+        beams or draws, lengths, forced and banned tokens. As there, ``min_length`` counts a prompt and the
+        padding to its left, ``min_new_tokens`` neither. A Whisper also needs a ``prefix`` of language and
+        task; ``decode.speech.transcribe`` is for recordings.
 
         Args:
-          max_new_tokens: the most tokens generated.
-          key: what is drawn with where ``do_sample`` asks for draws, see ``decode.sample``.
-          **changes: settings to be otherwise, by their names there: ``num_beams=1`` for greedy decoding,
-            ``forced_bos_token_id`` for the language of mBART-50, ``eos_token_id`` for what the checkpoint
-            leaves open.
+          max_new_tokens: the largest number of generated tokens.
+          key: of draws, where ``do_sample`` asks for them; see ``decode.sample``.
+          **changes: replace the checkpoint's settings: ``num_beams=1`` for greedy decoding,
+            ``forced_bos_token_id`` for the language of mBART-50, ``eos_token_id`` for a missing end.
 
         Raises:
-          CheckpointError: the checkpoint asks for what is not done here or cannot be, or does not say what
-            a text begins with.
-          ValueError: a change is of no known setting, or a key is given where nothing is drawn.
+          CheckpointError: the checkpoint asks for unsupported or contradictory settings, or says nowhere
+            what a text begins with.
+          ValueError: a change is of no known setting, or there is a key and nothing is drawn.
         """
         config = json.loads(self.text)
         decoder = config.get("decoder") or config.get("text_config") or config
@@ -145,7 +142,7 @@ class Pretrained:
 
     @property
     def _starts(self) -> tuple[str, ...]:
-        """The settings that say what a text begins with."""
+        """The names of the setting of the first token."""
         alone = self.settings["model_type"] in _ALONE
         return ("bos_token_id",) if alone else ("decoder_start_token_id", "bos_token_id")
 
@@ -153,26 +150,22 @@ class Pretrained:
 def load(
     source: str | Path, *, dtype: Any = None, place: Place | None = None, int8: bool = False
 ) -> tuple[Pretrained, Params, Any]:
-    """A pretrained model: (model, params, tokenizer).
+    """Loads a pretrained model: (model, params, tokenizer).
 
-    Its config names no ``pad_id``: like those of ``transformers``, it reads padding unless segments hide it,
-    ``(source != model.ids["pad_id"]).astype(int)``.
+    The config names no ``pad_id``: as in ``transformers``, the model reads padding unless segments hide it,
+    ``(source != model.ids["pad_id"]).astype(int)``. Gradients are those of ``transformers`` too: the vector
+    of its ``padding_idx`` learns as an output, not where it is looked up.
 
     Args:
       source: a folder with ``config.json`` and safetensors as ``transformers`` writes them, or a name
         on the Hugging Face hub (needs ``huggingface_hub`` and a network).
       dtype: computation dtype, None for float32. Parameters keep the dtype of their file.
-      place: (logical axes, shape) -> sharding. Each tensor goes there as it is read; without it, all
-        go to the default device.
-      int8: matrices become integers as they are read, as ``quantize`` does; such a model is not saved again.
-
-    Gradients are those of ``transformers``, the row of a padding token (its ``padding_idx``) included: it
-    learns as an output, not where it is looked up.
+      place: (logical axes, shape) -> sharding of each tensor as it is read; None is the default device.
+      int8: quantises matrices as they are read, see ``quantize``; such a model cannot be saved.
 
     Returns:
-      ``model`` is called with ``nnx.Rngs`` and goes wherever a build goes; ``params`` is its nested dict;
-      ``tokenizer`` is a ``tokenizers.Tokenizer``, or None when the folder has none; files of one that is not
-      known here are named in a warning.
+      A build, see ``Pretrained``; its nested dict of parameters; a ``tokenizers.Tokenizer``, or None when
+      the folder has none. A warning names tokenizer files of an unknown kind.
 
     Raises:
       CheckpointError: the model is of an unknown kind, or the files do not fit it.
@@ -180,59 +173,52 @@ def load(
     """
     folder = find_folder(source)
     files, names = _opened(folder)
-    model = describe_folder(folder, _types(files, names), dtype)
+    model = describe_folder(folder, {names[n]: x for n, x in files.dtypes.items()}, dtype)
     names, rules = model.rules.standing_in(names), model.rules
     options = {"finish": quantizer(model)} if int8 else {}
     params, layout = read(model, rules, files, names, place, **options)
     beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
-    layout = replace(layout, beside=beside)
-    return (
-        replace(model, layout=layout),
-        params,
-        read_tokenizer(folder, _kind(Settings(json.loads(model.text)))),
-    )
+    model = replace(model, layout=replace(layout, beside=layout.beside | beside))
+    return model, params, read_tokenizer(folder, _kind(Settings(json.loads(model.text))))
 
 
 def tensor_types(folder: Path) -> dict[str, str]:
-    """The tensors of a checkpoint's folder, by the names that its family has for them, and their types.
+    """Returns the tensors of a checkpoint's folder: name in its family -> type.
 
     Raises:
       CheckpointError: there are none, or a file is damaged.
     """
-    return _types(*_opened(folder))
+    files, names = _opened(folder)
+    return {names[name]: dtype for name, dtype in files.dtypes.items()}
 
 
 def describe_folder(folder: Path, tensors: Mapping[str, str], dtype: Any = None) -> Pretrained:
-    """The model of a folder's ``config.json`` and ``generation_config.json``, without its weights.
+    """Returns the model of a folder's ``config.json`` and ``generation_config.json``, without its weights.
 
     Args:
-      folder: may lack the weights.
-      tensors: their names and types, as ``tensor_types`` gives them.
+      folder: of the two files.
+      tensors: see ``tensor_types``.
       dtype: as in ``load``.
 
     Raises:
       CheckpointError: the model is of an unknown kind.
     """
     text, settings = read_settings(folder / "config.json")
-    names = Names.typed(dict(tensors))
-    module, config, rules = _configured(settings, names, dtype, len(tensors))
+    module, config, rules = _configured(settings, Names(tensors), dtype)
     generation = folder / "generation_config.json"
     own = read_settings(generation)[0] if generation.is_file() else None
     return Pretrained(module, config, text, rules, own)
 
 
 def describe(settings: Mapping[str, Any], dtype: Any = None) -> Pretrained:
-    """The model that a ``config.json`` describes, to be initialised afresh with ``xa.init``."""
+    """Returns the model that a ``config.json`` describes, for ``xa.init``."""
     text = json.dumps(dict(settings), indent=2, sort_keys=True) + "\n"
-    module, config, rules = _configured(Settings(settings), AllNames(), dtype)
+    module, config, rules = _configured(Settings(settings), Names(), dtype)
     return Pretrained(module, config, text, rules)
 
 
-def _configured(
-    settings: Settings, names: Names, dtype: Any, *tensors: int
-) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of a config; ``tensors`` is how many a checkpoint has."""
-    check_numbers(settings, *tensors)
+def _configured(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
+    check_numbers(settings, None if names.dtypes is None else len(names.dtypes))
     with buildable(_kind(settings)):
         return _family(settings).configure(settings, names, dtype)
 
@@ -241,9 +227,9 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
 
     A loaded checkpoint is written as it was: the same files, names, dtypes, metadata and order, to the bit
-    where the parameters are the same; and with it its tokenizer, its preprocessor and its chat templates.
-    Float64 is computed in float32, unless ``jax_enable_x64`` is set: what has changed since it was loaded is
-    written as float64 with float32's digits. Other files of the folder stay behind.
+    where the parameters are the same, with its tokenizer, preprocessor and chat templates but no other files.
+    Float64 is computed in float32, unless ``jax_enable_x64`` is set: values that have changed are
+    written as float64 with float32's digits.
     """
     folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,13 +240,8 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
             name: layout.restored(name, tensors.saved(known, layout))
             for name, known in names.items()
         }
-        if file in layout.headers:
-            safetensors.rewrite(folder / file, chosen, layout.headers[file])
-        else:
-            safetensors.write(folder / file, chosen, {"format": "pt"})
+        safetensors.write(folder / file, chosen, layout.headers.get(file, safetensors.FRESH))
     contents = {**layout.beside, "config.json": model.text.encode()}
-    if layout.index is not None:
-        contents[safetensors.INDEX] = layout.index
     if model.generation_text is not None:
         contents["generation_config.json"] = model.generation_text.encode()
     for file, content in contents.items():
@@ -270,19 +251,15 @@ def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
 
 
 def _opened(folder: Path) -> tuple[safetensors.TensorFiles, dict[str, str]]:
-    """The files of a folder, and their names of tensors -> those that the family has for them."""
+    """Returns the files of a folder, and their names of tensors -> those in the family's rules."""
     settings = read_settings(folder / "config.json")[1]
     files, family = safetensors.open_folder(folder), _family(settings)
     prefix, old_names = getattr(family, "PREFIX", ""), getattr(family, "OLD_NAMES", {})
     return files, canonical(set(files.shapes), prefix, old_names)
 
 
-def _types(files: safetensors.TensorFiles, names: Mapping[str, str]) -> dict[str, str]:
-    return {names[n]: dtype for shard in files.shards for n, dtype in shard.dtypes.items()}
-
-
 def _kind(settings: Settings) -> Any:
-    """The model type of ``transformers``, or the first word of timm's architecture, "crossvit_9_240"."""
+    """Returns the model type of ``transformers``, or the first word of timm's "crossvit_9_240"."""
     architecture = settings.get("architecture")
     if "model_type" not in settings and isinstance(architecture, str):
         return architecture.partition("_")[0]

@@ -1,7 +1,7 @@
-"""int8 weights: a quarter of the bytes at rest, for models that are read and not trained.
+"""int8 weights: a quarter of the bytes at rest, for models that are not trained.
 
-Parameters stay a nested dict. Its matrices are ``qwix.QArray`` leaves, which go through ``jax.jit`` like
-arrays and are multiplied out where ``functional.bind`` makes the module.
+Matrices become ``qwix.QArray`` leaves of the nested dict, which go through ``jax.jit`` like arrays and are
+multiplied out where ``functional.bind`` makes the module.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from crossattn.weights.rules import input_axes
 
 
 def quantize(build: functional.Build, params: Params) -> Params:
-    """Parameters whose matrices are int8, with a float32 scale for each output channel, symmetric.
+    """Returns parameters whose matrices are int8, with a float32 scale for each output channel, symmetric.
 
     A scale is the largest magnitude of a channel over 127.5, so no weight moves by more than half of it.
-    A kernel's channels are its outputs; those of a vocabulary's table are its tokens, be it read as an
-    embedding or as an output layer. Norms, biases and positions stay as they are.
+    The channels of a kernel are its outputs; those of a vocabulary's table are its tokens, in an
+    embedding and in an output layer. Norms, biases and positions stay as they are.
 
-    This saves bytes of what is kept and handed to a call, not of the call itself: ``bind`` stands before the
-    loop of a search, so a compiled search first makes the float32 matrices it needs, then reads those at each
-    step. Whisper tiny.en is 40 MB instead of 151; its search takes 33 MB of arguments and 150 MB of
-    temporaries instead of 121 and 23, in about the same time (XLA on CPU).
+    This saves bytes at rest and in the arguments of a call, not within it: ``bind`` stands before the loop of
+    a search, which makes float32 matrices once and reads those at each step. Whisper tiny.en is 40 MB instead
+    of 151; its search takes 33 MB of arguments and 150 MB of temporaries instead of 121 and 23, in about the
+    same time (XLA on CPU).
 
     Args:
-      build: makes the module that ``params`` are of; its logical axes say what is a matrix.
+      build: makes the module of ``params``; its logical axes tell which parameters are matrices.
 
     Raises:
       ValueError: ``params`` are another model's.
@@ -40,7 +40,7 @@ def quantize(build: functional.Build, params: Params) -> Params:
 
 
 def quantizer(build: functional.Build) -> Callable[[str, Any], Any]:
-    """``quantize`` of one parameter at a time, given its path and the parameter."""
+    """Returns ``quantize`` for one parameter at a time, given its path and the parameter."""
     try:
         import qwix
     except ImportError:
@@ -57,7 +57,7 @@ def quantizer(build: functional.Build) -> Callable[[str, Any], Any]:
 
 
 def _channels(path: str, axes: tuple) -> tuple[int, ...] | None:
-    """The axes of a matrix along which each place has a scale of its own; None for what is no matrix."""
+    """Returns the axes of a matrix's channels; None for another parameter."""
     if axes[:1] == ("layers",):  # scanned: a matrix a layer
         inner = _channels(path, axes[1:])
         return None if inner is None else (0, *(axis + 1 for axis in inner))

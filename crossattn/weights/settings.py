@@ -1,4 +1,4 @@
-"""Reading a checkpoint's ``config.json``, with errors for people."""
+"""Reads and checks a checkpoint's ``config.json``."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from crossattn.nn.feedforward import Activation
 from crossattn.nn.sublayers import BlockConfig
 from crossattn.weights.formats.safetensors import CheckpointError
 
-# "gelu" of transformers has the error function; ours of that name is the approximation.
+# "gelu" is exact in transformers; ours of that name is the approximation.
 _ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu_exact",
@@ -23,36 +23,40 @@ _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-_GATED = {
-    "relu": "reglu",
-    "gelu": "geglu",
-    "gelu_exact": "geglu_exact",
-    "silu": "swiglu",
-}
+_GATED = {"relu": "reglu", "gelu": "geglu", "gelu_exact": "geglu_exact", "silu": "swiglu"}
 
-
-# Entries that say how large or how many.
+# Entries that are sizes or counts.
 _SIZE = re.compile(
     r"(.*_)?(d_model|d_ff|d_kv|d_latents|head_dim|projection_dim|latents|channels|blocks|per_block|widening_factor|n_embd|n_inner|n_positions|n_head|n_layer|vocab_size|num_mel_bins|layers|"
     r"heads|\w+_size|ffn_dim|num_buckets|max_distance|\w+_positions|\w+_position_embeddings)"
 )
 _LARGEST = 2**31 - 1
-# Entries that say how much.
+# Entries that are other numbers.
 _NUMBER = re.compile(r"(.*_)?(eps|epsilon|dropout|prob|rate|pdrop|theta|factor|beta_\w+|mscale\w*)")
 
-PARTS = ("encoder", "decoder", "text_config", "vision_config")
-"""Entries that are configs of a part of the model."""
-_NESTED = (*PARTS, "rope_parameters", "rope_scaling")
+# Entries that are configs of a part of the model.
+_NESTED = ("encoder", "decoder", "text_config", "vision_config", "rope_parameters", "rope_scaling")
 
 
 class Settings(dict[str, Any]):
-    """A config as a dict; what is asked for and missing is an error."""
+    """A config; reading a missing entry raises CheckpointError."""
 
     def __missing__(self, key: str) -> Any:
         raise CheckpointError(f"config.json lacks {key}.")
 
+    @property
+    def architecture(self) -> str:
+        """The class of the model in ``transformers``; "" is unknown."""
+        return str((self.get("architectures") or [""])[0])
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes."""
+        labels = self.get("id2label")
+        return self.get("num_labels", 2) if labels is None else len(labels)
+
     def activation(self, key: str, default: str | None = None, gated: bool = False) -> Activation:
-        """Our name of the activation that this entry names.
+        """Returns our name of the activation in this entry.
 
         Raises:
           CheckpointError: it is unknown.
@@ -67,7 +71,7 @@ class Settings(dict[str, Any]):
         return cast(Activation, _GATED[ours] if gated else ours)
 
     def refuse(self, key: str, *allowed: Any) -> None:
-        """Raises CheckpointError when an entry asks for what the models here do not do."""
+        """Raises CheckpointError if an entry has another value than those that are supported."""
         if key in self and self[key] not in allowed:
             raise CheckpointError(
                 f"config.json has {key} {self[key]!r}, which is not supported; expected {allowed[0]!r}."
@@ -75,7 +79,7 @@ class Settings(dict[str, Any]):
 
 
 def read_settings(path: Path) -> tuple[str, Settings]:
-    """The text of a JSON file, and what it holds.
+    """Reads a JSON file: its text and its object.
 
     Raises:
       CheckpointError: there is no such file, or it is no JSON object.
@@ -96,11 +100,11 @@ def read_settings(path: Path) -> tuple[str, Settings]:
     return text, Settings(settings)
 
 
-def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
-    """Checks sizes and amounts of a config; it cannot have more layers than the checkpoint has tensors.
+def check_numbers(settings: Mapping[str, Any], tensors: int | None = None) -> None:
+    """Checks the numbers of a config, which has no more layers than the checkpoint has tensors.
 
     Raises:
-      CheckpointError: a size is no whole number, negative or too large; or an amount no number, or negative.
+      CheckpointError: a size is no whole number, negative or too large; another number is none, or negative.
     """
     for key, value in settings.items():
         if key in _NESTED and isinstance(value, dict):
@@ -109,7 +113,7 @@ def check_numbers(settings: Mapping[str, Any], tensors: int = _LARGEST) -> None:
             continue
         elif _SIZE.fullmatch(key):
             of_layers = key.endswith(("layers", "n_layer", "per_block")) and key[:4] != "max_"
-            most = tensors if of_layers else _LARGEST
+            most = _LARGEST if tensors is None or not of_layers else tensors
             # Pictures have height and width.
             several = isinstance(value, list) and key.endswith("_size")
             sizes = value if several else [value]
@@ -143,14 +147,7 @@ def buildable(kind: str = "model") -> Iterator[None]:
 def bart_block(
     settings: Settings, half: str, *, dropout_rate: float = 0.1, **others: Any
 ) -> BlockConfig:
-    """A block of the ``encoder`` or ``decoder`` of BART and all whose config is like BART's.
-
-    Args:
-      settings: the checkpoint's.
-      half: which.
-      dropout_rate: what a config that does not say so has.
-      **others: those of ``BlockConfig.of``.
-    """
+    """Returns the block of a half, "encoder" or "decoder", of a model whose config is like BART's."""
     return BlockConfig.of(
         dim=settings["d_model"],
         num_heads=settings[f"{half}_attention_heads"],
@@ -164,23 +161,14 @@ def bart_block(
     )
 
 
-def bert_block(
-    settings: Settings, *, norm_epsilon: float = 1e-12, dropout_rate: float = 0.0, **others: Any
-) -> BlockConfig:
-    """A block of BERT, ViT and all whose config is like theirs.
-
-    Args:
-      settings: the checkpoint's.
-      norm_epsilon: what a config that does not say so has; so are dropouts.
-      dropout_rate: of residuals and of attention.
-      **others: those of ``BlockConfig.of``.
-    """
+def bert_block(settings: Settings, *, dropout_rate: float = 0.0, **others: Any) -> BlockConfig:
+    """Returns the block of a model whose config is like BERT's."""
     return BlockConfig.of(
         dim=settings["hidden_size"],
         num_heads=settings["num_attention_heads"],
         mlp_dim=settings["intermediate_size"],
         activation=settings.activation("hidden_act", "gelu"),
-        norm_epsilon=settings.get("layer_norm_eps", norm_epsilon),
+        norm_epsilon=settings.get("layer_norm_eps", 1e-12),
         dropout_rate=settings.get("hidden_dropout_prob", dropout_rate),
         attention_dropout_rate=settings.get("attention_probs_dropout_prob", dropout_rate),
         **others,
@@ -188,6 +176,6 @@ def bert_block(
 
 
 def pair_of(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width, which may be given as one number."""
+    """Returns height and width of a size that may be one number."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width

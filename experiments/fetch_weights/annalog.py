@@ -1,4 +1,4 @@
-"""ANNalog as a checkpoint folder: its tensors, a config, a tokenizer of SMILES."""
+"""Converts ANNalog to a checkpoint: tensors, a config, a tokenizer of SMILES."""
 
 import json
 from pathlib import Path
@@ -9,11 +9,11 @@ import numpy as np
 from crossattn.weights.formats import safetensors
 from experiments import launch
 from experiments.fetch_weights import torch_file
+from experiments.fetch_weights.whisper import stack_sizes
 
-_HEADS = 8  # the tensors do not tell
-_PIECES = (
-    r"\[[^\]]*\]|%\d{2}|Br|Cl|."  # an atom in brackets, a ring's number, an atom of two letters
-)
+_HEADS = 8
+# An atom in brackets, the number of a ring, an atom of two letters, any other.
+_PIECES = r"\[[^\]]*\]|%\d{2}|Br|Cl|."
 
 
 def convert(source: Path, target: Path) -> None:
@@ -23,23 +23,19 @@ def convert(source: Path, target: Path) -> None:
     smiles_tokenizer(words).save(str(target / "tokenizer.json"))
     config = json.dumps(model_config(tensors, words), indent=2) + "\n"
     (target / "config.json").write_text(config, encoding="utf-8")
-    safetensors.write(target / safetensors.WEIGHTS, tensors, {"format": "pt"})
+    safetensors.write(target / safetensors.WEIGHTS, tensors)
 
 
 def model_config(tensors: dict[str, np.ndarray], words: list[str]) -> dict[str, Any]:
-    """``config.json``: sizes from the tensors, ids from the vocabulary."""
+    """Returns ``config.json``: sizes from the tensors, ids from the vocabulary."""
     length, dim = tensors["encoder.pos_embedding.weight"].shape
-    sizes: dict[str, Any] = dict(vocab_size=len(words), d_model=dim, max_position_embeddings=length)
-    for side in ("encoder", "decoder"):
-        layers = [name for name in tensors if name.startswith(f"{side}.layers.")]
-        sizes[f"{side}_layers"] = 1 + max(int(name.split(".")[2]) for name in layers)
-        sizes[f"{side}_attention_heads"] = _HEADS
-        up = tensors[f"{side}.layers.0.positionwise_feedforward.fc_1.bias"]
-        sizes[f"{side}_ffn_dim"] = len(up)
     return {
         "model_type": "annalog",
         "activation_function": "relu",
-        **sizes,
+        "vocab_size": len(words),
+        "d_model": dim,
+        "max_position_embeddings": length,
+        **stack_sizes(tensors, "", _HEADS, "positionwise_feedforward.fc_1.bias"),
         "pad_token_id": words.index("<pad>"),
         "bos_token_id": words.index("<sos>"),
         "eos_token_id": words.index("<eos>"),
@@ -47,7 +43,7 @@ def model_config(tensors: dict[str, np.ndarray], words: list[str]) -> dict[str, 
 
 
 def smiles_tokenizer(words: list[str]) -> Any:
-    """A tokenizer that takes a SMILES apart into atoms, bonds, branches and rings.
+    """Returns a tokenizer that splits a SMILES into atoms, bonds, branches and rings.
 
     Args:
       words: the vocabulary in order of its ids, with ``<unk>``, ``<sos>`` and ``<eos>``.

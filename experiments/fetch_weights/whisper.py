@@ -1,4 +1,4 @@
-"""A Whisper that CTranslate2 wrote, as a checkpoint folder of ``transformers``."""
+"""Converts a Whisper of CTranslate2 to a checkpoint of ``transformers``."""
 
 import json
 import shutil
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.whisper_tokens import WhisperTokens
-from crossattn.weights.formats import ctranslate2, safetensors
+from crossattn.weights.formats import safetensors
+from experiments.fetch_weights import ctranslate2
 
 _HEAD_SIZE = 64  # of every released Whisper
 
 
 def convert(source: Path, target: Path) -> None:
-    """Writes the Whisper in a CTranslate2 folder as a checkpoint folder of ``transformers``."""
+    """Writes the Whisper in a folder of CTranslate2 as a checkpoint folder of ``transformers``."""
     shutil.copyfile(source / "tokenizer.json", target / "tokenizer.json")
     tokens = WhisperTokens.load(target)
     tensors = ctranslate2.whisper(ctranslate2.read(source / "model.bin"))
@@ -36,11 +37,11 @@ def convert(source: Path, target: Path) -> None:
     }.items():
         text = json.dumps(content, indent=2) + "\n"
         (target / f"{name}.json").write_text(text, encoding="utf-8")
-    safetensors.write(target / safetensors.WEIGHTS, tensors, {"format": "pt"})
+    safetensors.write(target / safetensors.WEIGHTS, tensors)
 
 
 def model_config(tensors: dict[str, np.ndarray], tokens: WhisperTokens) -> dict[str, Any]:
-    """``config.json``: sizes from the tensors, ids from the tokenizer."""
+    """Returns ``config.json``: sizes from the tensors, ids from the tokenizer."""
     dim, mels, _ = tensors["model.encoder.conv1.weight"].shape
     sizes: dict[str, Any] = {
         "d_model": dim,
@@ -49,11 +50,7 @@ def model_config(tensors: dict[str, np.ndarray], tokens: WhisperTokens) -> dict[
         "max_source_positions": len(tensors["model.encoder.embed_positions.weight"]),
         "max_target_positions": len(tensors["model.decoder.embed_positions.weight"]),
     }
-    for side in ("encoder", "decoder"):
-        layers = [name for name in tensors if name.startswith(f"model.{side}.layers.")]
-        sizes[f"{side}_layers"] = 1 + max(int(name.split(".")[3]) for name in layers)
-        sizes[f"{side}_attention_heads"] = dim // _HEAD_SIZE
-        sizes[f"{side}_ffn_dim"] = len(tensors[f"model.{side}.layers.0.fc1.bias"])
+    sizes |= stack_sizes(tensors, "model.", dim // _HEAD_SIZE, "fc1.bias")
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
@@ -65,8 +62,22 @@ def model_config(tensors: dict[str, np.ndarray], tokens: WhisperTokens) -> dict[
     }
 
 
+def stack_sizes(
+    tensors: dict[str, np.ndarray], prefix: str, heads: int, hidden: str
+) -> dict[str, int]:
+    """Returns the sizes of encoder and decoder; ``hidden`` is a bias of the feed-forward size."""
+    sizes = {}
+    for side in ("encoder", "decoder"):
+        stack = f"{prefix}{side}.layers."
+        numbers = [n.removeprefix(stack).split(".")[0] for n in tensors if n.startswith(stack)]
+        sizes[f"{side}_layers"] = 1 + max(map(int, numbers))
+        sizes[f"{side}_attention_heads"] = heads
+        sizes[f"{side}_ffn_dim"] = len(tensors[f"{stack}0.{hidden}"])
+    return sizes
+
+
 def generation_config(tokens: WhisperTokens, heads: list[list[int]]) -> dict[str, Any]:
-    """``generation_config.json``: what may not be said, and which heads tell the time."""
+    """Returns ``generation_config.json``: suppressed tokens, and the heads that give the time."""
     content: dict[str, Any] = {
         **_ids(tokens),
         "alignment_heads": heads,

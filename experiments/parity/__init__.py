@@ -1,1 +1,1 @@
-"""Whether a model that was loaded here computes what ``transformers`` computes."""
+"""Compares models of ``transformers`` with the same models loaded here."""

@@ -1,11 +1,11 @@
-"""The parity table: small random models of every family, here and in ``transformers``.
+"""Compares small random models of every family with ``transformers``, and prints the parity table.
 
     python -m experiments.parity [--only=WORD] [--draws=N] [--seed=N] [--page=docs/pretrained.md]
 
-Errors are the largest differences, relative to the largest value; of generated texts, the table says how many
-are the same, and how many end before the limit. Chosen models come first, then random ones of every family.
-A page gets a new table, with one row for all random models of a family, so --page runs all cases. Exits
-with 1 if a row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
+Errors are the largest differences, relative to the largest value; the columns of searches count the texts
+that are the same, and those that end before the limit. Chosen models come first, then random ones of every
+family. --page writes the table into a page, with one row for all random models of a family. Exits with 1 if a
+row differs. Needs torch and transformers: pip install 'crossattn[bench]'.
 """
 
 import itertools
@@ -31,14 +31,14 @@ GRADIENT_TOLERANCE = 1e-3
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference over largest value."""
+    """Returns the largest difference over the largest value."""
     return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
 
 def compare(
     actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """For each thing measured, its error; of tokens, the share of rows that differ."""
+    """Returns the error of each measurement; of tokens, the share of rows that differ."""
     if actual.keys() != expected.keys():
         raise ValueError(f"measured {sorted(actual)} here, {sorted(expected)} there.")
     errors = {}
@@ -53,25 +53,24 @@ def compare(
 
 
 def differences(errors: Mapping[str, float]) -> list[str]:
-    """The errors that are larger than rounding explains."""
-    limits = dict.fromkeys(SEARCHES, 0.0)
-    return [
-        f"{name}: {error:.2g}"
-        for name, error in errors.items()
-        if not error
-        <= limits.get(name, GRADIENT_TOLERANCE if name.startswith("gradient") else TOLERANCE)
-    ]
+    """Returns the errors that are larger than rounding explains."""
+
+    def limit(name: str) -> float:
+        gradient = name.startswith("gradient")
+        return 0.0 if name in SEARCHES else GRADIENT_TOLERANCE if gradient else TOLERANCE
+
+    return [f"{name}: {x:.2g}" for name, x in errors.items() if not x <= limit(name)]
 
 
 def run(case: Case, folder: Path) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """The errors of a case, and the results of ``transformers``."""
+    """Returns the errors of a case, and the results of ``transformers``."""
     model = reference.build(case, folder)
     expected = reference.measure(case, model, folder)
     return compare(ours.measure(case, folder, ours.gradients_of(expected)), expected), expected
 
 
 def row(name: str, errors: Mapping[str, float], ends: Mapping[str, int]) -> str:
-    """One line of the table; ``ends`` is how many texts of each search end before the limit."""
+    """Returns a line of the table; ``ends`` counts the texts of each search that end before the limit."""
 
     def shown(*names: str) -> str:
         values = [value for name, value in errors.items() if name.startswith(names)]
@@ -86,27 +85,27 @@ def row(name: str, errors: Mapping[str, float], ends: Mapping[str, int]) -> str:
 
 
 def title(case: Case) -> str:
-    """The name of a case's row in a page, which is that of its family where it is a random one."""
+    """Returns the name of a case's row in a page, which random models of a family share."""
     family, random, _ = case.name.partition(", random")
     return f"{family}, random" if random else case.name
 
 
 def rows_of(page: str) -> dict[str, str]:
-    """The rows of a page's table by their names."""
+    """Returns the rows of a page's table by their names."""
     lines = page.partition(f"{HEAD}\n")[2].splitlines()
     rows = itertools.takewhile(lambda line: line.startswith("| "), lines)
     return {line.split(" | ")[0].removeprefix("| "): line for line in rows}
 
 
 def with_rows(page: str, rows: Sequence[str]) -> str:
-    """The page with these rows in the place of its own."""
+    """Returns the page with these rows instead of its own."""
     before, _, after = page.partition(f"{HEAD}\n")
     rest = after.removeprefix("".join(f"{line}\n" for line in rows_of(page).values()))
     return "\n".join([before + HEAD, *rows, rest])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; 1 if something differs."""
+    """Prints the table; returns 1 if a case differs."""
     parser = Options(__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose name has it")
     parser.add_argument("--draws", default=2, type=int, metavar="N", help="random models a family")

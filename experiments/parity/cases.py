@@ -1,6 +1,7 @@
-"""Small models of every family, over every option that changes what is computed; and what they are given."""
+"""Small models of every family, over every option that changes results, and their inputs."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,21 +13,13 @@ VOCAB, LENGTH, TARGET, FRAMES, MELS = 40, 9, 7, 24, 6
 ROWS, SEARCHED, NEW_TOKENS, BEAMS, PENALTY = 3, 20, 12, 4, 1.0
 PAD, BOS, IGNORED = 1, 0, -100
 IMAGE, CLASSES = (7, 7, 3), 5
-# Prompts with pictures: their length, the token of an image, and how many of it one picture takes.
+# Prompts with pictures: length, image token, and tokens of one picture.
 PROMPT, IMAGE_ID, PATCHES = 14, VOCAB - 1, 4
 
 Kind = Literal[
-    "pair",
-    "speech",
-    "caption",
-    "encoder",
-    "decoder",
-    "picture",
-    "latents of picture",
-    "bytes",
-    "prompt",
-    "picture and text",
-]
+    "pair", "speech", "caption", "encoder", "decoder", "picture", "latents of picture", "bytes",
+    "prompt", "picture and text",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,12 +30,10 @@ class Case:
       name: family and options.
       model: class of ``transformers``.
       config: arguments of its config.
-      kind: what goes in: two texts, sound and text, a picture and text, one text, a picture, a picture or
-        a text whose bytes latents read, a text with pictures in it,
-        pictures and texts that are compared.
-      reads: a decoder that reads vectors from elsewhere.
-      search: generate, too, with the random weights of this seed, chosen so that the texts differ and end
-        at different lengths; 0: do not.
+      kind: of its inputs: two texts, sound and text, a picture and text, one text, a picture, a picture or
+        a text whose bytes latents read, a text with pictures in it, pictures and texts to compare.
+      search: the seed of the random weights of a model that also generates, chosen so that the texts differ
+        and end at different lengths; 0 is none.
       untied: names of tensors that the class ties, and this model does not.
     """
 
@@ -50,154 +41,152 @@ class Case:
     model: str
     config: dict[str, Any] = field(repr=False)
     kind: Kind = "pair"
-    reads: bool = False
     search: int = 0
     untied: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> bool:
+        """Whether a decoder reads vectors from elsewhere."""
+        return self.config.get("add_cross_attention", False)
 
+
+Changes = dict[str, Any]
+_NOTHING: Changes = {}
 _IDS = dict(pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS)
-
-
-def t5(name: str, search: int = 0, untied: tuple[str, ...] = (), **changes: Any) -> Case:
-    """A T5 or, by its name, an mT5, with changes of its config; so are those below."""
-    config = dict(
-        vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
-        num_heads=3, decoder_start_token_id=PAD, **_IDS,
-    )  # fmt: skip
-    family, name = ("MT5", name) if name.startswith("mT5") else ("T5", f"T5, {name}")
-    model = f"{family}ForConditionalGeneration"
-    return Case(name, model, config | changes, search=search, untied=untied)
-
-
-def bart(family: str, name: str, search: int = 0, model: str = "", **changes: Any) -> Case:
-    """A BART or one of its kin, by the name of its class; each begins its texts as its checkpoints do."""
-    start = {"Bart": EOS, "Mvp": EOS, "Marian": PAD, "Pegasus": PAD}.get(family, BOS)
-    config = dict(
-        vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20,
-        max_position_embeddings=32, decoder_start_token_id=start, forced_eos_token_id=None, **_IDS,
-    )  # fmt: skip
-    model = model or f"{family}ForConditionalGeneration"
-    return Case(f"{family}, {name}", model, config | changes, search=search)
-
-
+_T5 = dict(
+    vocab_size=VOCAB, d_model=16, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=3,
+    decoder_start_token_id=PAD, **_IDS,
+)  # fmt: skip
+_STACKS = dict(
+    vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+    decoder_attention_heads=4, encoder_ffn_dim=24, decoder_ffn_dim=20, decoder_start_token_id=BOS,
+)  # fmt: skip
 _BERT = dict(
     vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
     intermediate_size=24, max_position_embeddings=32, **_IDS,
 )  # fmt: skip
-
-
-def bert(name: str, model: str, kind: Kind = "encoder", search: int = 0, **changes: Any) -> Case:
-    """A BERT, of the class that has the wanted heads."""
-    reads = changes.get("add_cross_attention", False)
-    return Case(f"BERT, {name}", model, _BERT | changes, kind, reads, search)
-
-
-def bert_pair(
-    name: str,
-    search: int = 0,
-    encoder: dict[str, Any] | None = None,
-    decoder: dict[str, Any] | None = None,
-    **changes: Any,
-) -> Case:
-    """A BERT that reads and one that writes, with changes of each one's config and of the pair's."""
-    half = _BERT | dict(model_type="bert")
-    config = dict(
-        encoder=half | (encoder or {}),
-        decoder=half | dict(is_decoder=True, add_cross_attention=True) | (decoder or {}),
-        decoder_start_token_id=BOS,
-        **_IDS,
-    )
-    return Case(f"BERT pair, {name}", "EncoderDecoderModel", config | changes, search=search)
-
-
-def whisper(name: str, search: int = 0, **changes: Any) -> Case:
-    """A Whisper."""
-    config = dict(
-        vocab_size=VOCAB, num_mel_bins=MELS, d_model=16, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=2, decoder_attention_heads=4, encoder_ffn_dim=24,
-        decoder_ffn_dim=20, max_source_positions=FRAMES // 2, max_target_positions=32,
-        decoder_start_token_id=BOS, begin_suppress_tokens=None, **_IDS,
-    )  # fmt: skip
-    model = "WhisperForConditionalGeneration"
-    return Case(f"Whisper, {name}", model, config | changes, "speech", search=search)
-
-
-def gpt2(name: str, search: int = 0, **changes: Any) -> Case:
-    """A GPT-2."""
-    config = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS)
-    reads = changes.get("add_cross_attention", False)
-    return Case(f"GPT-2, {name}", "GPT2LMHeadModel", config | changes, "decoder", reads, search)
-
-
+_WHISPER = _STACKS | dict(
+    num_mel_bins=MELS, max_source_positions=FRAMES // 2, max_target_positions=32,
+    begin_suppress_tokens=None, **_IDS,
+)  # fmt: skip
+_GPT2 = dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS)
 _LLAMA = dict(
     vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=32, **_IDS,
 )  # fmt: skip
+_CLIP_VISION = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, projection_dim=12,
+    image_size=IMAGE[0], patch_size=3,
+)  # fmt: skip
+_CLIP_TEXT = dict(
+    vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+    max_position_embeddings=LENGTH, **_IDS,
+)  # fmt: skip
+_VIT = dict(
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+    image_size=list(IMAGE[:2]), patch_size=[3, 2],
+)  # fmt: skip
+_TROCR = dict(
+    vocab_size=VOCAB, d_model=16, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=20,
+    max_position_embeddings=32, **_IDS,
+)  # fmt: skip
+_PERCEIVER = dict(
+    num_latents=5, d_latents=16, d_model=24, num_blocks=2, num_self_attends_per_block=2,
+    num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16,
+    vocab_size=VOCAB, max_position_embeddings=LENGTH + 3, image_size=IMAGE[0], num_labels=CLASSES,
+)  # fmt: skip
+_READS: Changes = dict(is_decoder=True, add_cross_attention=True)
+# The first tokens of texts, by the family; BOS for the others.
+_STARTS = {"Bart": EOS, "Mvp": EOS, "Marian": PAD, "Pegasus": PAD}
+
+
+def _family(title: str, base: dict[str, Any], kind: Kind, model: str = "") -> Callable[..., Case]:
+    """Returns a function of a case's name and class, which adds changes of the family's config."""
+
+    def build(
+        name: str, model: str = model, kind: Kind = kind, search: int = 0, **changes: Any
+    ) -> Case:
+        return Case(f"{title}, {name}", model, base | changes, kind, search)
+
+    return build
+
+
+bert = _family("BERT", _BERT, "encoder")
+whisper = _family("Whisper", _WHISPER, "speech", "WhisperForConditionalGeneration")
+gpt2 = _family("GPT-2", _GPT2, "decoder", "GPT2LMHeadModel")
+clip_vision = _family("CLIP", _CLIP_VISION, "picture", "CLIPVisionModel")
+perceiver = _family("Perceiver", _PERCEIVER, "latents of picture")
+
+
+def t5(name: str, search: int = 0, untied: tuple[str, ...] = (), **changes: Any) -> Case:
+    """Returns a T5 or, by its name, an mT5."""
+    family, name = ("MT5", name) if name.startswith("mT5") else ("T5", f"T5, {name}")
+    model = f"{family}ForConditionalGeneration"
+    return Case(name, model, _T5 | changes, search=search, untied=untied)
+
+
+def bart(family: str, name: str, search: int = 0, model: str = "", **changes: Any) -> Case:
+    """Returns a BART or a relative, by the prefix of its class."""
+    own = dict(
+        max_position_embeddings=32, forced_eos_token_id=None, **_IDS,
+        decoder_start_token_id=_STARTS.get(family, BOS),
+    )  # fmt: skip
+    model = model or f"{family}ForConditionalGeneration"
+    return Case(f"{family}, {name}", model, _STACKS | own | changes, search=search)
 
 
 def llama(name: str, search: int = 0, family: str = "Llama", **changes: Any) -> Case:
-    """A Llama or one of its kin, by the name of its class."""
+    """Returns a Llama or a relative, by the prefix of its class."""
     model = f"{family}ForCausalLM"
     return Case(f"{family}, {name}", model, _LLAMA | changes, "decoder", search=search)
 
 
 def stretched(kind: str, **rope: Any) -> dict[str, Any]:
-    """Rotary positions that are slowed down, of a model that was trained on fewer than it is given."""
+    """Returns options of scaled rotary positions, for a model that was trained on fewer positions."""
     own = dict(rope_type=kind, rope_theta=100.0, factor=3.0)
     if kind in ("llama3", "yarn"):
         own["original_max_position_embeddings"] = 4
     return dict(max_position_embeddings=4, rope_parameters=own | rope)
 
 
-_CLIP_VISION = dict(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, projection_dim=12,
-    image_size=IMAGE[0], patch_size=3,
-)  # fmt: skip
-
-
-def clip_vision(name: str, **changes: Any) -> Case:
-    """The half of a CLIP that reads pictures."""
-    return Case(f"CLIP, {name}", "CLIPVisionModel", _CLIP_VISION | changes, "picture")
-
-
 def clip(name: str, **text: Any) -> Case:
-    """A whole CLIP, with changes of the half that reads texts."""
-    own = dict(
-        vocab_size=VOCAB, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
-        max_position_embeddings=LENGTH, **_IDS,
-    )  # fmt: skip
-    config = dict(text_config=own | text, vision_config=_CLIP_VISION, projection_dim=12)
+    """Returns a whole CLIP, with changes of the config of texts."""
+    config = dict(text_config=_CLIP_TEXT | text, vision_config=_CLIP_VISION, projection_dim=12)
     return Case(f"CLIP, {name}", "CLIPModel", config, "picture and text")
 
 
-def llava(
+def vit(name: str, model: str, **changes: Any) -> Case:
+    """Returns a ViT or a DeiT."""
+    config = _VIT | (dict(num_labels=CLASSES) if "Classification" in model else {})
+    return Case(name, model, config | changes, "picture")
+
+
+def bert_pair(
     name: str,
     search: int = 0,
-    vision: dict[str, Any] | None = None,
-    text: dict[str, Any] | None = None,
+    encoder: Changes = _NOTHING,
+    decoder: Changes = _NOTHING,
     **changes: Any,
 ) -> Case:
-    """A CLIP whose patches a Llama reads, with changes of each one's config and of the whole."""
+    """Returns a BERT that reads and one that writes, with changes of both configs and the pair's."""
+    half = _BERT | dict(model_type="bert")
     config = dict(
-        vision_config=_CLIP_VISION | dict(model_type="clip_vision_model") | (vision or {}),
-        text_config=_LLAMA | dict(model_type="llama") | (text or {}),
+        encoder=half | encoder, decoder=half | _READS | decoder, decoder_start_token_id=BOS, **_IDS
+    )
+    return Case(f"BERT pair, {name}", "EncoderDecoderModel", config | changes, search=search)
+
+
+def llava(
+    name: str, search: int = 0, vision: Changes = _NOTHING, text: Changes = _NOTHING, **changes: Any
+) -> Case:
+    """Returns a CLIP whose patches a Llama reads, with changes of both configs and the whole."""
+    config = dict(
+        vision_config=_CLIP_VISION | dict(model_type="clip_vision_model") | vision,
+        text_config=_LLAMA | dict(model_type="llama") | text,
         image_token_index=IMAGE_ID, image_seq_length=PATCHES,
     )  # fmt: skip
     model = "LlavaForConditionalGeneration"
     return Case(f"LLaVA, {name}", model, config | changes, "prompt", search=search)
-
-
-_VIT = dict(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-    image_size=list(IMAGE[:2]), patch_size=[3, 2],
-)  # fmt: skip
-
-
-def vit(name: str, model: str, **changes: Any) -> Case:
-    """A ViT or a DeiT, of the class that has the wanted heads."""
-    config = _VIT | (dict(num_labels=CLASSES) if "Classification" in model else {})
-    return Case(name, model, config | changes, "picture")
 
 
 def captioner(
@@ -205,37 +194,18 @@ def captioner(
     reader: str,
     writer: str,
     search: int = 0,
-    encoder: dict[str, Any] | None = None,
-    decoder: dict[str, Any] | None = None,
+    encoder: Changes = _NOTHING,
+    decoder: Changes = _NOTHING,
 ) -> Case:
-    """A ViT or a DeiT that reads and a decoder that writes, with changes of each one's config."""
-    reads = dict(is_decoder=True, add_cross_attention=True)
-    halves = {
-        "bert": _BERT | reads,
-        "gpt2": dict(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=32, **_IDS) | reads,
-        "trocr": dict(
-            vocab_size=VOCAB, d_model=16, decoder_layers=2, decoder_attention_heads=4,
-            decoder_ffn_dim=20, max_position_embeddings=32, **_IDS,
-        ),
-    }  # fmt: skip
+    """Returns a ViT or a DeiT that reads and a decoder that writes, with changes of both configs."""
+    writers = {"bert": _BERT | _READS, "gpt2": _GPT2 | _READS, "trocr": _TROCR}
     config = dict(
-        encoder=_VIT | dict(model_type=reader) | (encoder or {}),
-        decoder=halves[writer] | dict(model_type=writer) | (decoder or {}),
+        encoder=_VIT | dict(model_type=reader) | encoder,
+        decoder=writers[writer] | dict(model_type=writer) | decoder,
         decoder_start_token_id=BOS,
         **_IDS,
     )
     return Case(name, "VisionEncoderDecoderModel", config, "caption", search=search)
-
-
-def perceiver(name: str, model: str, kind: Kind = "latents of picture", **changes: Any) -> Case:
-    """A Perceiver, of the class that reads what is wanted."""
-    config = dict(
-        num_latents=5, d_latents=16, d_model=24, num_blocks=2, num_self_attends_per_block=2,
-        num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=16, v_channels=16,
-        vocab_size=VOCAB, max_position_embeddings=LENGTH + 3, image_size=IMAGE[0],
-        num_labels=CLASSES,
-    )  # fmt: skip
-    return Case(f"Perceiver, {name}", f"Perceiver{model}", config | changes, kind)
 
 
 CASES = (
@@ -311,20 +281,21 @@ CASES = (
               encoder=dict(qkv_bias=False),
               decoder=dict(use_learned_position_embeddings=False, layernorm_embedding=False,
                            scale_embedding=True)),
-    perceiver("Fourier positions", "ForImageClassificationFourier"),
-    perceiver("Fourier positions, keys as long as pixels, relu", "ForImageClassificationFourier",
+    perceiver("Fourier positions", "PerceiverForImageClassificationFourier"),
+    perceiver("Fourier positions, keys as long as pixels, relu", "PerceiverForImageClassificationFourier",
               qk_channels=None, v_channels=None, num_cross_attention_heads=3, num_blocks=1,
               hidden_act="relu", d_latents=18),
-    perceiver("learned positions", "ForImageClassificationLearned", self_attention_widening_factor=3),
-    perceiver("masked bytes", "ForMaskedLM", "bytes", cross_attention_widening_factor=2),
-    perceiver("masked bytes, latents not added", "ForMaskedLM", "bytes", use_query_residual=False,
+    perceiver("learned positions", "PerceiverForImageClassificationLearned",
+              self_attention_widening_factor=3),
+    perceiver("masked bytes", "PerceiverForMaskedLM", "bytes", cross_attention_widening_factor=2),
+    perceiver("masked bytes, latents not added", "PerceiverForMaskedLM", "bytes", use_query_residual=False,
               qk_channels=None, v_channels=None, cross_attention_shape_for_attention="q"),
-    perceiver("classes of texts", "ForSequenceClassification", "bytes", v_channels=None),
+    perceiver("classes of texts", "PerceiverForSequenceClassification", "bytes", v_channels=None),
 )  # fmt: skip
 
 
 def inputs(case: Case) -> dict[str, np.ndarray]:
-    """The inputs of a case: more rows than logits are compared of, for generation."""
+    """Returns the inputs of a case: ``ROWS`` rows are compared, and ``SEARCHED`` ones generate."""
     random = np.random.RandomState(zlib.crc32(case.name.encode()))
     vocab = case.config.get("vocab_size", VOCAB)
     target_vocab = case.config.get("decoder_vocab_size", vocab)
@@ -369,7 +340,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
 
 
 def _prompts(random: np.random.RandomState, size: int) -> dict[str, np.ndarray]:
-    """Texts with one picture or two, which are ``size`` tokens each, and how much of each is a prompt."""
+    """Returns texts with one or two pictures of ``size`` tokens each, and the lengths of the prompts."""
     tokens = random.randint(EOS + 1, IMAGE_ID, (SEARCHED, PROMPT))
     starts = np.stack([random.randint(0, 3, SEARCHED), random.randint(7, 9, SEARCHED)], axis=1)
     starts[random.rand(SEARCHED) < 0.5, 1] = -1
@@ -382,9 +353,9 @@ def _prompts(random: np.random.RandomState, size: int) -> dict[str, np.ndarray]:
 
 
 def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The measurements, with 0 at padding where a class of ``transformers`` masks padding by itself.
+    """Returns the measurements, with 0 at padding where a class of ``transformers`` masks it by itself.
 
-    There is nothing to be right about: what padding reads differs between those classes.
+    The results of padding differ between those classes.
     """
     data = inputs(case)
     if case.kind == "encoder":
@@ -402,12 +373,12 @@ def compared(case: Case, measured: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def ended(tokens: np.ndarray) -> np.ndarray:
-    """Which rows of generated tokens [B T] end before the limit."""
+    """Returns which rows of generated tokens [B T] end before the limit."""
     return (tokens == EOS).any(axis=1)
 
 
 def chosen_gradients(shapes: dict[str, tuple[int, ...]]) -> list[str]:
-    """Three matrices, spread over the model; no tables, whose padding rows torch leaves out."""
+    """Returns three matrices of the model; no tables, whose padding rows torch leaves out."""
     matrices = sorted(
         name
         for name, shape in shapes.items()

@@ -1,4 +1,4 @@
-"""Random small configs of every family, over every option that changes what is computed."""
+"""Random small configs of every family, over every option that changes results."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from experiments.parity import cases
 from experiments.parity.cases import BOS, EOS, PAD, VOCAB, Case
 
-# An option and its alternatives. Those that are dicts are options that only go together.
+# Option -> alternatives; an alternative that is a dict has several options.
 Options = Mapping[str, tuple[Any, ...]]
 
 _DEPTHS, _HEADS = (1, 2, 3), (1, 2, 4)
@@ -83,10 +83,10 @@ _GPT2 = {
 }
 _PERCEIVER = {
     "class": (
-        dict(model="ForImageClassificationFourier"),
-        dict(model="ForImageClassificationLearned"),
-        dict(model="ForMaskedLM", kind="bytes"),
-        dict(model="ForSequenceClassification", kind="bytes"),
+        dict(model="PerceiverForImageClassificationFourier"),
+        dict(model="PerceiverForImageClassificationLearned"),
+        dict(model="PerceiverForMaskedLM", kind="bytes"),
+        dict(model="PerceiverForSequenceClassification", kind="bytes"),
     ),
     "hidden_act": _ACTIVATIONS,
     "num_blocks": _DEPTHS,
@@ -146,23 +146,17 @@ _LLAVA = {
         dict(vision_feature_layer=1, vision_feature_select_strategy="full", image_seq_length=5),
     ),
 }
-_CAPTIONER = {
-    "reader": ("vit", "deit"),
-    "writer": ("gpt2", "bert", "trocr"),
-    "encoder": ({}, dict(hidden_size=24), dict(num_hidden_layers=1, hidden_act="relu")),
-}
+_CAPTIONER = {"reader": ("vit", "deit"), "writer": ("gpt2", "bert", "trocr")}
+_ENCODERS = ({}, dict(hidden_size=24), dict(num_hidden_layers=1, hidden_act="relu"))
 
 
 def random_cases(seed: int, count: int) -> tuple[Case, ...]:
-    """``count`` models of every family; the same for the same seed, however many."""
+    """Returns ``count`` models of every family; a larger count adds models to those of the same seed."""
     return tuple(
-        draw(
-            f"random {seed}.{index}",
-            np.random.RandomState([seed, index, zlib.crc32(name.encode())]),
-        )
+        draw(f"random {seed}.{index}", np.random.RandomState([seed, index, zlib.crc32(name.encode())]))
         for name, draw in _FAMILIES.items()
         for index in range(count)
-    )
+    )  # fmt: skip
 
 
 def _of(build: Callable[..., Case], options: Options) -> Callable[..., Case]:
@@ -171,35 +165,30 @@ def _of(build: Callable[..., Case], options: Options) -> Callable[..., Case]:
 
 def _pair(name: str, random: np.random.RandomState) -> Case:
     halves = {half: _pick(random, _BERT_STACK) for half in ("encoder", "decoder")}
-    # Not PAD: the loss of transformers masks all padding that the decoder is given, its start too.
+    # Not PAD, which the loss of transformers masks in the decoder's input.
     return cases.bert_pair(name, **halves, **_pick(random, {"decoder_start_token_id": (BOS, EOS)}))
 
 
 def _llava(name: str, random: np.random.RandomState) -> Case:
     # Both halves have two layers, so that every tensor whose gradient is compared is read.
-    halves = {"vision": _CLIP_VISION, "text": _LLAMA}
-    fixed: dict[str, Any] = dict(num_hidden_layers=2)
-    own = {half: _pick(random, options) | fixed for half, options in halves.items()}
-    own["vision"]["patch_size"] = 3
-    return cases.llava(name, **own, **_pick(random, _LLAVA))
+    vision = _pick(random, _CLIP_VISION) | dict(num_hidden_layers=2, patch_size=3)
+    text = _pick(random, _LLAMA) | dict(num_hidden_layers=2)
+    return cases.llava(name, vision=vision, text=text, **_pick(random, _LLAVA))
 
 
-def _vit(name: str, random: np.random.RandomState) -> Case:
-    return cases.vit(f"ViT, {name}", **_pick(random, _VIT))
+def _vit(name: str, **options: Any) -> Case:
+    return cases.vit(f"ViT, {name}", **options)
 
 
 def _captioner(name: str, random: np.random.RandomState) -> Case:
-    # Options that are dicts go together, but this one is an argument.
-    index = random.randint(len(_CAPTIONER["encoder"]))
-    halves = {
-        half: _CAPTIONER[half][random.randint(len(_CAPTIONER[half]))]
-        for half in ("reader", "writer")
-    }
-    return cases.captioner(f"Captioner, {name}", **halves, encoder=_CAPTIONER["encoder"][index])
+    # Options that are dicts go together, but the encoder's is an argument.
+    encoder = random.randint(len(_ENCODERS))
+    halves = {half: names[random.randint(len(names))] for half, names in _CAPTIONER.items()}
+    return cases.captioner(f"Captioner, {name}", **halves, encoder=_ENCODERS[encoder])
 
 
 def _pick(random: np.random.RandomState, options: Options) -> dict[str, Any]:
-    """One alternative of every option."""
+    """Returns one alternative of every option."""
     picked: dict[str, Any] = {}
     for key, alternatives in options.items():
         value = alternatives[random.randint(len(alternatives))]
@@ -222,7 +211,7 @@ _FAMILIES: dict[str, Callable[[str, np.random.RandomState], Case]] = {
     "Llama": _of(cases.llama, _LLAMA),
     "CLIP": _of(cases.clip_vision, _CLIP_VISION),
     "LLaVA": _llava,
-    "ViT": _vit,
+    "ViT": _of(_vit, _VIT),
     "Captioner": _captioner,
     "Perceiver": _of(cases.perceiver, _PERCEIVER),
 }

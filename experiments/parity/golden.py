@@ -1,7 +1,7 @@
 """Results of ``transformers`` in one small file, for machines that have no PyTorch.
 
-A case keeps its ``config.json``, the names and shapes of its tensors and the seed (``weights`` knows what is
-in them), the tables that no name gives away, and what was measured.
+The file has for each case its ``config.json``, names and shapes of tensors, the seed from which ``weights``
+makes them, the tables that are not made so, and the measurements.
 """
 
 import json
@@ -23,13 +23,14 @@ def make(cases: tuple[Case, ...], path: Path, folder: Path) -> None:
     for index, case in enumerate(cases):
         own = folder / str(index)
         measured = reference.measure(case, reference.build(case, own), own)
-        entries |= {f"{case.name}/{name}": array for name, array in _small(measured).items()}
-        entries |= {f"{case.name}/{name}": array for name, array in _checkpoint(case, own).items()}
+        small = {n: measured[n].astype(np.uint8) for n in ("greedy", "beams") if n in measured}
+        found = measured | small | _checkpoint(case, own)
+        entries |= {f"{case.name}/{name}": array for name, array in found.items()}
     np.savez_compressed(path, **entries)
 
 
 def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Case -> entry -> array."""
+    """Reads case -> entry -> array."""
     cases: dict[str, dict[str, np.ndarray]] = {}
     with np.load(path, allow_pickle=False) as file:
         for key in file.files:
@@ -39,7 +40,7 @@ def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def rebuild(entries: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Writes the case's checkpoint into the folder; returns what was measured of it."""
+    """Writes the case's checkpoint into the folder; returns its measurements."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,17 +50,8 @@ def rebuild(entries: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.nda
         for name, shape in json.loads(str(entries["shapes"])).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    described = {"config", "shapes", "seed"}
-    return {
-        name: array
-        for name, array in entries.items()
-        if name not in described and not name.startswith(_FROZEN)
-    }
-
-
-def _small(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    tokens = {"greedy", "beams"}
-    return {n: a.astype(np.uint8) if n in tokens else a for n, a in measured.items()}
+    described = ("config", "shapes", "seed", _FROZEN)
+    return {name: array for name, array in entries.items() if not name.startswith(described)}
 
 
 def _checkpoint(case: Case, folder: Path) -> dict[str, np.ndarray]:

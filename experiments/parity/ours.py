@@ -1,4 +1,4 @@
-"""The results of this library for a case, from the checkpoint that ``transformers`` wrote."""
+"""Measures a case in this library, from the checkpoint that ``transformers`` wrote."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,33 +13,19 @@ from crossattn import functional
 from crossattn.decode import penalties, stopping
 from crossattn.train.losses import cross_entropy
 from crossattn.weights.labels import IGNORED
-from experiments.parity.cases import (
-    BEAMS,
-    IMAGE_ID,
-    NEW_TOKENS,
-    PAD,
-    PENALTY,
-    ROWS,
-    SEARCHED,
-    Case,
-    compared,
-    inputs,
-)
+from experiments.parity import cases
+from experiments.parity.cases import PAD, ROWS, Case, compared, inputs
 
 _GRADIENT = "gradient of "
 
 
 def gradients_of(measured: Iterable[str]) -> list[str]:
-    """The tensors whose gradients are among these entries."""
+    """Returns the tensors whose gradients are among these entries."""
     return [name.removeprefix(_GRADIENT) for name in measured if name.startswith(_GRADIENT)]
 
 
 def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndarray]:
-    """The same entries that ``reference.measure`` gives.
-
-    Args:
-      gradients: the names of the tensors by which the loss is differentiated.
-    """
+    """Measures the entries of ``reference.measure``, with the gradients of these tensors."""
     model, params, _ = xa.load(folder)
     data = {name: jnp.asarray(array) for name, array in inputs(case).items()}
     few = {name: array[:ROWS] for name, array in data.items()}
@@ -50,17 +36,17 @@ def measure(case: Case, folder: Path, gradients: list[str]) -> dict[str, np.ndar
 
     (_, measured), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     by_name: Mapping[str, np.ndarray] = xa.weights.Tensors.of(model, grads)
-    # A file may call a tensor otherwise than the family's rules do.
+    # Names of a file may differ from those of the family's rules.
     known = {k: v for names in model.layout.files.values() for k, v in names.items()}
     measured |= {_GRADIENT + name: by_name[known[name]] for name in gradients}
     if case.search:
         measured["greedy"] = _generate(case, model, params, data, num_beams=1)
-        measured["beams"] = _generate(case, model, params, data, num_beams=BEAMS)
+        measured["beams"] = _generate(case, model, params, data, num_beams=cases.BEAMS)
     return compared(case, {name: np.asarray(array) for name, array in measured.items()})
 
 
 def outputs(case: Case, model: Any, params: Any) -> dict[str, np.ndarray]:
-    """The results of one pass, as ``reference.outputs`` gives them."""
+    """Measures one pass, as ``reference.outputs`` does."""
     few = {name: jnp.asarray(array[:ROWS]) for name, array in inputs(case).items()}
     measured = jax.jit(lambda params: _forward(case, model, params, few))(params)
     return compared(case, {name: np.asarray(array) for name, array in measured.items()})
@@ -69,7 +55,7 @@ def outputs(case: Case, model: Any, params: Any) -> dict[str, np.ndarray]:
 def _forward(
     case: Case, model: Any, params: Any, data: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """All that one pass gives: logits, cross-attention weights where there are any, the loss."""
+    """Computes logits, cross-attention weights if there are any, and the loss."""
     if case.kind == "encoder":
         return _encode(functional.bind(model, params), model.config, data)
     if case.kind == "picture":
@@ -84,9 +70,8 @@ def _forward(
         return _prompted(model, params, data)
     labels, measured = data["labels"], {}
     if case.kind == "decoder":
-        tokens = jnp.maximum(labels, PAD)
+        tokens, reading = jnp.maximum(labels, PAD), _memory(case, data)
         if case.reads:
-            reading: Any = dict(memory=data["memory"], memory_segment_ids=data["present"])
             out = xa.apply(model, params, tokens, **reading, return_weights=True)
             measured["logits"], measured["weights"] = out
         else:
@@ -99,7 +84,7 @@ def _forward(
 
 
 def _perceive(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """A Perceiver's logits, and the weights with which it reads inputs and is read."""
+    """Computes a Perceiver's logits, and the weights of both cross-attentions."""
     given: Any = dict(tokens=data.get("source"), image=data.get("image"))
     given |= dict(segment_ids=data.get("present"), return_weights=True)
     logits, inputs, latents = xa.apply(model, params, **given)
@@ -111,12 +96,12 @@ def _prompted(model: Any, params: Any, data: dict[str, jax.Array]) -> dict[str, 
     tokens = data["prompts"]
     given: Any = dict(images=data["image"], image_positions=data["starts"])
     logits = xa.apply(model, params, tokens, **given)
-    labels = jnp.where(tokens == IMAGE_ID, IGNORED, tokens)
+    labels = jnp.where(tokens == cases.IMAGE_ID, IGNORED, tokens)
     return {"logits": logits, "loss": _loss(logits[:, :-1], labels[:, 1:])}
 
 
 def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Logits of a BERT's heads; without heads, its vectors, its pooled vector and that one's mean as loss."""
+    """Computes logits of a BERT's heads; without heads, vectors, the pooled vector and its mean as loss."""
     vectors = module.encode(data["source"], data["present"], types=data["types"]).vectors
     if not config.masked_lm:
         pooled = module.pooled(vectors)
@@ -130,7 +115,7 @@ def _encode(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, j
 
 
 def _classify(module: Any, config: Any, data: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Logits of a ViT; of one without heads, its vectors and the mean of what it pools."""
+    """Computes logits of a ViT; without heads, vectors, the pooled vector and its mean as loss."""
     if config.num_classes is None:
         vectors = module.encode(data["image"]).vectors
         own = module.pooler is None  # CLIP's is the norm of the class token's vector
@@ -146,8 +131,15 @@ def _source(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array | None]:
     return data[name], data.get("present")
 
 
+def _memory(case: Case, data: dict[str, jax.Array]) -> dict[str, Any]:
+    """Returns the vectors that a decoder reads."""
+    if not case.reads:
+        return {}
+    return {"memory": data["memory"], "memory_segment_ids": data["present"]}
+
+
 def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean over the labels that count."""
+    """Returns the mean over the labels that count."""
     total, sums = cross_entropy(logits, labels, labels != IGNORED)
     return total / sums["weight"]
 
@@ -155,18 +147,19 @@ def _loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _generate(
     case: Case, model: Any, params: Any, data: dict[str, jax.Array], num_beams: int
 ) -> jax.Array:
-    """The best hypothesis of each row, [B T]."""
-    options: dict[str, Any] = dict(batch=SEARCHED, max_new_tokens=NEW_TOKENS, **model.ids)
+    """Generates the best hypothesis of each row, [B T]."""
+    options: dict[str, Any] = dict(
+        batch=cases.SEARCHED, max_new_tokens=cases.NEW_TOKENS, **model.ids
+    )
     if num_beams > 1:
         options |= dict(
             num_beams=num_beams,
-            length_penalty=penalties.power(PENALTY),
-            stopping=stopping.transformers(length_penalty=PENALTY),
+            length_penalty=penalties.power(cases.PENALTY),
+            stopping=stopping.transformers(length_penalty=cases.PENALTY),
         )
     if case.kind == "decoder":
         options["prefix"] = data["prompts"]
-        if case.reads:
-            options["inputs"] = {"memory": data["memory"], "memory_segment_ids": data["present"]}
+        options["inputs"] = _memory(case, data)
     if case.kind == "prompt":
         rows = zip(np.asarray(data["prompts"]).tolist(), data["lengths"], strict=True)
         options["prefix"] = [row[:length] for row, length in rows]

@@ -1,4 +1,4 @@
-"""The results of ``transformers`` for a case, and its checkpoint."""
+"""Measures a case in ``transformers``, and writes its checkpoint."""
 
 import tempfile
 import warnings
@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.parity import cases
 from experiments.parity.cases import (
-    BEAMS,
     EOS,
     IGNORED,
-    IMAGE_ID,
-    LENGTH,
-    NEW_TOKENS,
     PAD,
-    PENALTY,
     ROWS,
     Case,
     chosen_gradients,
@@ -35,7 +31,7 @@ _OUTPUTS = {
 
 
 def build(case: Case, folder: Path) -> Any:
-    """The model of a case, its weights ``lively``, saved in the folder."""
+    """Builds the model of a case with ``lively`` weights, and saves it in the folder."""
     import torch
     import transformers
 
@@ -65,7 +61,7 @@ def build(case: Case, folder: Path) -> Any:
 
 
 def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a checkpoint of one file."""
+    """Reads names and shapes of the tensors in a checkpoint of one file."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", framework="numpy") as file:
@@ -73,9 +69,9 @@ def saved_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _own_names(model: Any, folder: Path) -> dict[str, str]:
-    """The names of a checkpoint's tensors -> those of the model, which for some families are others.
+    """Returns names of a checkpoint's tensors -> names in the model, which differ for some families.
 
-    A tensor of another name is found by what is in it: the model is saved once with numbers for weights.
+    The model is saved once with the tensors' numbers as weights, which tell where each tensor is.
     """
     import torch
     from safetensors.numpy import load_file
@@ -96,7 +92,7 @@ def _own_names(model: Any, folder: Path) -> dict[str, str]:
 
 
 def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
-    """Logits, cross-attention weights, loss, three gradients, generated tokens."""
+    """Measures logits, cross-attention weights, loss, three gradients and generated tokens."""
     measured = outputs(case, model)
     measured["loss"].backward()
     parameters, own = dict(model.named_parameters()), _own_names(model, folder)
@@ -105,12 +101,14 @@ def measure(case: Case, model: Any, folder: Path) -> dict[str, np.ndarray]:
     if case.search:
         data = _tensors(case)
         measured["greedy"] = _generate(case, model, data, num_beams=1)
-        measured["beams"] = _generate(case, model, data, num_beams=BEAMS, length_penalty=PENALTY)
+        measured["beams"] = _generate(
+            case, model, data, num_beams=cases.BEAMS, length_penalty=cases.PENALTY
+        )
     return arrays(case, measured)
 
 
 def outputs(case: Case, model: Any) -> dict[str, Any]:
-    """The results of one pass: logits, cross-attention weights, the loss."""
+    """Measures one pass: logits, cross-attention weights, the loss."""
     import torch
 
     data = _tensors(case)
@@ -118,8 +116,9 @@ def outputs(case: Case, model: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore", FutureWarning)  # of pairs, about an older version's loss
         out = model(**_call(case, data), output_attentions=True)
     measured = {name: out[key] for key, name in _OUTPUTS.items() if key in out}
-    # A model without heads has no loss, nor has one with a teacher; a mean stands in for one.
-    measured["loss"] = out.loss if "loss" in out else out[_without_loss(out)].mean()
+    # Instead of a missing loss, a mean is differentiated.
+    vectors = "logits" if "logits" in out else "pooler_output"
+    measured["loss"] = out.loss if "loss" in out else out[vectors].mean()
     if case.kind in ("latents of picture", "bytes"):
         measured |= _read_and_written(case, out, data)
     elif out.get("cross_attentions"):
@@ -128,7 +127,7 @@ def outputs(case: Case, model: Any) -> dict[str, Any]:
 
 
 def arrays(case: Case, measured: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The measurements as arrays, as they are compared."""
+    """Returns the measurements as arrays for the comparison."""
     return compared(case, {name: tensor.detach().numpy() for name, tensor in measured.items()})
 
 
@@ -139,17 +138,13 @@ def _tensors(case: Case) -> dict[str, Any]:
 
 
 def _read_and_written(case: Case, out: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """Weights of both cross-attentions; and logits of the bytes that there are, not of all positions."""
+    """Returns weights of both cross-attentions, and the logits of bytes without those of padding."""
     inputs, latents = out.cross_attentions
     measured = {"weights of inputs": inputs, "weights of latents": latents}
     if case.model == "PerceiverForMaskedLM":
         size = data["source"].shape[1]
         measured |= {"weights of latents": latents[:, :, :size], "logits": out.logits[:, :size]}
     return measured
-
-
-def _without_loss(out: Any) -> str:
-    return "logits" if "logits" in out else "pooler_output"
 
 
 def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +164,14 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
         return {
             "input_ids": prompts,
             "pixel_values": pictures,
-            "labels": prompts.masked_fill(prompts == IMAGE_ID, IGNORED),
+            "labels": prompts.masked_fill(prompts == cases.IMAGE_ID, IGNORED),
         }
     if case.kind == "picture and text":
         call |= {"input_ids": few["source"], "return_loss": True}
     if "image" in few:
         return call | {"pixel_values": few["image"].permute(0, 3, 1, 2)}
     if case.model == "PerceiverForMaskedLM":
-        more = case.config["max_position_embeddings"] - LENGTH
+        more = case.config["max_position_embeddings"] - cases.LENGTH
         call["labels"] = torch.nn.functional.pad(call["labels"], (0, more), value=IGNORED)
     if case.kind == "decoder":
         return call | _memory(few) | {"input_ids": call["labels"].clamp(min=PAD)}
@@ -184,7 +179,7 @@ def _call(case: Case, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pictures(data: dict[str, Any]) -> Any:
-    """Those that stand somewhere, of all rows one after the other."""
+    """Returns the pictures of all rows that have a position, one after the other."""
     return data["image"][data["starts"] >= 0].permute(0, 3, 1, 2)
 
 
@@ -205,7 +200,7 @@ def _memory(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> Any:
-    """Generated tokens [B T], without what they began with."""
+    """Generates tokens [B T], without their prompts."""
     import torch
     from transformers.generation.utils import GenerationMixin
 
@@ -224,13 +219,13 @@ def _generate(case: Case, model: Any, data: dict[str, Any], **options: Any) -> A
         },
     }[case.kind]()
     if case.reads:
-        given["use_cache"] = False  # its cache would have no place for what it reads
+        given["use_cache"] = False  # which has no place for the memory
     start = data["prompts"].shape[1] if case.kind in ("decoder", "prompt") else 1
-    # Whisper's own generate() is about long recordings; this is what it calls for each piece.
+    # Whisper's own generate() cuts long recordings and calls this for each piece.
     tokens = GenerationMixin.generate(
-        model, **given, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=PAD,
+        model, **given, do_sample=False, max_new_tokens=cases.NEW_TOKENS, pad_token_id=PAD,
         eos_token_id=EOS, **options,
     )[:, start:]  # fmt: skip
-    padded = torch.full((len(tokens), NEW_TOKENS), PAD)
+    padded = torch.full((len(tokens), cases.NEW_TOKENS), PAD)
     padded[:, : tokens.shape[1]] = tokens
     return padded

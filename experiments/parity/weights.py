@@ -1,4 +1,4 @@
-"""Random weights that are not kept anywhere: a tensor's name says what is in it, whoever asks."""
+"""Random weights that are a function of the tensor's name, so that no file has to keep them."""
 
 import re
 import zlib
@@ -9,7 +9,7 @@ EOS = 2
 _OUT = r"(encoder_attn\.out_proj|EncDecAttention\.o|crossattention\.(output\.dense|c_proj))"
 _DOWN = r"(fc2|DenseReluDense\.wo|mlp\.(c|down)_proj|layer\.\d+\.output\.dense)"
 _FACTORS = {
-    # T5's queries are left out: its attention does not divide by the root of their size.
+    # Not T5's queries, whose products are not divided by the root of their size.
     r"(q_proj|q_attn|query)\.weight$": 3.0,
     rf"{_OUT}\.weight$": 3.0,
     rf"{_DOWN}\.weight$": 0.3,
@@ -20,8 +20,8 @@ _EOS_FACTOR = 2.0
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random numbers, of a size that keeps signals alive."""
-    # RandomState's numbers are promised never to change.
+    """Returns random numbers, scaled so that signals neither vanish nor explode."""
+    # numpy promises that RandomState's numbers never change.
     random = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) > 1 and shape[0] > 1:
         random *= 1.5 / np.sqrt(np.prod(shape[1:]))
@@ -33,13 +33,11 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def lively(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """The same for a model that generates: what it writes depends on what it reads, and comes to an end.
+    """Returns weights of a model whose generated texts depend on the source and end at various lengths.
 
-    With seed 0 it need not, and this is ``weight``, under which rounding grows less from layer to layer.
-
-    Attention picks more than it averages, cross-attention has more to say, and what says the same to all
-    texts (feed-forward layers, biases) has less. In tables of tokens the row of ``EOS`` is longer than the
-    others: its logit goes further up and down than theirs, so that some texts end soon and some late.
+    Seed 0 gives ``weight``, under which rounding grows less from layer to layer. Otherwise attention is
+    sharper, cross-attention counts for more, feed-forward layers and biases for less. In tables of tokens
+    the row of ``EOS`` is longer than the others, so that its logit varies more.
     """
     if not seed:
         return weight(name, shape)

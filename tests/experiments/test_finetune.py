@@ -51,7 +51,7 @@ CLASSES = {
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A few sentence pairs, all of one length."""
+    """Writes a few sentence pairs, all of one length."""
     path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
     path.write_text("".join(f"a cat {i:02}\tun chat {i:02}\n" for i in range(20)))
     return path
@@ -59,7 +59,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fine_tuned(pairs, tmp_path_factory):
-    """Of a kind of model: (its checkpoint's folder, the run that trained its decoder for a step)."""
+    """Returns a function: kind of model -> (folder of its checkpoint, run of one step)."""
     from tests.experiments.conftest import start
 
     @functools.cache
@@ -67,19 +67,12 @@ def fine_tuned(pairs, tmp_path_factory):
         folder = tmp_path_factory.mktemp(kind)
         given = tiny_checkpoints.write(kind, folder / "given")
         task = TASKS.get(kind, "translation")
+        source = [f"--config={ROOT}/configs/finetune.py:{task},tiny"]
         if kind == "whisper":
-            source = (f"--config={ROOT}/configs/finetune_whisper.py:tiny",)
-        elif task == "captioning":
-            source = (f"--config={ROOT}/configs/finetune.py:captioning,tiny",)
-        else:
-            name = f"--config={ROOT}/configs/finetune.py:{task},tiny"
-            lengths = () if kind in ALONE else ("--config.data.source_len=16",)
-            source = (
-                name,
-                f"--config.data.name=files:{pairs}",
-                "--config.data.target_len=16",
-                *lengths,
-            )
+            source = [f"--config={ROOT}/configs/finetune_whisper.py:tiny"]
+        elif task != "captioning":
+            source += [f"--config.data.name=files:{pairs}", "--config.data.target_len=16"]
+            source += [] if kind in ALONE else ["--config.data.source_len=16"]
         steps = [x for x in ONE_STEP if kind not in ALONE or "evaluate" not in x]
         workdir = f"--workdir={folder / 'run'}"
         if task == "captioning":  # whose tables of tokens are in the decoder
@@ -104,9 +97,9 @@ def test_a_step_trains_what_is_asked_for_and_the_run_is_a_checkpoint_again(
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     part = "encoder" if kind == "bert" else "decoder"
     assert changed and all(part in name for name in changed)
-    assert any("embedding" in name for name in before.keys() - changed), (
-        "tables of tokens are taken"
-    )
+    assert any(
+        "embedding" in name for name in before.keys() - changed
+    )  # tables of tokens are taken
 
     code, out, err = launched("export", f"--workdir={run}", f"--to={tmp_path / 'new'}")
     assert code == 0 and f"the checkpoint is in {tmp_path / 'new'}" in out, err
@@ -132,10 +125,7 @@ def test_transformers_reads_it_with_equal_logits(kind, fine_tuned, parameters, l
         frames = np.random.default_rng(1).normal(size=(2, 64, 16)).astype(np.float32)
         given, ours = {"input_features": torch.tensor(frames.swapaxes(1, 2))}, (frames,)
     if kind not in ALONE:
-        given, ours = (
-            {**given, "decoder_input_ids": torch.tensor(tokens[:, :5])},
-            (*ours, tokens[:, :5]),
-        )
+        given["decoder_input_ids"], ours = torch.tensor(tokens[:, :5]), (*ours, tokens[:, :5])
     with torch.no_grad():
         wanted = theirs(**given).logits.numpy()
     close(xa.apply(model, params, *map(jnp.asarray, ours)), wanted)
@@ -168,7 +158,7 @@ def test_a_run_goes_on_and_is_scored_without_the_folder_that_it_began_from(
 
 @pytest.mark.parametrize("kind", ["bart", "mbart", "t5"])
 def test_the_loss_is_that_of_the_labels_that_its_tokenizer_makes(kind, pairs):
-    """Against the softmax of the loaded model, by its tokenizer and ``target_in``, a pair at a time."""
+    """Compares it with the softmax of the loaded model, by its tokenizer and ``target_in``."""
     config = finetune.get_config("translation,tiny")
     config.init["from"], config.data.name = f"tiny:{kind}", f"files:{pairs}"
     config.data.update(source_len=32, target_len=32, batch_size=2)
@@ -190,7 +180,7 @@ def test_the_loss_is_that_of_the_labels_that_its_tokenizer_makes(kind, pairs):
 
 
 def config_of(kind, task="translation", **changes):
-    """A config that begins from a tiny checkpoint, or from a folder."""
+    """Returns a config that begins from a tiny checkpoint, or from a folder."""
     if task == "transcription":
         config = finetune_whisper.get_config("tiny")
     else:
@@ -207,35 +197,24 @@ def config_of(kind, task="translation", **changes):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (
-            config_of("tiny:t5", "language_model"),
-            r"holds a t5 and cannot .*: Transformer has no hidden\(tokens",
-        ),
+        (config_of("tiny:t5", "language_model"),
+         r"holds a t5 and cannot .*: Transformer has no hidden\(tokens"),
         (config_of("tiny:gpt2"), r"holds a gpt2 and cannot .*: Decoder has no hidden\(source"),
         (config_of("tiny:bert"), r"holds a bert and cannot .*: Bert has no hidden\(source"),
-        (
-            config_of("tiny:gpt2", "masked_language_model"),
-            "holds a gpt2 without a head for masked tokens; expected a BertForMaskedLM",
-        ),
+        (config_of("tiny:gpt2", "masked_language_model"),
+         "holds a gpt2 without a head for masked tokens; expected a BertForMaskedLM"),
         (config_of("tiny:whisper"), "holds a whisper, which cannot be trained as a translation"),
         (config_of("tiny:t5", "transcription"), "holds a t5, which cannot be .* one that hears"),
-        (
-            config_of("tiny:t5", "captioning"),
-            "holds a t5, which cannot be .* one that reads pictures",
-        ),
+        (config_of("tiny:t5", "captioning"), "holds a t5, which cannot be .* one that reads pictures"),
         (config_of("tiny:vision-encoder-decoder"), "which cannot be trained as a translation"),
-        (
-            config_of("tiny:bart", **{"data.source_len": 128}),
-            "source_len is 128; the model in tiny:bart has positions for 64 tokens",
-        ),
+        (config_of("tiny:bart", **{"data.source_len": 128}),
+         "source_len is 128; the model in tiny:bart has positions for 64 tokens"),
         (config_of(None), "'pretrained', and nothing says which"),
         (config_of("tiny:gemma"), "'tiny:gemma'; expected tiny: and one of annalog, bart"),
-        (
-            config_of("tiny:t5", **{"tokenizer.target_language": "fr_XX"}),
-            "tiny:t5: this tokenizer marks no language",
-        ),
+        (config_of("tiny:t5", **{"tokenizer.target_language": "fr_XX"}),
+         "tiny:t5: this tokenizer marks no language"),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_is_refused_in_one_sentence(config, said):
     check(config)
     with pytest.raises(SettingsError, match=said) as caught:
@@ -255,13 +234,13 @@ def test_a_checkpoint_without_a_tokenizer_or_with_anothers_is_refused(tmp_path):
 
 
 def test_what_cannot_begin_from_a_checkpoint_says_so(tiny_run, refused, launched, tmp_path):
-    text = refused("export", f"--workdir={tiny_run}", f"--to={tmp_path / 'new'}")
-    assert "has a model of its own (transformer), which is none of transformers'" in text
     (tmp_path / "full").write_text("")
-    assert "is there already" in refused(
-        "export", f"--workdir={tiny_run}", f"--to={tmp_path / 'full'}"
-    )
-    assert "--to is missing" in refused("export", f"--workdir={tiny_run}")
+    for to, said in (
+        ([f"--to={tmp_path / 'new'}"], "has a model of its own (transformer), which is none of"),
+        ([f"--to={tmp_path / 'full'}"], "is there already"),
+        ([], "--to is missing"),
+    ):
+        assert said in refused("export", f"--workdir={tiny_run}", *to)
     config = t5_1b.get_config("tiny")
     config.model = ConfigDict({"name": "pretrained"})
     del config.tokenizer

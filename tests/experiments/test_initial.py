@@ -13,21 +13,16 @@ from tests.experiments.conftest import TINY
 from tests.weights import checkpoints
 
 SHORT = ("--config.train.steps=2", "--config.evaluate.examples=0")
+STILL = (*SHORT, "--config.optim.learning_rate=0", "--config.optim.weight_decay=0")
 SIZES = dict(d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=40)
 CROSS = r"--config.optim.train=\.cross\."
 
 
-@pytest.fixture(scope="module")
-def begun(tiny_run, tmp_path_factory):
-    """The command line of a run that begins with the shared one, and the folder that it goes to."""
-    workdir = tmp_path_factory.mktemp("begun") / "run"
-    return workdir, (TINY, *SHORT, f"--workdir={workdir}", f"--config.init.from={tiny_run}")
-
-
 def test_only_cross_attention_of_a_trained_model_is_trained_on(
-    tiny_run, begun, launched, parameters
+    tiny_run, launched, parameters, tmp_path
 ):
-    workdir, arguments = begun
+    workdir = tmp_path / "run"
+    arguments = (TINY, *SHORT, f"--workdir={workdir}", f"--config.init.from={tiny_run}")
     code, _, err = launched("train", *arguments, CROSS)
     assert code == 0, err
     before, after = flatten(parameters(tiny_run)), flatten(parameters(workdir))
@@ -57,17 +52,9 @@ def test_what_does_not_fit_is_named_before_a_folder_is_claimed(tiny_run, refused
 
 @pytest.mark.slow
 def test_what_is_new_begins_afresh_and_the_rest_as_it_was(tiny_run, launched, parameters, tmp_path):
-    arguments = (
-        TINY,
-        *SHORT,
-        "--config.optim.learning_rate=0",
-        "--config.optim.weight_decay=0",
-        f"--config.init.from={tiny_run}",
-        "--config.model.decoder_layers=2",
-        r"--config.init.new=layers\.1\.",
-        f"--workdir={tmp_path / 'run'}",
-    )
-    code, _, err = launched("train", *arguments)
+    more = ("--config.model.decoder_layers=2", r"--config.init.new=layers\.1\.")
+    workdir = f"--workdir={tmp_path / 'run'}"
+    code, _, err = launched("train", TINY, *STILL, f"--config.init.from={tiny_run}", *more, workdir)
     assert code == 0, err
     before, after = flatten(parameters(tiny_run)), flatten(parameters(tmp_path / "run"))
     assert {name for name in after if name not in before} == {n for n in after if ".layers.1." in n}
@@ -76,8 +63,7 @@ def test_what_is_new_begins_afresh_and_the_rest_as_it_was(tiny_run, launched, pa
 
 @pytest.mark.slow
 def test_a_run_may_begin_from_an_earlier_checkpoint(tiny_run, launched, refused, tmp_path):
-    still = ("--config.optim.learning_rate=0", "--config.optim.weight_decay=0")
-    arguments = (TINY, *SHORT, *still, f"--config.init.from={tiny_run}")
+    arguments = (TINY, *STILL, f"--config.init.from={tiny_run}")
     run = tmp_path / "run"
     code, _, err = launched("train", *arguments, "--config.init.step=28", f"--workdir={run}")
     assert code == 0, err
@@ -102,8 +88,7 @@ def test_published_weights_bring_all_but_the_tables_of_their_tokens(
     model = xa.weights.describe(checkpoints.BART | SIZES | {"vocab_size": tokens})
     params = xa.init(model, jax.random.key(1))
     weights = xa.weights.save(tmp_path / "weights", model, params)
-    arguments = (TINY, *SHORT, "--config.optim.learning_rate=0", "--config.optim.weight_decay=0")
-    arguments += (f"--config.init.from={weights}", f"--workdir={tmp_path / 'run'}")
+    arguments = (TINY, *STILL, f"--config.init.from={weights}", f"--workdir={tmp_path / 'run'}")
 
     def only(pattern):
         return f"--config.init.take={pattern}", f"--config.init.new=^(?!.*{pattern})"

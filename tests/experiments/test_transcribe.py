@@ -22,9 +22,10 @@ from experiments.fetch_weights import whisper
 from experiments.inputs import each_file
 from experiments.transcribe import frames_of, open_whisper
 from tests import whisper_vocabulary
+from tests.experiments import ctranslate2_files
 from tests.experiments.conftest import start
 from tests.peers import package, peer
-from tests.weights import checkpoints, ctranslate2_files
+from tests.weights import checkpoints
 
 
 @pytest.fixture(scope="module")

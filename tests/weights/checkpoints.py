@@ -1,6 +1,7 @@
 """Checkpoints for tests: small ones of every kind, split, renamed, damaged."""
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import crossattn as xa
+from crossattn.weights import CheckpointError
 
 BART = dict(
     model_type="bart", vocab_size=20, d_model=8, encoder_layers=1, decoder_layers=1,
@@ -64,42 +66,39 @@ WHISPER = BART | dict(
     model_type="whisper", num_mel_bins=4, max_source_positions=6, max_target_positions=8
 )
 ALL = {
-    c["model_type"]: c
-    for c in (
-        BART,
-        BERT,
-        CAPTIONER,
-        CLIP,
-        DEIT,
-        GPT2,
-        LLAMA,
-        LLAVA,
-        MARIAN,
-        PERCEIVER,
-        T5,
-        TROCR,
-        VIT,
-        WHISPER,
-        WHOLE_CLIP,
-    )
-}
+    config["model_type"]: config
+    for config in (BART, BERT, CAPTIONER, CLIP, DEIT, GPT2, LLAMA, LLAVA, MARIAN, PERCEIVER, T5, TROCR, VIT,
+                   WHISPER, WHOLE_CLIP)
+}  # fmt: skip
+
+
+def refused(call, *arguments, error=CheckpointError):
+    """Returns the one line in which the call refuses, in little memory."""
+    tracemalloc.start()
+    with pytest.raises(error) as caught:
+        call(*arguments)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+    assert peak < 2**27
+    return str(caught.value)
 
 
 def each(cases, every=1):
-    """A test of each case; all but every so many run in the second stage."""
+    """Parametrizes a test by cases; all but every so many are slow."""
     marks = [pytest.mark.slow if index % every else () for index in range(len(cases))]
     params = [pytest.param(c, id=c.name, marks=m) for c, m in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize("case", params)
 
 
 def fresh(config: dict, folder: Path) -> Path:
-    """A checkpoint of random parameters."""
+    """Writes a checkpoint of random parameters."""
     model = xa.weights.describe(config)
     return xa.save(folder, model, xa.init(model, jax.random.key(0)))
 
 
 def rewrite(folder: Path, change) -> Path:
-    """The same checkpoint with its tensors changed: ``change`` gets their dict and alters it."""
+    """Changes the dict of a checkpoint's tensors by ``change``."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     change(tensors)
@@ -108,7 +107,7 @@ def rewrite(folder: Path, change) -> Path:
 
 
 def shard(folder: Path, count: int = 3) -> Path:
-    """The same checkpoint in several files with an index."""
+    """Splits a checkpoint into several files with an index."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     weight_map = {}

@@ -12,6 +12,7 @@ import crossattn as xa
 from crossattn.weights import CheckpointError
 from tests.peers import package
 from tests.weights import checkpoints
+from tests.weights.test_round_trip import files
 
 
 class Hub(ModuleType):
@@ -26,9 +27,7 @@ class Hub(ModuleType):
             raise ConnectionError("no network\nat all")
         if name != "someone/model":
             raise ValueError(f"no repository {name}\n(a long explanation)")
-        return [
-            str(p.relative_to(self.repository)) for p in self.repository.rglob("*") if p.is_file()
-        ]
+        return files(self.repository)
 
     def snapshot_download(self, name, allow_patterns=(), local_files_only=False):
         if local_files_only:
@@ -41,12 +40,6 @@ class Hub(ModuleType):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(self.repository / file, target)
         return str(self.folder)
-
-    @property
-    def fetched(self):
-        return sorted(
-            str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file()
-        )
 
 
 @pytest.fixture
@@ -67,7 +60,7 @@ def test_weights_come_once_and_nothing_from_other_folders(hub):
     add(hub, "model.fp16.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin")
     add(hub, "tf_model.h5", "onnx/model.safetensors", "onnx/config.json", "README.md")
     _, params, tokenizer = xa.load("someone/model")
-    assert hub.fetched == ["config.json", "model.safetensors", "vocab.txt"]
+    assert files(hub.folder) == ["config.json", "model.safetensors", "vocab.txt"]
     assert params and tokenizer.encode("the").ids == [2, 4, 3]
 
 
@@ -76,20 +69,21 @@ def test_all_parts_come_where_there_are_parts_only(hub):
     add(hub, "model-00001-of-00003.fp16.safetensors", "consolidated.safetensors")
     _, params, _ = xa.load("someone/model")
     parts = [f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
-    assert params and hub.fetched == ["config.json", *parts, "model.safetensors.index.json"]
+    assert params and files(hub.folder) == ["config.json", *parts, "model.safetensors.index.json"]
 
 
 def test_pickles_alone_are_refused_before_they_come(hub):
     (hub.repository / "model.safetensors").rename(hub.repository / "pytorch_model.bin")
     with pytest.raises(CheckpointError) as raised:
         xa.load("someone/model")
-    text = str(raised.value)
-    assert (
-        "someone/model has only pytorch_model.bin, a pickle" in text and "then load model" in text
-    )
-    assert 't.BertForPreTraining.from_pretrained("someone/model").save_pretrained("model")' in text
-    assert 't.AutoTokenizer.from_pretrained("someone/model").save_pretrained("model")' in text
-    assert hub.fetched == ["config.json"]
+    for said in (
+        "someone/model has only pytorch_model.bin, a pickle",
+        "then load model",
+        't.BertForPreTraining.from_pretrained("someone/model").save_pretrained("model")',
+        't.AutoTokenizer.from_pretrained("someone/model").save_pretrained("model")',
+    ):
+        assert said in str(raised.value)
+    assert files(hub.folder) == ["config.json"]
 
 
 def test_the_stand_in_is_asked_as_the_client_is():
@@ -100,18 +94,14 @@ def test_the_stand_in_is_asked_as_the_client_is():
     download.bind("someone/model", local_files_only=True)
 
 
-def test_what_was_fetched_is_found_without_a_network(hub):
-    xa.load("someone/model")
-    hub.online = False
-    assert xa.load("someone/model")[1]
-
-
-def test_what_cannot_be_had_is_said_in_a_sentence(hub):
+def test_without_a_network_what_was_fetched_is_found_and_the_rest_refused_in_a_sentence(hub):
+    match = "nor to be had from the hub: no repository some/other$"
+    with pytest.raises(CheckpointError, match=match):
+        xa.load("some/other")
     hub.online = False
     with pytest.raises(CheckpointError, match="nor to be had from the hub: no network$"):
         xa.load("someone/model")
     hub.online = True
-    with pytest.raises(
-        CheckpointError, match="nor to be had from the hub: no repository some/other$"
-    ):
-        xa.load("some/other")
+    xa.load("someone/model")
+    hub.online = False
+    assert xa.load("someone/model")[1]

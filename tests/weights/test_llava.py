@@ -6,11 +6,11 @@ import pytest
 
 import crossattn as xa
 from tests.weights import checkpoints
-from tests.weights.test_round_trip import same_files
+from tests.weights.test_round_trip import same_files, same_params
 
 
 def renamed(folder, prefixes):
-    """The checkpoint with other beginnings of names."""
+    """Replaces prefixes of a checkpoint's names."""
 
     def change(tensors):
         for name in list(tensors):
@@ -38,22 +38,17 @@ def test_the_names_of_other_versions_are_known(prefixes, tmp_path):
     folder = checkpoints.fresh(checkpoints.LLAVA, tmp_path / "llava")
     _, expected, _ = xa.load(folder)
     _, params = same_files(renamed(folder, prefixes), tmp_path)
-    for name, array in xa.functional.flatten(expected).items():
-        np.testing.assert_array_equal(array, xa.functional.flatten(params)[name])
+    same_params(params, expected)
 
 
 def test_layers_of_a_tower_that_are_not_read_are_kept_and_not_built(tmp_path):
     whole = xa.weights.describe(checkpoints.CLIP)
-    tower = xa.functional.nest(
-        {
-            name.replace("vision_model", "vision_tower"): np.asarray(x)
-            for name, x in xa.weights.Tensors.of(whole, xa.init(whole, jax.random.key(1))).items()
-        }
-    )
+    tower = xa.weights.Tensors.of(whole, xa.init(whole, jax.random.key(1)))
     folder = checkpoints.fresh(checkpoints.LLAVA, tmp_path / "llava")
 
     def add(tensors):
-        tensors.update(xa.functional.flatten(tower))
+        names = {name: name.replace("vision_model", "vision_tower") for name in tower}
+        tensors |= {names[name]: np.asarray(x) for name, x in tower.items()}
 
     model, params = same_files(checkpoints.rewrite(folder, add), tmp_path)
     assert model.config.vision.layers == 1 and set(params["vision"]["encoder"]["layers"]) == {"0"}

@@ -16,7 +16,7 @@ KINDS = {"mbart": ("MBartTokenizer", 25), "mbart50": ("MBart50Tokenizer", 52)}
 
 @pytest.fixture(params=KINDS)
 def folder(request, tmp_path):
-    """A vocabulary, SentencePiece's own reading of it, the name of the class, how many languages."""
+    """Returns a folder, SentencePiece's own model, the name of the class, the number of languages."""
     name, languages = KINDS[request.param]
     pieces = trained(tmp_path / "sentencepiece.bpe.model")
     config = {"src_lang": "fr_XX"} | ({"tokenizer_class": name} if languages > 25 else {})
@@ -25,7 +25,7 @@ def folder(request, tmp_path):
 
 
 def marked(ids, language, languages):
-    """The ids with the language and the end, where each of the two puts them."""
+    """Returns the ids with language and end, in mBART's or mBART-50's order."""
     return [*ids, 2, language] if languages == 25 else [language, *ids, 2]
 
 

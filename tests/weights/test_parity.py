@@ -35,7 +35,7 @@ def kept():
 
 
 def timeless(settings):
-    """Without the version that wrote them."""
+    """Returns the settings without the version that wrote them."""
     return {key: value for key, value in settings.items() if key != "transformers_version"}
 
 
@@ -46,7 +46,7 @@ def check(case, folder, expected):
 
 @each(CASES)
 def test_a_loaded_model_computes_what_transformers_computes(case, kept, tmp_path):
-    """Logits, every layer's cross-attention, loss, three gradients; greedy and beam tokens."""
+    """Compares logits, all cross-attention, loss, three gradients, greedy and beam tokens."""
     check(case, tmp_path, golden.rebuild(kept[case.name], tmp_path))
 
 
@@ -101,7 +101,7 @@ def test_golden_files_are_small_and_hold_every_case(kept):
 @each([case for case in CASES if case.search])
 @pytest.mark.parametrize("search", SEARCHES)
 def test_generated_texts_differ_and_end_at_different_lengths(case, search, kept):
-    """So that ends, penalties of length and padding after the end have a part in what is compared."""
+    """Checks that ends, length penalties and padding after the end affect the comparison."""
     tokens = kept[case.name][search]
     lengths = np.argmax(tokens == EOS, axis=1)[ended(tokens)]
     assert len(lengths) >= SEARCHED * 2 // 5

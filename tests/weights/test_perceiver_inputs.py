@@ -1,4 +1,4 @@
-"""Pictures and texts together, which no published class reads, beside the parts of ``transformers``."""
+"""Pictures and texts together, which no published class reads, held to parts of ``transformers``."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def reference(settings, image_size, bands):
-    """A model of ``transformers`` out of its parts, with lively parameters."""
+    """Returns a model made of parts of ``transformers``, with lively parameters."""
     torch, transformers = peer("torch"), peer("transformers")
     theirs = transformers.models.perceiver.modeling_perceiver
     own = {name: x for name, x in settings.items() if name not in ("architectures", "model_type")}

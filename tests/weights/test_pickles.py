@@ -17,19 +17,11 @@ from tests.weights import checkpoints
 
 
 def line(folder):
-    """The command that the refusal of a folder ends with."""
+    """Returns the command at the end of the refusal."""
     with pytest.raises(CheckpointError, match="pytorch_model.bin, a pickle") as raised:
         xa.load(folder)
     assert "\n" not in str(raised.value)
     return shlex.split(str(raised.value).partition("trust it: ")[2])
-
-
-def class_of(settings, folder):
-    (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError) as raised:
-        refuse_pickles("a", ["pytorch_model.bin"], folder, to="a")
-    [name] = re.findall(r"t\.(\w+)\.", str(raised.value))
-    return name
 
 
 def t5(transformers):
@@ -81,17 +73,21 @@ def test_the_line_converts_the_whole_model(make, tmp_path):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
-def test_the_class_is_that_of_the_config_or_has_its_output_layer(tmp_path):
-    assert class_of({"model_type": "bert", "architectures": ["BertModel"]}, tmp_path) == "BertModel"
-    assert (
-        class_of({"architectures": ["T5WithLMHeadModel"]}, tmp_path) == "T5ForConditionalGeneration"
-    )
-    assert class_of({"model_type": "marian"}, tmp_path) == "AutoModelForSeq2SeqLM"
-    assert class_of({"model_type": "whisper"}, tmp_path) == "AutoModelForSpeechSeq2Seq"
-    assert (
-        class_of({"model_type": "gpt2", "architectures": ["x; import os"]}, tmp_path)
-        == "GPT2LMHeadModel"
-    )
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (dict(model_type="bert", architectures=["BertModel"]), "BertModel"),
+        (dict(architectures=["T5WithLMHeadModel"]), "T5ForConditionalGeneration"),
+        (dict(model_type="marian"), "AutoModelForSeq2SeqLM"),
+        (dict(model_type="whisper"), "AutoModelForSpeechSeq2Seq"),
+        (dict(model_type="gpt2", architectures=["x; import os"]), "GPT2LMHeadModel"),
+    ],
+)
+def test_the_class_is_that_of_the_config_or_has_its_output_layer(settings, name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError) as raised:
+        refuse_pickles("a", ["pytorch_model.bin"], tmp_path, to="a")
+    assert re.findall(r"t\.(\w+)\.", str(raised.value)) == [name]
 
 
 def test_what_is_no_checkpoint_of_weights_is_not_called_one(tmp_path):

@@ -81,17 +81,11 @@ def test_whisper_has_no_use_for_scale_embedding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    "bart blenderbot gpt2 marian mbart mt5 mvp pegasus plbart t5 whisper".split(),
+    "kind", "bart blenderbot gpt2 marian mbart mt5 mvp pegasus plbart t5 whisper".split()
 )
 def test_a_config_that_names_no_dropout_has_that_of_transformers(kind):
     theirs = transformers.AutoConfig.for_model(kind)
-    sizes = {
-        "t5": checkpoints.T5,
-        "mt5": checkpoints.T5,
-        "gpt2": checkpoints.GPT2,
-        "whisper": checkpoints.WHISPER,
-    }
+    sizes = checkpoints.ALL | {"mt5": checkpoints.T5}
     config = xa.weights.describe(sizes.get(kind, checkpoints.BART) | {"model_type": kind}).config
     names = {"t5": "dropout_rate", "mt5": "dropout_rate", "gpt2": "resid_pdrop"}
     block = getattr(config, "transformer", config).block

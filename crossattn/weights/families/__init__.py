@@ -1,1 +1,1 @@
-"""Families of published models, a file each: its configuration, and where each parameter is."""
+"""Families of published models, a file each: the meaning of their configs, the names of their tensors."""

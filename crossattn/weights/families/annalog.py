@@ -1,7 +1,7 @@
-"""ANNalog, which rewrites molecules as their analogues (SMILES to SMILES): names of its tensors.
+"""ANNalog, which rewrites molecules as their analogues (SMILES to SMILES).
 
-Its Transformer is the one of Trevett's pytorch-seq2seq tutorial: post-norm, learned positions, source, target
-and output layer with a table each. Its package has no ``config.json``; ours says what BART's would.
+A Transformer of Trevett's pytorch-seq2seq tutorial: post-norm, learned positions, separate tables of source,
+target and output. Its package has no ``config.json``; ours is like BART's.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ _NAMES = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     config = TransformerConfig(
         vocab_size=settings["vocab_size"],
         block=bart_block(settings, "decoder", norm_first=False, dtype=dtype),

@@ -1,4 +1,4 @@
-"""BART, mBART, PLBart, MVP, Blenderbot, Marian, Pegasus: names of tensors, meaning of configs."""
+"""BART, mBART, PLBart, MVP, Blenderbot, Marian and Pegasus."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules, Shape, under
 from crossattn.weights.settings import Settings, bart_block
 
-_ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
+ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 _ENCODER = {
-    **under("attention", "self_attn", _ATTENTION),
+    **under("attention", "self_attn", ATTENTION),
     "attention_residual.norm": "self_attn_layer_norm",
     "feedforward.up": "fc1",
     "feedforward.down": "fc2",
@@ -22,7 +22,7 @@ _ENCODER = {
 }
 DECODER_LAYER = {
     **_ENCODER,
-    **under("cross", "encoder_attn", _ATTENTION),
+    **under("cross", "encoder_attn", ATTENTION),
     "cross_residual.norm": "encoder_attn_layer_norm",
 }
 LAYERS = {
@@ -46,16 +46,8 @@ _HALVES = ("encoder", "decoder")
 _PRE_NORM = ("mbart", "blenderbot", "pegasus")
 _SINUSOIDAL = ("marian", "pegasus")
 _NORMED_INPUT = ("bart", "mbart", "mvp", "plbart")
-# The padding of configs that name none.
-_PADDING = {
-    "bart": 1,
-    "blenderbot": 0,
-    "marian": 58100,
-    "mbart": 1,
-    "mvp": 1,
-    "pegasus": 0,
-    "plbart": 1,
-}
+# Default padding tokens; 1 for the others.
+_PADDING = {"blenderbot": 0, "marian": 58100, "pegasus": 0}
 _SEPARATE = {
     "source_input.embedding": "model.encoder.embed_tokens",
     "target_input.embedding": "model.decoder.embed_tokens",
@@ -66,10 +58,10 @@ _SHARED, _SOURCE, _TARGET, _OUTPUT = (
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint.
+    """Returns module, config and rules of this checkpoint.
 
-    ``final_logits_bias`` is zeros where a file lacks it, as in transformers; but Marian learns it, and
-    a model saved without its head has lost it.
+    A missing ``final_logits_bias`` is zeros, as in transformers; but a Marian that was saved without its
+    head has lost a learnt one.
     """
     settings.refuse("use_prompt", False)
     kind = settings["model_type"]
@@ -95,7 +87,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
             else 1.0,
             position_offset=2 if positions == "learned" and kind != "blenderbot" else 0,
             norm_epsilon=1e-5 if kind in _NORMED_INPUT else None,
-            frozen_id=settings.get("pad_token_id", _PADDING[kind]),
+            frozen_id=settings.get("pad_token_id", _PADDING.get(kind, 1)),
             sinusoid_dtype=_stored_sinusoids(names) if positions == "sinusoidal" else None,
         ),
         tie_output=tied,
@@ -111,7 +103,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _separate_tables(settings: Settings, names: Names) -> bool:
-    """Whether source and target have tables of their own: Marian's may; so do untied models."""
+    """Returns whether source and target have tables of their own, as Marian's may and untied models do."""
     shared = settings.get("share_encoder_decoder_embeddings", True)
     return not shared or (not settings.get("tie_word_embeddings", True) and _SOURCE in names)
 
@@ -124,21 +116,21 @@ def _rules(separate: bool, tied: bool) -> Rules:
         _NAMES | _SEPARATE if separate else _NAMES,
         aliases=aliases,
         constants={r"model\.(encoder|decoder)\.embed_positions\.weight": _sinusoids},
-        # An untied model has this table still, and looks nothing up in it.
+        # An untied model still has this table.
         unused=(r"model\.shared\.weight",) if separate else (),
         rows=("output.bias",),
     )
 
 
 def _sinusoids(shape: Shape) -> np.ndarray:
-    """The table of positions of Marian and Pegasus, as their checkpoints may hold it."""
     return sinusoid_table(*shape)
 
 
 def _stored_sinusoids(names: Names) -> str | None:
-    """The type that rounds a checkpoint's tables of positions; None where it has none, or whole ones."""
-    tables = (f"model.{half}.embed_positions.weight" for half in _HALVES)
-    dtypes = {names.dtypes[table] for table in tables if table in names.dtypes}
+    """Returns the half precision of a checkpoint's tables of positions; None for float32 or no tables."""
+    types = names.dtypes or {}
+    tables = {f"model.{half}.embed_positions.weight" for half in _HALVES}
+    dtypes = {types[table] for table in tables & types.keys()}
     if len(dtypes) > 1:
         raise CheckpointError(
             f"the tables of positions are of types {' and '.join(sorted(dtypes))}."

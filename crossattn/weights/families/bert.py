@@ -1,4 +1,4 @@
-"""BERT, as encoder or decoder: names of its tensors, meaning of its config."""
+"""BERT, as encoder or decoder."""
 
 import re
 from typing import Any
@@ -12,12 +12,11 @@ from crossattn.nn.outputs import OutputConfig
 from crossattn.weights.rules import Names, Rules, Shape, under
 from crossattn.weights.settings import Settings, bert_block
 
-_PROJECTIONS = {"query": "self.query", "key": "self.key", "value": "self.value"}
-_ATTENTION = {**_PROJECTIONS, "out": "output.dense"}
+ATTENTION = {n: f"self.{n}" for n in ("query", "key", "value")} | {"out": "output.dense"}
 _LAYER = {
-    **under("attention", "attention", _ATTENTION),
+    **under("attention", "attention", ATTENTION),
     "attention_residual.norm": "attention.output.LayerNorm",
-    **under("cross", "crossattention", _ATTENTION),
+    **under("cross", "crossattention", ATTENTION),
     "cross_residual.norm": "crossattention.output.LayerNorm",
     "feedforward.up": "intermediate.dense",
     "feedforward.down": "output.dense",
@@ -48,11 +47,11 @@ OLD_NAMES = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "Lay
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     settings.refuse("position_embedding_type", "absolute")
     tied = settings.get("tie_word_embeddings", True)
     reads_on = settings.get("is_decoder", False)
-    kind = (settings.get("architectures") or [""])[0]
+    kind = settings.architecture
     head = reads_on or names.has("cls.predictions", kind, _WITH_HEAD)
     shared: dict[str, Any] = dict(
         vocab_size=settings["vocab_size"],
@@ -87,7 +86,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def without_heads(settings: Settings, names: Names, dtype: Any) -> tuple[BertConfig, Rules]:
-    """Config and rules of an encoder that is a module of another model."""
+    """Returns config and rules of an encoder that is a module of another model."""
     own = Settings({**settings, "architectures": ["BertModel"]})
     return configure(own, names, dtype)[1], _BARE
 

@@ -1,4 +1,4 @@
-"""CLIP: names of its tensors, meaning of its config."""
+"""CLIP."""
 
 import re
 from typing import Any
@@ -8,15 +8,13 @@ from crossattn.models.decoder import DecoderConfig
 from crossattn.models.vit import ViT, ViTConfig
 from crossattn.nn.inputs import InputConfig
 from crossattn.nn.sublayers import BlockConfig
+from crossattn.weights.families.bart import ATTENTION
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings, pair_of
 
 _LAYER = {
     "attention_residual.norm": "layer_norm1",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.out_proj",
+    **under("attention", "self_attn", ATTENTION),
     "feedforward_residual.norm": "layer_norm2",
     "feedforward.up": "mlp.fc1",
     "feedforward.down": "mlp.fc2",
@@ -40,14 +38,14 @@ _COMPARED = {
     "text_projection": "text_projection",
     "logit_scale": "logit_scale",
 }
-PREFIX = "vision_model."  # but where the tower is the whole model
-# Numbers of the positions, which early files hold.
+PREFIX = "vision_model."
+# Positions 0, 1, ... of early files.
 _UNUSED = (r"embeddings\.position_ids",)
 _OWN_END = 2
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     if settings["model_type"] == "clip_vision_model":
         config, rules = vision(settings, dtype)
         return ViT, config, rules.inside("", PREFIX[:-1])
@@ -61,7 +59,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         max_length=reads.get("max_position_embeddings", 77),
         input=InputConfig(scale=1.0),
     )
-    # Configs of that time name another end than the texts have, which is their highest token.
+    # Early configs name a wrong end; texts end with their highest token.
     config = CLIPConfig(
         seen, text, settings.get("projection_dim", 512), None if end == _OWN_END else end
     )
@@ -70,13 +68,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[ViTConfig, Rules]:
-    """Config and rules of the tower that reads pictures.
-
-    Args:
-      settings: the tower's.
-      dtype: computation dtype.
-      layers: how many of its layers are read, without the norm behind the last one; None is all, with it.
-    """
+    """Returns config and rules of the tower of pictures: all of it, or ``layers`` layers without a norm."""
     depth = settings.get("num_hidden_layers", 12)
     config = ViTConfig(
         _block(settings, dim=768, heads=12, dtype=dtype),
@@ -102,7 +94,7 @@ def vision(settings: Settings, dtype: Any, layers: int | None = None) -> tuple[V
 
 
 def _block(settings: Settings, *, dim: int, heads: int, dtype: Any) -> BlockConfig:
-    """A block of either tower; ``dim`` and ``heads`` are what a config that leaves them out has."""
+    """Returns a block of either tower; ``dim`` and ``heads`` are defaults."""
     dim = settings.get("hidden_size", dim)
     return BlockConfig.of(
         dim,

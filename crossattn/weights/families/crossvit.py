@@ -1,6 +1,6 @@
-"""CrossViT of timm: names of its tensors, and the shapes that its architectures' names stand for.
+"""CrossViT of timm.
 
-Its ``config.json`` names an architecture, "crossvit_9_240", and what differs from it under ``model_args``.
+Its ``config.json`` names an architecture, "crossvit_9_240", and changes of its arguments, ``model_args``.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ _ARCHITECTURES = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     shape = _shape(settings)
     (small, large, crossed), *others = (tuple(stage) for stage in shape["depth"])
     if crossed or any(stage != (small, large, 0) for stage in others):
@@ -92,7 +92,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _shape(settings: Settings) -> Mapping[str, Any]:
-    """Arguments in timm of the architecture, and over them those of this checkpoint."""
+    """Returns the arguments in timm of the architecture, with the changes of this checkpoint."""
     name = settings["architecture"]
     if name not in _ARCHITECTURES:
         raise CheckpointError(
@@ -128,7 +128,7 @@ def _block(shape: Mapping[str, Any], branch: int, dtype: Any) -> BlockConfig:
 
 
 def _names(small: int, large: int) -> dict[str, str | Part]:
-    """Theirs number branches, ours name them."""
+    """Returns the rules' names; theirs number branches, ours name them."""
     names: dict[str, str | Part] = {}
     for branch, (name, layers) in enumerate((("small", small), ("large", large))):
         names |= {

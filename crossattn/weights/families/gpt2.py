@@ -1,4 +1,4 @@
-"""GPT-2: names of its tensors, meaning of its config."""
+"""GPT-2."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ PREFIX = "transformer."
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     settings.refuse("scale_attn_by_inverse_layer_idx", False)
     dim = settings["n_embd"]
     block = BlockConfig.of(
@@ -64,7 +64,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     rules = Rules(
         _NAMES,
         aliases={"lm_head.weight": "transformer.wte.weight"} if tied else {},
-        # The causal mask, which early files hold once a layer, and the number that it masked with.
+        # Early files hold the causal mask and its value once a layer.
         constants={r"transformer\.h\.\d+\.(attn|crossattention)\.bias": _causal},
         unused=(r"transformer\.h\.\d+\.(attn|crossattention)\.masked_bias",),
         untransposed=(".*",),

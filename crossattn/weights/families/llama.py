@@ -1,4 +1,4 @@
-"""Llama, Mistral and Qwen2: names of their tensors, meaning of their configs."""
+"""Llama, Mistral and Qwen2."""
 
 import math
 from dataclasses import replace
@@ -27,28 +27,22 @@ _NAMES = {
     **under("decoder.stack.layers.{}", "model.layers.{}", _LAYER),
 }
 PREFIX = "model."
-# Defaults of configs that leave a setting out: those of Llama 7B, or of the first model of the kind.
-_LLAMA = dict(vocab_size=32000, intermediate_size=11008, max_position_embeddings=2048)
+# Defaults of the kinds.
 _USUAL: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
+    "llama": dict(vocab_size=32000, intermediate_size=11008, max_position_embeddings=2048),
     "mistral": dict(
-        vocab_size=32000,
-        intermediate_size=14336,
-        num_key_value_heads=8,
-        max_position_embeddings=4096 * 32,
-        sliding_window=4096,
+        vocab_size=32000, intermediate_size=14336, num_key_value_heads=8,
+        max_position_embeddings=4096 * 32, sliding_window=4096,
     ),
     "qwen2": dict(
-        vocab_size=151936,
-        intermediate_size=22016,
-        num_key_value_heads=32,
+        vocab_size=151936, intermediate_size=22016, num_key_value_heads=32,
         max_position_embeddings=32768,
     ),
-}
+}  # fmt: skip
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     kind = settings.get("model_type", "llama")
     settings = Settings(_USUAL[kind] | settings)
     settings.refuse("use_sliding_window", False)
@@ -88,17 +82,17 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     rules = Rules(
         _NAMES,
         aliases={"lm_head.weight": "model.embed_tokens.weight"} if tied else {},
-        # Wavelengths of the rotary positions, which early files hold once a layer.
+        # Early files hold the rotary wavelengths once a layer.
         unused=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
     )
     return Decoder, config, rules
 
 
 def _rotations(settings: Settings) -> tuple[float, RopeScaling | None]:
-    """The base of rotary positions, and how they are slowed down.
+    """Returns the base and the scaling of rotary positions.
 
     Raises:
-      CheckpointError: the config slows them down in another way, or rotates a part of each head.
+      CheckpointError: the config scales them otherwise, or rotates a part of each head.
     """
     rope = Settings((settings.get("rope_parameters") or {}) | (settings.get("rope_scaling") or {}))
     kind = rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
@@ -123,7 +117,7 @@ def _rotations(settings: Settings) -> tuple[float, RopeScaling | None]:
 
 
 def _amplitude(rope: Settings, factor: float) -> float:
-    """The factor by which "yarn" multiplies queries and keys."""
+    """Returns the factor by which "yarn" multiplies queries and keys."""
 
     def grown(by: Any) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""LLaVA: a CLIP that reads and a Llama that writes, and the projector between them: names and config."""
+"""LLaVA: a CLIP that reads, a Llama that writes, and the projector between them."""
 
 from dataclasses import fields
 from typing import Any
@@ -13,18 +13,17 @@ _PROJECTOR = {
     "projector.first": "multi_modal_projector.linear_1",
     "projector.second": "multi_modal_projector.linear_2",
 }
-# The same model saved as one inside of another, and with a module around its tower.
+# Other versions save the model inside another, or a module around its tower.
 OLD_NAMES = {
     r"^lm_head\.": "language_model.lm_head.",
     r"^model\.language_model\.": "language_model.model.",
     r"^model\.(vision_tower|multi_modal_projector)\.": r"\1.",
     r"^vision_tower\.vision_model\.": "vision_tower.",
 }
-_IMAGE_ID = 32000
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     parts = {}
     for part, wanted in (("vision_config", "clip_vision_model"), ("text_config", "llama")):
         parts[part] = Settings(settings.get(part) or {})
@@ -46,7 +45,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         keep_class_token=settings.get("vision_feature_select_strategy") == "full",
         projector_activation=settings.activation("projector_hidden_act", "gelu"),
         projector_bias=settings.get("multimodal_projector_bias", True),
-        image_id=settings.get("image_token_index", settings.get("image_token_id", _IMAGE_ID)),
+        image_id=settings.get("image_token_index", settings.get("image_token_id", 32000)),
     )
     rules = rules.inside("", "language_model") | Rules(_PROJECTOR)
     rules |= tower_rules.inside("vision", "vision_tower")
@@ -54,10 +53,10 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
 
 
 def _depth(settings: Settings, reads: Settings) -> int:
-    """How many layers of the tower are read.
+    """Returns the number of layers of the tower that are read.
 
     Raises:
-      CheckpointError: several are, or one that there is not.
+      CheckpointError: the config names several layers, or one that the tower lacks.
     """
     layers, chosen = reads.get("num_hidden_layers", 12), settings.get("vision_feature_layer", -2)
     if type(chosen) is not int:

@@ -1,4 +1,4 @@
-"""Pairs of a model that reads (BERT, ViT) and one that writes: the rules of both, one level down."""
+"""Pairs of a model that reads (BERT, ViT) and one that writes."""
 
 import importlib
 from typing import Any
@@ -19,10 +19,10 @@ _HALVES = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     halves = {}
     for half, known in _HALVES[settings["model_type"]].items():
-        # A half's class is that of the model that it was before it was one of a pair.
+        # The class of a half is that of a model of its own.
         own = halves[half] = Settings({**settings[half], "architectures": None})
         if own["model_type"] not in known:
             raise CheckpointError(
@@ -41,7 +41,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         reader, own = bert.without_heads(reads, names.within("encoder"), dtype)
         return EncoderDecoder, EncoderDecoderConfig(reader, writer), rules | own.inside("encoder")
     reader, own = vit.encoder(reads, dtype)
-    # Nothing reads the picture's pooler.
+    # Nothing reads the pooler.
     like = {
         f"pooler.dense.{leaf}": f"encoder.layer.0.attention.output.dense.{leaf}"
         for leaf in ("weight", "bias")

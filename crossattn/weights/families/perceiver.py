@@ -1,25 +1,18 @@
-"""Perceiver: names of its tensors, meaning of its config.
-
-Pictures with Fourier or with learnt positions, and texts that are classified or whose masked bytes are
-predicted; which of them it is, its class and the tensors say.
-"""
+"""Perceiver: pictures with Fourier or learnt positions, classes of texts, and masked bytes."""
 
 from dataclasses import replace
 from typing import Any
 
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
-from crossattn.nn.sublayers import AttentionConfig, BlockConfig
+from crossattn.nn.sublayers import BlockConfig
+from crossattn.weights.families import bert
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.rules import Names, Rules, under
 from crossattn.weights.settings import Settings
 
 _LAYER = {
     "attention_residual.norm": "attention.self.layernorm1",
-    **under(
-        "attention",
-        "attention",
-        {"query": "self.query", "key": "self.key", "value": "self.value", "out": "output.dense"},
-    ),
+    **under("attention", "attention", bert.ATTENTION),
     "feedforward_residual.norm": "layernorm",
     "feedforward.up": "mlp.dense1",
     "feedforward.down": "mlp.dense2",
@@ -38,9 +31,9 @@ _NAMES = {
     **under("layers.layers.{}", "perceiver.encoder.self_attends.{}", _LAYER),
     "output.bias": "embedding_decoder.bias",
 }
-# Names in the decoder; the decoder of classes is one inside another.
+# Names in the decoder, which for classes is inside another.
 _QUERIES, _WRITE = "output_position_encodings.position_embeddings", "decoding_cross_attention"
-# Constants of the classes, which no config says.
+# Constants of the classes.
 _FOURIER: dict[str, Any] = dict(image_size=(224, 224), bands=64)
 _LEARNED_DIM, _TEXT_HEADS, _TEXT_KEYS = 256, 8, 8 * 32
 _CLASSES = {
@@ -52,27 +45,26 @@ _CLASSES = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     settings.refuse("cross_attention_shape_for_attention", "kv", "q")
-    kind = _kind(settings)
-    text = dict(
+    kind = _CLASSES.get(settings.architecture)
+    if kind is None:
+        raise CheckpointError(
+            f"config.json has the architecture {settings.architecture!r}; expected one of "
+            f"{', '.join(_CLASSES)}."
+        )
+    options: dict[str, Any] = dict(
         vocab_size=settings["vocab_size"],
         token_dim=settings["d_model"],
         max_length=settings["max_position_embeddings"],
     )
-    inputs: dict[str, dict[str, Any]] = {
-        "fourier": _FOURIER,
-        "learned": dict(
-            image_size=(settings.get("image_size", 56),) * 2,
-            pixel_positions="learned",
-            pixel_dim=_LEARNED_DIM,
-        ),
-        "masked": text,
-        "text": text,
-    }
-    own: dict[str, Any] = inputs[kind]
-    sizes = {"fourier": 3 + 2 * (1 + 2 * _FOURIER["bands"]), "learned": 2 * _LEARNED_DIM}
-    memory_dim = sizes.get(kind, settings["d_model"])
+    memory_dim = settings["d_model"]
+    if kind == "fourier":
+        options, memory_dim = _FOURIER, 3 + 2 * (1 + 2 * _FOURIER["bands"])
+    elif kind == "learned":
+        size = settings.get("image_size", 56)
+        options = dict(image_size=(size, size), pixel_positions="learned", pixel_dim=_LEARNED_DIM)
+        memory_dim = 2 * _LEARNED_DIM
     block = _block(settings, dtype)
     config = PerceiverIOConfig(
         block,
@@ -83,8 +75,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         write=_write(settings, block, kind),
         read_skip=settings.get("use_query_residual", True),
         write_skip=kind != "masked",
-        num_classes=None if kind == "masked" else _num_labels(settings),
-        **own,
+        num_classes=None if kind == "masked" else settings.num_labels,
+        **options,
     )
     decoder = "perceiver.decoder" + ("" if kind == "masked" else ".decoder")
     rules = Rules(
@@ -96,22 +88,8 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
     return PerceiverIO, config, rules
 
 
-def _kind(settings: Settings) -> str:
-    name = (settings.get("architectures") or [""])[0]
-    if name not in _CLASSES:
-        raise CheckpointError(
-            f"config.json has the architecture {name!r}; expected one of {', '.join(_CLASSES)}."
-        )
-    return _CLASSES[name]
-
-
-def _num_labels(settings: Settings) -> int:
-    labels = settings.get("id2label")
-    return settings.get("num_labels", 2) if labels is None else len(labels)
-
-
 def _block(settings: Settings, dtype: Any) -> BlockConfig:
-    """The config of a layer between the latents."""
+    """Returns the config of a layer between the latents."""
     dim = settings["d_latents"]
     keys = settings.get("qk_channels") or dim
     block = BlockConfig.of(
@@ -123,40 +101,30 @@ def _block(settings: Settings, dtype: Any) -> BlockConfig:
         attention_dropout_rate=settings.get("attention_probs_dropout_prob", 0.1),
         dtype=dtype,
     )
-    return replace(
-        block, attention=_heads(block, block.attention.num_heads, keys, settings.get("v_channels"))
-    )
+    return _sized(block, block.attention.num_heads, keys, settings.get("v_channels"))
 
 
 def _read(settings: Settings, block: BlockConfig, memory_dim: int) -> BlockConfig:
-    """The config of the block in which latents read inputs; keys are as long as these by default."""
-    keys = settings.get("qk_channels")
-    values = settings.get("v_channels")
+    """Returns the config of the block in which latents read inputs; keys have their size by default."""
+    keys, hidden = settings.get("qk_channels"), settings.get("cross_attention_widening_factor", 1)
     if keys is None:
         by_query = settings.get("cross_attention_shape_for_attention", "kv") == "q"
         keys = block.dim if by_query else memory_dim
-    heads = settings["num_cross_attention_heads"]
-    hidden = settings.get("cross_attention_widening_factor", 1) * block.dim
-    return replace(
-        block,
-        attention=_heads(block, heads, keys, values),
-        mlp=replace(block.mlp, hidden=hidden),
-    )
+    heads, values = settings["num_cross_attention_heads"], settings.get("v_channels")
+    block = replace(block, mlp=replace(block.mlp, hidden=hidden * block.dim))
+    return _sized(block, heads, keys, values)
 
 
 def _write(settings: Settings, block: BlockConfig, kind: str) -> BlockConfig:
-    """The config of the block in which queries read latents; the class decides it, not config.json."""
-    if kind == "masked":
-        dim = settings["d_model"]
-        attention = _heads(block, _TEXT_HEADS, _TEXT_KEYS, dim)
-    else:
-        dim = block.dim
-        attention = _heads(block, 1, dim, None)
-    return replace(block, dim=dim, attention=attention, mlp=replace(block.mlp, hidden=dim))
+    """Returns the config of the block in which queries read latents, which depends on the class."""
+    masked = kind == "masked"
+    dim = settings["d_model"] if masked else block.dim
+    block = replace(block, dim=dim, mlp=replace(block.mlp, hidden=dim))
+    return _sized(block, _TEXT_HEADS, _TEXT_KEYS, dim) if masked else _sized(block, 1, dim)
 
 
-def _heads(block: BlockConfig, heads: int, keys: int, values: int | None) -> AttentionConfig:
-    """Attention whose keys and values are so long, all heads together."""
+def _sized(block: BlockConfig, heads: int, keys: int, values: int | None = None) -> BlockConfig:
+    """Returns the block with these sizes of keys and values, over all heads."""
     values = keys if values is None else values
     if keys % heads or values % heads:
         raise CheckpointError(
@@ -164,4 +132,4 @@ def _heads(block: BlockConfig, heads: int, keys: int, values: int | None) -> Att
             f"{values}; expected a divisor of both."
         )
     sizes = dict(head_dim=keys // heads, value_dim=values // heads)
-    return replace(block.attention, num_heads=heads, **sizes)
+    return replace(block, attention=replace(block.attention, num_heads=heads, **sizes))

@@ -1,4 +1,4 @@
-"""T5, T5 v1.1, Flan-T5 and mT5: names of their tensors, meaning of their config."""
+"""T5, T5 v1.1, Flan-T5 and mT5."""
 
 from typing import Any
 
@@ -47,29 +47,28 @@ def _rules(gated: bool, tied: bool) -> Rules:
             "decoder.embed_tokens.weight": "shared.weight",
             **({"lm_head.weight": "shared.weight"} if tied else {}),
         },
-        # Written by early versions, which gave cross-attention a bias that nothing added.
+        # Early versions wrote it, and never added it.
         unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     )
 
 
 def _may_be_tied(settings: Settings) -> bool:
-    """Whether an output layer that is not in the file is the embedding, and not lost.
+    """Returns whether a missing output layer is the embedding, and not lost.
 
-    Tied models scale what goes into it, untied ones (v1.1, mT5) do not, which is all that the config said.
-    Since version 5, transformers writes both, and that all are tied: it leaves an output layer out where it
-    equals the embedding. A model that was saved without its head has none to leave out.
+    Tied models scale its input, untied ones (v1.1, mT5) do not; early configs tell no more. Since
+    version 5, transformers calls all models tied, and leaves an output layer out that equals the embedding.
     """
-    headless = str((settings.get("architectures") or [""])[0]).endswith(("T5Model", "EncoderModel"))
+    headless = settings.architecture.endswith(("T5Model", "EncoderModel"))
     return not headless and ("scale_decoder_outputs" in settings or settings["model_type"] == "mt5")
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     mt5 = settings["model_type"] == "mt5"
     usual = "gated-gelu" if mt5 else "relu"
     gate, _, inner = settings.get("feed_forward_proj", usual).rpartition("-")
     gated = gate == "gated"
-    # The error function is what "gelu" means elsewhere, but not in the first gated models.
+    # "gelu" is exact elsewhere, but not in the first gated models.
     inner = "gelu_new" if gated and inner == "gelu" else inner
     activation = Settings(feed_forward_proj=inner).activation("feed_forward_proj", gated=gated)
     dim, dropout = settings["d_model"], settings.get("dropout_rate", 0.1)

@@ -1,4 +1,4 @@
-"""TrOCR's decoder, which is BART's and may read vectors of another size: names of its tensors, its config."""
+"""TrOCR's decoder, which is BART's and may read vectors of another size."""
 
 from typing import Any
 
@@ -20,12 +20,10 @@ _NAMES = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     dim, tied = settings["d_model"], settings.get("tie_word_embeddings", True)
-    learned, padding = (
-        settings.get("use_learned_position_embeddings", True),
-        settings.get("pad_token_id", 1),
-    )
+    learned = settings.get("use_learned_position_embeddings", True)
+    padding = settings.get("pad_token_id", 1)
     if not learned and dim % 2:
         raise CheckpointError(f"config.json has d_model {dim}; expected an even number.")
     config = DecoderConfig(
@@ -45,5 +43,5 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         memory_dim=settings.get("cross_attention_hidden_size") or dim,
     )
     aliases = {f"{_OUTPUT}.weight": f"{_TABLE}.weight"} if tied else {}
-    # A number that early files hold so that sinusoids know their type.
+    # Early files hold a number of the type of sinusoids.
     return Decoder, config, Rules(_NAMES, aliases, unused=(r".*\._float_tensor",))

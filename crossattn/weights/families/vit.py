@@ -1,4 +1,4 @@
-"""ViT and DeiT: names of their tensors, meaning of their configs."""
+"""ViT and DeiT."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,25 +35,21 @@ _TWO_HEADS = {
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, Rules]:
-    """Module, config and rules of this checkpoint."""
-    model = settings["model_type"]
-    kind = (settings.get("architectures") or [""])[0]
+    """Returns module, config and rules of this checkpoint."""
+    kind = settings.architecture
     heads = _TWO_HEADS if kind.endswith("WithTeacher") else _HEADS
     if not kind.endswith(("ForImageClassification", "WithTeacher")):
         config, rules = encoder(
             settings, dtype, pooler=names.has("pooler", kind, (), may=("ViTModel", "DeiTModel"))
         )
         return ViT, config, rules
-    labels = settings.get("id2label")
-    classes = settings.get("num_labels", 2) if labels is None else len(labels)
-    options = dict(num_classes=classes, distillation_output=heads is _TWO_HEADS)
+    options = dict(num_classes=settings.num_labels, distillation_output=heads is _TWO_HEADS)
     config, rules = encoder(settings, dtype, **options)
-    # The model without heads is one module of the model with them.
-    return ViT, config, rules.inside("", model) | Rules(heads)
+    return ViT, config, rules.inside("", settings["model_type"]) | Rules(heads)
 
 
 def encoder(settings: Settings, dtype: Any, **options: Any) -> tuple[ViTConfig, Rules]:
-    """Config and rules of the model without heads; options are further ones of its config."""
+    """Returns config and rules of the model without heads; options are of its config."""
     settings.refuse("pooler_act", "tanh")
     dim = settings["hidden_size"]
     settings.refuse("pooler_output_size", dim, None)

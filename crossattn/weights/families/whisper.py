@@ -1,4 +1,4 @@
-"""Whisper: names of its tensors, meaning of its config."""
+"""Whisper."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ PREFIX = "model."
 
 
 def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, WhisperConfig, Rules]:
-    """Module, config and rules of this checkpoint."""
+    """Returns module, config and rules of this checkpoint."""
     settings.refuse("tie_word_embeddings", True)
     options: dict[str, Any] = dict(key_bias=False, dropout_rate=0.0, dtype=dtype)
     text = TransformerConfig(
@@ -35,7 +35,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Whispe
         decoder_layers=settings["decoder_layers"],
         positions="learned",
         max_length=settings["max_target_positions"],
-        # Whatever scale_embedding says: transformers never uses it here.
+        # transformers ignores scale_embedding here.
         input=InputConfig(scale=1.0, frozen_id=settings.get("pad_token_id", 50256)),
     )
     frames = STRIDE * settings["max_source_positions"]

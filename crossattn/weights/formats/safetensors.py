@@ -1,7 +1,4 @@
-"""A folder of safetensors files as one table of tensors: one file, or several with an index.
-
-Tensors are read one at a time. Nothing here knows what a tensor is for; nothing is ever unpickled.
-"""
+"""Reads and writes a checkpoint's safetensors: one file, or several with an index."""
 
 import contextlib
 import json
@@ -16,6 +13,8 @@ import numpy as np
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+FRESH = b'{"__metadata__":{"format":"pt"}}'
+"""The header of a file that holds nothing yet."""
 
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
@@ -31,7 +30,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its name, its header as it stands there, each tensor's shape and its type ("BF16")."""
+    """One file: its name, its header, and each tensor's shape and type ("BF16")."""
 
     file: str
     header: bytes
@@ -44,9 +43,9 @@ class TensorFiles:
     """The tensors of a checkpoint.
 
     Attributes:
-      folder: where the files are.
+      folder: of the files.
       shards: the files.
-      index: the index as it stands there, where there are several files.
+      index: the text of the index of several files.
     """
 
     folder: Path
@@ -55,11 +54,16 @@ class TensorFiles:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape."""
+        """The shape of every tensor, by name."""
         return {name: shape for shard in self.shards for name, shape in shard.shapes.items()}
 
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The type of every tensor, by name."""
+        return {name: dtype for shard in self.shards for name, dtype in shard.dtypes.items()}
+
     def read(self, names: set[str]) -> Iterator[tuple[str, np.ndarray]]:
-        """These tensors, one at a time, in the order of the files."""
+        """Yields these tensors one at a time, in the order of the files."""
         for shard in self.shards:
             with _open(self.folder / shard.file) as file:
                 for name in shard.shapes:
@@ -68,7 +72,7 @@ class TensorFiles:
 
 
 def open_folder(folder: Path) -> TensorFiles:
-    """The safetensors files of a folder, by their headers alone.
+    """Opens the safetensors files of a folder, and reads their headers alone.
 
     Raises:
       CheckpointError: there are none, or one is cut short, missing, or not such a file.
@@ -88,32 +92,22 @@ def open_folder(folder: Path) -> TensorFiles:
     raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}.")
 
 
-def write(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None):
-    """One file, whole or not at all; the same tensors and metadata give the same bytes."""
-    from safetensors.numpy import save_file
+def write(path: Path, tensors: Mapping[str, np.ndarray], header: bytes = FRESH):
+    """Writes a file, whole or not at all: the header's metadata, and its tensors in its order, then others.
 
-    # The serialiser takes addresses: what it gets must be contiguous.
-    solid = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    with _whole(path) as partial:
-        save_file(solid, partial, metadata=None if metadata is None else dict(metadata))
-
-
-def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
-    """A file with another one's header, whole or not at all: its metadata, and its tensors in its order.
-
-    Where types and shapes are the same it is that header to the bit; else what differs is put right in it.
+    The header stays the same to the bit, but for types and shapes that differ.
     """
     entries = json.loads(header)
-    names = [name for name in entries if name != "__metadata__"]
-    names.sort(key=lambda name: entries[name]["data_offsets"])
+    names = sorted(entries.keys() & tensors.keys(), key=lambda name: entries[name]["data_offsets"])
+    names += sorted(tensors.keys() - entries.keys(), key=lambda x: (-tensors[x].itemsize, x))
     end, changed = 0, False
     for name in names:
         tensor = tensors[name]
-        actual = {"dtype": _NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
-        if actual["dtype"] is None:
+        if tensor.dtype not in _NAMES:
             raise CheckpointError(f"{name} is {tensor.dtype}, which no safetensors file holds.")
+        actual: dict[str, Any] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
         actual["data_offsets"] = [end, end := end + tensor.nbytes]
-        changed |= actual != entries[name]
+        changed |= actual != entries.get(name)
         entries[name] = actual
     if changed:
         header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -126,7 +120,7 @@ def rewrite(path: Path, tensors: Mapping[str, np.ndarray], header: bytes):
 
 @contextlib.contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """A temporary path; its file takes the place of ``path`` once it is complete."""
+    """Gives a temporary path, whose file replaces ``path`` when it is complete."""
     partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     yield partial
     os.replace(partial, path)
@@ -159,7 +153,7 @@ def _shard(folder: Path, name: str) -> Shard:
     entries = json.loads(header)
     entries.pop("__metadata__", None)
     for key, entry in entries.items():
-        # They are nothing without scales, which lie elsewhere in each family, and promote to nothing.
+        # Their scales lie elsewhere in each family, and numpy promotes them to nothing.
         if entry["dtype"].startswith(("F4", "F6_", "F8")):
             raise CheckpointError(
                 f"{folder / name} has {key} in {entry['dtype']}; expected F64, F32, F16 or BF16; save it in "
@@ -170,7 +164,7 @@ def _shard(folder: Path, name: str) -> Shard:
 
 
 def _weight_map(path: Path) -> tuple[bytes, dict[str, str]]:
-    """The text of an index, and tensor -> file."""
+    """Reads an index: its text, and tensor -> file."""
     try:
         text = path.read_bytes()
         wanted = dict(json.loads(text)["weight_map"])

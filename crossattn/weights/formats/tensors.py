@@ -1,4 +1,4 @@
-"""Between a checkpoint's tensors and a model's parameters: read, checked, and seen as tensors again."""
+"""Reads the tensors of a checkpoint as parameters of a model, and shows parameters as tensors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -11,40 +11,35 @@ import numpy as np
 
 from crossattn import functional
 from crossattn.types import Params
-from crossattn.weights.formats.safetensors import CheckpointError, TensorFiles
-from crossattn.weights.rules import Part, Rules, tensor_shapes
+from crossattn.weights.formats.safetensors import INDEX, CheckpointError, TensorFiles
+from crossattn.weights.rules import Rules
 from crossattn.weights.settings import buildable
 
 Place = Callable[[tuple[str | None, ...], tuple[int, ...]], jax.sharding.Sharding]
-"""(logical axes, shape) of a parameter -> where it lives; ``train.sharding.placement`` makes one."""
+"""(logical axes, shape) of a parameter -> its sharding; ``train.sharding.placement`` makes one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A checkpoint's files without the parameters: enough to write the same files again.
+    """The files of a checkpoint without the parameters, from which the same files are written again.
 
     Attributes:
       files: file -> its tensors' names -> those names in the family's rules.
       headers: file -> its header, with its metadata and the order of its tensors.
-      index: the index, where there are several files.
-      kept: tensors that nothing computes with, and those that differ in the last bits from what the
-        model computes itself.
-      constants: shape and dtype of the tensors that are what it computes, to the bit.
+      kept: tensors that are no parameters: those that the model computes itself or does not read.
       originals: tensors that JAX holds with fewer bits (float64, unless ``jax_enable_x64``) or that repeat
-        others in other bits (another type, another zero); and the type that their parameters have.
-      beside: other files of the folder, a tokenizer's above all.
+        others in other bits (another type, another zero); and the dtype of their parameters.
+      beside: other files of the folder: the index of several files, a tokenizer's.
     """
 
     files: Mapping[str, Mapping[str, str]]
     headers: Mapping[str, bytes] = field(default_factory=dict)
-    index: bytes | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
-    constants: Mapping[str, tuple[tuple[int, ...], np.dtype]] = field(default_factory=dict)
     originals: Mapping[str, tuple[np.ndarray, np.dtype]] = field(default_factory=dict)
     beside: Mapping[str, bytes] = field(default_factory=dict)
 
     def restored(self, name: str, tensor: np.ndarray) -> np.ndarray:
-        """A file's tensor as it was there, but for what has changed since."""
+        """Returns a file's tensor as it was there, with the values that have changed since."""
         was, dtype = self.originals.get(name, (tensor, None))
         if was.shape != tensor.shape or tensor.dtype != dtype:
             return tensor
@@ -61,30 +56,20 @@ def read(
     place: Place | None,
     finish: Callable[[str, jax.Array], Any] | None = None,
 ) -> tuple[Params, Layout]:
-    """Every tensor, read once and put where its parameters live.
+    """Reads every tensor once, and places its parameters; ``names`` are the files' -> the rules'.
 
-    Args:
-      build: makes the module.
-      rules: where each of its parameters is.
-      files: the checkpoint.
-      names: the files' names -> the rules'.
-      place: see ``load``.
-      finish: what becomes of each parameter once it is placed; it is not saved again.
+    ``finish`` maps (path, placed parameter) to the final one, which cannot be saved again.
 
     Raises:
-      CheckpointError: tensors are missing, unexpected, misshaped, or not what they must be.
+      CheckpointError: tensors are missing, unexpected or misshaped, or have wrong values.
     """
     with buildable():
         shapes = functional.flatten(functional.shapes(build))
     axes = functional.flatten(functional.logical_axes(build))
-    owners: dict[str, list[tuple[str, Part]]] = {}
-    for path in shapes:
-        part = rules.tensor_of(path)
-        owners.setdefault(part.module, []).append((path, part))
-    _check_names(rules, files, names, tensor_shapes(rules, shapes, axes))
-
+    owners = _paths(rules, shapes)
+    _check_names(rules, files, names, rules.shapes(shapes, axes))
     originals = _check_repeated(rules, files, names, set(owners))
-    constants, kept = _check_computed(rules, files, names, set(owners))
+    kept = _check_computed(rules, files, names, set(owners))
 
     flat: dict[str, Any] = {}
     for name, tensor in files.read(set(names)):
@@ -94,10 +79,8 @@ def read(
                 f"{name} in {files.folder} has dtype {tensor.dtype}; expected floating-point numbers; "
                 "save it unquantised."
             )
-        for path, part in owners.get(known, ()):
-            piece = rules.to_param(
-                path, rules.part(path, tensor, part), shapes[path].shape, axes[path]
-            )
+        for path in owners.get(known, ()):
+            piece = rules.to_param(path, tensor, shapes[path].shape, axes[path])
             where = None if place is None else place(axes[path], piece.shape)
             param = jax.device_put(np.asarray(piece, order="C"), where)
             flat[path] = param if finish is None else finish(path, param)
@@ -109,18 +92,25 @@ def read(
     layout = Layout(
         {shard.file: {name: names[name] for name in shard.shapes} for shard in files.shards},
         {shard.file: shard.header for shard in files.shards},
-        files.index,
         kept,
-        constants,
         originals,
+        {} if files.index is None else {INDEX: files.index},
     )
     return params, layout
+
+
+def _paths(rules: Rules, flat: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns tensors -> the paths of their parameters, in the order of their parts."""
+    paths: dict[str, list[str]] = {}
+    for path in sorted(flat, key=lambda path: rules.tensor_of(path).index):
+        paths.setdefault(rules.tensor_of(path).module, []).append(path)
+    return paths
 
 
 def _check_names(
     rules: Rules, files: TensorFiles, names: dict[str, str], expected: dict[str, tuple[int, ...]]
 ) -> None:
-    """Every tensor is used, and every parameter has one of its shape."""
+    """Checks that every tensor is used, and that every parameter has one of its shape."""
     shapes = {names[name]: shape for name, shape in files.shapes.items()}
     twice = sorted(name for name, count in Counter(names.values()).items() if count > 1)
     wrong = [f"two tensors for {name}" for name in twice]
@@ -144,9 +134,9 @@ def _check_names(
 def _check_repeated(
     rules: Rules, files: TensorFiles, names: dict[str, str], owned: set[str]
 ) -> dict[str, tuple[np.ndarray, np.dtype]]:
-    """Tensors that repeat others must say the same. Both are read here, before anything is placed.
+    """Checks that tensors equal those that they repeat, before anything is placed.
 
-    Returns those that say it in other bits, see ``Layout.originals``.
+    Returns the repetitions in other bits, see ``Layout.originals``.
     """
     differ = {}
     file_names = {known: name for name, known in names.items()}
@@ -165,46 +155,43 @@ def _check_repeated(
 
 def _check_computed(
     rules: Rules, files: TensorFiles, names: dict[str, str], owned: set[str]
-) -> tuple[dict[str, tuple[tuple[int, ...], np.dtype]], dict[str, np.ndarray]]:
-    """Tensors that the model computes must say the same: the ``constants`` and ``kept`` of a layout."""
-    constants, kept = {}, {}
+) -> dict[str, np.ndarray]:
+    """Checks the tensors that the model computes itself, and returns them."""
+    kept: dict[str, np.ndarray] = {}
     computed = {n for n, known in names.items() if rules.constant(known) and known not in owned}
     for name, tensor in files.read(computed):
-        known = names[name]
-        wanted = rules.constant(known)(tensor.shape).astype(tensor.dtype)
+        wanted = rules.constant(names[name])(tensor.shape).astype(tensor.dtype)
         if not np.allclose(tensor, wanted, atol=1e-5):
             raise CheckpointError(
                 f"{name} in {files.folder} is not what the model computes, as it must be."
             )
-        if tensor.tobytes() == wanted.tobytes():
-            constants[known] = (tensor.shape, tensor.dtype)
-        else:
-            kept[known] = tensor
-    return constants, kept
+        # The layers of early GPT-2 files repeat one mask, of which one copy is kept.
+        same = (x for x in kept.values() if x.dtype == tensor.dtype and np.array_equal(x, tensor))
+        kept[names[name]] = next((x for x in same if x.tobytes() == tensor.tobytes()), tensor)
+    return kept
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Parameters (or their gradients) seen as a checkpoint's tensors; each is made when asked for."""
+    """The tensors of parameters, or of their gradients; each is made when it is read."""
 
     def __init__(self, rules: Rules, flat: Mapping[str, Any], axes: Mapping[str, tuple]):
         self.rules, self.flat, self.axes = rules, flat, axes
-        self.paths: dict[str, list[str]] = {}
-        for path in flat:
-            self.paths.setdefault(rules.tensor_of(path).module, []).append(path)
+        self.paths = _paths(rules, flat)
 
     @classmethod
     def of(cls, model: Any, params: Params) -> "Tensors":
-        """Those of a ``Pretrained`` model.
+        """Returns the tensors of a ``Pretrained`` model.
 
         Raises:
-          CheckpointError: parameters are quantised, which no checkpoint of the family can hold.
+          CheckpointError: parameters are quantised.
         """
-        if any(map(functional.is_quantized, functional.flatten(params).values())):
+        flat = functional.flatten(params)
+        if any(map(functional.is_quantized, flat.values())):
             raise CheckpointError(
                 "params are quantised, and checkpoints are not; give those that quantize() was given."
             )
         axes = functional.flatten(functional.logical_axes(model))
-        return cls(model.rules, functional.flatten(params), axes)
+        return cls(model.rules, flat, axes)
 
     def __contains__(self, name: object) -> bool:
         return name in self.paths
@@ -216,20 +203,14 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self.paths)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        ordered = sorted(self.paths[name], key=lambda path: self.rules.tensor_of(path).index)
-        parts = [
-            self.rules.to_tensor(path, np.asarray(self.flat[path]), self.axes[path])
-            for path in ordered
-        ]
-        return self.rules.whole(ordered[0], parts)
+        paths = self.paths[name]
+        parts = [self.rules.to_tensor(p, np.asarray(self.flat[p]), self.axes[p]) for p in paths]
+        return self.rules.joined(paths[0], parts)
 
     def saved(self, name: str, layout: Layout) -> np.ndarray:
-        """The tensor that a file holds under this name, be it a parameter or not."""
+        """Returns the tensor that a file has under this name."""
         if name in self:
             return self[name]
-        if name in layout.constants:
-            shape, dtype = layout.constants[name]
-            return self.rules.constant(name)(shape).astype(dtype)
         if name in layout.kept:
             return layout.kept[name]
         same = self.rules.aliases.get(name) or self.rules.beside[name]

@@ -1,4 +1,4 @@
-"""Which language a text is of, for the tokenizers that mark it: mBART's and mBART-50's."""
+"""Sets the language of mBART's and mBART-50's tokenizers."""
 
 import json
 import re
@@ -8,18 +8,18 @@ _CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # en_XX
 
 
 def with_language(tokenizer: Any, language: str) -> Any:
-    """The same tokenizer for texts of another language; the one given stays as it is.
+    """Returns the same tokenizer for texts of another language: a source, or labels in training.
 
-    For the source of a translation, and for the labels of one in training. What is to come out is told to
-    the model: ``model.generation(max_new_tokens=60, forced_bos_token_id=tokenizer.token_to_id("fr_XX"))`` for
-    mBART-50, ``decoder_start_token_id`` for mBART.
+    The model gets the language to write by
+    ``model.generation(max_new_tokens=60, forced_bos_token_id=tokenizer.token_to_id("fr_XX"))`` for mBART-50,
+    by ``decoder_start_token_id`` for mBART.
 
     Args:
       tokenizer: a ``tokenizers.Tokenizer`` that marks the language of its texts.
       language: its code, "fr_XX".
 
     Raises:
-      ValueError: the tokenizer marks no language, or knows no such one.
+      ValueError: the tokenizer marks no language, or has no such one.
     """
     from tokenizers import Tokenizer
 

@@ -1,6 +1,6 @@
-"""SentencePiece vocabularies of the families: pieces, under ids and with specials of their own.
+"""Makes a ``tokenizers.Tokenizer`` of SentencePiece's files, with the ids and specials of each family.
 
-The package ``sentencepiece`` knows the files' schema; a ``tokenizers.Tokenizer`` is made of what is in them.
+The package ``sentencepiece`` has the files' schema.
 """
 
 import json
@@ -29,7 +29,7 @@ _MORE_LANGUAGES = (
 
 
 def read_pieces(path: Path) -> Any:
-    """The message of a model file, a ``ModelProto`` of ``sentencepiece_model.proto``.
+    """Reads a model file, a ``ModelProto`` of ``sentencepiece_model.proto``.
 
     Raises:
       CheckpointError: the file is no SentencePiece model, or one of another kind than unigram.
@@ -64,14 +64,10 @@ def read_pieces(path: Path) -> Any:
 
 
 def marian(source: Path, ids: Path) -> Any:
-    """The pieces of one language under the ids of the vocabulary that both share.
-
-    Text of the target is cut by the same pieces, where the file is that of the source; decoding needs no
-    more than the ids.
-    """
+    """Returns the tokenizer of one language's pieces, with the ids that both languages share."""
     model, order = read_pieces(source), json.loads(ids.read_text(encoding="utf-8"))
     scores = {piece.piece: piece.score for piece in model.pieces}
-    # A token of the target alone is taken for what no other token covers, as if it were a character.
+    # Tokens of the other language alone come last, for text that no piece covers.
     least = min(scores.values()) - 10.0
     vocabulary = [(text, scores.get(text, least)) for text in sorted(order, key=order.__getitem__)]
     if [order[text] for text, _ in vocabulary] != list(range(len(order))):
@@ -82,28 +78,28 @@ def marian(source: Path, ids: Path) -> Any:
 
 
 def t5(path: Path) -> Any:
-    """Behind the pieces stand the places of missing spans, ``<extra_id_0>`` last."""
+    """Returns the tokenizer of the pieces, then the sentinels of missing spans, ``<extra_id_0>`` last."""
     model, count = read_pieces(path), _count(path, "extra_ids", 100)
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
-    vocabulary = _scored(model.pieces) + [(text, 0.0) for text in extra]
+    vocabulary = _scored(model.pieces) + _unscored(extra)
     special = [piece.piece for piece in model.pieces if piece.type in (_CONTROL, _UNKNOWN)]
     return _unigram(model, vocabulary, _unknown(model), [*special, *extra])
 
 
 def pegasus(path: Path) -> Any:
-    """Before the pieces stand padding, end, two masks and tokens that are never used, 105 in all."""
+    """Returns the tokenizer of padding, end, two masks, unused tokens (105 in all), then the pieces."""
     model, offset = read_pieces(path), _count(path, "offset", 103)
     special = ["<pad>", "</s>", "<mask_1>", "<mask_2>"]
     special += [f"<unk_{i}>" for i in range(2, offset)][: offset + 2 - len(special)]
-    vocabulary = [(text, 0.0) for text in special] + _scored(model.pieces[2:])
+    vocabulary = _unscored(special) + _scored(model.pieces[2:])
     return _unigram(model, vocabulary, _unknown(model) + offset, special)
 
 
 def mbart(path: Path) -> Any:
-    """The four specials of fairseq, the pieces one id later than theirs, languages, and a mask.
+    """Returns the tokenizer of four specials, the pieces, languages, and a mask, in fairseq's order.
 
-    Text is marked with its language, behind the end in mBART and before the text in mBART-50; the language is
-    the ``src_lang`` of ``tokenizer_config.json``, or English. ``with_language`` makes it another.
+    The code of a text's language comes after its end in mBART and before the text in mBART-50: the
+    ``src_lang`` of ``tokenizer_config.json``, by default English. ``with_language`` changes it.
     """
     from tokenizers import AddedToken
 
@@ -116,8 +112,7 @@ def mbart(path: Path) -> Any:
             f"{path} begins with {model.pieces[0].piece}; expected <unk>, <s>, </s>, as mBART's does."
         )
     first = ["<s>", "<pad>", "</s>", "<unk>"]
-    vocabulary = [(text, 0.0) for text in first] + _scored(model.pieces[3:])
-    vocabulary += [(text, 0.0) for text in [*languages, "<mask>"]]
+    vocabulary = _unscored(first) + _scored(model.pieces[3:]) + _unscored([*languages, "<mask>"])
     # The mask takes the blank before it.
     special = [*first, *languages, AddedToken("<mask>", lstrip=True)]
     backend = _unigram(model, vocabulary, first.index("<unk>"), special)
@@ -131,7 +126,7 @@ def mbart(path: Path) -> Any:
 
 
 def _unigram(model: Any, vocabulary: Vocabulary, unknown: int, special: Sequence[Any]) -> Any:
-    """Text as SentencePiece cuts it; an end is added."""
+    """Returns a tokenizer that cuts text as SentencePiece does, and adds an end."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
     from tokenizers.pre_tokenizers import Metaspace
 
@@ -165,13 +160,17 @@ def _scored(pieces: Any) -> Vocabulary:
     return [(piece.piece, piece.score) for piece in pieces]
 
 
+def _unscored(texts: Sequence[str]) -> Vocabulary:
+    return [(text, 0.0) for text in texts]
+
+
 def _unknown(model: Any) -> int:
-    """The id of text that has no piece."""
+    """Returns the id of text without a piece."""
     return [piece.type for piece in model.pieces].index(_UNKNOWN)
 
 
 def _count(path: Path, name: str, default: int) -> int:
-    """How many tokens the config beside a file adds."""
+    """Returns the number of tokens that the config beside a file adds."""
     value = setting(path, name, default)
     if type(value) is not int or not 0 <= value <= _MOST:
         raise CheckpointError(
@@ -181,7 +180,7 @@ def _count(path: Path, name: str, default: int) -> int:
 
 
 def setting(path: Path, name: str, default: Any, config: str = "tokenizer_config.json") -> Any:
-    """From the config beside a file, if there is one."""
+    """Returns an entry of the config beside a file, if there is one."""
     beside = path.with_name(config)
     if not beside.is_file():
         return default

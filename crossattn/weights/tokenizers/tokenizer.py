@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a checkpoint, in whatever files: always a ``tokenizers.Tokenizer``."""
+"""Reads the tokenizer beside a checkpoint, in any of its formats, as a ``tokenizers.Tokenizer``."""
 
 import fnmatch
 import json
@@ -11,35 +11,28 @@ from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.tokenizers import sentencepiece
 from crossattn.weights.tokenizers.sentencepiece import setting
 
-# A vocabulary, of which a tokenizer is made; and what else says how text and sound go in.
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.spm")
+# Other files of tokenizers and preprocessors.
 _BESIDE = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "normalizer.json",
-    "target_vocab.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "processor_config.json",
-    "chat_template.json",
-    "*.jinja",
-)
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json",
+    "target_vocab.json", "preprocessor_config.json", "video_preprocessor_config.json",
+    "processor_config.json", "chat_template.json", "*.jinja",
+)  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
 
-_RUN = 48  # of one letter, on which a tokenizer is tried
-_LONGEST = 2**20  # tokens that a tokenizer may pad a text to
+_RUN = 48  # repetitions of one letter in the text of a trial
+_LONGEST = 2**20  # the most tokens of a padded text
 
 
 def files_beside(folder: Path) -> list[Path]:
-    """The files of a folder that say how text and sound go in."""
+    """Returns the files of a folder's tokenizer and preprocessor."""
     files = _matching(folder, _VOCABULARIES + _BESIDE)
     more = folder / _TEMPLATES
     return files + (_matching(more, ("*.jinja",)) if more.is_dir() else [])
 
 
 def read_target_tokenizer(folder: Path, model_type: str = "") -> Any:
-    """The tokenizer of the targets where it cuts text by pieces of its own, a Marian's; else None.
+    """Reads the tokenizer of the targets of a Marian, which has pieces of its own; else returns None.
 
     Raises:
       CheckpointError: a file is damaged.
@@ -52,11 +45,11 @@ def read_target_tokenizer(folder: Path, model_type: str = "") -> Any:
 
 
 def read_tokenizer(folder: Path, model_type: str = "") -> Any:
-    """The folder's tokenizer; None where it has none, with a warning where it has one that is not known here.
+    """Reads a folder's tokenizer; None if there is none, with a warning if its files are of an unknown kind.
 
-    ``tokenizer.json`` wherever there is one. Else the vocabulary that the kind of model comes with:
-    ``source.spm`` and ``vocab.json`` (Marian), ``spiece.model`` (T5, Pegasus), ``sentencepiece.bpe.model``
-    (mBART), ``vocab.json`` and ``merges.txt`` (GPT-2, BART, Whisper), ``vocab.txt`` (BERT, pairs of BERTs).
+    ``tokenizer.json``, or else the vocabulary of the kind of model: ``source.spm`` and ``vocab.json``
+    (Marian), ``spiece.model`` (T5, Pegasus), ``sentencepiece.bpe.model`` (mBART), ``vocab.json`` and
+    ``merges.txt`` (GPT-2, BART, Whisper), ``vocab.txt`` (BERT, pairs of BERTs).
 
     Raises:
       CheckpointError: a file is damaged.
@@ -95,7 +88,7 @@ def read_tokenizer(folder: Path, model_type: str = "") -> Any:
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Files of the folder whose names match, in the order of their names."""
+    """Returns the files of a folder whose names match, sorted."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -104,7 +97,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
 
 
 def _tried(path: Path, backend: Any) -> Any:
-    """The tokenizer, which has cut a text, and pads none to a length that fills the memory."""
+    """Returns the tokenizer, once it has cut a text; refuses padding that would fill the memory."""
     asked = backend.padding or {}
     for name in ("length", "pad_to_multiple_of"):
         if (asked.get(name) or 0) > _LONGEST:
@@ -112,7 +105,7 @@ def _tried(path: Path, backend: Any) -> Any:
                 f"{path} pads texts to {asked[name]} tokens; expected at most {_LONGEST}; mend its padding."
             )
     backend.encode("A word, 2 é 中 \U0001f600")
-    # A pattern that tries every way to split a run ends in a panic on a long one of what it names.
+    # A pattern that backtracks panics on long runs of the letters that it names.
     states = [part.__getstate__() for part in (backend.normalizer, backend.pre_tokenizer) if part]
     named = {*"a1 .", *b"".join(states).decode(errors="ignore")}
     backend.encode(" ".join(f"{letter * _RUN}!" for letter in sorted(named)))
@@ -126,12 +119,10 @@ def _whole(path: Path) -> Any:
 
 
 def _byte_level(vocabulary: Path, merges: Path) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-    backend = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    backend.decoder = decoders.ByteLevel()
+    made = ByteLevelBPETokenizer.from_file(str(vocabulary), str(merges))
+    backend = Tokenizer.from_str(made.to_str())
     _mark_special(backend, ["<|endoftext|>"])
     return backend
 
@@ -150,7 +141,7 @@ def _bart(vocabulary: Path, merges: Path) -> Any:
 
 
 def _whisper(vocabulary: Path, merges: Path) -> Any:
-    """Behind the text stand languages, tasks and times, which ``added_tokens.json`` numbers."""
+    """Adds the languages, tasks and times of ``added_tokens.json``, which come after the text."""
     backend = _byte_level(vocabulary, merges)
     path = vocabulary.parent / "added_tokens.json"
     added = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -161,38 +152,30 @@ def _whisper(vocabulary: Path, merges: Path) -> Any:
 
 
 def _bert(path: Path) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import BertWordPieceTokenizer, Tokenizer
 
-    backend = Tokenizer(models.WordPiece.from_file(str(path), unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(
+    made = BertWordPieceTokenizer.from_file(
+        str(path),
         lowercase=setting(path, "do_lower_case", True),
         handle_chinese_chars=setting(path, "tokenize_chinese_chars", True),
         strip_accents=setting(path, "strip_accents", None),
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    _mark_special(backend, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
-    ends: Any = [(text, backend.token_to_id(text)) for text in ("[SEP]", "[CLS]")]
-    backend.post_processor = processors.BertProcessing(*ends)
-    return backend
+    return Tokenizer.from_str(made.to_str())
 
 
 def _mark_special(backend: Any, names: Sequence[str]) -> None:
-    """Those of the names that the vocabulary has stand for themselves wherever they are written."""
+    """Makes those of the names that the vocabulary has special tokens."""
     backend.add_special_tokens([text for text in names if backend.token_to_id(text) is not None])
 
 
+# Kind of model -> the function that makes its tokenizer, and its files.
 _KINDS: dict[str, tuple[Any, ...]] = {
     "marian": (sentencepiece.marian, "source.spm", "vocab.json"),
-    "t5": (sentencepiece.t5, "spiece.model"),
-    "mt5": (sentencepiece.t5, "spiece.model"),
+    **dict.fromkeys(("t5", "mt5"), (sentencepiece.t5, "spiece.model")),
     "pegasus": (sentencepiece.pegasus, "spiece.model"),
     "mbart": (sentencepiece.mbart, "sentencepiece.bpe.model"),
     "gpt2": (_byte_level, "vocab.json", "merges.txt"),
-    "bart": (_bart, "vocab.json", "merges.txt"),
-    "mvp": (_bart, "vocab.json", "merges.txt"),
+    **dict.fromkeys(("bart", "mvp"), (_bart, "vocab.json", "merges.txt")),
     "whisper": (_whisper, "vocab.json", "merges.txt"),
-    "bert": (_bert, "vocab.txt"),
-    "encoder-decoder": (_bert, "vocab.txt"),
+    **dict.fromkeys(("bert", "encoder-decoder"), (_bert, "vocab.txt")),
 }
-"""Kind of model -> what makes its tokenizer, and of which files."""

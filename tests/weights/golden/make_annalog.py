@@ -22,7 +22,7 @@ NEW_TOKENS = 40
 
 
 def small_batch():
-    """Source and target tokens [3 S], [3 T]; rows of unequal length."""
+    """Returns source and target tokens [3 S], [3 T]; rows of unequal length."""
     random = np.random.RandomState(0)
     source, target = (random.randint(4, VOCAB, (3, length)) for length in (7, 5))
     source[1, 4:], target[2, 3:] = PAD, PAD
@@ -31,7 +31,7 @@ def small_batch():
 
 
 def _own_code(folder: Path):
-    """The package's modules of layers and of tokens, without the package, which imports chemistry."""
+    """Imports the modules of layers and of tokens, without their package, which imports chemistry."""
     sys.path.insert(0, str(folder / "annalog"))
     return importlib.import_module("model_files.seq2seq_attention"), importlib.import_module(
         "model_files.vocabulary"

@@ -22,14 +22,14 @@ SMALL = dict(
 
 
 def image(config: dict) -> np.ndarray:
-    """Two random pictures, [2 H W C]."""
+    """Returns two random pictures, [2 H W C]."""
     height, width = config["model_args"]["img_size"]
     random = np.random.RandomState(0).standard_normal((2, height, width, 3))
     return random.astype(np.float32)
 
 
 def measure(config: dict) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Tensors of a model of timm, and its logits and what its class tokens read at the last exchange."""
+    """Returns tensors of a model of timm, its logits and what its class tokens read at the last exchange."""
     import torch
     from timm.models import crossvit
 

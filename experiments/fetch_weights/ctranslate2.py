@@ -1,7 +1,7 @@
-"""Weights out of CTranslate2's ``model.bin``, without CTranslate2: only names, shapes and numbers are read.
+"""Reads CTranslate2's ``model.bin`` without CTranslate2.
 
 The file is little-endian: a version, the name of a model class, and then every tensor with its name, its
-shape, its type and its bytes. Query, key and value projections are fused there; here they are taken apart.
+shape, its type and its bytes.
 """
 
 import math
@@ -17,12 +17,12 @@ from crossattn.weights.formats.safetensors import CheckpointError
 Tensors = dict[str, np.ndarray]
 
 _VERSION = 6
-_RANK = 8  # axes that a tensor may have
+_RANK = 8  # the most axes of a tensor
 _TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 
 
 def read(path: str | os.PathLike) -> Tensors:
-    """Every tensor of a model file, by its name there; scalars too.
+    """Reads every tensor of a model file, scalars too, by name.
 
     Raises:
       CheckpointError: the file is no such model, of another version, cut short, or has an unknown type.
@@ -75,24 +75,17 @@ _CROSS = {
     "attention/linear_1": ["encoder_attn.k_proj", "encoder_attn.v_proj"],
     "attention/linear_2": ["encoder_attn.out_proj"],
 }
-_LEAVES = {
-    "gamma": "weight",
-    "beta": "bias",
-    "encodings": "weight",
-    "weight": "weight",
-    "bias": "bias",
-}
+_LEAVES = dict(gamma="weight", beta="bias", encodings="weight", weight="weight", bias="bias")
 _TIED = "decoder/projection/weight"  # the embedding's other name
 
 
 def whisper(tensors: Tensors) -> Tensors:
-    """The tensors of a Whisper under the names that ``transformers`` gives them, in float32.
+    """Returns the tensors of a Whisper in float32, by their names in ``transformers``.
 
-    Projections are fused along their outputs, and keys have biases of 0 there.
+    CTranslate2 fuses projections along their outputs, and gives keys biases of 0.
 
     Raises:
-      CheckpointError: a tensor is left over: the model is no Whisper, or is quantised. (One that is missing
-        is named where the checkpoint is loaded.)
+      CheckpointError: a tensor is no Whisper's, or is quantised. ``load`` names missing ones.
     """
     renamed: Tensors = {}
     for name, tensor in tensors.items():
@@ -119,13 +112,13 @@ def whisper(tensors: Tensors) -> Tensors:
 
 
 def _parts(name: str) -> tuple[str, str | None, str, str]:
-    """Half, number of the layer, module and leaf of a name like ``decoder/layer_1/ffn/linear_0/weight``."""
+    """Splits ``decoder/layer_1/ffn/linear_0/weight`` into half, layer, module and leaf."""
     found = re.fullmatch(r"(encoder|decoder)/(?:layer_(\d+)/)?(.+)/(\w+)", name)
     return found.groups() if found else ("", None, "", "")  # pyright: ignore[reportReturnType]
 
 
 class _Cursor:
-    """A place in the file; every step checks that the file goes that far."""
+    """A position in the file; every step checks that the file is long enough."""
 
     def __init__(self, raw: bytes, path: Path):
         self._raw, self._path, self._at = raw, path, 0

@@ -11,7 +11,7 @@ _KINDS = {"<f4": 0, "<i1": 1, "<i2": 2, "<i4": 3, "<f2": 4}
 
 
 def pack(tensors, aliases=(), version=6) -> bytes:
-    """A model file."""
+    """Returns a model file."""
 
     def text(name):
         raw = name.encode() + b"\0"
@@ -28,7 +28,7 @@ def pack(tensors, aliases=(), version=6) -> bytes:
 
 
 def whisper(dim=64, layers=2, mels=80, positions=50, text=64, seed=0) -> dict[str, np.ndarray]:
-    """Tensors of a small Whisper with heads of 64, as CTranslate2 names and fuses them."""
+    """Returns tensors of a small Whisper with heads of 64, as CTranslate2 names and fuses them."""
     rng = np.random.default_rng(seed)
     found = {"decoder/activation": np.array(3, np.int8)}
 
@@ -71,7 +71,7 @@ def whisper(dim=64, layers=2, mels=80, positions=50, text=64, seed=0) -> dict[st
 
 
 def write_folder(folder) -> None:
-    """A packed model: model.bin, config.json, tokenizer.json."""
+    """Writes a packed model: model.bin, config.json, tokenizer.json."""
     aliases = [("decoder/projection/weight", "decoder/embeddings/weight")]
     (folder / "model.bin").write_bytes(pack(whisper(), aliases))
     (folder / "config.json").write_text(json.dumps({"alignment_heads": [[0, 0], [1, 0]]}))
