@@ -1,7 +1,4 @@
-"""Texts of ``--help`` and ``--help=config``, and the refusal of a misspelt flag.
-
-A launcher lists the flags it takes in ``FLAGS``; its docstring is the rest.
-"""
+"""Texts of ``--help`` and ``--help=config``, and the message about an unknown flag."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +16,7 @@ _VALUES = {"string": "TEXT", "int": "N", "float": "X", "comma separated list of 
 
 
 def asked(arguments: Iterable[str]) -> str | None:
-    """None where no help is asked for; "" or what ``--help=`` names."""
+    """Returns the value of ``--help=``, "" for ``--help``, None without it."""
     for argument in arguments:
         if argument == "--":
             return None
@@ -30,7 +27,7 @@ def asked(arguments: Iterable[str]) -> str | None:
 
 
 def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
-    """Its docstring, and a line for each flag."""
+    """Returns the docstring of a launcher, and a line for each flag."""
     rows = [_row(flags.FLAGS[holder.name]) for holder in taken]
     if any(holder.name == "config" for holder in taken):
         rows.insert(1, ("--config.KEY=VALUE", "Change one key of the config."))
@@ -42,7 +39,7 @@ def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
 
 
 def of_config(values: dict[str, Any], title: str) -> str:
-    """A line for each key that such a config may hold: value, meaning, what it takes."""
+    """Returns a line for each key of a config: its value, meaning and values."""
     entries = flatten(values)
     rows = [
         (name, _shown(entries[name]) if name in entries else _default(key), key)
@@ -84,7 +81,7 @@ def _row(flag: Any) -> tuple[str, str]:
 
 
 def unknown(name: str, taken: Sequence[Any]) -> str:
-    """The refusal of a misspelt flag."""
+    """Returns the message about an unknown flag."""
     head, dot, key = name.partition(".")
     near = get_close_matches(head, [holder.name for holder in taken] + ["help"], n=1)
     meant = f"; did you mean --{near[0]}{dot}{key}?" if near else ";"

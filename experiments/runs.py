@@ -10,9 +10,8 @@ from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.errors import SettingsError
-from experiments.settings import check, saved_config
+from experiments.settings import check, config_mesh, saved_config
 from experiments.tasks import find, make_task
-from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
 SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")

@@ -1,4 +1,4 @@
-"""Alignments of words, read off cross-attention, against human ones or against anchors."""
+"""Word alignment by cross-attention, scored against human links or anchors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
 
-_THRESHOLDS = (0.05, 0.1, 0.15, 0.2)  # of a recipe, beside 0
+_THRESHOLDS = (0.05, 0.1, 0.15, 0.2)
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """One sentence pair, ready to be aligned under any recipe.
+    """The attention and links of a sentence pair.
 
     Attributes:
       attention: of the reference translation.
       source_words, target_words: spans of the words.
-      gold: (source word, target word) links to be found.
-      scored: target words that count; None for all. Anchors say nothing about other words.
+      gold: links (source word, target word).
+      scored: target words that count; None is all. Anchors say nothing about other words.
     """
 
     attention: Attention
@@ -33,7 +33,7 @@ class Aligned:
     scored: set[int] | None
 
     def links(self, recipe: Recipe) -> Links:
-        """Alignments read off the attention."""
+        """Returns the links that a recipe reads off the attention."""
         attention = self.attention
         tokens = attention.weights.shape[-2] - 1
         matrix = word_weights(
@@ -47,7 +47,7 @@ class Aligned:
 
 
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:
-    """Attention and links of examples. Without human links, anchors take their place."""
+    """Returns attention and links of examples; without human links, anchors take their place."""
     attentions = translator.attention([(e["source"], e["target"]) for e in examples])
     return [_aligned(a, e) for a, e in zip(attentions, examples, strict=True)]
 
@@ -66,14 +66,14 @@ def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
 
 
 def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
-    """AER, precision and recall, in percent, of one recipe."""
+    """Returns AER, precision and recall of a recipe, in percent."""
     return alignment_scores([p.links(recipe) for p in pairs], [p.gold for p in pairs])
 
 
 def choose_recipe(
     pairs: Sequence[Aligned], symmetrise: Sequence[str] = ("none", "grow-diag")
 ) -> tuple[Recipe, float]:
-    """The recipe with the lowest AER on these pairs (validation ones): layer, head, row, joining."""
+    """Returns the recipe with the lowest AER on validation pairs, and its AER."""
     layers, heads = pairs[0].attention.weights.shape[:2]
     best = (Recipe(), float("inf"))
     for layer in range(layers):
@@ -91,6 +91,5 @@ def choose_recipe(
 
 
 def _better(best: tuple[Recipe, float], recipe: Recipe, pairs: Sequence[Aligned]):
-    """The best so far, or another recipe with its AER where that is lower."""
     aer = score(pairs, recipe)["aer"]
     return (recipe, aer) if aer < best[1] else best

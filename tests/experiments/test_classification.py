@@ -25,7 +25,7 @@ def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(re
     params = task.init(jax.random.key(0))
     probabilities, classes = task.probabilities(params, "test")
     scores = task.split_loss(params, "test")
-    examples = task._corpus.split("test")
+    examples = task.examples("test")
     assert [task.classes[c] for c in classes] == [example["shape"] for example in examples]
     np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
     assert scores["accuracy"] == pytest.approx(np.mean(probabilities.argmax(-1) == classes))

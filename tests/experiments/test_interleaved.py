@@ -14,6 +14,7 @@ from crossattn.functional import flatten
 from experiments import train
 from experiments.errors import SettingsError
 from experiments.settings import check
+from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.interleaved import IMAGE, InterleavedTask, interleaved
 from tests.experiments.conftest import ROOT
 
@@ -178,7 +179,7 @@ def test_pictures_are_augmented_each_by_itself(task):
     config = emoji_flamingo.get_config("tiny")
     config.data.flip = True
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 8, 8, 3)), jnp.float32)
-    found = InterleavedTask(config)._augmented(images, jax.random.key(0))
+    found = augmented_as(config.data, images, jax.random.key(0))
     same, turned = ((found == x).all((2, 3, 4)) for x in (images, images[:, :, :, ::-1]))
     assert (same ^ turned).all() and 0 < same.sum() < 12
 
