@@ -25,21 +25,16 @@ def get_config(arg: str = "translation"):
     """
     words = parts.words(arg, TASKS)
     task = parts.choice(words, TASKS)
-    config = ConfigDict(
-        dict(
-            task=task,
-            seed=0,
-            model=dict(name="pretrained"),
-            init={"from": placeholder(str)},
-            data=_data(task),
-            loss=parts.translation_loss() if task == "translation" else parts.cross_entropy(),
-            optim=parts.adamw(
-                learning_rate=5e-5, warmup_steps=100, b2=0.999, eps=1e-8, train=placeholder(str)
-            ),
-            mesh=parts.mesh(),
-            train=parts.train(steps=2000),
-            checkpoint=parts.checkpoint(),
-        )
+    config = parts.experiment(
+        task,
+        model=dict(name="pretrained"),
+        init={"from": placeholder(str)},
+        data=_data(task),
+        loss=parts.translation_loss() if task == "translation" else parts.cross_entropy(),
+        optim=parts.adamw(
+            learning_rate=5e-5, warmup_steps=100, b2=0.999, eps=1e-8, train=placeholder(str)
+        ),
+        train=parts.train(steps=2000),
     )
     if task == "translation":
         config.evaluate = parts.evaluate(decoding=parts.decoding(length_penalty=1.0))
