@@ -25,7 +25,7 @@ FLAGS = (launch.WORKDIR,)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Trains, scores and draws; or shows the results of a finished run."""
     workdir = storage.folder(launch.WORKDIR.value or "runs/demo")
     if not isinstance(workdir, Path):
         raise launch.Refused(
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _config(workdir: Path) -> Any:
-    """The config that the run was begun with, or the first whose data can be had."""
+    """Returns the config of the run, or the first one with available data."""
     if (workdir / "config.json").exists():
         return saved_config(workdir)
     config = libreoffice.get_config()
@@ -68,7 +68,7 @@ def _config(workdir: Path) -> Any:
 
 
 def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> None:
-    """Alignments of test sentences short enough to read."""
+    """Draws alignments of short test sentences."""
     samples = [
         (sample["source"], sample["translation"])
         for sample in results["samples"]
@@ -83,7 +83,7 @@ def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> Non
 
 
 def _show(results: Mapping[str, Any], workdir: Path) -> None:
-    """The short table, and three translated sentences."""
+    """Prints a table, and three translated sentences."""
     links = "" if results["aer"] is None else f"against {results['links_count']} {results['links']}"
     tokens_per_second = results["training_tokens"] / max(results["training_train_seconds"], 1e-9)
     rows = [

@@ -1,4 +1,4 @@
-"""Flags of the benchmarks: ``--help`` shows a script's docstring, and what is wrong is one line."""
+"""Flags of the benchmarks: ``--help`` shows a script's docstring, and errors are one line."""
 
 import argparse
 import importlib.util
@@ -11,11 +11,7 @@ import experiments
 
 
 class Options(argparse.ArgumentParser):
-    """``argparse`` with the manners of the launchers.
-
-    Args:
-      doc: the docstring of the script.
-    """
+    """A parser with the help and the errors of launchers; ``doc`` is the docstring of the script."""
 
     def __init__(self, doc: str | None):
         raw = argparse.RawDescriptionHelpFormatter
@@ -23,7 +19,7 @@ class Options(argparse.ArgumentParser):
         experiments.begun()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ``argparse`` does; what it does not know gets the flag that comes nearest."""
+        """Parses flags; the error about an unknown one names the most similar."""
         parsed, extra = self.parse_known_args(args, namespace)
         if extra:
             known = [option for action in self._actions for option in action.option_strings]
@@ -33,19 +29,18 @@ class Options(argparse.ArgumentParser):
         return parsed
 
     def needs(self, *modules: str, install: str) -> None:
-        """End with a line where modules are missing that the script cannot do without."""
+        """Ends the script with a line where modules are missing."""
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         if missing:
             self.error(f"{' and '.join(missing)} missing: pip install '{install}'")
 
     def error(self, message: str) -> NoReturn:
-        """One line, and exit code 2."""
+        """Prints one line, and ends with exit code 2."""
         print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 
 def _command() -> str:
-    """How this process was started."""
     parts = Path(sys.argv[0]).with_suffix("").parts
     if "experiments" not in parts:
         return Path(sys.argv[0]).name

@@ -1,4 +1,4 @@
-"""Scores of a split, printed as a short table and saved as JSON."""
+"""Scores of translations, and results as a table and as JSON."""
 
 import json
 import time
@@ -19,7 +19,7 @@ _ALIGNED_AT_MOST = 500
 def translation_results(
     task: Any, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
 ) -> dict[str, Any]:
-    """Everything that is measured on a split of sentence pairs."""
+    """Returns all results of a split of sentence pairs."""
     options = {} if num_beams is None else {"num_beams": num_beams}
     translator = task.translator(params, **options)
     examples = task.some(split, limit)
@@ -54,7 +54,7 @@ def translation_results(
 def alignment_results(
     task: Any, translator: Translator, split: str, limit: int | None = None
 ) -> dict[str, Any]:
-    """AER, precision and recall under the config's recipe, or one chosen on validation pairs."""
+    """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
     limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
     pairs = aligned_pairs(translator, task.some(split, limit))
     if not any(pair.gold for pair in pairs):
@@ -72,20 +72,20 @@ def alignment_results(
 
 
 def stated_recipe(config: Any) -> Recipe:
-    """How the config says that links are read off attention."""
+    """Returns the recipe of the config, which reads links off attention."""
     options = config.evaluate.alignment.to_dict()
     options.pop("choose", None)
     return build(Recipe, "evaluate.alignment", options)
 
 
 def save(results: Mapping[str, Any], path: Folder) -> None:
-    """Results as JSON, whole or not at all; of several processes the main one writes."""
+    """Writes results as JSON, in the main process."""
     if processes.is_main():
         write_whole(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def show(results: Mapping[str, Any]) -> None:
-    """The numbers as two aligned columns; of several processes the main one prints."""
+    """Prints results in two columns, in the main process."""
     if not processes.is_main():
         return
     rows = [(name, _text(value)) for name, value in results.items() if name != "samples"]

@@ -19,7 +19,6 @@ import numpy as np
 from crossattn.data.features import Image, PackedTexts, TaggedText, Text
 from crossattn.data.sources import MappedSource, items_of
 from crossattn.train.evaluate import caption_scores
-from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
@@ -236,50 +235,3 @@ class CaptioningTask(WritesText):
 
         call = jax.jit(weights)
         return lambda source, tokens: np.asarray(call(params, source, tokens))
-
-    def log_likelihoods(
-        self, params: Any, pictures: Sequence[Any], captions: Sequence[Any], rows: int = 16
-    ) -> np.ndarray:
-        """Returns the log-likelihood of each caption given each picture, [captions pictures].
-
-        The model reads each picture once, and scores captions of a batch as if they were its beams.
-
-        Args:
-          params: of the model.
-          pictures, captions: values of "source" and "target" of renamed examples.
-          rows: pictures, and captions, of a batch.
-        """
-        mesh, feature = mesh_of(params), self.features["target"]
-        rows = rows_on(mesh, rows)
-        framed = [feature.prepare(caption) for caption in captions]
-        blocks = -(-len(framed) // rows)
-        tokens = np.zeros((blocks * rows, max(map(len, framed))), np.int32)
-        counted = np.zeros(tokens.shape, bool)
-        for row, ids in enumerate(framed):
-            tokens[row, : len(ids)] = ids
-            counted[row, 1 + (len(self.languages) > 0) : len(ids)] = True
-        tokens, counted = (x.reshape(blocks, rows, -1) for x in (tokens, counted))
-        score = jax.jit(self._scored, out_shardings=everywhere(mesh))
-        found = np.zeros((blocks * rows, len(pictures)), np.float32)
-        for first in range(0, len(pictures), rows):
-            own = [self.features["source"].prepare(x) for x in pictures[first : first + rows]]
-            own += [own[0]] * (rows - len(own))
-            source = spread_batch({"source": np.stack(own)}, mesh)["source"]
-            block = np.asarray(score(params, source, tokens, counted))
-            found[:, first : first + rows] = block[:, : len(pictures) - first]
-        return found[: len(captions)]
-
-    def _scored(self, params: Any, source: Any, tokens: Any, counted: Any) -> Any:
-        """Returns log-likelihoods [captions pictures] of captions [blocks J T] given pictures [B H W C]."""
-        model, (_, beams, length) = self.bind(params), tokens.shape
-        states = model.prefill(len(source), beams, length - 1, source=source)
-
-        def of_block(block: Any) -> Any:
-            ids, counts = block
-            given = jnp.broadcast_to(ids[:, :-1], (len(source), beams, length - 1))
-            logits, _ = model.decode_step(given, states)
-            told = jnp.take_along_axis(logits, ids[None, :, 1:, None], -1)[..., 0]
-            log_p = told - jax.nn.logsumexp(logits, axis=-1)
-            return jnp.where(counts[None, :, 1:], log_p, 0).sum(-1).T
-
-        return jax.lax.map(of_block, (tokens, counted)).reshape(-1, len(source))

@@ -23,6 +23,7 @@ from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
+from experiments.settings import section_of
 from experiments.tasks import base
 from experiments.tasks.ngrams import trigrams
 
@@ -45,6 +46,7 @@ class TextTask(base.Task):
     Attributes:
       has_source: batches have a source.
       read: the kind of the source: text, sound or pictures.
+      scored: metrics of written texts, which ``evaluate.examples`` asks for.
     """
 
     gives = ("vocab_size", "source_vocab_size", "max_length")
@@ -53,6 +55,7 @@ class TextTask(base.Task):
     tokenizes = True
     has_source = True
     read = "text"
+    scored: tuple[str, ...] = ()
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.get("side", "both"))
@@ -80,8 +83,14 @@ class TextTask(base.Task):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises SettingsError also where ``loss.chunks`` does not divide the length of a batch."""
+        """Raises SettingsError also for ``loss.chunks`` and a best metric that do not fit."""
         super().check(config)
+        metric = section_of(config, "checkpoint").get("best_metric")
+        if metric in cls.scored and not config.evaluate.examples:
+            raise SettingsError(
+                f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures;"
+                " take 'loss'."
+            )
         chunks, lengths = config.loss.chunks, cls._target_lengths(config)
         if any(length % chunks for length in lengths):
             raise SettingsError(

@@ -14,7 +14,6 @@ from crossattn.types import NonNegative
 from experiments import report
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.settings import section_of
 from experiments.tasks import protocols, sections
 from experiments.tasks.alignment_loss import (
     TransformerWithLexicon,
@@ -109,18 +108,13 @@ class TranslationTask(TextTask):
         "evaluate": Evaluation,
     }
     metrics = (*TextTask.metrics, "bleu", "chrf")
+    scored = ("bleu", "chrf")
     asks = protocols.TranslationModel
     takes_pretrained = True
 
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        metric = section_of(config, "checkpoint").get("best_metric")
-        if metric in ("bleu", "chrf") and not config.evaluate.examples:
-            raise SettingsError(
-                f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
-                "evaluate.examples of 1 or more measures; take 'loss'."
-            )
         if config.loss.alignment in _WITH_LEXICON and config.model.name != "transformer":
             raise SettingsError(
                 f"config.loss.alignment is {config.loss.alignment!r}, which learns a lexicon beside a"

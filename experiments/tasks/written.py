@@ -15,7 +15,6 @@ from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
 from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from experiments.errors import SettingsError
-from experiments.settings import section_of
 from experiments.tasks import protocols, sections
 from experiments.tasks.base import Generation, Sums, Task
 from experiments.tasks.texts import TextTask
@@ -36,7 +35,6 @@ class WritesText(TextTask):
     """An encoder-decoder, and examples {"id", "source", "target"} whose source is of a fixed size.
 
     Attributes:
-      scored: metrics of the written texts, which ``evaluate.examples`` asks for.
       measured: name of the number of examples in ``report``.
     """
 
@@ -46,7 +44,6 @@ class WritesText(TextTask):
         "evaluate": sections.WrittenEvaluation,
     }
     asks = protocols.CaptioningModel
-    scored: tuple[str, ...] = ()
     measured = "examples"
 
     @cached_property
@@ -74,16 +71,6 @@ class WritesText(TextTask):
     ) -> dict[str, float]:
         """Returns metrics of the texts that were written about renamed examples."""
         raise NotImplementedError
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Raises SettingsError also where no example measures the best metric."""
-        super().check(config)
-        metric = section_of(config, "checkpoint").get("best_metric")
-        if metric in cls.scored and not config.evaluate.examples:
-            raise SettingsError(
-                f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures."
-            )
 
     @classmethod
     def _target_lengths(cls, config: Any) -> list[int]:

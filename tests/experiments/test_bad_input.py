@@ -101,7 +101,10 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
             "--config.model.positions=learned --config.evaluate.decoding.max_new_tokens=33",
             "max_new_tokens is 33; the table of learned positions has 32",
         ),
-        ("--config.checkpoint.best_metric=bleu --config.evaluate.examples=0", "only a translation"),
+        (
+            "--config.checkpoint.best_metric=bleu --config.evaluate.examples=0",
+            "of 1 or more measures",
+        ),
         ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
         ("--config.init.new=gates", "init.new is 'gates', but init.from is none; name the run"),
         ("--config.data.name=magic", "no data source 'magic'"),

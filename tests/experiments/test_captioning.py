@@ -120,7 +120,7 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
             p = log_softmax(model(x, jnp.asarray(ids[None, :-1])))[0]
             expected[i, j] = sum(p[t, ids[t + 1]] for t in range(1, len(ids) - 1))
     for rows in (2, 3):
-        found = task.log_likelihoods(params, pictures, told, rows)
+        found = bench.log_likelihoods(task, params, pictures, told, rows)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
     ranks = bench.ranks_of(task, params, examples[:4])
     own = np.diagonal(expected[:4])

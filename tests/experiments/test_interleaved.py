@@ -63,7 +63,7 @@ def test_a_row_is_pictures_and_captions_in_turn():
     assert rows["target_segment_ids"].sum(-1).tolist() == [8, 6]
     first = {name: x[:2] for name, x in batch.items()}
     rows, three = interleaved(first, 2, image_tokens=3), [IMAGE] * 3
-    assert rows["target_in"].tolist() == [[1, *three, 5, 6, 2, *three, 7, 2, *[0] * 3]]
+    assert rows["target_in"].tolist() == [[1, *three, 5, 6, 2, *three, 7, 2, 0, 0]]
     assert rows["shots"].tolist() == [[*[-1] * 3, *[0] * 3, *[-1] * 3, 1, 1, *[-1] * 3]]
     assert rows["image_positions"].tolist() == [[1, 7]]
 
