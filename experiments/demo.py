@@ -19,6 +19,7 @@ from experiments import launch, report, train, translate
 from experiments.runs import parameters
 from experiments.settings import saved_config
 from experiments.tasks import make_task
+from experiments.tasks.alignment import stated_recipe
 
 _PICTURED = 4
 FLAGS = (launch.WORKDIR,)
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     task = make_task(config, workdir / "assets")
     params = parameters(task, workdir)
     print("translating and aligning the test split ...", flush=True)
-    results = report.translation_results(task, params, "test")
+    results = task.report(params, "test")
     results |= {f"training_{name}": value for name, value in result.totals.items()}
     report.save(results, workdir / "results-test.partial.json")
     _draw(task, params, results, workdir / "alignments.png")
@@ -78,7 +79,7 @@ def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> Non
         print("no translation is short enough to draw; alignments.png is left out.", flush=True)
         return
     step = max(len(samples) // _PICTURED, 1)
-    recipe = report.stated_recipe(task.config)
+    recipe = stated_recipe(task.config)
     translate.draw(task.translator(params), samples[::step][:_PICTURED], recipe, path)
 
 

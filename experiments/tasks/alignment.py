@@ -8,11 +8,13 @@ import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
 from crossattn.train.alignment import ROW_OFFSETS, Recipe, alignment_scores, anchors, word_weights
+from experiments.settings import build
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
 
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2)
+_ALIGNED_AT_MOST = 500
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,33 @@ class Aligned:
         )
         links = recipe.links(matrix)
         return links if self.scored is None else {link for link in links if link[1] in self.scored}
+
+
+def alignment_results(
+    task: Any, translator: Translator, split: str, limit: int | None = None
+) -> dict[str, Any]:
+    """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
+    limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
+    pairs = aligned_pairs(translator, task.some(split, limit))
+    if not any(pair.gold for pair in pairs):
+        return {"aer": None, "alignment_recipe": "no links"}
+    recipe = stated_recipe(task.config)
+    if task.config.evaluate.alignment.choose:
+        recipe, _ = choose_recipe(aligned_pairs(translator, task.some("validation", limit)))
+    human = pairs[0].scored is None
+    return {
+        **score(pairs, recipe),
+        "alignment_recipe": str(recipe),
+        "links": "human" if human else "anchors: words spelt alike, once on either side",
+        "links_count": sum(len(pair.gold) for pair in pairs),
+    }
+
+
+def stated_recipe(config: Any) -> Recipe:
+    """Returns the recipe of the config, which reads links off attention."""
+    options = config.evaluate.alignment.to_dict()
+    options.pop("choose", None)
+    return build(Recipe, "evaluate.alignment", options)
 
 
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:

@@ -54,7 +54,7 @@ class Task:
       metrics: names of the scores of ``evaluate``, any of which may choose the best checkpoint.
       headline: the metric that compares models, and whether "min" or "max" of it is best.
       sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
-      mode: how ``features`` become rows: pad, bucket or pack, see ``feature_batches``.
+      mode, truncation: options of ``feature_batches`` for training: pad, bucket or pack; cut or drop.
       gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
       asks: protocol that the model keeps, see ``protocols``; None is none.
       takes_pretrained: whether ``config.model.name`` may be "pretrained".
@@ -67,7 +67,7 @@ class Task:
     """
 
     sections: Mapping[str, type] = {}
-    mode = "pad"
+    mode, truncation = "pad", "cut"
     gives: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     headline: tuple[str, str] = ("loss", "min")
@@ -113,10 +113,7 @@ class Task:
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """Returns one process's share of the rows of every batch, from the start of the data."""
-        shard = shard_index, shard_count
-        return self.train_batches(
-            self.examples("train"), self.features, shard, mode=self.mode, truncation="cut"
-        )
+        return self.train_batches(self.examples("train"), self.features, (shard_index, shard_count))
 
     def train_batches(
         self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
@@ -126,9 +123,11 @@ class Task:
         Args:
           examples, features: see ``feature_batches``.
           shard: index and number of the processes.
-          options: ``mode``, ``truncation``, and changes of the config's values.
+          options: changes of the usual values.
         """
         usual = dict(
+            mode=self.mode,
+            truncation=self.truncation,
             batch_size=self.config.data.batch_size,
             seed=self.config.seed,
             process_index=shard[0],

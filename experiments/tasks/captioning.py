@@ -102,10 +102,9 @@ class CaptioningTask(WritesText):
         return {"source": Image(data.height, data.width, **chosen), "target": text}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        if self.config.data.get("row_len") is None:
-            return super().train_iterator(shard_index, shard_count)
-        shard = shard_index, shard_count
-        return self.train_batches(self._by_picture(), self._trained, shard, mode="pad")
+        packed = self.config.data.get("row_len") is not None
+        examples = self._by_picture() if packed else self.examples("train")
+        return self.train_batches(examples, self._trained, (shard_index, shard_count))
 
     @property
     def _trained(self) -> dict[str, Any]:

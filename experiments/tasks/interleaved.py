@@ -163,9 +163,7 @@ class InterleavedTask(base.Task):
             self.examples("train"),
             self._one_a_row,
             (shard_index, shard_count),
-            mode="pad",
             batch_size=data.batch_size * data.examples,
-            truncation="cut",
             batch_multiple=data.examples,
         )
         return InterleavedBatches(batches, data.examples, self._image_tokens)

@@ -1,5 +1,6 @@
 """Translation: an encoder-decoder trained on sentence pairs, scored by its translations."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +12,10 @@ from crossattn.train.alignment import Recipe
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
 from crossattn.types import NonNegative
-from experiments import report
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import protocols, sections
+from experiments.tasks.alignment import alignment_results
 from experiments.tasks.alignment_loss import (
     TransformerWithLexicon,
     alignment_loss,
@@ -187,10 +188,35 @@ class TranslationTask(TextTask):
             scores |= {name: float(quality[name]) for name in ("bleu", "chrf")}
         return scores
 
-    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+    def report(
+        self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
         """Returns translations and their scores, the loss, and scores of word alignment."""
         check_scores(self.config)
-        return report.translation_results(self, params, split, **options)
+        options = self.config.evaluate
+        beams = num_beams or options.decoding.num_beams
+        translator, examples = self.translator(params, num_beams=beams), self.some(split, limit)
+        start = time.perf_counter()
+        hypotheses = translator.texts([example["source"] for example in examples])
+        seconds = time.perf_counter() - start
+        references = [example["target"] for example in examples]
+        losses = self.split_loss(params, split)
+        return {
+            "split": split,
+            "sentences": len(examples),
+            "cut_sources": translator.cut_sources,
+            "num_beams": beams,
+            **translation_scores(hypotheses, references, tokenize=options.bleu_tokenize),
+            f"{split}_loss": losses.pop("loss"),
+            **losses,
+            **alignment_results(self, translator, split, limit),
+            "decoding_seconds": seconds,
+            "decoded_sentences_per_second": len(examples) / seconds,
+            "samples": [
+                {"source": e["source"], "translation": h, "reference": e["target"]}
+                for e, h in zip(examples, hypotheses, strict=True)
+            ],
+        }
 
     def translator(self, params: Any, **options: Any) -> Translator:
         """Returns a ``Translator`` with the config's decoding options, or others."""

@@ -45,6 +45,7 @@ class WritesText(TextTask):
     }
     asks = protocols.CaptioningModel
     measured = "examples"
+    truncation = "drop"
 
     @cached_property
     def features(self) -> dict[str, Any]:
@@ -87,11 +88,8 @@ class WritesText(TextTask):
         )
         return self.cross_entropy(model, hidden, batch)
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(self.examples("train"), self.features, shard, mode="pad")
-
     # Batches of features, not those of a corpus.
+    train_iterator = Task.train_iterator
     eval_batches = Task.eval_batches
     batch_shapes = Task.batch_shapes
 

@@ -37,14 +37,8 @@ STEPS = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _keep_compiled_code(compiled_code):
-    with kept(compiled_code):
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _on_one_device():
-    with one_device():
+def _compiled_for_one_device(compiled_code):
+    with kept(compiled_code), one_device():
         yield
 
 

@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_one(refused, tmp_path):
 
 def test_evaluation_that_could_not_be_written_is_not_begun(refused, copied_run, monkeypatch):
     (copied_run / "results-test.json").mkdir()
-    monkeypatch.setattr("experiments.report.translation_results", pytest.fail)
+    monkeypatch.setattr("experiments.tasks.translation.TranslationTask.report", pytest.fail)
     assert "results-test.json cannot be written" in refused("evaluate", f"--workdir={copied_run}")
     line = refused("evaluate", f"--workdir={copied_run}", "--split=a/b")
     assert "results-a/b.json cannot be written" in line
