@@ -37,8 +37,14 @@ STEPS = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_for_one_device(compiled_code):
-    with kept(compiled_code), one_device():
+def _keep_compiled_code(compiled_code):
+    with kept(compiled_code):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_one_device():
+    with one_device():
         yield
 
 
