@@ -49,7 +49,6 @@ def get_config(arg: str = ""):
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same in seconds, on synthetic shapes, in English and German."""
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
     config.data.update(row_len=24, height=16, width=16, shift=1)
     config.tokenizer.vocab_size = 400

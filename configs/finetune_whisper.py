@@ -27,7 +27,6 @@ def get_config(arg: str = ""):
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same in seconds: a random checkpoint, and words as tones."""
     config.init["from"] = "tiny:whisper"
     config.data.update(name="tones", target_len=24)
     config.optim.update(learning_rate=3e-3, warmup_steps=2, train=".")

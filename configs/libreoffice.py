@@ -2,11 +2,13 @@
 
 from configs import parts
 
+LANGUAGES = ("fr", "de", "es", "ja", "hi")
+
 
 def get_config(arg: str = "fr"):
     """``fr`` and ``fr,tiny`` alike: a language, a size, in any order."""
-    words = parts.words(arg, ("fr", "de", "es", "ja", "hi"))
-    language = next((word for word in words if word != "tiny"), "fr")
+    words = parts.words(arg, LANGUAGES)
+    language = parts.choice(words, LANGUAGES)
     scores = {"bleu_tokenize": "char"} if language == "ja" else {}
     config = parts.experiment(
         "translation",

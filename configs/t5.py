@@ -93,7 +93,6 @@ def _model(shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same experiment in seconds, on the phrase grammar and any devices."""
     config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
     config.data.splits = dict(train="train", validation="validation", test="test")
     prefix = config.data.objective == "prefix_lm"

@@ -5,7 +5,6 @@ is the base of tasks whose loss is a cross-entropy of tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,23 +27,6 @@ from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
 from experiments.tasks.protocols import lacking
 
 Sums = dict[str, jax.Array]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Greedy generation, for a plan to compile.
-
-    Attributes:
-      function: takes the parameters and ``inputs``.
-      inputs: shapes of the other arguments.
-      length: the most tokens that it generates.
-      read: tokens of the source, whose keys and values are cached too.
-    """
-
-    function: Callable[..., Any]
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
-    length: int
-    read: int
 
 
 class Task:
@@ -228,12 +210,8 @@ class Task:
         """Returns the shapes of the largest training batch, whose rows are a multiple."""
         return shapes_of(feature_batch(self.features, self.config.data.batch_size))
 
-    def generation(self, rows: int) -> Generation:
-        """Returns greedy generation of so many rows.
-
-        Raises:
-          SettingsError: the task generates nothing.
-        """
+    def generation(self, rows: int) -> Any:
+        """Returns a ``texts.Generation`` of so many rows; raises SettingsError where there is none."""
         raise SettingsError(f"a {self.config.task} generates nothing that could be planned.")
 
     # Methods of all tasks.

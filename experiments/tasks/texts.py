@@ -5,7 +5,8 @@ that the task reads.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -38,6 +39,23 @@ _READERS = {
     "sound": "one that hears, a whisper",
     "pictures": "one that reads pictures, a vision-encoder-decoder",
 }
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Greedy generation, for a plan to compile.
+
+    Attributes:
+      function: takes the parameters and ``inputs``.
+      inputs: shapes of the other arguments.
+      length: the most tokens that it generates.
+      read: tokens of the source, whose keys and values are cached too.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    length: int
+    read: int
 
 
 class TextTask(base.Task):
@@ -195,7 +213,7 @@ class TextTask(base.Task):
         nothing = dict.fromkeys(features, ())
         return base.shapes_of(collate(features, Layout.empty(rows, widths), nothing))
 
-    def generation(self, rows: int) -> base.Generation:
+    def generation(self, rows: int) -> Generation:
         data, read = self.config.data, self._widths(self.config).get("source", 0)
         asked = self.config.get("evaluate", {}).get("decoding", {}).get("max_new_tokens")
         length = asked or (min(data.target_len, 2 * read + 16) if read else data.target_len)
@@ -205,7 +223,7 @@ class TextTask(base.Task):
             batch = None if source else rows
             return decode.generate(self.bind(params), *source, batch=batch, max_new_tokens=length)
 
-        return base.Generation(generate, (shape, shape) if read else (), length, read)
+        return Generation(generate, (shape, shape) if read else (), length, read)
 
 
 def token_loss(

@@ -75,7 +75,7 @@ class Decoding(sections.Decoding):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReading(Recipe):
-    """How links are read off attention.
+    """The recipe that reads links off attention.
 
     Attributes:
       choose: choose the other alignment keys on validation pairs.

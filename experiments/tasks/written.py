@@ -16,8 +16,8 @@ from crossattn.data.sources import MappedSource
 from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
-from experiments.tasks.base import Generation, Sums, Task
-from experiments.tasks.texts import TextTask
+from experiments.tasks.base import Sums, Task
+from experiments.tasks.texts import Generation, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class WritesText(TextTask):
 
     def generation(self, rows: int) -> Generation:
         raise SettingsError(
-            f"what a {self.config.task} writes cannot be planned; plan its training."
+            f"the generation of a {self.config.task} cannot be planned; plan its training."
         )
 
     def _batches(self, examples: Sequence[dict[str, Any]], rows: int) -> EvalBatches:
