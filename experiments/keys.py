@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,6 +22,7 @@ from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from experiments import tasks
 from experiments.errors import SettingsError
+from experiments.tasks import sections
 
 NAME_OF_PRETRAINED = "pretrained"
 """``config.model.name`` of the model and tokenizer of the checkpoint ``config.init.from``."""
@@ -29,7 +30,6 @@ NAME_OF_PRETRAINED = "pretrained"
 NEEDED: Any = object()
 """The default of a key that must be given."""
 
-_Dtype = Literal["float32", "bfloat16", "float16"]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -115,7 +115,7 @@ def of_class(kind: type, without: Iterable[str] = ()) -> dict[str, Key]:
             keys |= _of_block(without)
         elif each.name in parts:
             keys |= under(each.name, of_class(parts[each.name], without))
-        elif key := read_type(_Dtype if each.name == "dtype" else hint):
+        elif key := read_type(sections.Dtype if each.name == "dtype" else hint):
             name = each.metadata.get("name", each.name)
             keys[name] = replace(key, meaning=meanings.get(each.name, ""), default=_default(each))
     return keys
@@ -152,51 +152,6 @@ def under(section: str, keys: Mapping[str, Key]) -> dict[str, Key]:
     return {f"{section}.{name}": key for name, key in keys.items()}
 
 
-@dataclass(frozen=True)
-class PretrainedModel:
-    """The keys of a checkpoint's model.
-
-    Attributes:
-      dtype: of the computation.
-      remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
-    """
-
-    dtype: _Dtype = "float32"
-    remat: bool | str = False
-
-
-@dataclass(frozen=True)
-class PretrainedTokenizer:
-    """The tokenizer of a checkpoint.
-
-    Attributes:
-      source_language: of an mBART: the language that is read, en_XX.
-      target_language: of an mBART, fr_XX, or a Whisper, en: the language that is written.
-    """
-
-    source_language: str | None = None
-    target_language: str | None = None
-
-
-@dataclass(frozen=True)
-class InitConfig:
-    """The parameters that a run begins with.
-
-    Attributes:
-      source: a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.
-      step: checkpoint of a run: a step, last or best; None is last.
-      take: regular expression of the parameters that are taken; None is all.
-      rename: PATTERN=TEXT,...: names of its parameters in this model.
-      new: regular expression of the model's parameters that begin afresh.
-    """
-
-    source: str | None = field(default=None, metadata={"name": "from"})
-    step: str | None = None
-    take: str | None = None
-    rename: str | None = None
-    new: str | None = None
-
-
 def of(config: Any) -> dict[str, Key]:
     """Returns the keys that a config with its names of a task, a model and data may have, by sections.
 
@@ -209,7 +164,10 @@ def of(config: Any) -> dict[str, Key]:
     if "name" in own.get("data", {}) and isinstance(data, str):
         own["data"] |= under("options", _of_source(data))
     if name == NAME_OF_PRETRAINED:
-        own["tokenizer"], shape = of_class(PretrainedTokenizer), of_class(PretrainedModel)
+        own["tokenizer"], shape = (
+            of_class(sections.PretrainedTokenizer),
+            of_class(sections.PretrainedModel),
+        )
     else:
         shape = of_class(_architecture(name).config, task.gives)
     run = of_class(TrainConfig)
@@ -221,11 +179,11 @@ def of(config: Any) -> dict[str, Key]:
         "task": Key({str: ""}, meaning=about.format("experiments/tasks")),
         "seed": replace(run.pop("seed"), default=NEEDED),
     }
-    sections = {
+    ordered = {
         "data": own.pop("data", {}),
         "tokenizer": own.pop("tokenizer", {}),
         "model": {"name": Key({str: ""}, meaning=about.format("crossattn/models"))} | shape,
-        "init": of_class(InitConfig),
+        "init": of_class(sections.Init),
         "loss": own.pop("loss", {}),
         "optim": of_class(OptimConfig),
         "mesh": of_class(MeshConfig),
@@ -233,7 +191,7 @@ def of(config: Any) -> dict[str, Key]:
         "checkpoint": checkpoint,
         **own,
     }
-    return names | {k: x for name, keys in sections.items() for k, x in under(name, keys).items()}
+    return names | {k: x for name, keys in ordered.items() for k, x in under(name, keys).items()}
 
 
 def _architecture(name: Any) -> models.Architecture:

@@ -25,7 +25,7 @@ from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
 from crossattn.weights.formats.safetensors import CheckpointError
-from experiments import begun, help, logs, settings
+from experiments import begun, logs, options, settings
 from experiments.errors import SettingsError
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
@@ -105,7 +105,7 @@ def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> 
     """Returns the value of ``main``, or 0 after help."""
     module = sys.modules[main.__module__]
     taken = getattr(module, "FLAGS", None)
-    about = help.asked(sys.argv[1:])
+    about = options.asked(sys.argv[1:])
     if about is not None:
         _help(about, module, taken or ())
         return 0
@@ -119,13 +119,13 @@ def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> 
 def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
     """Prints the text of ``--help``, or of ``--help=config``, the keys of the config."""
     if not about:
-        print(help.of_launcher(module, taken))
+        print(options.of_launcher(module, taken))
         return
     has_config = any(holder is CONFIG for holder in taken)
     if about != "config" or not has_config:
         known = " or --help=config" if has_config else ""
         raise Refused(f"there is no --help={about}; expected --help{known}.")
-    _parse([word for word in sys.argv if word.partition("=")[0] not in help.ASKS], taken)
+    _parse([word for word in sys.argv if word.partition("=")[0] not in options.ASKS], taken)
     if CONFIG.value is None and WORKDIR.value:
         config, title = settings.saved_config(required_workdir()), f"the config of {WORKDIR.value}"
     elif CONFIG.value is None:
@@ -133,7 +133,7 @@ def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
         config, title = CONFIG.value, f"the config of --config={_DEFAULT}"
     else:
         config, title = CONFIG.value, f"the config of --config={_config_path(sys.argv)}"
-    print(help.of_config(config.to_dict(), title))
+    print(options.of_config(config.to_dict(), title))
 
 
 def required_workdir() -> Folder:
@@ -234,7 +234,7 @@ def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
     try:
         arguments = _read(argv)
     except flags.UnrecognizedFlagError as error:
-        raise Refused(help.unknown(error.flagname, taken or ())) from None
+        raise Refused(options.unknown(error.flagname, taken or ())) from None
     except flags.Error as error:
         # An error of get_config is the text of a traceback; its last line has the message.
         if "Traceback" in str(error):
@@ -291,7 +291,7 @@ def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
         name = word.lstrip("-").partition("=")[0]
         bare = name.removeprefix("no") if name not in ours else name
         if word.startswith("-") and bare in ours - known:
-            raise Refused(help.unknown(name, taken))
+            raise Refused(options.unknown(name, taken))
 
 
 def _is_ours(module: str) -> bool:

@@ -19,7 +19,7 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.types import Count
-from experiments import help, keys
+from experiments import keys, options
 from experiments.settings import check
 from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
@@ -110,7 +110,7 @@ def test_the_library_itself(capsys, arguments):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_key_of_a_config_has_a_meaning(name):
-    out = help.of_config(get_config(name).to_dict(), "")
+    out = options.of_config(get_config(name).to_dict(), "")
     shown = dict(re.findall(r"^  (\S+) +(.*)$", out, re.MULTILINE))
     values = flatten(get_config(name).to_dict())
     known = keys.of(get_config(name).to_dict())
