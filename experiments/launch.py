@@ -132,7 +132,7 @@ def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
         _read([sys.argv[0], f"--config={_DEFAULT}"])
         config, title = CONFIG.value, f"the config of --config={_DEFAULT}"
     else:
-        config, title = CONFIG.value, f"the config of --config={_config_path(sys.argv)}"
+        config, title = CONFIG.value, f"the config of --config={options.config_path(sys.argv)}"
     print(options.of_config(config.to_dict(), title))
 
 
@@ -225,12 +225,12 @@ def keep_heap() -> None:
 
 def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
     """Reads flags; errors of a config file become one sentence."""
-    path = _config_path(argv)
+    path = options.config_path(argv)
     if path and not os.path.isfile(path):
         raise Refused(f"--config names {path}, which is no file; see configs/ for what there is.")
     if taken is not None:
         _refuse_foreign(argv, taken)
-    argv, changes = _overrides(argv)
+    argv, changes = options.overrides(argv)
     try:
         arguments = _read(argv)
     except flags.UnrecognizedFlagError as error:
@@ -259,27 +259,6 @@ def _read(argv: Sequence[str]) -> list[str]:
         sys.argv = before
 
 
-def _overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the command line without ``--config.KEY=TEXT``, and the texts of the keys.
-
-    ``--config.KEY`` alone takes the next word, or is true before another flag.
-    """
-    rest, given = [], {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            return [*rest, word, *words], given
-        flag, equals, value = word.partition("=")
-        if not flag.startswith("-") or not flag.lstrip("-").startswith("config."):
-            rest.append(word)
-            continue
-        if not equals:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        given[flag.lstrip("-").removeprefix("config.")] = value
-    return rest, given
-
-
 def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
     """Refuses flags of other launchers."""
     known = {holder.name for holder in taken}
@@ -297,15 +276,6 @@ def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
 def _is_ours(module: str) -> bool:
     """Whether a module that defines flags is a launcher, by its name or its path."""
     return module.startswith("experiments.") or Path(module) == Path(sys.argv[0])
-
-
-def _config_path(argv: Sequence[str]) -> str:
-    """Returns the path of --config=PATH:ARGUMENT or --config PATH:ARGUMENT, or ""."""
-    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
-        name, equals, value = argument.partition("=")
-        if name in ("--config", "-config"):
-            return (value if equals else following).partition(":")[0]
-    return ""
 
 
 def _one_line(error: BaseException) -> str:

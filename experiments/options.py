@@ -34,6 +34,36 @@ def asked(arguments: Iterable[str]) -> str | None:
     return None
 
 
+def overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the command line without ``--config.KEY=TEXT``, and the texts of the keys.
+
+    ``--config.KEY`` alone takes the next word, or is true before another flag.
+    """
+    rest, given = [], {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*rest, word, *words], given
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("-") or not flag.lstrip("-").startswith("config."):
+            rest.append(word)
+            continue
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        given[flag.lstrip("-").removeprefix("config.")] = value
+    return rest, given
+
+
+def config_path(argv: Sequence[str]) -> str:
+    """Returns the path of --config=PATH:ARGUMENT or --config PATH:ARGUMENT, or ""."""
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        if name in ("--config", "-config"):
+            return (value if equals else following).partition(":")[0]
+    return ""
+
+
 def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
     """Returns the docstring of a launcher, and a line for each flag."""
     rows = [_row(flags.FLAGS[holder.name]) for holder in taken]

@@ -53,12 +53,12 @@ def alignment_results(
 ) -> dict[str, Any]:
     """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
     limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
-    pairs = aligned_pairs(translator, task.some(split, limit))
+    pairs = aligned_pairs(translator, task.examples(split, limit))
     if not any(pair.gold for pair in pairs):
         return {"aer": None, "alignment_recipe": "no links"}
     recipe = stated_recipe(task.config)
     if task.config.evaluate.alignment.choose:
-        recipe, _ = choose_recipe(aligned_pairs(translator, task.some("validation", limit)))
+        recipe, _ = choose_recipe(aligned_pairs(translator, task.examples("validation", limit)))
     human = pairs[0].scored is None
     return {
         **score(pairs, recipe),

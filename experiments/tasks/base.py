@@ -89,9 +89,12 @@ class Task:
         """The features of an example's values by their names, see ``crossattn.data.features``."""
         raise NotImplementedError
 
-    def examples(self, split: str) -> Sequence[Any]:
-        """Returns the examples of a split."""
-        return self.corpus.split(split)
+    def examples(self, split: str, count: int | None = None) -> Sequence[Any]:
+        """Returns the examples of a split, or the first ``count``."""
+        examples = self.corpus.split(split)
+        if count is None or count >= len(examples):
+            return examples
+        return [examples[index] for index in range(count)]
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """Returns one process's share of the rows of every batch, from the start of the data."""

@@ -14,9 +14,8 @@ import numpy as np
 
 from crossattn import decode
 from crossattn.data import evaluation
-from crossattn.data.examples import collate
 from crossattn.data.features import Links, Text
-from crossattn.data.packing import Bucket, Layout, length_buckets
+from crossattn.data.packing import Bucket, length_buckets
 from crossattn.data.pipeline import eval_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
@@ -210,8 +209,7 @@ class TextTask(base.Task):
             features["source"] = Text(self.corpus.tokenizer, widths["source"])
         if self.config.loss.get("alignment") == "gold":
             features["links"] = Links(features["source"], target)
-        nothing = dict.fromkeys(features, ())
-        return base.shapes_of(collate(features, Layout.empty(rows, widths), nothing))
+        return base.shapes_of(base.feature_batch(features, rows))
 
     def generation(self, rows: int) -> Generation:
         data, read = self.config.data, self._widths(self.config).get("source", 0)

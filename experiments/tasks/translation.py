@@ -1,7 +1,6 @@
 """Translation: an encoder-decoder trained on sentence pairs, scored by its translations."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -177,7 +176,7 @@ class TranslationTask(TextTask):
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
         """Returns the loss of the validation split, and BLEU and chrF of its first translations."""
         scores = self.split_loss(params, "validation")
-        examples = self.some("validation", self.config.evaluate.examples)
+        examples = self.examples("validation", self.config.evaluate.examples)
         if examples:
             hypotheses = self.translator(params).texts([e["source"] for e in examples])
             quality = translation_scores(
@@ -195,7 +194,7 @@ class TranslationTask(TextTask):
         check_scores(self.config)
         options = self.config.evaluate
         beams = num_beams or options.decoding.num_beams
-        translator, examples = self.translator(params, num_beams=beams), self.some(split, limit)
+        translator, examples = self.translator(params, num_beams=beams), self.examples(split, limit)
         start = time.perf_counter()
         hypotheses = translator.texts([example["source"] for example in examples])
         seconds = time.perf_counter() - start
@@ -222,11 +221,6 @@ class TranslationTask(TextTask):
         """Returns a ``Translator`` with the config's decoding options, or others."""
         chosen = {**self.config.evaluate.decoding.to_dict(), **options}
         return Translator(self, params, **chosen)
-
-    def some(self, split: str, count: int | None) -> Sequence[dict[str, Any]]:
-        """Returns the first ``count`` examples of a split; None is all."""
-        source = self.corpus.split(split)
-        return [source[i] for i in range(len(source) if count is None else min(count, len(source)))]
 
 
 def _check_layers(config: Any) -> None:

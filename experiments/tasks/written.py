@@ -156,11 +156,7 @@ class WritesText(TextTask):
 
     def examples(self, split: str, count: int | None = None) -> Sequence[dict[str, Any]]:
         """Returns the examples of a split, or the first of them, renamed."""
-        source = self.corpus.split(split)
-        count = len(source) if count is None else min(count, len(source))
-        if count < len(source):
-            source = [source[i] for i in range(count)]
-        return MappedSource(source, self.renamed)
+        return MappedSource(super().examples(split, count), self.renamed)
 
     def generation(self, rows: int) -> Generation:
         raise SettingsError(

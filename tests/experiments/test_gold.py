@@ -46,9 +46,7 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     guided = logged(tmp_path, "guided")
     assert guided[-1] < 0.7 * guided[0]
     task = make_task(config, tmp_path / "assets")
-    pairs = aligned_pairs(
-        task.translator(parameters(task, tmp_path)), task.some("validation", None)
-    )
+    pairs = aligned_pairs(task.translator(parameters(task, tmp_path)), task.examples("validation"))
     # The last word of a phrase has no row after it: that is at most a third of these links.
     assert score(pairs, Recipe(row_offset=2))["aer"] < score(pairs, Recipe(row_offset=0))["aer"]
     assert score(pairs, Recipe(row_offset=2))["precision"] > 60
