@@ -110,16 +110,18 @@ class Task:
           shard: index and number of the processes.
           options: changes of the usual values.
         """
-        usual = dict(
-            mode=self.mode,
-            truncation=self.truncation,
+        usual = self.batching(*shard) | dict(mode=self.mode, truncation=self.truncation)
+        usual["batch_multiple"] = row_shares(config_mesh(self.config))
+        return feature_batches(examples, features, **usual | options)
+
+    def batching(self, shard_index: int, shard_count: int) -> dict[str, Any]:
+        """Returns arguments of every training iterator: batch size, seed and share of the process."""
+        return dict(
             batch_size=self.config.data.batch_size,
             seed=self.config.seed,
-            process_index=shard[0],
-            process_count=shard[1],
-            batch_multiple=row_shares(config_mesh(self.config)),
+            process_index=shard_index,
+            process_count=shard_count,
         )
-        return feature_batches(examples, features, **usual | options)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         """Yields all batches of a split once, the same in every process."""

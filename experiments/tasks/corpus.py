@@ -14,7 +14,6 @@ from typing import Any
 
 from crossattn.data.errors import DataError
 from crossattn.data.pairs import ANY_LENGTH, pair_examples, pair_features
-from crossattn.data.pipeline import train_batches
 from crossattn.data.prepare import (
     PreparedCorpus,
     is_prepared,
@@ -26,10 +25,8 @@ from crossattn.data.prepare import (
 from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.sources import identity, open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
-from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
 from experiments.pretrained import Checkpoint, UnreadVocabulary
-from experiments.settings import config_mesh
 
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
@@ -77,19 +74,6 @@ class Corpus:
             data_dir=data.get("data_dir"),
             reverse=data.get("reverse", False),
             **data.get("options", {}),
-        )
-
-    def train_iterator(self, process_index: int, process_count: int) -> Any:
-        """Returns one process's share of endless training batches."""
-        data = self.config.data
-        return train_batches(
-            self.train_pairs(),
-            mode=data.mode,
-            batch_size=data.batch_size,
-            seed=self.config.seed,
-            process_index=process_index,
-            process_count=process_count,
-            batch_multiple=row_shares(config_mesh(self.config)),
         )
 
     def train_pairs(self) -> Prepared:

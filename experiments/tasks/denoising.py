@@ -90,14 +90,8 @@ class DenoisingTask(TextTask):
         return self.cross_entropy(model, hidden, batch)
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        return make_denoising_iterator(
-            self.corpus.train_pairs(),
-            self.objective,
-            batch_size=self.config.data.batch_size,
-            seed=self.config.seed,
-            process_index=shard_index,
-            process_count=shard_count,
-        )
+        shard = self.batching(shard_index, shard_count)
+        return make_denoising_iterator(self.corpus.train_pairs(), self.objective, **shard)
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         return (item.batch for item in self._batches(split, mesh))

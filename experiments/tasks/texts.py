@@ -16,14 +16,14 @@ from crossattn import decode
 from crossattn.data import evaluation
 from crossattn.data.features import Links, Text
 from crossattn.data.packing import Bucket, length_buckets
-from crossattn.data.pipeline import eval_batches
+from crossattn.data.pipeline import eval_batches, train_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
-from experiments.settings import section_of
+from experiments.settings import config_mesh, section_of
 from experiments.tasks import base
 from experiments.tasks.ngrams import trigrams
 
@@ -136,7 +136,12 @@ class TextTask(base.Task):
         self.corpus.split("validation")
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        return self.corpus.train_iterator(shard_index, shard_count)
+        return train_batches(
+            self.corpus.train_pairs(),
+            mode=self.config.data.mode,
+            batch_multiple=row_shares(config_mesh(self.config)),
+            **self.batching(shard_index, shard_count),
+        )
 
     def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
         data = self.config.data
