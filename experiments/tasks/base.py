@@ -177,11 +177,7 @@ class Task:
         return self.split_loss(params, "validation")
 
     def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
-        """Returns all results of a split, for ``experiments.evaluate``, whose flags are the options.
-
-        Raises:
-          SettingsError: the task has no such option.
-        """
+        """Returns all results of a split; raises SettingsError for a flag that the task does not take."""
         if options:
             raise SettingsError(
                 f"--{next(iter(options))} says nothing to a {self.config.task}; leave it out."
