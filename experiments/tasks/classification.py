@@ -16,6 +16,7 @@ from crossattn.data import sources
 from crossattn.data.features import Feature, Image, Label, Text
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, spread_batch
+from crossattn.train.storage import Folder
 from crossattn.types import Rate
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
@@ -75,9 +76,9 @@ class ClassificationTask(base.Task):
     metrics = ("loss", "nll", "accuracy")
     headline = ("accuracy", "max")
 
-    @property
-    def tokenizes(self) -> bool:
-        return self.config.data.text is not None
+    def __init__(self, config: Any, assets: Folder | None = None):
+        super().__init__(config, assets)
+        self.tokenizes = config.data.text is not None
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.text or "caption", whole=True)
