@@ -232,8 +232,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     section, _, last = name.rpartition(".")
     parts = {key: key.rpartition(".") for key in known}
     alike = get_close_matches(last, {own for _, _, own in parts.values()}, n=3, cutoff=0.75)
-    near = [key for own in alike for key in parts if parts[key][2] == own]
-    near.sort(key=lambda key: parts[key][0] != section)
+    # A similar name in its section, its own name in another, then a similar name anywhere.
+    near = [key for own in alike for key in parts if parts[key][::2] == (section, own)]
+    near += [key for key in parts if parts[key][2] == last]
+    near += get_close_matches(name, parts, n=1, cutoff=0.8)
+    near += [key for own in alike for key in parts if parts[key][2] == own]
     return f"; did you mean {near[0]}?" if near else ";"
 
 
