@@ -116,7 +116,7 @@ def put(config: ConfigDict | None, texts: Mapping[str, str]) -> None:
             _set(config, name, value)
 
 
-def _set(config: ConfigDict, name: str, value: Any) -> None:
+def _set(config: Any, name: str, value: Any) -> None:
     *parents, last = name.split(".")
     for parent in parents:
         if parent not in config:

@@ -135,7 +135,7 @@ class TextTask(base.Task):
         """Raises DataError where there is no validation split."""
         self.corpus.split("validation")
 
-    def train_iterator(self, shard_index: int, shard_count: int):
+    def train_iterator(self, shard_index: int, shard_count: int) -> Any:
         return train_batches(
             self.corpus.train_pairs(),
             mode=self.config.data.mode,
