@@ -20,8 +20,9 @@ from crossattn import viz
 from crossattn.decode import constraints, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
-from experiments import inputs, launch, report
+from experiments import inputs, launch
 from experiments.runs import NUM_BEAMS, STEP, open_run
+from experiments.tasks.alignment import stated_recipe
 from experiments.tasks.translation import TranslationTask
 
 _LENGTH_PENALTY = flags.DEFINE_float(
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if picture:
         pairs = list(zip(sentences, translations, strict=True))
-        draw(translator, pairs, report.stated_recipe(config), picture)
+        draw(translator, pairs, stated_recipe(config), picture)
     return 0
 
 

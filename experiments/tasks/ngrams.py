@@ -1,10 +1,7 @@
-"""Counted n-grams: the baseline of a model of tokens.
+"""Counted n-grams, a baseline of models of tokens: they read the tokens before a token, and nothing else."""
 
-An n-gram reads what stands before a token, and nothing else; a model that reads a
-source, a picture or a sound beside it, or both sides of a hole, has more to go by.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,13 +12,13 @@ Texts = Sequence[Int[np.ndarray, " n"]]
 def surprises(
     train: Texts, other: Texts, order: int, vocab_size: int
 ) -> list[Float[np.ndarray, " n"]]:
-    """-log p of each token of the other texts under n-grams of 1, 2, ... ``order`` tokens.
+    """Returns -log p of each token of the other texts under n-grams of 1, 2, ... ``order`` tokens.
 
     p(w | h) = (c(h w) + t(h) p(w | h')) / (c(h) + t(h)), where t(h) counts the kinds of tokens after h, and
     h' is h without its first token.
 
     Raises:
-      ValueError: there are too many kinds of tokens for n-grams of that order to be counted.
+      ValueError: the vocabulary is too large for n-grams of that order.
 
     Source: Witten and Bell 1991, method C; Chen and Goodman 1998, section 2.6.
     """
@@ -46,25 +43,28 @@ def surprises(
     return found
 
 
-def trigrams(train: Texts, other: Texts) -> float:
-    """Nats a token of the other texts under trigrams that were counted in training."""
+def trigrams(task: Any, split: str, segments: Callable[[Any], Any]) -> dict[str, float]:
+    """Returns the nats per token of trigrams of a task's training targets on those of a split.
+
+    ``segments`` gives the segment of each token of ``target_out`` in a batch; 0 is no part of a target.
+    """
+    train, other = (list(_targets(task.eval_batches(x, None), segments)) for x in ("train", split))
     kinds = 1 + max(int(text.max(initial=0)) for text in (*train, *other))
-    return float(surprises(train, other, 3, kinds)[-1].mean())
+    return {"trigrams_nll": float(surprises(train, other, 3, kinds)[-1].mean())}
 
 
-def targets(
-    batches: Iterable[Mapping[str, np.ndarray]], segments: str = "target_segment_ids"
+def _targets(
+    batches: Iterable[Mapping[str, np.ndarray]], segments: Callable[[Any], Any]
 ) -> Iterator[Int[np.ndarray, " n"]]:
-    """The texts that a model predicts, of batches with ``target_out``: of each row, each segment but 0."""
     for batch in batches:
-        for tokens, owner in zip(batch["target_out"], batch[segments], strict=True):
+        for tokens, owner in zip(batch["target_out"], np.asarray(segments(batch)), strict=True):
             for number in range(1, int(owner.max(initial=0)) + 1):
                 if len(text := tokens[owner == number]):
                     yield text.astype(np.int64)
 
 
 def _grams(texts: Texts, n: int, bits: int) -> np.ndarray:
-    """Each token with the n - 1 before it as one number; before a text stand ids of 0."""
+    """Returns each token with the n - 1 before it as one number; ids of 0 precede a text."""
     found = []
     for text in texts:
         padded = np.concatenate([np.zeros(n - 1, np.int64), text])
@@ -74,6 +74,6 @@ def _grams(texts: Texts, n: int, bits: int) -> np.ndarray:
 
 
 def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The values of the wanted keys, 0 for those that are not there."""
+    """Returns the values of the wanted keys, 0 for those that are missing."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)
