@@ -287,5 +287,5 @@ def test_one_device_keeps_no_optimiser_with_its_host(refused, tmp_path):
     config = f"--config={ROOT}/configs/copy_task.py:tiny"
     flag = "--config.train.offload_optimizer=true"
     said = refused("train", config, flag, f"--workdir={tmp_path / 'run'}")
-    assert "offload_optimizer is of a mesh, and there is one device" in said
+    assert "offload_optimizer needs a mesh, and there is one device" in said
     assert not (tmp_path / "run").exists()

@@ -72,6 +72,19 @@ def two_toy_processes(toy_process):
 
 
 @pytest.fixture(scope="module")
+def reach():
+    """Reads the output of a toy program up to a step."""
+
+    def read(process, step):
+        for line in process.stdout:
+            if line.startswith("tick") and int(line.split()[1]) >= step:
+                return
+        pytest.fail(process.stderr.read())
+
+    return read
+
+
+@pytest.fixture(scope="module")
 def last_line():
     """(the JSON that the toy program printed last, all its lines, stderr) once it has ended."""
 

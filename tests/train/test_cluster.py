@@ -33,14 +33,6 @@ def whole(two, last_line, tmp_path_factory):
     return said[0]
 
 
-def reach(process, step):
-    """Reads what process 0 prints up to a step."""
-    for line in process.stdout:
-        if line.startswith("tick") and int(line.split()[1]) >= step:
-            return
-    pytest.fail(process.stderr.read())
-
-
 def ends_in_time(process):
     """Ends a process's test unless JAX ends the process within two heartbeats; exit code and stderr."""
     begun = time.monotonic()
@@ -51,7 +43,7 @@ def ends_in_time(process):
 
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_same_bits(
-    two, last_line, whole, tmp_path, killed
+    two, reach, last_line, whole, tmp_path, killed
 ):
     processes = two(tmp_path / "run")
     reach(processes[0], 10)
@@ -62,7 +54,9 @@ def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_s
     assert said == whole
 
 
-def test_sigterm_for_one_process_saves_one_checkpoint_on_all(two, last_line, whole, tmp_path):
+def test_sigterm_for_one_process_saves_one_checkpoint_on_all(
+    two, reach, last_line, whole, tmp_path
+):
     processes = two(tmp_path / "run")
     reach(processes[0], 10)
     processes[1].send_signal(signal.SIGTERM)

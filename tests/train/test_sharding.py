@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
-from toy_task import ToyTask, checksum, param_shapes
+from toy_task import Log, ToyTask, checksum, param_shapes
 
 from crossattn.train import sharding
 from crossattn.train.checkpoint import load_params
@@ -18,7 +18,6 @@ from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
 from crossattn.train.program import make_program
 from crossattn.train.sharding import MeshConfig, data_shard, make_mesh, put_batch, spec
-from crossattn.train.writers import Writer
 
 MESH = AbstractMesh((2, 2, 2, 1), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
 
@@ -106,26 +105,17 @@ MESHES = {
 }
 
 
-def config():
-    return TrainConfig(
-        **OPTIONS["config"],
-        optim=OptimConfig(**OPTIONS["optim"]),
-        checkpoint=CheckpointConfig(**OPTIONS["checkpoint"]),
-    )
-
-
-class Losses(Writer):
-    def __init__(self):
-        self.values = []
-
-    def tick(self, step, values):
-        self.values.append(values["loss"])
+CONFIG = TrainConfig(
+    **OPTIONS["config"],
+    optim=OptimConfig(**OPTIONS["optim"]),
+    checkpoint=CheckpointConfig(**OPTIONS["checkpoint"]),
+)
 
 
 def train_here(workdir, task=None):
     """(losses, result) of the same run in this process, on one device."""
-    log = Losses()
-    return log.values, train(task or ToyTask(), config(), workdir, writers=[log])
+    log = Log()
+    return log.losses, train(task or ToyTask(), CONFIG, workdir, writers=[log])
 
 
 @pytest.fixture(scope="module")
@@ -226,5 +216,5 @@ def test_one_process_ends_a_run_that_two_began(two_processes, one_device):
 
 
 def test_one_device_has_no_host_to_keep_an_optimiser_with():
-    with pytest.raises(ValueError, match="offload_optimizer is of a mesh, and there is one device"):
+    with pytest.raises(ValueError, match="offload_optimizer needs a mesh, and there is one device"):
         make_program(ToyTask(), TrainConfig(steps=1, offload_optimizer=True), None)

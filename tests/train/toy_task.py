@@ -5,6 +5,7 @@ with options as JSON; it prints "tick STEP" after every step and at the end one 
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -174,6 +175,26 @@ def run(workdir, options):
         "split_arrays": len(split),
     }
     print(json.dumps(out), flush=True)
+
+
+class Log(Writer):
+    """Remembers what it was told; after `stop_after` steps asks the run to stop, as Ctrl-C does."""
+
+    def __init__(self, stop_after=None):
+        self.ticks, self.losses, self.notes, self.windows = [], [], [], []
+        self.stop_after = stop_after
+
+    def tick(self, step, values):
+        self.ticks.append(step)
+        self.losses.append(values["loss"])
+        if len(self.ticks) == self.stop_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def write(self, step, kind, values):
+        self.windows.append(values)
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 class Printed(Writer):
