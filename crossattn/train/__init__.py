@@ -1,5 +1,4 @@
-"""Training that knows no model: state, step, optimisers, sharding, checkpoints, logs, the loop.
+"""Training: state, step, optimisers, sharding, checkpoints, logs, and the loop that combines them.
 
-A model comes in as a `Task` (see `config.py`); the loop puts the others together (see `loop.py`), each of
-which is usable alone.
+Each part is usable alone. A `Task` (see `config.py`) brings the model.
 """

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and what the loop needs of a task: values and protocols only."""
+"""Settings of a run, and the protocols of its task and data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from crossattn.types import Count, Rate
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When a run is saved, and what it goes on from.
+    """Settings of checkpoints and of resuming.
 
     Attributes:
       every: steps between checkpoints.
-      keep: how many of the newest stay.
+      keep: number of the newest that stay.
       best_metric: metric of the evaluation whose best checkpoint stays too.
       best_mode: which value of that metric is best.
-      resume: "auto" goes on from what is there, "must" refuses to start anew, "never" puts the old run aside
-        first.
+      resume: "auto" resumes from the newest checkpoint if there is one, "must" refuses to start anew, "never"
+        first moves the old run aside.
     """
 
     every: Count = 1000
@@ -35,20 +35,21 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long a run is, and how its step is computed.
+    """Settings of a run.
 
     Attributes:
-      steps: optimiser steps in all; a run may be given more later.
-      seed: of parameters, dropout and the order of the data.
-      accumulate: parts that a batch is computed in.
-      ema_decay: of averaged parameters; None keeps none.
+      steps: optimiser steps in all; a later start may raise it.
+      seed: seed of parameters, dropout and the order of the data.
+      accumulate: microbatches of a batch.
+      ema_decay: decay of the averaged parameters; None is no average.
       prng: JAX's random implementation; None is its default.
       log_every: steps between lines of the log.
       eval_every: steps between evaluations, 0 for only at the end.
-      compute_dtype: what parameters are cast to for a step; they stay float32.
-      offload_optimizer: the optimiser's state lies in the hosts' memory between steps; of a mesh.
-      profile_first, profile_steps: which steps, counted from 1, ``jax.profiler`` traces; None is none.
-      xla_flags: that the step is compiled with, "NAME=VALUE,...", see ``xla``.
+      compute_dtype: dtype that a step casts the float32 parameters to.
+      offload_optimizer: keeps the optimiser's state in host memory between steps; needs a mesh.
+      profile_first, profile_steps: the first step, counted from 1, and the number of steps that
+        ``jax.profiler`` traces; None is none.
+      xla_flags: flags to compile the step with, "NAME=VALUE,...", see ``xla``.
     """
 
     steps: Count
@@ -80,43 +81,43 @@ class TrainConfig:
 
 @runtime_checkable
 class TrainIterator(Protocol):
-    """Endless batches whose position can be saved: a JSON-able value or bytes."""
+    """Endless batches with a position that can be saved: a JSON-able value or bytes."""
 
     def __next__(self) -> Mapping[str, Any]: ...
 
     def get_state(self) -> Any:
-        """Where it stands."""
+        """Returns the position."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Go on from there."""
+        """Continues from a position."""
         ...
 
 
 @runtime_checkable
 class Task(Protocol):
-    """What is trained, on what, and how it is judged. Every process calls every method."""
+    """Parameters, loss, data and metrics of a run. Every process calls every method."""
 
     def init(self, key: jax.Array) -> Any:
-        """Fresh parameters, a plain nested dict; called inside jit."""
+        """Returns fresh parameters, a plain nested dict; called inside jit."""
 
     def logical_axes(self) -> Any:
-        """A tuple of axis names for each parameter, in the same structure."""
+        """Returns a tuple of axis names for each parameter, in the same structure."""
 
     def loss(self, params: Any, batch: Any, key: jax.Array) -> tuple[jax.Array, dict]:
-        """(loss summed over a batch, sums to report, "weight" among them); called inside jit.
+        """Returns (loss summed over a batch, sums to report); called inside jit.
 
-        "weight" is what the loss is divided by; "tokens", where there is one, is counted.
+        The loop divides the loss by the sum "weight", and counts the optional sum "tokens".
         """
         ...
 
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
-        """This process's share of the rows of every batch, from the start of the data."""
+        """Returns this process's share of the rows of every batch, from the start of the data."""
         ...
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Metrics on held-out data, with the averaged parameters where there are any."""
+        """Computes metrics on held-out data; the loop passes averaged parameters if there are any."""
         ...
 
     def save_assets(self, directory: Path) -> None:
-        """Writes what the parameters need to be used (tokenizers, ...); the main process only."""
+        """Writes tokenizers and other files that inference needs; the main process only."""

@@ -1,20 +1,12 @@
-"""The training loop, top to bottom.
+"""The training loop.
 
-Killed at any moment and started again with the same config and work
-directory, a run ends with the parameters, bit for bit, of the run that was never killed. With
-another mesh or number of processes it goes on as well, on the same batches as long as the data's
-position is one for all processes (`crossattn.data` has it so); sums then run in another order, and
-the parameters agree up to rounding.
+A run that is killed at any moment and started again with the same config and work directory ends with the
+parameters, bit for bit, of an uninterrupted run. With another mesh or number of processes it continues on the
+same batches, as long as the data's position is one for all processes (as that of `crossattn.data` is); sums
+then run in another order, and the parameters agree up to rounding.
 
-How a run begins, in this order:
-  1. the work directory is claimed: another config's is refused, but for one of fewer steps; resume
-     "never" puts it aside;
-  2. mesh, optimiser and step are made; nothing is computed yet, only shapes and places are known;
-  3. the newest checkpoint that can be read gives state, data position and log position; one that
-     cannot is put aside with a note, and the one before is taken; resume "must" wants one;
-  4. without a checkpoint, the state is made from the seed and the data starts at its beginning;
-  5. what the logs say past that step is forgotten;
-  6. a run that has already made its last step says so and returns.
+A run starts from the newest checkpoint that can be read: state, position in the data, and logs, whose later
+lines are dropped. Without a checkpoint it starts from the seed.
 """
 
 import contextlib
@@ -42,20 +34,20 @@ from crossattn.train.writers import Several, Writer, default_writers
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Initial = Callable[[Any], Any]
-"""From fresh parameters, where they lie, to those that a run begins with."""
+"""From fresh parameters on their devices to the initial parameters of a run."""
 
 PeakSeconds = Callable[[Any, Any], float | None]
-"""From parameters and a batch, or their shapes, to the seconds that a step's model FLOPs take at the peak."""
+"""From parameters and a batch, or their shapes, to the seconds of a step's model FLOPs at the peak."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
       status: "finished", "interrupted" or "already finished".
-      evaluation: the last one.
-      totals: train_seconds and compile_seconds of the whole run, and tokens where the loss counts them.
+      evaluation: metrics of the last evaluation.
+      totals: train_seconds and compile_seconds of the whole run, and tokens if the loss counts them.
     """
 
     status: str
@@ -75,18 +67,17 @@ def train(
     initial: Initial | None = None,
     peak_seconds: PeakSeconds | None = None,
 ) -> TrainResult:
-    """Trains to config.steps, or until asked to stop, and leaves everything in workdir.
+    """Trains to config.steps or until a stop request, and writes everything to workdir.
 
     Args:
-        settings: what to remember the run by, default the config; a run with other ones is
-            refused in this workdir (but for workdir.MAY_CHANGE, and for more steps, which go on under
-            the schedule of their new number).
+        settings: settings that identify the run, default the config; this workdir then refuses others,
+            except those of workdir.MAY_CHANGE and more steps, under the schedule of their new number.
         writers: default JSONL, TensorBoard and console.
-        initial: what a new run begins with, from its fresh parameters, where they lie; None is those.
-        peak_seconds: what MFU is logged by; None logs none.
+        initial: makes the initial parameters of a new run from its fresh ones; None keeps these.
+        peak_seconds: for the log of MFU; None logs none.
 
     Raises:
-        TrainError: see errors.py; checkpoints on disk are good in every case.
+        TrainError: see errors.py; checkpoints on disk stay good in every case.
     """
     workdir = storage.absolute(workdir)
     with claim(workdir, settings or asdict(config), config.checkpoint.resume) as steps_before:
@@ -106,7 +97,7 @@ def train(
                 result = run.result(steps_before)
         except BaseException as error:
             for each in (checkpoints, log):
-                with contextlib.suppress(TrainError, OSError):  # or they would hide the error
+                with contextlib.suppress(TrainError, OSError):  # they would hide the error
                     each.close()
             if isinstance(error, OSError | TrainError) and not workdir.is_dir():
                 said = f"the work directory {workdir} was removed while the run was in it"
@@ -122,7 +113,7 @@ def train(
 
 
 class _Run:
-    """One call of `train`: what it has made, and the loop over it."""
+    """Parts of one call of `train`, and its loop."""
 
     def __init__(
         self,
@@ -139,20 +130,17 @@ class _Run:
         self.log, self.checkpoints = log, checkpoints
         self.mesh = make_mesh(config.mesh)
         self.program = make_program(task, config, self.mesh)
-        self.meter = Meter(
-            log_every=config.log_every,
-            learning_rate=self.program.schedule,
-            report=lambda step, values: log.write(step, "train", values),
-            tick=log.tick,
-        )
+        self.meter = Meter(log, config.log_every, self.program.schedule)
         self.trace = Trace(
             workdir / "profile", config.profile_first, config.profile_steps, self._settle
         )
         self.evaluation: dict[str, float] = {}
-        self.shapes_seen: dict[Any, float | None] = {}  # and what a step of them takes at the peak
+        self.shapes_seen: dict[
+            Any, float | None
+        ] = {}  # of a batch -> seconds of a step at the peak
 
     def result(self, steps_before: int | None = None) -> TrainResult:
-        """Trains; ``steps_before`` is how many steps the run had before it was given more."""
+        """Trains; ``steps_before`` is the former number of steps of a run that grows."""
         with self.meter.paused():
             state, data, step = self._begin()
         if steps_before is not None and step > 0:
@@ -180,7 +168,7 @@ class _Run:
         return self._ended("finished", step, state)
 
     def _begin(self) -> tuple[TrainState, TrainIterator, int]:
-        """State, data and step to go on from."""
+        """Returns initial or restored state, data and step."""
         restored = self.checkpoints.restore(self.program.target)
         if restored is None and self.config.checkpoint.resume == "must":
             raise CheckpointError(
@@ -219,7 +207,7 @@ class _Run:
             )
 
     def _advance(self, state: TrainState, data: TrainIterator, step: int) -> TrainState:
-        """One step; returns as soon as the device has got it."""
+        """Starts one step on the device."""
         with self.meter.waiting_for_input():
             batch = put_batch(next(data), self.mesh)
         shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
@@ -265,12 +253,12 @@ class _Run:
             )
 
     def _paused(self):
-        """The meter paused; only a step that was finite is ever evaluated or saved."""
+        """Pauses the meter, after a check that all steps were finite."""
         self._settle()
         return self.meter.paused()
 
     def _settle(self) -> None:
-        """Waits for the steps that the devices have been given."""
+        """Waits for the steps that the devices are computing."""
         try:
             self.meter.flush()
         except NonFiniteLoss as error:
@@ -279,11 +267,9 @@ class _Run:
     def _explained(self, error: NonFiniteLoss) -> NonFiniteLoss:
         self.checkpoints.wait()
         steps = self.checkpoints.steps
-        kept = (
-            f"the last good checkpoint is that of step {steps[-1]}"
-            if steps
-            else ("there is no checkpoint yet")
-        )
+        kept = "there is no checkpoint yet"
+        if steps:
+            kept = f"the last good checkpoint is that of step {steps[-1]}"
         return NonFiniteLoss(
             f"{error}; {kept}. Try a lower learning rate, a longer warm-up or a smaller clip_norm"
         )

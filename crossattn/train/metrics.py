@@ -1,7 +1,7 @@
-"""What a run has to show while it goes: sums over a window of steps, and where the time went.
+"""Metrics of a run: means over a window of steps, and the time spent on each part.
 
-Numbers are read back from the device some steps late, so that looking at
-them never keeps it waiting; `flush` catches up before anything is evaluated or saved.
+The host reads numbers some steps late, so that it never keeps the device waiting; `flush` catches up before
+an evaluation or a checkpoint.
 """
 
 import copy
@@ -15,32 +15,28 @@ from typing import Any
 import jax
 
 from crossattn.train.errors import NonFiniteLoss
+from crossattn.train.writers import Writer
 
 # Steps the host may run ahead of the device: one being computed, one waiting behind it.
 LAG = 2
 
 
 class Meter:
-    """Collects what each step returned; every `log_every` steps hands a window of it to `report`.
+    """Collector of the steps' metrics, which writes windows of `log_every` steps to a log.
 
-    report: called with (step, values) for a full window; tick: with (step, values so far) for
-    every step; learning_rate: of a step, counted from 0; wall: seconds since a fixed day, for what
-    one process does not see.
+    learning_rate: of a step, counted from 0; wall: seconds since the epoch, for goodput over restarts.
     """
 
     def __init__(
         self,
-        *,
+        log: Writer,
         log_every: int,
         learning_rate: Callable[[int], Any],
-        report: Callable[[int, dict[str, float]], None],
-        tick: Callable[[int, dict[str, float]], None],
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ):
-        self._log_every, self._learning_rate = log_every, learning_rate
-        self._report, self._tick, self._clock = report, tick, clock
-        self._wall, self._begun = wall, wall()
+        self._log, self._log_every, self._learning_rate = log, log_every, learning_rate
+        self._clock, self._wall, self._begun = clock, wall, wall()
         self._pending: deque[tuple[int, Any, float | None]] = deque()
         self._mark = clock()
         self._window = _empty_window()
@@ -48,14 +44,14 @@ class Meter:
 
     @contextmanager
     def waiting_for_input(self) -> Iterator[None]:
-        """Around the making of a batch."""
+        """Counts the time inside as waiting for input."""
         start = self._clock()
         yield
         self._window["input_seconds"] += self._clock() - start
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Around the first call with new shapes: counted as compilation, not as training."""
+        """Counts the time inside, of the first call with new shapes, as compilation."""
         start = self._clock()
         yield
         seconds = self._clock() - start
@@ -64,15 +60,15 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around evaluation and saving: what is inside is not training time."""
+        """Excludes the time inside, of evaluation and saving."""
         self.flush()
         yield
         self._mark = self._clock()
 
     def add(self, step: int, metrics: Mapping[str, Any], peak_seconds: float | None = None) -> None:
-        """Queues what the step that ended at `step` returned.
+        """Queues the metrics of a step.
 
-        peak_seconds: those that its model FLOPs would take at the devices' peak; None where nobody knows.
+        peak_seconds: the time of its model FLOPs at the devices' peak, for MFU; None is unknown.
 
         Raises:
             NonFiniteLoss: an earlier step's loss or gradient was not finite.
@@ -82,24 +78,24 @@ class Meter:
             self._take()
 
     def flush(self) -> None:
-        """Waits for all steps given so far. Raises as `add` does."""
+        """Waits for all queued steps. Raises as `add` does."""
         while self._pending:
             self._take()
 
     def get_state(self) -> dict[str, Any]:
-        """JSON-able; together with a checkpoint it lets the log go on as if never interrupted."""
+        """Returns a JSON-able state, with which a resumed run continues its log."""
         kept = {"window": self._window, "totals": self._totals, "begun": self._begun}
         return copy.deepcopy(kept)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``get_state`` gave."""
+        """Continues from a state of ``get_state``."""
         self._window = copy.deepcopy(state["window"])
         self._totals = copy.deepcopy(state["totals"])
         self._begun = state.get("begun", self._begun)
 
     @property
     def totals(self) -> dict[str, float]:
-        """train_seconds, compile_seconds and tokens (if they are counted) of the run, restarts included."""
+        """The run's train_seconds, compile_seconds and tokens (if counted), restarts included."""
         return dict(self._totals)
 
     def _take(self) -> None:
@@ -125,9 +121,9 @@ class Meter:
         if "tokens" in sums:
             self._totals["tokens"] = self._totals.get("tokens", 0.0) + sums["tokens"]
         self._totals["train_seconds"] += seconds
-        self._tick(step, _means(window))
+        self._log.tick(step, _means(window))
         if step % self._log_every == 0:
-            self._report(step, self._values(step))
+            self._log.write(step, "train", self._values(step))
             self._window = _empty_window()
 
     def _values(self, step: int) -> dict[str, float]:
@@ -150,7 +146,7 @@ def _empty_window() -> dict[str, Any]:
 
 
 def _means(window: Mapping[str, Any]) -> dict[str, float]:
-    """The sums by their weight; tokens, which are only counted, by the time that they took."""
+    """Divides the sums by their weight, and tokens by seconds."""
     sums = dict(window["sums"])
     weight, tokens = sums.pop("weight") or 1.0, sums.pop("tokens", None)
     means = {name: value / weight for name, value in sums.items()}

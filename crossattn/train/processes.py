@@ -1,6 +1,6 @@
-"""The processes of one run: how they join, stop after the same step, and exchange values.
+"""Processes of one run: they join, stop after the same step, and exchange values.
 
-With one process everything is local. All processes call every function but `is_main`.
+All processes call every function but `is_main`.
 """
 
 import json
@@ -20,13 +20,13 @@ BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def join(initialization_timeout: int = 300, heartbeat_timeout_seconds: int = 100) -> None:
-    """Joins this process to the others of its run; called in each before anything is computed.
+    """Joins this process to the others of its run, before any computation.
 
     JAX finds them under SLURM, Open MPI, Kubernetes and on TPU pods; elsewhere the variables BY_HAND name
-    them. An error that nobody catches then ends this process at once, and the others by JAX's heartbeats.
+    them. An uncaught error then ends this process at once, and the others by JAX's heartbeats.
 
     Args:
-        initialization_timeout: seconds in which all processes must have come.
+        initialization_timeout: seconds in which all processes must join.
         heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as dead.
 
     Raises:
@@ -41,7 +41,7 @@ def join(initialization_timeout: int = 300, heartbeat_timeout_seconds: int = 100
             initialization_timeout=initialization_timeout,
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         )
-    except Exception as error:  # JAX raises whatever its parts and the cluster's interface do.
+    except Exception as error:  # JAX raises errors of all kinds.
         said = ", ".join(f"{name} is {value or 'not set'}" for name, value in given.items())
         raise JoinError(
             f"the processes of the run did not join: {' '.join(str(error).split())}; {said}; expected a"
@@ -58,10 +58,7 @@ def join(initialization_timeout: int = 300, heartbeat_timeout_seconds: int = 100
 
 
 def leave(code: int) -> None:
-    """Ends a process that failed, if there are others, without JAX's own end.
-
-    That would wait for the others, which wait for this process.
-    """
+    """Ends a failed process of several at once; JAX's own exit would wait for the others forever."""
     if jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -69,11 +66,11 @@ def leave(code: int) -> None:
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a request: finish the step, save, leave.
+    """Handler of SIGTERM and Ctrl-C, by which a run finishes its step, saves and ends.
 
-    ``with StopRequest() as stop:``, then ``stop.after(step)`` after every step. The first signal asks and the
-    second kills; outside the main thread, where Python allows no handlers, nothing is changed. With several
-    processes SIGTERM for any one asks all, through JAX, and Ctrl-C ends the process.
+    ``with StopRequest() as stop:``, then ``stop.after(step)`` after every step. The second signal kills.
+    Outside the main thread Python allows no handlers, and signals keep their effect. Of several processes,
+    SIGTERM for any one stops all, through JAX, and Ctrl-C ends the process.
     """
 
     def __init__(self):
@@ -92,7 +89,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def after(self, step: int) -> bool:
-        """Whether the run stops after this step, which is the same one for all processes."""
+        """Returns whether the run stops after this step, the same one in all processes."""
         if jax.process_count() == 1:
             return self._asked
         return multihost_utils.reached_preemption_sync_point(step)
@@ -101,18 +98,18 @@ class StopRequest:
         self._asked = True
         for each in self._before:
             signal.signal(each, signal.SIG_DFL)
-        # Not print: a handler may come in the middle of one.
+        # Not print: a handler may interrupt one.
         name = signal.Signals(number).name
         os.write(2, f"\n{name}: finishing the step and saving; once more to kill\n".encode())
 
 
 def is_main() -> bool:
-    """Whether this is the one process that writes logs and files."""
+    """Returns whether this is the process that writes logs and files."""
     return jax.process_index() == 0
 
 
 def gather(value: Any) -> list[Any]:
-    """The JSON-able value that each process gave, in the order of the processes."""
+    """Returns the JSON-able values of all processes, in their order."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -124,6 +121,6 @@ def gather(value: Any) -> list[Any]:
 
 
 def barrier(name: str) -> None:
-    """Waits until every process is here."""
+    """Waits for every process."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)

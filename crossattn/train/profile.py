@@ -1,4 +1,4 @@
-"""A trace of some steps by ``jax.profiler``, for XProf, TensorBoard or Perfetto."""
+"""Trace of some steps by ``jax.profiler``, for XProf, TensorBoard or Perfetto."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from crossattn.train.storage import Folder
 
 
 class Trace:
-    """What the main process and its devices do in some steps, kept in a folder.
+    """Trace of the main process and its devices, in a folder.
 
-    first: the step, counted from 1, before which it begins; None is no trace. steps: how many; settle: waits
-    for the steps that a device has been given.
+    first: the first step, counted from 1; None is no trace. steps: number of steps; settle: waits for the
+    steps that the devices are computing.
     """
 
     def __init__(self, folder: Folder, first: int | None, steps: int, settle: Callable[[], None]):
@@ -23,7 +23,7 @@ class Trace:
         self._begun = False
 
     def before(self, step: int) -> None:
-        """Begins where this is the first step."""
+        """Begins the trace at its first step."""
         if not self._begun and step in self._steps and processes.is_main():
             self._begun = True
             self._settle()
@@ -31,11 +31,11 @@ class Trace:
             self._running.enter_context(jax.profiler.trace(folder))
 
     def after(self, step: int) -> None:
-        """Ends where this was the last step."""
+        """Ends the trace after its last step."""
         if self._begun and step + 1 == self._steps.stop:
             self._settle()
             self.close()
 
     def close(self) -> None:
-        """Writes what there is of it."""
+        """Writes the trace as far as it is."""
         self._running.close()

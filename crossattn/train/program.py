@@ -1,7 +1,6 @@
-"""What a run computes, before anything is computed: mesh, optimiser, shapes and places, the step.
+"""Program of a run: mesh, optimiser, shapes, shardings and the step, without any computation.
 
-Nothing here needs the devices to be there. `train` runs this step on the
-devices of this process, and a plan compiles the same step for devices that it only knows by name.
+`train` runs the step on the devices of its process; a plan compiles it for devices that are not there.
 """
 
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import Mesh
 
 from crossattn.train import xla
@@ -23,20 +21,19 @@ from crossattn.train.trainable import split, trained_names
 
 @dataclass(frozen=True)
 class Program:
-    """The compiled parts of a run.
+    """Functions of a run, and the shapes of its state.
 
     Attributes:
       mesh: None for one device.
       schedule: the learning rate by step.
       fresh: key -> TrainState.
       begun: parameters -> TrainState.
-      sharding: of each array of the state, None without a mesh.
-      target: shapes of the state with their places.
-      step: that of ``make_train_step``.
+      sharding: sharding of each array of the state, None without a mesh.
+      target: shapes of the state with their shardings.
+      step: see ``make_train_step``.
     """
 
     mesh: Mesh | None
-    optimizer: optax.GradientTransformation
     schedule: Callable[[Any], Any]
     fresh: Callable[[jax.Array], TrainState]
     begun: Callable[[Any], TrainState]
@@ -46,7 +43,7 @@ class Program:
 
 
 def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
-    """The program of a run on a mesh, as `make_mesh` gives it.
+    """Makes the program of a run on a mesh of `make_mesh`.
 
     Raises:
         ValueError: the optimiser or the step refuses a value.
@@ -80,14 +77,10 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         compiler_options=xla.flags(config.xla_flags),
     )
     target = with_sharding(shapes, sharding)
-    return Program(mesh, optimizer, schedule, fresh, begun, sharding, target, step)
+    return Program(mesh, schedule, fresh, begun, sharding, target, step)
 
 
 def refuse_offload(config: TrainConfig, mesh: Mesh | None) -> None:
-    """Holds what is kept with hosts to there being a mesh.
-
-    Raises:
-        ValueError: there is one device, whose arrays have no places that could be others.
-    """
+    """Refuses to offload the optimiser of a run without a mesh, by a ValueError."""
     if config.offload_optimizer and mesh is None:
-        raise ValueError("offload_optimizer is of a mesh, and there is one device; leave it out")
+        raise ValueError("offload_optimizer needs a mesh, and there is one device; leave it out")

@@ -1,7 +1,6 @@
-"""Where arrays live: one mesh, one table from logical axes to mesh axes.
+"""Placement of arrays: one mesh, and one table from logical axes to mesh axes.
 
-Nothing here changes results, only places. With one device there is no
-mesh (`make_mesh` gives None) and every function below passes its arguments through.
+One device has no mesh (None), with which every function returns its arguments unchanged.
 
 Mesh axes: `data` and `fsdp` both split the batch; `fsdp` also splits parameters along the model
 width and tables along the vocabulary, `tensor` along heads, feed-forward and vocabulary; `seq` splits
@@ -21,15 +20,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from crossattn.axes import RULES, Rules, spec
 
 MESH_AXES = ("data", "fsdp", "tensor", "seq")
-_SPLIT_AXES = ("TPU v5 lite", "TPU v5e")  # whose axes `jax.make_mesh` splits, too
-
-
+_SPLIT_AXES = ("TPU v5 lite", "TPU v5e")  # axes that `jax.make_mesh` splits, too
 _Devices = Annotated[int, "[-1, inf)"]
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; -1 (one axis at most) takes all that are left.
+    """Devices along each mesh axis; -1 (one axis at most) takes all that remain.
 
     Attributes:
       data: devices that split the batch.
@@ -47,13 +44,13 @@ class MeshConfig:
 def make_mesh(
     config: MeshConfig = MeshConfig(), devices: Sequence[Any] | None = None
 ) -> Mesh | None:
-    """The mesh over all devices of all processes, or those given; None when there is only one.
+    """Makes a mesh of the given devices, or of all of all processes; None for one device.
 
-    Devices of several slices (TPU pods, hosts of GPUs) are split by `data` first and by `fsdp` where that is
-    not enough: the network between slices is the slow one.
+    `data` splits several slices (TPU pods, hosts of GPUs), and `fsdp` those that remain: the network between
+    slices is the slow one.
 
     Raises:
-        ValueError: the sizes do not multiply to the number of devices, do not lie on a TPU's torus, or do not
+        ValueError: the sizes do not multiply to the number of devices, do not fit a TPU's torus, or do not
             split the slices by data and fsdp.
     """
     devices = jax.devices() if devices is None else devices
@@ -86,7 +83,7 @@ def make_mesh(
 
 
 def _over_slices(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
-    """How many slices each axis of a mesh spans: as many along data as divide it, the rest along fsdp."""
+    """Returns the number of slices along each axis: as many along data as divide it, the rest along fsdp."""
     data = math.gcd(sizes[0], slices)
     fsdp = slices // data
     if sizes[1] % fsdp:
@@ -104,14 +101,14 @@ def _said(sizes: Sequence[int]) -> str:
 def placement(
     mesh: Mesh | None, rules: Rules = RULES
 ) -> Callable[[tuple[str | None, ...], tuple[int, ...]], NamedSharding] | None:
-    """(logical axes, shape) -> where an array lives, as ``xa.load(place=...)`` asks; None without a mesh."""
+    """Returns (logical axes, shape) -> sharding, for ``xa.load(place=...)``; None without a mesh."""
     if mesh is None:
         return None
     return lambda axes, shape: NamedSharding(mesh, spec(axes, shape, mesh, rules))
 
 
 def params_sharding(params: Any, logical_axes: Any, mesh: Mesh | None, rules: Rules = RULES) -> Any:
-    """A sharding for each parameter (arrays or their shapes); None without a mesh."""
+    """Returns a sharding for each parameter (arrays or their shapes); None without a mesh."""
     place = placement(mesh, rules)
     if place is None:
         return None
@@ -121,11 +118,11 @@ def params_sharding(params: Any, logical_axes: Any, mesh: Mesh | None, rules: Ru
 def state_sharding(
     state: Any, logical_axes: Any, mesh: Mesh | AbstractMesh | None, rules: Rules = RULES
 ) -> Any:
-    """A sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
+    """Returns a sharding for each array of a TrainState (arrays or their shapes); None without a mesh.
 
-    Whatever sits in the optimiser's state or in the average under a parameter's name, and has
-    the parameter's shape, lies where the parameter lies. What has its rank, and is 1 where it is a
-    mean over an axis, is split along the axes it keeps. Everything else is on every device.
+    An array of the optimiser's state or the average with the name and shape of a parameter has its sharding.
+    One with the name and rank, and size 1 along reduced axes, is split along the others. All others are
+    whole on every device.
     """
     if mesh is None:
         return None
@@ -151,24 +148,24 @@ def state_sharding(
 
 
 def on_host(sharding: Any) -> Any:
-    """The same places in the memory of the devices' hosts, from which a step fetches what it needs."""
+    """Returns the same shardings in the memory of the devices' hosts."""
     return jax.tree.map(lambda place: place.with_memory_kind("pinned_host"), sharding)
 
 
 def _is_part(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
-    """Whether a shape is another with 1 in the place of some axes, or with none."""
+    """Returns whether a shape is ``of`` with any number of axes reduced to 1."""
     return len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True))
 
 
 def _names(path: tuple) -> tuple[str, ...]:
-    """The dictionary keys of a tree path, which for a parameter are its name."""
+    """Returns the dictionary keys of a tree path, which are a parameter's name."""
     return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
 def data_shard(mesh: Mesh | None) -> tuple[int, int]:
-    """(index, count): which share of the rows of every batch this process must read.
+    """Returns (index, count) of this process's share of the rows of every batch.
 
-    Processes that differ only along `tensor` or `seq` hold the same rows and get the same index.
+    Processes that differ only along `tensor` or `seq` hold the same rows, and have the same index.
     """
     if mesh is None:
         return 0, 1
@@ -176,13 +173,12 @@ def data_shard(mesh: Mesh | None) -> tuple[int, int]:
     owners = [frozenset(device.process_index for device in row) for row in rows]
     groups = list(dict.fromkeys(owners))
     mine = [index for index, group in enumerate(groups) if jax.process_index() in group]
-    if len(mine) == 1:
-        return mine[0], len(groups)
-    return 0, 1  # This process holds rows of several groups, that is, of all of them.
+    # A process with rows of several groups has those of all.
+    return (mine[0], len(groups)) if len(mine) == 1 else (0, 1)
 
 
 def put_batch(batch: Any, mesh: Mesh | None) -> Any:
-    """Global arrays from this process's rows: axis 0 over data and fsdp, axis 1 over seq.
+    """Makes global arrays from this process's rows: axis 0 over data and fsdp, axis 1 over seq.
 
     Raises:
         ValueError: the rows do not divide over the devices.
@@ -200,7 +196,7 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
 
 
 def spread_batch(batch: Any, mesh: Mesh | None) -> Any:
-    """Global arrays from a batch that every process has whole, placed as by `put_batch`."""
+    """Makes global arrays, placed as by `put_batch`, from a batch that every process has whole."""
     if mesh is None:
         return batch
 
@@ -212,17 +208,17 @@ def spread_batch(batch: Any, mesh: Mesh | None) -> Any:
 
 
 def row_shares(mesh: Mesh | None) -> int:
-    """Over how many devices the rows of a batch are split: every batch has a multiple of them."""
+    """Returns the number of parts of a batch's rows, which divides the rows of every batch."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def rows_on(mesh: Mesh | None, rows: int) -> int:
-    """The least number of rows, `rows` or more, that divides over the devices."""
+    """Rounds a number of rows up to a multiple of `row_shares`."""
     return -(-rows // row_shares(mesh)) * row_shares(mesh)
 
 
 def mesh_of(tree: Any) -> Mesh | None:
-    """The mesh on which the arrays of a tree lie; None where they lie on one device."""
+    """Returns the mesh of the arrays of a tree; None for one device."""
     for x in jax.tree.leaves(tree):
         place = getattr(x, "sharding", None)
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
@@ -231,12 +227,12 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def everywhere(mesh: Mesh | None) -> NamedSharding | None:
-    """Whole on every device, where every process can read it; None without a mesh."""
+    """Returns the sharding of an array that is whole on every device; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def with_sharding(shapes: Any, sharding: Any) -> Any:
-    """Shapes with the places of what `params_sharding` or `state_sharding` gave."""
+    """Adds the shardings of `params_sharding` or `state_sharding` to shapes."""
     if sharding is None:
         return shapes
     return jax.tree.map(
@@ -245,7 +241,7 @@ def with_sharding(shapes: Any, sharding: Any) -> Any:
 
 
 def batch_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where an array of a batch lives: axis 0 over data and fsdp, axis 1 over seq where it divides.
+    """Returns the sharding of an array of a batch: axis 0 over data and fsdp, axis 1 over seq if it divides.
 
     Raises:
         ValueError: the rows do not divide over the devices.

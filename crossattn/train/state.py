@@ -1,4 +1,4 @@
-"""What training carries from one step to the next: one immutable pytree, nothing else."""
+"""State of training: one immutable pytree, which a step maps to the next."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from crossattn.train.trainable import split
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What training changes; leaves may also be shapes or shardings, where those of a state are meant.
+    """State of training; leaves are arrays, shapes or shardings.
 
     Attributes:
       step: int32 [], batches consumed so far.
-      ema: averaged parameters, or None when off.
+      ema: averaged parameters, or None.
     """
 
     step: Any
@@ -28,7 +28,7 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """The parameters to evaluate and to publish: the average where there is one."""
+        """Parameters to evaluate and to publish: the average if there is one."""
         return self.params if self.ema is None else self.ema
 
 
@@ -39,14 +39,14 @@ def init_state(
     ema: bool = False,
     trained: Collection[str] | None = None,
 ) -> TrainState:
-    """The state before the first step.
+    """Returns the state before the first step.
 
-    trained: names of the parameters that the optimiser has a state for, None for all.
+    trained: names of the parameters with an optimiser state, None for all.
     """
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(split(params, trained)[0]),
-        # A copy, because the step gives both buffers back to XLA and may not share them.
+        # A copy, because the step donates both buffers.
         ema=jax.tree.map(jnp.copy, params) if ema else None,
     )

@@ -1,7 +1,7 @@
-"""One training step: loss, gradient, update, average, in one jitted function of the state.
+"""One training step: loss, gradient, update and average, in one jitted function of state and batch.
 
-The same state and the same batch give the same next state, bit for bit.
-All randomness comes from `fold_in(key(seed), step)`; nothing is read from outside.
+The same state and batch give the same next state, bit for bit: all randomness comes from
+`fold_in(key(seed), step)`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -32,32 +32,32 @@ def make_train_step(
     trained: Collection[str] | None = None,
     compiler_options: Mapping[str, bool | str] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, Any]]]:
-    """A jitted `step(state, batch) -> (state, metrics)`; the state given in is used up (donated).
+    """Makes a jitted `step(state, batch) -> (state, metrics)`, which donates the given state.
 
     Args:
         loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over a batch, "weight" in sums.
-        optimizer: gets the gradient of loss_sum / weight, the mean over the whole batch.
-        seed: of the keys; step n uses fold_in(key(seed), n), microbatch i of it fold_in(.., i).
-        accumulate: microbatches a batch is cut into; the result is that of the whole batch, of whose rows
-            loss_fn adds up what each contributes by itself. On a mesh gradients are sent once a step, unless
-            loss_fn draws random numbers otherwise than by dropout or `rows.own_rows`.
-        ema_decay: weight of the past in the averaged parameters; they follow faster in the first
-            steps, min(decay, (1 + step) / (10 + step)). The state must have been made with `ema`.
-        compute_dtype: floating parameters are cast to it before loss_fn; None leaves them.
+        optimizer: receives the gradient of loss_sum / weight, the mean over the whole batch.
+        seed: step n uses fold_in(key(seed), n), and its microbatch i fold_in(.., i).
+        accumulate: microbatches of a batch; the result is that of the whole batch if loss_fn is a sum over
+            rows. On a mesh gradients are sent once a step, unless loss_fn draws random numbers otherwise
+            than by dropout or `rows.own_rows`.
+        ema_decay: weight of the past in the averaged parameters, in the first steps
+            min(decay, (1 + step) / (10 + step)); needs a state made with `ema`.
+        compute_dtype: dtype that floating parameters are cast to before loss_fn; None keeps theirs.
         prng: jax's random implementation by name; None is jax's default.
-        state_sharding: on a mesh, the shardings of the state, kept from step to step.
-        offloaded: the optimiser's state lies in the hosts' memory between steps, as `state_sharding` says.
-        trained: names of the parameters that are differentiated and updated, None for all. The state
-            must have been made with the same ones.
-        compiler_options: flags of XLA that the step is compiled with, by name.
+        state_sharding: on a mesh, the shardings of the state.
+        offloaded: the optimiser's state is in host memory between steps, as `state_sharding` says.
+        trained: names of the parameters to differentiate and update, None for all; needs a state made with
+            the same names.
+        compiler_options: flags of XLA for the step, by name.
 
     Returns:
         step. Its metrics: "sums" (of loss_fn, whole batch), "grad_norm" (before clipping) and
-        "finite". When loss or gradient is not finite the parameters stay as they were, and the
-        optimiser sees a gradient of zeros.
+        "finite". If loss or gradient is not finite, the parameters stay unchanged, and the
+        optimiser receives a gradient of zeros.
 
     Raises:
-        ValueError: accumulate below 1, or (when called) not a divisor of the batch's rows.
+        ValueError: accumulate is below 1, or (in a call) no divisor of the batch's rows.
     """
     if accumulate < 1:
         raise ValueError(f"accumulate is {accumulate}; it must be 1 or more")
@@ -73,7 +73,7 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g * mean.astype(g.dtype), grads)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # Zeros in, zeros out: putting back the old state instead would have XLA copy it first.
+        # Restoring the old state instead would make XLA copy it first.
         grads = _zero_unless(finite, grads)
         opt_state = state.opt_state
         if offloaded:
@@ -86,15 +86,14 @@ def make_train_step(
         metrics = {"sums": sums, "grad_norm": grad_norm, "finite": finite}
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
-    shardings: dict[str, Any] = (
-        {} if state_sharding is None else {"out_shardings": (state_sharding, None)}
-    )
-    options = None if compiler_options is None else dict(compiler_options)
-    return jax.jit(step, donate_argnums=0, compiler_options=options, **shardings)
+    options: dict[str, Any] = {"compiler_options": compiler_options and dict(compiler_options)}
+    if state_sharding is not None:
+        options["out_shardings"] = state_sharding, None
+    return jax.jit(step, donate_argnums=0, **options)
 
 
 def _make_gradient(loss_fn: LossFn, compute_dtype: Any, frozen: Any) -> Callable:
-    """`(params, batch, key) -> (grads of loss_sum, loss_sum, sums)`, beside what is frozen."""
+    """Returns `(params, batch, key) -> (grads of loss_sum, loss_sum, sums)`, given frozen parameters."""
 
     def cast_loss(params, batch, key):
         params = join(params, frozen)
@@ -114,10 +113,10 @@ def _cast(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _accumulated(gradient: Callable, count: int, sent: Any) -> Callable:
-    """The same gradient, added up over `count` microbatches in a scan (memory of one).
+    """Returns the same gradient, summed over `count` microbatches in a scan.
 
-    Devices along which parameters are whole each add up their own, in float32, and what they send once, after
-    the scan, is of the type `sent`, as it is without a scan.
+    Devices with whole parameters each sum their own gradients in float32, and send them once, after the scan,
+    in the dtype `sent`, as they do without a scan.
     """
 
     def accumulated(params, batch, key):
@@ -159,7 +158,7 @@ def _zero_unless(condition: jax.Array, tree: Any) -> Any:
 
 
 def _split_rows(x: jax.Array, count: int) -> jax.Array:
-    """[rows, ...] -> [count, rows / count, ...]; every count-th row, so no row moves device."""
+    """Reshapes [rows, ...] to [count, rows / count, ...], by every count-th row: no row moves device."""
     rows = x.shape[0]
     if rows % count:
         raise ValueError(f"a batch of {rows} rows cannot be accumulated in {count} equal parts")

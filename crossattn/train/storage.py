@@ -1,7 +1,7 @@
-"""Folders of a run, on this machine or in a bucket of gs://, behind one kind of path.
+"""Folders of a run, on this machine or in a bucket of gs://.
 
-A store has no renames and no appending. Paths are `pathlib`'s on this machine and `etils.epath`'s in a store,
-which have the same methods; the functions here are what differs.
+Paths are `pathlib`'s on this machine and `etils.epath`'s in a store, with the same methods. A store has
+neither renames nor appending: the functions here bridge the difference.
 """
 
 import contextlib
@@ -24,12 +24,11 @@ _GLOB = re.compile(r"[\[\]*?\\\x00-\x1f]")
 
 
 def folder(path: str | os.PathLike) -> Folder:
-    """The path of a work directory, or of something in it, if it can be written and read again.
+    """Returns the path of a work directory, or of a file in it, for reading and writing.
 
     Raises:
-        TrainError: its scheme is none that is known here, or its name has characters that Orbax reads
-            as a pattern.
-        MissingPackage: gcsfs, which speaks to gs://, is not installed.
+        TrainError: its scheme is unknown, or its name has characters that Orbax reads as a pattern.
+        MissingPackage: gcsfs, the client of gs://, is not installed.
     """
     text = str(path)
     if wrong := _GLOB.search(text):
@@ -53,32 +52,32 @@ def folder(path: str | os.PathLike) -> Folder:
         )
     import fsspec.config
 
-    # Orbax writes arrays past fsspec: what that remembers of a folder is soon wrong.
+    # Orbax writes arrays past fsspec, whose cache of listings would be stale.
     for protocol in ("gcs", "gs"):
         fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
     return epath.Path(text)
 
 
 def absolute(path: str | os.PathLike) -> Folder:
-    """The path of a folder from the root of this machine or of its store. Raises as `folder` does."""
+    """Returns the absolute path of a folder. Raises as `folder` does."""
     path_there = folder(path)
     return path_there if in_store(path_there) else path_there.absolute()
 
 
 def in_store(path: str | os.PathLike) -> bool:
-    """Whether a path lies in an object store."""
+    """Returns whether a path is in an object store."""
     return not isinstance(path, Path) and bool(_URL.match(os.fspath(path)))
 
 
 def children(path: Folder) -> list[Folder]:
-    """The files and folders in a folder by their names, none where there is no such folder."""
+    """Returns the sorted files and folders in a folder, none if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path.iterdir(), key=lambda each: each.name)
     return []
 
 
 def sizes(path: Folder) -> dict[str, int]:
-    """Relative name -> bytes, of every file below a folder."""
+    """Returns {relative name: bytes} of every file below a folder."""
     found: dict[str, int] = {}
     for each in children(path):
         if each.is_dir():
@@ -90,7 +89,7 @@ def sizes(path: Folder) -> dict[str, int]:
 
 
 def write_whole(path: Folder, text: str) -> None:
-    """The whole text or the file as it was before."""
+    """Writes a file as a whole; a failure leaves it as it was."""
     if in_store(path):
         path.write_text(text)
         return
@@ -100,7 +99,7 @@ def write_whole(path: Folder, text: str) -> None:
 
 
 def delete(path: Folder) -> None:
-    """A file, or a folder with all that is in it; nothing where there is none."""
+    """Deletes a file, or a folder and its contents, if it exists."""
     if path.is_dir():
         epath.Path(path).rmtree(missing_ok=True)
     else:
@@ -108,7 +107,7 @@ def delete(path: Folder) -> None:
 
 
 def move(source: Folder, target: Folder) -> None:
-    """Move a file or a folder to where there is none."""
+    """Moves a file or a folder to a new path."""
     if not in_store(source):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(source, target)
@@ -121,10 +120,7 @@ def move(source: Folder, target: Folder) -> None:
 
 
 def local_copy(path: Folder) -> Path:
-    """The folder itself where it lies on this machine, else a copy of its files.
-
-    The copy is gone when this process ends.
-    """
+    """Returns the folder itself if it is on this machine, else a copy, deleted when the process ends."""
     if isinstance(path, Path):
         return path
     scratch = tempfile.TemporaryDirectory(prefix="crossattn-")
@@ -138,7 +134,7 @@ _COPIES: list[tempfile.TemporaryDirectory] = []
 
 @contextlib.contextmanager
 def filled(path: Folder) -> Iterator[Path]:
-    """A folder of this machine to write into; what is in it in the end lies in ``path``."""
+    """Gives a folder of this machine to write into; its files end up in ``path``."""
     if isinstance(path, Path):
         path.mkdir(parents=True, exist_ok=True)
         yield path

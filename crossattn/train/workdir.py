@@ -1,7 +1,7 @@
-"""The work directory: the settings that made it, and one run at a time in it.
+"""Work directory of a run: one process at a time, and one config.
 
-`config.json` in it says which settings made it, and a run with other settings is refused key by key
-rather than mixed in, but for the number of steps, which may grow. Nothing is ever deleted.
+`config.json` has its settings. A run with other settings is refused key by key, except for more steps.
+Nothing is ever deleted.
 """
 
 import json
@@ -16,29 +16,28 @@ from crossattn.train import processes, storage
 from crossattn.train.errors import TrainError, WorkdirBusy, WorkdirMismatch
 from crossattn.train.storage import Folder
 
-# What a run writes, and what `resume="never"` puts aside.
+# Files of a run, which `resume="never"` moves aside.
 OWNED = (
     *("config.json", "metrics.jsonl", "log.txt"),
     *("checkpoints", "tensorboard", "assets", "unreadable", "profile"),
 )
 
-# Settings that may differ from one start to the next: they change what is kept and shown, or
-# where it is computed, not what is learnt. Matched against every part of a dotted key.
+# Settings that may differ between starts, as they do not change the parameters. Any part of a dotted
+# key may match.
 MAY_CHANGE = frozenset(
     ("log_every", "eval_every", "checkpoint", "mesh", "resume", "writers")
     + ("offload_optimizer", "xla_flags", "profile_first", "profile_steps")
 )
 
-# The last step, as the launchers and as `train` itself call it. More of them go on from where the run
-# ended; fewer would be another run.
+# The number of steps, by the names of the launchers and of `train`.
 MAY_GROW = ("train.steps", "steps")
 
 
 def refuse_unwritable(workdir: str | Folder) -> None:
-    """What can be known, before anything is made, of a work directory that cannot be written.
+    """Checks that a work directory can be written, before anything is created.
 
     Raises:
-        TrainError: it is none, or the file system takes nothing there.
+        TrainError: it is no folder, or the file system refuses to write there.
     """
     path = storage.absolute(workdir)
     try:
@@ -58,7 +57,7 @@ def refuse_unwritable(workdir: str | Folder) -> None:
             raise _unwritable(workdir, f"nothing may be written in {path}")
     except TrainError:
         raise
-    except Exception as error:  # A store's package has errors of its own.
+    except Exception as error:  # A store's package raises its own.
         raise _unwritable(workdir, getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -70,16 +69,16 @@ def _unwritable(workdir: str | Folder, reason: str | None) -> TrainError:
 
 @contextmanager
 def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator[int | None]:
-    """Holds the work directory for one run with these settings; gives how many steps it had, if it has grown.
+    """Locks the work directory for a run with these settings; gives its former number of steps, if it grows.
 
     Raises:
-        WorkdirMismatch: other settings made it.
+        WorkdirMismatch: it belongs to a run with other settings.
         WorkdirBusy: another process is training in it.
-        TrainError: it is no folder that can be written.
+        TrainError: it cannot be written.
     """
     refuse_unwritable(workdir)
     with ExitStack() as held:
-        if not storage.in_store(workdir):  # which has no folders, and no locks
+        if not storage.in_store(workdir):  # a store has neither folders nor locks
             try:
                 workdir.mkdir(parents=True, exist_ok=True)
                 if processes.is_main():
@@ -100,7 +99,7 @@ def claim(workdir: Folder, settings: Mapping[str, Any], resume: str) -> Iterator
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level of dotted keys, with values as JSON gives them back."""
+    """Flattens nested settings to dotted keys, with values as JSON returns them."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
@@ -112,11 +111,11 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_settings(path: Folder) -> dict[str, Any]:
-    """What ``config.json`` holds: dotted keys and their values.
+    """Reads ``config.json``: dotted keys and their values.
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it is no JSON object, or one that cannot be read.
+        ValueError: it is no JSON object.
     """
     try:
         settings = json.loads(path.read_bytes())
@@ -128,7 +127,7 @@ def read_settings(path: Folder) -> dict[str, Any]:
 
 
 def _settle_config(workdir: Folder, settings: Mapping[str, Any]) -> int | None:
-    """Writes the settings down; gives the number of steps that the run had before it grew."""
+    """Writes the settings; returns the former number of steps of a run that grows."""
     path = workdir / "config.json"
     grown = None
     if path.exists():
@@ -178,6 +177,6 @@ def _put_aside(workdir: Folder) -> None:
     number = 1
     while f"previous-{number}" in there:
         number += 1
-    # What says whose run it is, goes last: cut short, the rest is still refused to another config.
+    # config.json last: if this is interrupted, another config is still refused.
     for name in reversed(old):
         storage.move(workdir / name, workdir / f"previous-{number}" / name)

@@ -1,7 +1,6 @@
-"""Where numbers go: a JSONL file, TensorBoard, the console, Weights & Biases.
+"""Writers of metrics: a JSONL file, TensorBoard, the console, Weights & Biases.
 
-A writer is told the step it goes on from, and forgets what it wrote past it, so that a run that was
-interrupted reads as one run.
+A writer of a resumed run drops its numbers after the step to resume from, so that the log is that of one run.
 """
 
 import json
@@ -13,36 +12,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crossattn.train import processes, storage
-from crossattn.train.errors import MissingPackage, TrainError
+from crossattn.train.errors import TrainError, optional
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
 
 
 class Writer:
-    """Writes nothing; writers change the methods that they need.
-
-    kind is "train" (a window of steps) or "eval" (held-out data).
-    """
+    """Base class of writers, whose methods do nothing."""
 
     def start(self, step: int) -> None:
-        """The run goes on from `step` (0: from the start)."""
+        """Begins at a step, 0 for a new run."""
 
     def tick(self, step: int, values: Mapping[str, float]) -> None:
-        """A step has ended; values are those of the window so far."""
+        """Shows the values of the window so far, after each step."""
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Numbers to keep."""
+        """Stores the values of a window of steps, kind "train", or of held-out data, "eval"."""
 
     def note(self, text: str) -> None:
-        """A line for a person."""
+        """Shows a line for a person."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Ends the log."""
 
 
 class Several(Writer):
-    """All of `writers`, on the main process; nothing on the others."""
+    """Several writers on the main process, none on the others."""
 
     def __init__(self, writers: Sequence[Writer]):
         self._writers = list(writers) if processes.is_main() else []
@@ -69,9 +65,9 @@ class Several(Writer):
 
 
 class Jsonl(Writer):
-    """One JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null.
+    """File of one JSON object a line: {"step": .., "kind": .., metric: value, ..}; NaN becomes null.
 
-    In a store, where nothing can be appended to, the file is written anew with each line.
+    A store cannot append, and gets the whole file with each line.
     """
 
     def __init__(self, path: str | Folder):
@@ -93,7 +89,7 @@ class Jsonl(Writer):
         kept = [
             line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
         ]
-        if lost := steps[:-1].count(None):  # the last was being written when the run was killed
+        if lost := steps[:-1].count(None):  # the last may be of a kill
             _LOG.warning("%s: %d damaged lines are left out", self._path, lost)
         self._text = b"".join(kept).decode()
         if kept != lines:
@@ -111,7 +107,7 @@ class Jsonl(Writer):
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a line; one that was cut off while being written, or is damaged, has none."""
+    """Returns the step of a line, None if it is cut off or damaged."""
     try:
         step = json.loads(line)["step"] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -123,16 +119,15 @@ class TensorBoard(Writer):
     """Event files for TensorBoard, through tensorboardX (no TensorFlow)."""
 
     def __init__(self, directory: str | Folder):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise MissingPackage(
-                "TensorBoard events need the package tensorboardX: pip install tensorboardX"
-            ) from None
-        self._make, self._directory, self._events = SummaryWriter, storage.folder(directory), None
+        package = optional(
+            "tensorboardX",
+            "TensorBoard events need the package tensorboardX: pip install tensorboardX",
+        )
+        self._make, self._directory = package.SummaryWriter, storage.folder(directory)
+        self._events: Any = None
 
     def start(self, step: int) -> None:
-        # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
+        # TensorBoard hides earlier events at purge_step and after.
         purge: dict[str, Any] = {"purge_step": step + 1} if step else {}
         self._events = self._make(str(self._directory), filename_suffix=f".from-{step}", **purge)
 
@@ -146,16 +141,13 @@ class TensorBoard(Writer):
 
 
 class WeightsAndBiases(Writer):
-    """A run in Weights & Biases; `options` go to wandb.init (project, name, config, ...)."""
+    """Run in Weights & Biases; `options` are those of wandb.init (project, name, config, ...)."""
 
     def __init__(self, **options: Any):
-        try:
-            import wandb
-        except ImportError:
-            raise MissingPackage(
-                "logging to Weights & Biases needs the package wandb: pip install wandb"
-            ) from None
-        self._wandb, self._options, self._run = wandb, options, None
+        self._wandb = optional(
+            "wandb", "logging to Weights & Biases needs the package wandb: pip install wandb"
+        )
+        self._options, self._run = options, None
 
     def start(self, step: int) -> None:
         self._run = self._wandb.init(**self._options)
@@ -169,7 +161,7 @@ class WeightsAndBiases(Writer):
 
 
 class Console(Writer):
-    """A progress bar (loss, tokens/s, time left) on a terminal, plain lines anywhere else."""
+    """Progress bar (loss, tokens/s, time left) on a terminal, plain lines elsewhere."""
 
     def __init__(self, total_steps: int, out: Any = None):
         self._total, self._out = total_steps, out or sys.stdout
@@ -224,7 +216,7 @@ def _clock(seconds: float) -> str:
 
 
 def default_writers(workdir: str | Folder, total_steps: int) -> list[Writer]:
-    """JSONL, TensorBoard and the console, as a run has them when it asks for nothing else."""
+    """Returns the default writers: JSONL, TensorBoard and the console."""
     workdir = storage.folder(workdir)
     return [
         Console(total_steps),

@@ -1,24 +1,20 @@
-"""Flags of XLA as a setting of a run, so that what a step was compiled with is kept with it.
-
-They are the compiler's options of the step alone. XLA_FLAGS in the environment are
-those of the whole process.
-"""
+"""Flags of XLA as a setting of a run, for its step alone; XLA_FLAGS holds for the whole process."""
 
 import re
 
 import jax
 
-# What XLA says of a name that it has not, and of a value that is none.
+# XLA's messages about an unknown name or value.
 _UNKNOWN = re.compile(
     r"No such compile option: .*|While setting option .*|Failed to parse '.*' into flag \w+"
 )
 
 
 def flags(text: str | None) -> dict[str, bool | str] | None:
-    """Compiler options from "NAME=VALUE,..."; a name alone is on, and none are None.
+    """Parses "NAME=VALUE,..." into compiler options; a name alone is on.
 
     Raises:
-        ValueError: a name stands there without a value after its =, or a value without a name.
+        ValueError: a name has no value after its =, or a value has no name.
     """
     if not text:
         return None
@@ -35,10 +31,10 @@ def flags(text: str | None) -> dict[str, bool | str] | None:
 
 
 def refuse_unknown(text: str | None) -> None:
-    """Holds flags to what the compiler of the devices here knows.
+    """Checks flags by the compiler of the devices here.
 
     Raises:
-        ValueError: it has no such flag, or the flag no such value.
+        ValueError: there is no such flag, or the flag has no such value.
     """
     if options := flags(text):
         try:
@@ -50,6 +46,6 @@ def refuse_unknown(text: str | None) -> None:
 
 
 def refusal(error: Exception) -> str | None:
-    """One sentence of what the compiler said of a flag; None where it said something else."""
+    """Returns the compiler's complaint about a flag; None for another error."""
     found = _UNKNOWN.search(str(error))
     return f"xla_flags: {found.group(0).rstrip('. :')}" if found else None

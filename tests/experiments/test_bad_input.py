@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_finite_names_its_step(refused, tmp_path):
     ("flag", "said"),
     [
         ("xla_flags=xla_dump_to=dump,xla_there_is_none=1", "compile option: 'xla_there_is_none'"),
-        ("offload_optimizer=true", "offload_optimizer is of a mesh, and there is one device"),
+        ("offload_optimizer=true", "offload_optimizer needs a mesh, and there is one device"),
     ],
 )
 def test_what_a_device_cannot_do_is_refused_before_a_run_begins(refused, tmp_path, flag, said):

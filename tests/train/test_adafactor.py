@@ -13,11 +13,10 @@ from jax.sharding import AbstractMesh, AxisType
 from crossattn import functional
 from crossattn.models import Transformer
 from crossattn.train import sharding
-from crossattn.train.adafactor import Sides, scale_by_adafactor
+from crossattn.train.adafactor import scale_by_adafactor
 from crossattn.train.optim import OptimConfig, factored_sides, make_optimizer
 from crossattn.train.state import init_state
 from experiments.settings import model_config
-from tests.conftest import on_eight_devices
 
 OPTAX = optax.chain(
     optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
@@ -41,26 +40,20 @@ def draws(shape, count=3):
     return jnp.asarray(param, jnp.float32), [jnp.asarray(g, jnp.float32) for g in grads]
 
 
-@pytest.mark.parametrize("shape", [(128, 160), (160, 128), (7, 300), (3, 5), (40,)])
-def test_plain_matrices_and_vectors_are_updated_as_by_optax(shape):
-    """Matrices of less than 128 rows or columns too, which keep a whole second moment."""
-    sides = Sides((0,), (1,)) if len(shape) == 2 else Sides()
-    param, grads = draws(shape)
-    for ours, theirs in zip(
-        steps(scale_by_adafactor(sides), param, grads), steps(OPTAX, param, grads), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("axes", "shape", "matrix"),
     [
+        *[(("embed", "mlp"), shape, shape) for shape in [(128, 160), (160, 128), (7, 300), (3, 5)]],
+        (("norm",), (40,), (40,)),
         (("embed", "heads", "head_dim"), (192, 8, 16), (192, 128)),
         (("heads", "head_dim", "embed"), (8, 16, 192), (128, 192)),
         (("vocab", "embed"), (256, 128), (256, 128)),
     ],
 )
-def test_heads_and_their_size_are_one_side_of_a_matrix(axes, shape, matrix):
+def test_parameters_are_updated_as_by_optax_with_heads_and_their_size_as_one_side(
+    axes, shape, matrix
+):
+    """Matrices of less than 128 rows or columns too, which keep a whole second moment."""
     param, grads = draws(shape)
     ours = steps(scale_by_adafactor(factored_sides(axes)), param, grads)
     theirs = steps(OPTAX, param.reshape(matrix), [grad.reshape(matrix) for grad in grads])
@@ -112,7 +105,3 @@ def test_nothing_larger_than_a_vector_is_whole_on_every_device(eleven_billion, s
         assert not whole or math.prod(of_a_layer) <= 32128, (x.shape, place.spec)
         split += not whole
     assert split >= 18  # one side at least of each matrix
-
-
-def test_eight_devices_make_the_steps_of_one_and_keep_their_parts():
-    assert on_eight_devices("-m", "tests.train.eight_devices") == "equal\n"

@@ -60,26 +60,6 @@ def test_latent_alignment_is_the_likelihood_of_an_ibm_model_and_distils_its_post
         assert not np.asarray(gradient[:, 4]).any()
 
 
-def test_latent_alignment_finds_a_hidden_dictionary():
-    """Sentences of word pairs in shuffled order: only co-occurrence says who translates whom."""
-    random = np.random.default_rng(2)
-    words, length = 12, 4
-    dictionary = random.permutation(words)
-    source = np.stack([random.permutation(words)[:length] for _ in range(64)])
-    target = random.permuted(dictionary[source], axis=1)
-    prior = jnp.full((64, length, length), 1.0 / length)
-
-    def loss(table):
-        scores = jax.nn.log_softmax(table)[source[:, None, :], target[:, :, None]]
-        return latent_alignment(scores, prior, prior, jnp.ones((64, length)))[0]
-
-    table = jnp.zeros((words, words))
-    descend = jax.jit(lambda table: table - 0.3 * jax.grad(loss)(table))
-    for _ in range(60):
-        table = descend(table)
-    np.testing.assert_array_equal(table.argmax(-1), dictionary)
-
-
 def test_diagonal_prior_is_the_same_packed_as_alone():
     packed = diagonal_prior(
         jnp.array([0, 1, 0, 1, 2, 0]),
@@ -153,22 +133,6 @@ def test_a_column_that_nobody_reads_costs_nothing_that_is_not_finite():
         jnp.zeros((1, 2, 2))
     )
     assert loss == 0 and np.isfinite(gradient).all()
-
-
-def test_guided_alignment_teaches_queries_whom_to_attend():
-    random = np.random.default_rng(3)
-    keys, links = random.normal(size=(4, 6, 8)), random.integers(0, 6, (4, 5, 1))
-
-    def loss(queries):
-        attention = jax.nn.softmax(jnp.einsum("bth,bsh->bts", queries, keys))
-        words = jnp.broadcast_to(jnp.arange(6), (4, 6))
-        return guided_alignment(attention, jnp.asarray(links), words)[0], attention
-
-    queries = jnp.zeros((4, 5, 8))
-    descend = jax.jit(lambda queries: queries - jax.grad(loss, has_aux=True)(queries)[0])
-    for _ in range(30):
-        queries = descend(queries)
-    np.testing.assert_array_equal(loss(queries)[1].argmax(-1), links[..., 0])
 
 
 def test_a_prior_is_learnt_by_cross_entropy_and_is_where_it_ends():

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_task import AXES, ToyTask
+from toy_task import AXES, ToyTask, assert_same
 
 from crossattn.train.checkpoint import Checkpoints, check_seal, load_params, steps_in
 from crossattn.train.errors import CheckpointError
@@ -33,11 +33,6 @@ def shapes(state):
     return jax.eval_shape(lambda: state)
 
 
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.fixture
 def opened(tmp_path):
     """Opens the same directory again and again; `opened.notes` is what it was told."""
@@ -59,13 +54,8 @@ def saved(opened, state):
     """A directory with the checkpoints of steps 1, 2 and 3."""
     checkpoints = opened(keep=3, best_metric="bleu")
     for step, bleu in [(1, 10.0), (2, 30.0), (3, 20.0)]:
-        checkpoints.save(
-            step,
-            at(state, step),
-            data_state={"position": step},
-            metrics={"bleu": bleu},
-            info={"note": "x"},
-        )
+        options = {"data_state": {"position": step}, "metrics": {"bleu": bleu}}
+        checkpoints.save(step, at(state, step), **options, info={"note": "x"})
     checkpoints.wait()
     return checkpoints
 
@@ -80,6 +70,7 @@ def test_everything_comes_back_bit_for_bit(saved, opened, state):
 
 def test_data_state_may_be_bytes(opened, state):
     checkpoints = opened()
+    assert checkpoints.restore(shapes(state)) is None
     checkpoints.save(1, state, data_state=b"\x00\xff")
     checkpoints.wait()
     assert checkpoints.restore(shapes(state)).data_state == b"\x00\xff"
@@ -96,40 +87,29 @@ def test_a_save_is_not_disturbed_by_what_happens_to_the_state_after(opened, stat
     assert_same(checkpoints.restore(shapes(state)).state, expected)
 
 
-def test_nothing_saved_is_nothing_restored(opened, state):
-    assert opened().restore(shapes(state)) is None
-
-
-def test_the_newest_and_the_best_stay(opened, state):
-    checkpoints = opened(keep=2, best_metric="bleu")
-    for step, bleu in enumerate([1.0, 9.0, float("nan"), 3.0, 2.0, None], start=1):
-        checkpoints.save(step, state, metrics=None if bleu is None else {"bleu": bleu})
+@pytest.mark.parametrize(
+    ("mode", "keep", "values", "kept"),
+    [
+        ("max", 2, [1.0, 9.0, float("nan"), 3.0, 2.0, None], [2, 5, 6]),
+        ("min", 1, [3.0, 1.0, 2.0], [2, 3]),
+    ],
+)
+def test_the_newest_and_the_best_stay(opened, state, tmp_path, mode, keep, values, kept):
+    checkpoints = opened(keep=keep, best_metric="score", best_mode=mode)
+    for step, value in enumerate(values, start=1):
+        checkpoints.save(step, state, metrics=None if value is None else {"score": value})
         checkpoints.wait()
-    assert checkpoints.steps == [2, 5, 6]
-
-
-def test_the_best_may_be_the_lowest(opened, state, tmp_path):
-    checkpoints = opened(keep=1, best_metric="loss", best_mode="min")
-    for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
-        checkpoints.save(step, at(state, step), metrics={"loss": loss})
-        checkpoints.wait()
-    assert checkpoints.steps == [2, 3]
+    assert checkpoints.steps == kept
     assert load_params(tmp_path / "checkpoints", shapes(state).params, step="best")[1] == 2
 
 
-@pytest.mark.parametrize("step", ["last", "best", 1])
-def test_parameters_load_alone_by_name_or_number(saved, state, tmp_path, step):
-    expected = {"last": 3, "best": 2, 1: 1}[step]
-    params, found = load_params(
-        tmp_path / "checkpoints", shapes(state).params, step=step, average=False
-    )
+@pytest.mark.parametrize(("step", "expected"), [("last", 3), ("best", 2), (1, 1)])
+def test_parameters_load_alone_by_name_or_number(saved, state, tmp_path, step, expected):
+    directory, target = tmp_path / "checkpoints", shapes(state).params
+    params, found = load_params(directory, target, step=step, average=False)
     assert found == expected
     assert_same(params, at(state, expected).params)
-
-
-def test_the_average_is_what_evaluation_loads(saved, state, tmp_path):
-    params, _ = load_params(tmp_path / "checkpoints", shapes(state).params)
-    assert_same(params, state.ema)
+    assert_same(load_params(directory, target, step=step)[0], state.ema)
 
 
 def files_of(directory):
@@ -140,36 +120,15 @@ def largest(directory):
     return max(files_of(directory), key=lambda path: path.stat().st_size)
 
 
-def flip_a_bit(step: Path):
-    path = largest(step / "params")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
+def rewrite(path, change):
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    assert path.read_bytes() != before
 
 
-def truncate(step: Path):
-    path = largest(step / "opt_state")
-    path.write_bytes(path.read_bytes()[:-50])
-
-
-def lose_a_file(step: Path):
-    largest(step / "params").unlink()
-
-
-def garble_the_metadata(step: Path):
-    (step / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {"par')
-
-
-def lose_the_metadata(step: Path):
-    (step / "_CHECKPOINT_METADATA").unlink()
-
-
-def lose_the_seal(step: Path):
-    (step / "_FILES.json").unlink()
-
-
-def garble_the_seal(step: Path):
-    (step / "_FILES.json").write_text('{"a": [1,')
+def flip_a_bit(data):
+    half = len(data) // 2
+    return data[:half] + bytes([data[half] ^ 4]) + data[half + 1 :]
 
 
 def empty_it(step: Path):
@@ -177,12 +136,8 @@ def empty_it(step: Path):
     step.mkdir()
 
 
-def change_the_record(step: Path):
-    """The record has a checksum of its own."""
-    path = step / "_CHECKPOINT_METADATA"
-    text = path.read_text()
-    path.write_text(text.replace('"position": 3', '"position": 2'))
-    assert path.read_text() != text
+def change_the_record(data):
+    return data.replace(b'"position": 3', b'"position": 2')
 
 
 def zero_every_file(step: Path):
@@ -190,23 +145,24 @@ def zero_every_file(step: Path):
         path.write_bytes(b"\0" * path.stat().st_size)
 
 
-DAMAGES = [
-    flip_a_bit,
-    truncate,
-    lose_a_file,
-    garble_the_metadata,
-    lose_the_metadata,
-    lose_the_seal,
-    garble_the_seal,
-    empty_it,
-    change_the_record,
-    zero_every_file,
-]
+METADATA, SEAL = "_CHECKPOINT_METADATA", "_FILES.json"
+DAMAGES = {
+    "a flipped bit": lambda step: rewrite(largest(step / "params"), flip_a_bit),
+    "a short file": lambda step: rewrite(largest(step / "opt_state"), lambda data: data[:-50]),
+    "a lost file": lambda step: largest(step / "params").unlink(),
+    "garbled metadata": lambda step: (step / METADATA).write_text('{"item_handlers": {"par'),
+    "lost metadata": lambda step: (step / METADATA).unlink(),
+    "a lost seal": lambda step: (step / SEAL).unlink(),
+    "a garbled seal": lambda step: (step / SEAL).write_text('{"a": [1,'),
+    "an empty folder": empty_it,
+    "another record": lambda step: rewrite(step / METADATA, change_the_record),
+    "zeros": zero_every_file,
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, opened, state, tmp_path, damage):
-    damage(tmp_path / "checkpoints" / "3")
+    DAMAGES[damage](tmp_path / "checkpoints" / "3")
     params, found = load_params(tmp_path / "checkpoints", shapes(state).params, average=False)
     assert found == 2
     checkpoints = opened(keep=3)
@@ -287,7 +243,7 @@ def test_a_checkpoint_is_sealed_before_it_counts(opened, state):
 
 
 def test_the_best_is_not_guessed_when_a_record_is_damaged(saved, state, tmp_path):
-    garble_the_metadata(tmp_path / "checkpoints" / "2")
+    DAMAGES["garbled metadata"](tmp_path / "checkpoints" / "2")
     with pytest.raises(CheckpointError, match="step 2 .* which is best is not known; use 'last'"):
         load_params(tmp_path / "checkpoints", shapes(state).params, step="best")
 
@@ -305,18 +261,14 @@ def test_what_a_killed_run_left_half_done_is_cleaned_up(small, opened):
     assert {path.name for path in directory.iterdir()} == {"2", "3"}
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_saving_leaves_no_descriptor_and_no_thread_behind(opened):
     checkpoints, seen = opened(), []
     for step in range(1, 25):
         arrays = {"x": jnp.full(3, step)}
         checkpoints.save(step, TrainState(jnp.int32(step), arrays, {"m": jnp.ones(2)}))
         checkpoints.wait()
-        threads = len(os.listdir("/proc/self/task"))
-        seen.append((open_files(), threading.active_count(), threads))
+        files, threads = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
+        seen.append((files, threading.active_count(), threads))
     # Pools of native threads may still fill up; what is left behind by each save is 12 more of it.
     first, second = (np.max(half, axis=0) for half in (seen[:12], seen[12:]))
     assert np.all(second - first < 6), seen
@@ -324,7 +276,7 @@ def test_saving_leaves_no_descriptor_and_no_thread_behind(opened):
 
 def test_when_none_can_be_read_nothing_is_started_over_or_moved(saved, opened, state, tmp_path):
     for step in (1, 2, 3):
-        truncate(tmp_path / "checkpoints" / str(step))
+        DAMAGES["a short file"](tmp_path / "checkpoints" / str(step))
     with pytest.raises(CheckpointError, match="none of the checkpoints in .* can be read"):
         opened().restore(shapes(state))
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} >= {"1", "2", "3"}

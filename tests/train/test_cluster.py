@@ -4,7 +4,6 @@
 """
 
 import signal
-import socket
 import time
 
 import pytest
@@ -18,21 +17,11 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def two(toy_process):
+def two(two_toy_processes):
     """Starts both processes of a run."""
-
-    def start(workdir, **task):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-        options = OPTIONS | {"task": {"delay": 0.05, **task}}
-        return [
-            toy_process(workdir, options, JAX_PROCESS_ID=str(index), **variables)
-            for index in range(2)
-        ]
-
-    return start
+    return lambda workdir, **task: two_toy_processes(
+        workdir, OPTIONS | {"task": {"delay": 0.05, **task}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +31,6 @@ def whole(two, last_line, tmp_path_factory):
     said = [last_line(process)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     return said[0]
-
-
-def reach(process, step):
-    """Reads what process 0 prints up to a step."""
-    for line in process.stdout:
-        if line.startswith("tick") and int(line.split()[1]) >= step:
-            return
-    pytest.fail(process.stderr.read())
 
 
 def ends_in_time(process):
@@ -62,7 +43,7 @@ def ends_in_time(process):
 
 @pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_same_bits(
-    two, last_line, whole, tmp_path, killed
+    two, reach, last_line, whole, tmp_path, killed
 ):
     processes = two(tmp_path / "run")
     reach(processes[0], 10)
@@ -73,7 +54,9 @@ def test_a_process_that_is_killed_ends_the_other_and_the_restart_ends_with_the_s
     assert said == whole
 
 
-def test_sigterm_for_one_process_saves_one_checkpoint_on_all(two, last_line, whole, tmp_path):
+def test_sigterm_for_one_process_saves_one_checkpoint_on_all(
+    two, reach, last_line, whole, tmp_path
+):
     processes = two(tmp_path / "run")
     reach(processes[0], 10)
     processes[1].send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What only a process of its own can show: Ctrl-C from outside, a disk that fills up.
+"""A run in a process of its own is interrupted from outside, or fills a disk.
 
 ``kill -9`` is in ``tests/experiments/test_resume.py``.
 """
@@ -6,9 +6,7 @@
 import os
 import signal
 
-import jax
-import numpy as np
-from toy_task import ToyTask
+from toy_task import assert_same, param_shapes
 
 from crossattn.train.checkpoint import load_params, steps_in
 
@@ -20,17 +18,9 @@ OPTIONS = {
 }
 
 
-def read_until(process, step):
-    """Reads what the toy program prints up to a step; whether it got there."""
-    for line in process.stdout:
-        if line.startswith("tick") and int(line.split()[1]) >= step:
-            return True
-    return False
-
-
-def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, last_line, tmp_path):
+def test_an_interrupt_saves_and_the_same_command_goes_on(toy_process, reach, last_line, tmp_path):
     process = toy_process(tmp_path, OPTIONS)
-    assert read_until(process, 3)
+    reach(process, 3)
     process.send_signal(signal.SIGTERM)
     stopped, _, stderr = last_line(process)
     assert process.returncode == 0 and stopped["status"] == "interrupted"
@@ -44,7 +34,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_loses_nothing(
     process = toy_process(tmp_path, OPTIONS | {"task": {"poison_at": 10}})
     _, _, _ = last_line(process)
     assert os.listdir(tmp_path / "checkpoints") == ["7"]
-    before = load(tmp_path)
+    before = load_params(tmp_path / "checkpoints", param_shapes(), average=False)
     process = toy_process(tmp_path, OPTIONS | {"file_limit": 2000})
     error, lines, stderr = last_line(process)
     assert process.returncode == 2 and error["type"] == "CheckpointError"
@@ -52,11 +42,4 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_loses_nothing(
     assert "note going on from the checkpoint of step 7" in lines
     assert "Traceback" not in stderr
     assert steps_in(tmp_path / "checkpoints") == [7]
-    jax.tree.map(np.testing.assert_array_equal, before, load(tmp_path))
-
-
-def load(workdir):
-    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
-    params, step = load_params(workdir / "checkpoints", target, average=False)
-    assert step == 7
-    return params
+    assert_same(before, load_params(tmp_path / "checkpoints", param_shapes(), average=False))

@@ -8,7 +8,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from toy_task import ToyBatches, ToyTask
+from toy_task import Log, ToyBatches, ToyTask, assert_same, param_shapes
 
 from crossattn.train.checkpoint import load_params
 from crossattn.train.config import CheckpointConfig, TrainConfig
@@ -24,24 +24,9 @@ from crossattn.train.metrics import Meter
 from crossattn.train.optim import OptimConfig
 from crossattn.train.processes import StopRequest
 from crossattn.train.workdir import claim, flatten
-from crossattn.train.writers import Jsonl, Writer
+from crossattn.train.writers import Jsonl
 
 OPTIM = OptimConfig(learning_rate=0.05, warmup_steps=3)
-
-
-class Log(Writer):
-    """Remembers what it was told; after `stop_after` steps asks the run to stop, as Ctrl-C does."""
-
-    def __init__(self, stop_after=None):
-        self.ticks, self.notes, self.stop_after = [], [], stop_after
-
-    def tick(self, step, values):
-        self.ticks.append(step)
-        if len(self.ticks) == self.stop_after:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def run(workdir, log=None, task=None, checkpoint=None, **options):
@@ -69,10 +54,6 @@ def numbers(workdir):
     ]
 
 
-def assert_same_bits(a, b):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that was never interrupted."""
@@ -80,71 +61,45 @@ def whole(tmp_path_factory):
     return workdir, run(workdir)
 
 
-class Clock:
-    """Seconds, a step a second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def metered(clock, windows, peak_seconds=None, begun_with=None):
-    """The values of windows of two steps, each step a second, and the state of the meter in the end."""
-    values = []
-    meter = Meter(
-        log_every=2,
-        learning_rate=lambda step: 0.1,
-        report=lambda step, own: values.append(own),
-        tick=lambda step, own: None,
-        clock=clock,
-        wall=clock,
-    )
+def metered(start=0, peak_seconds=None, begun_with=None):
+    """The values of a window of two steps, each a second from the start, and the meter's state after it."""
+    log, now = Log(), [start]
+    meter = Meter(log, 2, lambda step: 0.1, clock=lambda: now[0], wall=lambda: now[0])
     if begun_with is not None:
         meter.set_state(begun_with)
     metrics = {"sums": {"loss": 1.0, "weight": 0.25}, "grad_norm": 1.0, "finite": True}
-    for step in range(1, 2 * windows + 1):
-        clock.now += 1
+    for step in (1, 2):
+        now[0] += 1
         meter.add(step, metrics, peak_seconds)
         meter.flush()
-    return values, meter.get_state()
+    return log.windows[0], meter.get_state()
 
 
-def test_mfu_is_the_share_of_a_steps_seconds_that_its_flops_need_at_the_peak():
-    assert [own["mfu"] for own in metered(Clock(), 2, peak_seconds=0.25)[0]] == [0.25, 0.25]
-    assert not any("mfu" in own for own in metered(Clock(), 2)[0])
-
-
-def test_a_window_shows_the_mean_by_weight():
-    assert [own["loss"] for own in metered(Clock(), 2)[0]] == [4.0, 4.0]
+def test_a_window_shows_means_by_weight_and_the_share_of_its_seconds_at_the_peak():
+    window, _ = metered(peak_seconds=0.25)
+    assert window["loss"] == 4.0 and window["mfu"] == 0.25
+    assert "mfu" not in metered()[0]
 
 
 def test_goodput_counts_the_time_between_a_run_and_its_restart():
-    clock = Clock()
-    first, state = metered(clock, 2)
-    assert [own["goodput"] for own in first] == [1.0, 1.0]
-    clock.now += 6  # it was down; what was made past the checkpoint before is in no state
-    assert [own["goodput"] for own in metered(clock, 1, begun_with=state)[0]] == [6 / 12]
+    first, state = metered()
+    assert first["goodput"] == 1.0
+    assert metered(start=6, begun_with=state)[0]["goodput"] == 4 / 8
 
 
-def test_steps_are_traced_where_the_settings_say_so(tmp_path):
-    run(tmp_path, profile_first=6, profile_steps=2)
+@pytest.mark.parametrize(("first", "steps", "stop_after"), [(6, 2, None), (2, 50, 3)])
+def test_steps_are_traced_as_the_settings_say(tmp_path, first, steps, stop_after):
+    result = run(tmp_path, Log(stop_after), profile_first=first, profile_steps=steps)
     (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
     lines_of = (
         line
         for plane in jax.profiler.ProfileData.from_file(str(trace)).planes
         for line in plane.lines
     )
-    steps = [
+    traced = [
         dict(x.stats)["step_num"] for line in lines_of for x in line.events if x.name == "train"
     ]
-    assert steps == [6, 7]
-
-
-def test_a_trace_that_a_run_ends_in_is_written(tmp_path):
-    run(tmp_path, Log(stop_after=3), profile_first=2, profile_steps=50)
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert traced == list(range(first, min(first + steps, result.step + 1)))
 
 
 def test_a_run_learns_and_leaves_everything_in_its_workdir(tmp_path):
@@ -175,7 +130,7 @@ def test_more_steps_give_the_run_of_that_many_from_the_start(tmp_path):
     run(tmp_path / "more", steps=6, **options)
     log = Log()
     more = run(tmp_path / "more", log, steps=9, **options)
-    assert_same_bits(more.state, straight.state)
+    assert_same(more.state, straight.state)
     assert "the schedule 'constant' those made are the first of 9 steps too" in log.notes[-1]
 
 
@@ -202,7 +157,7 @@ def test_stopped_and_gone_on_with_is_the_run_never_stopped(whole, tmp_path, stop
     finished = run(tmp_path, log)
     assert log.notes == [f"going on from the checkpoint of step {stopped.step}"]
     assert log.ticks == list(range(stopped.step + 1, 13))
-    assert_same_bits(finished.state, whole[1].state)
+    assert_same(finished.state, whole[1].state)
     assert numbers(tmp_path) == numbers(whole[0])
 
 
@@ -213,7 +168,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(whole):
     assert again.status == "already finished" and log.ticks == []
     assert "is finished: all 12 steps are made" in log.notes[0]
     assert again.evaluation == result.evaluation
-    assert_same_bits(again.state, result.state)
+    assert_same(again.state, result.state)
 
 
 def test_a_checkpoint_lost_on_the_way_changes_nothing_in_the_end(whole, tmp_path):
@@ -225,7 +180,7 @@ def test_a_checkpoint_lost_on_the_way_changes_nothing_in_the_end(whole, tmp_path
     finished = run(tmp_path, log)
     assert f"step {newest} cannot be read" in log.notes[0]
     assert log.notes[1] == "going on from the checkpoint of step 5"
-    assert_same_bits(finished.state, whole[1].state)
+    assert_same(finished.state, whole[1].state)
     assert numbers(tmp_path) == numbers(whole[0])
 
 
@@ -233,10 +188,9 @@ def test_a_loss_that_is_not_finite_stops_at_its_step_and_keeps_the_last_good(who
     said = r"step 8: the loss is nan .* last good checkpoint is that of step 5\. Try"
     with pytest.raises(NonFiniteLoss, match=said):
         run(tmp_path, task=ToyTask(poison_at=8))
-    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
-    params, step = load_params(tmp_path / "checkpoints", target)
+    params, step = load_params(tmp_path / "checkpoints", param_shapes())
     assert step == 5 and all(np.isfinite(x).all() for x in jax.tree.leaves(params))
-    assert_same_bits(run(tmp_path).state, whole[1].state)
+    assert_same(run(tmp_path).state, whole[1].state)
 
 
 @pytest.mark.parametrize("poison_at", [5, 12])
@@ -279,30 +233,21 @@ def test_two_runs_cannot_share_a_workdir(tmp_path):
         run(tmp_path)
 
 
-def test_evaluation_comes_on_time_and_the_best_checkpoint_stays(tmp_path):
+def test_evaluation_of_the_average_comes_on_time_and_the_best_checkpoint_stays(tmp_path):
     class Peaked(ToyTask):
         def evaluate(self, params, step):
+            self.seen = jax.device_get(params)
             return {"score": -abs(step - 4.0)}
 
     options = {"eval_every": 2, "checkpoint": {"best_metric": "score", "keep": 1, "every": 100}}
-    result = run(tmp_path, task=Peaked(), **options)
+    task = Peaked()
+    result = run(tmp_path, task=task, **options)
+    assert_same(task.seen, result.state.ema)
     scores = [(x["step"], x["score"]) for x in lines(tmp_path) if x["kind"] == "eval"]
     assert scores == [(s, -abs(s - 4.0)) for s in (2, 4, 6, 8, 10, 12)]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["12", "4"]
-    target = jax.eval_shape(ToyTask().init, jax.random.key(0))
-    assert load_params(tmp_path / "checkpoints", target, step="best")[1] == 4
+    assert load_params(tmp_path / "checkpoints", param_shapes(), step="best")[1] == 4
     assert result.evaluation == {"score": -8.0}
-
-
-def test_the_averaged_parameters_are_evaluated(tmp_path):
-    class Watching(ToyTask):
-        def evaluate(self, params, step):
-            self.seen = jax.device_get(params)
-            return {}
-
-    task = Watching()
-    result = run(tmp_path, task=task)
-    assert_same_bits(task.seen, result.state.ema)
 
 
 def test_an_error_in_the_task_reaches_the_caller_and_loses_nothing(whole, tmp_path):
@@ -312,7 +257,7 @@ def test_an_error_in_the_task_reaches_the_caller_and_loses_nothing(whole, tmp_pa
 
     with pytest.raises(RuntimeError, match="no more metrics"):
         run(tmp_path, task=Failing())
-    assert_same_bits(run(tmp_path).state, whole[1].state)
+    assert_same(run(tmp_path).state, whole[1].state)
 
 
 def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
@@ -323,7 +268,7 @@ def test_a_log_that_cannot_be_written_is_one_clear_error(whole, tmp_path):
 
     with pytest.raises(TrainError, match="No space left on device; the checkpoints in .* are safe"):
         run(tmp_path, Full())
-    assert_same_bits(run(tmp_path).state, whole[1].state)
+    assert_same(run(tmp_path).state, whole[1].state)
 
 
 @pytest.mark.parametrize("every", [5, 100])

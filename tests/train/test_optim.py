@@ -3,31 +3,23 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from crossattn.train.optim import OptimConfig, make_optimizer, make_schedule, matrix_sides
 from tests.closeness import close
 
-AXES = {
-    "embedding": ("vocab", "embed"),
-    "query": ("embed", "heads", "head_dim"),
-    "query_bias": ("heads", "head_dim"),
-    "out": ("heads", "head_dim", "embed"),
-    "stacked": ("layers", "embed", "mlp"),
-    "positions": (None, "embed"),
-    "norm": ("norm",),
+PARAMETERS = {
+    "embedding": (("vocab", "embed"), (10, 8)),
+    "query": (("embed", "heads", "head_dim"), (8, 2, 4)),
+    "query_bias": (("heads", "head_dim"), (2, 4)),
+    "out": (("heads", "head_dim", "embed"), (2, 4, 8)),
+    "stacked": (("layers", "embed", "mlp"), (3, 8, 16)),
+    "positions": ((None, "embed"), (5, 8)),
+    "norm": (("norm",), (8,)),
 }
-SHAPES = {
-    "embedding": (10, 8),
-    "query": (8, 2, 4),
-    "query_bias": (2, 4),
-    "out": (2, 4, 8),
-    "stacked": (3, 8, 16),
-    "positions": (5, 8),
-    "norm": (8,),
-}
+AXES = {name: axes for name, (axes, _) in PARAMETERS.items()}
+SHAPES = {name: shape for name, (_, shape) in PARAMETERS.items()}
 NAMES = ["adamw", "adafactor", "lion", "muon", "sgd"]
 
 
@@ -62,31 +54,6 @@ def test_a_first_moment_in_bfloat16_takes_half_and_steps_nearly_the_same(name):
         np.testing.assert_allclose(*(own[name] for own in updates), rtol=0.02, atol=2e-3)
 
 
-def test_a_moment_of_another_type_is_refused(in_production):
-    with pytest.raises(ValueError, match="mu_dtype is 'float16'; use float32 or bfloat16"):
-        OptimConfig(mu_dtype="float16")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_optimiser_brings_a_quadratic_down(name):
-    config = OptimConfig(name=name, learning_rate=0.05, schedule="constant", momentum=0.9)
-    optimizer, _ = make_optimizer(config, 100, AXES)
-    target, params = random_tree(0), random_tree(1)
-
-    def loss(params):
-        return sum(jnp.sum((params[k] - target[k]) ** 2) for k in params)
-
-    @jax.jit
-    def step(params, state):
-        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
-        return optax.apply_updates(params, updates), state
-
-    state, first = jax.jit(optimizer.init)(params), loss(params)
-    for _ in range(100):
-        params, state = step(params, state)
-    assert loss(params) < 0.5 * first
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_decay_pulls_matrices_and_tables_and_leaves_norms_and_biases(name):
     config = OptimConfig(name=name, learning_rate=0.1, schedule="constant", weight_decay=0.5)
@@ -98,11 +65,15 @@ def test_decay_pulls_matrices_and_tables_and_leaves_norms_and_biases(name):
         close(updates[key], expected, size=0.1, err_msg=key)
 
 
-def test_adamw_is_the_closed_form_in_its_first_step():
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("adamw", np.sign), ("lion", np.sign), ("sgd", lambda gradient: 1.5 * gradient)],
+)
+def test_a_first_step_is_the_closed_form(name, direction):
     params, grads = random_tree(1), random_tree(2)
-    config = OptimConfig(learning_rate=0.1, schedule="constant", clip_norm=None)
-    for key, update in one_update(config, grads, params).items():
-        np.testing.assert_allclose(update, -0.1 * np.sign(grads[key]), rtol=1e-4, err_msg=key)
+    options = dict(learning_rate=0.1, schedule="constant", clip_norm=None, momentum=0.5)
+    for key, update in one_update(OptimConfig(name=name, **options), grads, params).items():
+        np.testing.assert_allclose(update, -0.1 * direction(grads[key]), rtol=1e-4, err_msg=key)
 
 
 def test_the_gradient_is_clipped_to_the_norm():
@@ -133,18 +104,14 @@ def test_muon_orthogonalises_attention_kernels_as_the_matrices_they_are():
 @pytest.mark.parametrize(
     ("axes", "sides"),
     [
-        (("embed", "mlp"), ((0,), (1,))),
         (("embed", "heads", "head_dim"), ((0,), (1, 2))),
         (("heads", "head_dim", "embed"), ((0, 1), (2,))),
         (("layers", "embed", "kv_heads", "head_dim"), ((1,), (2, 3))),
         (("embed", None, "mlp"), ((0,), (2,))),
         (("embed", "embed"), ((0,), (1,))),
         (("vocab", "embed"), None),
-        (("embed", "vocab"), None),
-        (("heads", "head_dim"), None),
-        (("layers", "mlp"), None),
+        (("layers", "heads", "head_dim"), None),
         ((None, "embed"), None),
-        (("norm",), None),
         ((), None),
     ],
 )
@@ -176,16 +143,21 @@ def test_rates_begin_to_fall_at_the_peak_and_end_at_the_final_fraction(schedule,
     assert (np.diff(rates[: peak + 1]) > 0).all() and (np.diff(rates[peak:]) < 0).all()
 
 
-@pytest.mark.parametrize("options", [{"learning_rate": -1.0}, {"weight_decay": float("nan")}])
-def test_rates_that_are_none_are_refused(options):
-    with pytest.raises(ValueError, match="expected a number, 0 or more"):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate is -1.0; expected a number, 0 or more"),
+        ({"weight_decay": float("nan")}, "weight_decay is nan; expected a number, 0 or more"),
+        ({"mu_dtype": "float16"}, "mu_dtype is 'float16'; use float32 or bfloat16"),
+    ],
+)
+def test_values_out_of_range_are_refused(in_production, options, said):
+    with pytest.raises(ValueError, match=said):
         OptimConfig(**options)
 
 
-def test_unknown_names_and_muon_without_axes_are_refused(in_production):
+def test_unknown_names_are_refused(in_production):
     with pytest.raises(ValueError, match="'adam' is not one of adamw"):
-        make_optimizer(OptimConfig(name="adam"), 10)
+        make_optimizer(OptimConfig(name="adam"), 10, AXES)
     with pytest.raises(ValueError, match="'cosin' is not one of constant"):
-        make_optimizer(OptimConfig(schedule="cosin"), 10)
-    with pytest.raises(ValueError, match="muon needs logical_axes"):
-        make_optimizer(OptimConfig(name="muon"), 10)
+        make_optimizer(OptimConfig(schedule="cosin"), 10, AXES)

@@ -3,10 +3,8 @@
 import json
 import shutil
 
-import jax
-import numpy as np
 import pytest
-from toy_task import ToyTask
+from toy_task import Log, ToyTask, assert_same, param_shapes
 
 from crossattn.train import storage
 from crossattn.train.checkpoint import load_params, steps_in
@@ -14,7 +12,7 @@ from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.errors import MissingPackage, TrainError, WorkdirMismatch
 from crossattn.train.loop import train
 from crossattn.train.optim import OptimConfig
-from crossattn.train.writers import Jsonl, TensorBoard, Writer
+from crossattn.train.writers import Jsonl, TensorBoard
 
 
 def run(workdir, steps=8, seed=0, resume="auto", log=None):
@@ -26,31 +24,15 @@ def run(workdir, steps=8, seed=0, resume="auto", log=None):
         checkpoint=CheckpointConfig(every=3, keep=2, resume=resume),
     )
     workdir = storage.folder(workdir)
-    writers = [log or Notes(), Jsonl(workdir / "metrics.jsonl")]
+    writers = [log or Log(), Jsonl(workdir / "metrics.jsonl")]
     writers.append(TensorBoard(workdir / "tensorboard"))
     return train(ToyTask(), config, workdir, writers=writers)
-
-
-class Notes(Writer):
-    def __init__(self):
-        self.said = []
-
-    def note(self, text):
-        self.said.append(text)
 
 
 def losses(workdir):
     lines = (storage.folder(workdir) / "metrics.jsonl").read_text().splitlines()
     found = map(json.loads, lines)
     return [(line["step"], line["kind"], line.get("loss"), line.get("accuracy")) for line in found]
-
-
-def assert_same(a, b):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
-
-
-def target():
-    return jax.eval_shape(ToyTask().init, jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +51,7 @@ def test_a_run_in_a_store_is_the_run_on_a_disk(store, whole):
     assert run(store).status == "already finished"
     folder = storage.folder(store)
     assert steps_in(folder / "checkpoints") == [6, 8]
-    assert_same(load_params(folder / "checkpoints", target())[0], state.params)
+    assert_same(load_params(folder / "checkpoints", param_shapes())[0], state.params)
     assert (folder / "assets" / "vocabulary.txt").read_text() == "16"
     events = storage.local_copy(folder / "tensorboard")
     scalars = accumulator.EventAccumulator(str(events)).Reload().Scalars("train/loss")
@@ -85,11 +67,11 @@ def copied(store, whole):
 
 
 def test_a_run_copied_from_a_disk_goes_on_and_forgets_what_it_has_not_reached(copied, whole):
-    assert load_params(copied / "checkpoints", target())[1] == 8
+    assert load_params(copied / "checkpoints", param_shapes())[1] == 8
     storage.delete(copied / "checkpoints" / "8")
-    log = Notes()
+    log = Log()
     assert_same(run(copied, log=log).state, whole[1])
-    assert "going on from the checkpoint of step 6" in log.said
+    assert "going on from the checkpoint of step 6" in log.notes
     assert losses(copied) == losses(whole[0])
     assert steps_in(copied / "checkpoints") == [6, 8]
 
@@ -104,9 +86,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage)
     storage.delete(path)
     if damage == "short":
         path.write_bytes(data[:-1])
-    log = Notes()
+    log = Log()
     assert_same(run(copied, log=log).state, whole[1])
-    assert "checkpoint of step 8 cannot be read" in log.said[0]
+    assert "checkpoint of step 8 cannot be read" in log.notes[0]
     assert steps_in(copied / "unreadable") == [8]
 
 
@@ -120,9 +102,9 @@ def test_a_checkpoint_that_was_not_committed_is_none(copied, whole, written):
             written == "metadata" and name != "_CHECKPOINT_METADATA"
         ):
             storage.delete(only / name)
-    log = Notes()
+    log = Log()
     assert_same(run(copied, log=log).state, whole[1])
-    assert not [line for line in log.said if "cannot be read" in line or "going on" in line]
+    assert not [line for line in log.notes if "cannot be read" in line or "going on" in line]
     assert steps_in(copied / "checkpoints") == [6, 8]
 
 
@@ -132,7 +114,7 @@ def test_resume_never_puts_the_old_run_aside(copied, whole):
     run(copied, seed=1, steps=2, resume="never")
     aside = copied / "previous-1"
     assert losses(aside) == losses(whole[0])
-    assert_same(load_params(aside / "checkpoints", target())[0], whole[1].params)
+    assert_same(load_params(aside / "checkpoints", param_shapes())[0], whole[1].params)
     assert losses(copied)[-1][0] == 2 and steps_in(copied / "checkpoints") == [2]
 
 
