@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, needs
 from crossattn.data.mel import RATE
 
 LONGEST = 12 * 3600
@@ -135,13 +135,7 @@ def _check_whole(path: Path) -> None:
 
 
 def _libraries():
-    try:
+    with needs("sound files are read with soundfile and soxr", "speech"):
         import soundfile
         import soxr
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"sound files are read with soundfile and soxr, and {error.name} is not installed: "
-            "pip install crossattn[speech]",
-            name=error.name,
-        ) from error
     return soundfile, soxr

@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from crossattn.data import fetch, sources
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.examples import refuse, widths_of
 from crossattn.data.pairs import pair_examples
 from crossattn.data.prepared import (
     Prepared,
@@ -42,7 +43,6 @@ from crossattn.data.prepared import (
     dtype_of,
     parts,
     starts_of,
-    widths_of,
 )
 from crossattn.data.tokenizers import Tokenizer
 
@@ -205,8 +205,7 @@ def _prepare(corpus: PreparedCorpus, workers: int) -> None:
     _remove_partial(folder)
     _forget_wrong_files(folder)
     source = corpus.examples()
-    if not len(source):
-        raise DataError("the data source has no examples")
+    refuse(source, corpus.truncation)
     shards = shard_indices(len(source))
     missing = {name: part for name, part in shards.items() if not _is_whole(folder, name)}
     there = len(source) - sum(map(len, missing.values()))

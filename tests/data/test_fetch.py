@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from crossattn.data import fetch
+from crossattn.data import archives, fetch
 from crossattn.data.errors import DataUnavailable
 
 from .conftest import write_deb
@@ -87,7 +87,7 @@ def test_a_wheel_put_in_place_must_be_the_pinned_one(tmp_path):
 def test_a_package_is_read_without_unpacking_it(tmp_path):
     path = tmp_path / "x_1_all.deb"
     write_deb(path, {"usr/share/a/b.html": "é", "usr/share/a/c.png": "no", "../../evil.html": "no"})
-    assert list(fetch.read_deb(path, "usr/share/", ".html")) == [("a/b.html", "é".encode())]
+    assert list(archives.read_deb(path, "usr/share/", ".html")) == [("a/b.html", "é".encode())]
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -96,8 +96,8 @@ def test_a_damaged_package_is_named(tmp_path, damage):
     path = tmp_path / "x_1_all.deb"
     write_deb(path, {f"usr/{i}": os.urandom(99).hex() for i in range(9)})
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataUnavailable, match="x_1_all.deb is not a readable"):
-        list(fetch.read_deb(path, "usr/"))
+    with pytest.raises(DataUnavailable, match="x_1_all.deb cannot be read"):
+        list(archives.read_deb(path, "usr/"))
 
 
 def test_the_data_folder_follows_the_environment(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from crossattn.data import fetch, pipeline, sources
+from crossattn.data import archives, fetch, pipeline, sources
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.features import Image, Label
 from crossattn.data.sources import emoji
@@ -211,7 +211,7 @@ def test_other_emoji_are_families_of_their_own():
         ("emoji/xx", "no captions in 'xx'; expected some of bn, da"),
         ("emoji/en,en", "names a language twice"),
         ("emoji:en", "expected emoji/LANGUAGE"),
-        ("fashion_mnist/en", "fashion_mnist has no parts"),
+        ("fashion_mnist/en", "no data source 'fashion_mnist.en'; expected fashion_mnist"),
     ],
 )
 def test_a_bad_name_is_refused_before_anything_is_fetched(name, complaint, tmp_path):
@@ -269,7 +269,7 @@ def test_a_damaged_npm_package_is_named(tmp_path, damage):
     write_tgz(path, {f"{i}.png": np.random.default_rng(i).bytes(5000) for i in range(9)})
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataUnavailable, match=r"put a\.tgz in .*cannot be read") as caught:
-        list(fetch.read_tgz(path, "package/"))
+        list(archives.read_tgz(path, "package/"))
     assert "\n" not in str(caught.value)
 
 
@@ -277,7 +277,7 @@ def test_an_npm_package_that_unpacks_to_too_much_is_refused(tmp_path):
     path = tmp_path / "a.tgz"
     write_tgz(path, {"zeros": bytes(2**26 + 1)})
     with pytest.raises(DataUnavailable, match="unpacks to more than 64 MiB"):
-        list(fetch.read_tgz(path, "package/"))
+        list(archives.read_tgz(path, "package/"))
 
 
 # --- the real ones, where they were fetched before
