@@ -24,6 +24,8 @@ from crossattn.data.features import (
 from crossattn.data.packing import Layout
 from tests.peers import package
 
+from .batches import joined, same, take
+
 pillow = package("PIL.Image", "images")
 
 COLOURS = ("black", "white", "red")
@@ -68,17 +70,6 @@ def png(picture) -> bytes:
 def plain(**options) -> Image:
     """Values from 0 to 1."""
     return Image(**({"height": 4, "width": 4, "mean": (0.0,), "std": (1.0,)} | options))
-
-
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
-def same(left, right) -> bool:
-    return len(left) == len(right) and all(
-        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 # --- kinds
@@ -525,10 +516,7 @@ def test_processes_share_the_batches_of_features_that_one_would_see(examples, to
         options = {"mode": mode, "batch_size": 4, "process_index": index, "process_count": count}
         return pipeline.feature_batches(examples, mixed(tokenizer), batch_multiple=4, **options)
 
-    whole = take(begin(0, 1), 25)
-    parts = [take(begin(index, 2), 25) for index in range(2)]
-    joined = [{k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(*parts, strict=True)]
-    assert same(joined, whole)
+    assert same(joined([begin(index, 2) for index in range(2)], 25), take(begin(0, 1), 25))
 
 
 def test_a_state_of_other_features_is_refused(examples, tokenizer):

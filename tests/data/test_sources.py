@@ -294,27 +294,39 @@ def test_a_file_alone_is_a_source(tmp_path, monkeypatch):
         sources.open_source("counting/3", "validation")
 
 
-class TinyTranslation(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A stand-in for the translation datasets of TFDS."""
+class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A stand-in for a dataset of TFDS: subclasses have the kinds, the supervised keys and the rows."""
 
     VERSION = tfds.core.Version("1.0.0")
     url_infos: dict = {}
+    KINDS: dict = {}
+    KEYS: tuple | None = None
 
     def _info(self):
-        features = tfds.features.Translation(languages=("de", "en"))
-        keys = ("de", "en")
-        return tfds.core.DatasetInfo(builder=self, features=features, supervised_keys=keys)
+        kinds = tfds.features.FeaturesDict(self.KINDS)
+        return tfds.core.DatasetInfo(builder=self, features=kinds, supervised_keys=self.KEYS)
 
     def _split_generators(self, dl_manager):
         return {"train": self._generate_examples()}
 
     def _generate_examples(self):
-        yield from enumerate({"de": f"Haus {i}", "en": f"house {i}"} for i in range(5))
+        yield from enumerate(self.rows())
+
+
+def prepared(builder, tmp_path):
+    builder(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+
+
+class TinyTranslation(Tiny, skip_registration=True):
+    KINDS = {"de": tfds.features.Text(), "en": tfds.features.Text()}
+    KEYS = ("de", "en")
+
+    def rows(self):
+        return [{"de": f"Haus {i}", "en": f"house {i}"} for i in range(5)]
 
 
 def test_a_prepared_tfds_translation_opens_by_name(tmp_path):
-    builder = TinyTranslation(data_dir=tmp_path / "tfds", file_format="array_record")
-    builder.download_and_prepare()
+    prepared(TinyTranslation, tmp_path)
     source = sources.open_source("tfds:tiny_translation", data_dir=tmp_path)
     assert len(source) == 5 and source[2]["target"] == source[2]["source"].replace("Haus", "house")
     half = sources.open_source("tfds:tiny_translation", "train[:40%]", data_dir=tmp_path)
@@ -323,61 +335,42 @@ def test_a_prepared_tfds_translation_opens_by_name(tmp_path):
         sources.open_source("tfds:tiny_translation", "test", data_dir=tmp_path)
 
 
-class TinyTexts(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A stand-in for the corpora of TFDS that name no pair: C4, Wikipedia."""
+class TinyTexts(Tiny, skip_registration=True):
+    """As the corpora of TFDS that name no pair: C4, Wikipedia."""
 
-    VERSION = tfds.core.Version("1.0.0")
-    url_infos: dict = {}
+    KINDS = {name: tfds.features.Text() for name in ("text", "url")}
 
-    def _info(self):
-        texts = {name: tfds.features.Text() for name in ("text", "url")}
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(texts))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
-        yield from enumerate({"text": f"page {i}", "url": "a.b"} for i in range(5))
+    def rows(self):
+        return [{"text": f"page {i}", "url": "a.b"} for i in range(5)]
 
 
 def test_a_dataset_of_texts_is_its_own_target(tmp_path):
-    builder = TinyTexts(data_dir=tmp_path / "tfds", file_format="array_record")
-    builder.download_and_prepare()
+    prepared(TinyTexts, tmp_path)
     source = sources.open_source("tfds:tiny_texts", data_dir=tmp_path)
     assert len(source) == 5 and source[2]["source"] == source[2]["target"]
     assert {e["source"] for e in source} == {f"page {i}" for i in range(5)}
 
 
-class TinyPictures(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A stand-in for the pictures of TFDS with their classes."""
-
-    VERSION = tfds.core.Version("1.0.0")
-    url_infos: dict = {}
+class TinyPictures(Tiny, skip_registration=True):
     KINDS = {
         "image": tfds.features.Image(shape=(None, None, 3)),
         "label": tfds.features.ClassLabel(names=["cat", "dog"]),
         "title": tfds.features.Text(),
         "place": tfds.features.Tensor(shape=(2,), dtype=np.float32),
     }
+    KEYS = ("image", "label")
 
-    def _info(self):
-        kinds, keys = tfds.features.FeaturesDict(self.KINDS), ("image", "label")
-        return tfds.core.DatasetInfo(builder=self, features=kinds, supervised_keys=keys)
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self):
+    def rows(self):
         for i in range(4):
             picture = io.BytesIO()
             pillow.fromarray(np.full((3 + i, 4, 3), 40 * i, np.uint8)).save(picture, "png")
             picture.seek(0)
             row = dict(image=picture, label=i % 2, title=f"picture {i}", place=[i, 0.5])
-            yield i, {name: row.get(name, [i]) for name in self.KINDS}
+            yield {name: row.get(name, [i]) for name in self.KINDS}
 
 
 def test_pictures_and_classes_of_tfds_keep_their_names(tmp_path):
-    TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+    prepared(TinyPictures, tmp_path)
     source = sources.open_source("tfds:tiny_pictures", data_dir=tmp_path)
     classes = sources.classes_of("tfds:tiny_pictures", tmp_path)
     assert classes == {"label": ("cat", "dog")} and len(source) == 4
@@ -395,7 +388,7 @@ def test_a_kind_of_tfds_that_no_feature_reads_is_named(tmp_path, monkeypatch):
         "boxes": tfds.features.Sequence(tfds.features.Scalar(np.int64)),
     }
     monkeypatch.setattr(TinyPictures, "KINDS", odd)
-    TinyPictures(data_dir=tmp_path / "tfds", file_format="array_record").download_and_prepare()
+    prepared(TinyPictures, tmp_path)
     with pytest.raises(DataError, match="holds 'boxes', a Sequence; Image, ClassLabel, Text and"):
         sources.open_source("tfds:tiny_pictures", data_dir=tmp_path)
 
