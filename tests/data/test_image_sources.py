@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import re
-import tarfile
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -17,11 +16,11 @@ from crossattn.data.features import Image, Label
 from crossattn.data.sources import emoji
 from tests.peers import package
 
-from .conftest import ar_of, tar_of
+from .conftest import tar_of, write_deb
 
 pillow = package("PIL.Image", "images")
 
-PREFIX = "./usr/share/datasets/fashion-mnist/"
+PREFIX = "usr/share/datasets/fashion-mnist/"
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -38,15 +37,7 @@ def write_fashion(folder, changed=()):
         files[f"{PREFIX}{name}-images-idx3-ubyte.gz"] = idx(pictures)
         files[f"{PREFIX}{name}-labels-idx1-ubyte.gz"] = idx(np.arange(count) % 10)
     files |= {PREFIX + name: content for name, content in dict(changed).items()}
-    sums = "".join(f"{hashlib.md5(raw).hexdigest()}  {name[2:]}\n" for name, raw in files.items())
-    control = {"./control": b"Package: x\n", "./md5sums": sums.encode()}
-    members = [
-        ("debian-binary", b"2.0\n"),
-        ("control.tar.gz", tar_of(control, "gz")),
-        ("data.tar.gz", tar_of(files, "gz")),
-    ]
-    path = fetch.downloads_dir(folder) / "dataset-fashion-mnist_1_all.deb"
-    path.write_bytes(ar_of(members))
+    write_deb(folder / "downloads" / "dataset-fashion-mnist_1_all.deb", files, "gz")
     return folder
 
 
@@ -92,11 +83,7 @@ def test_a_package_with_wrong_pictures_is_named(tmp_path, changed, complaint):
 def write_tgz(path, files: dict[str, bytes]) -> str:
     """An npm package; its SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as archive:
-        for name, raw in files.items():
-            member = tarfile.TarInfo(f"package/{name}")
-            member.size = len(raw)
-            archive.addfile(member, io.BytesIO(raw))
+    path.write_bytes(tar_of({f"package/{name}": raw for name, raw in files.items()}, "gz"))
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
