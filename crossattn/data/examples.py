@@ -37,7 +37,7 @@ class FeatureExamples:
         features: Mapping[str, Feature],
         truncation: str = "drop",
     ):
-        """`truncation` is "drop" or "cut", for values longer than a feature lets them be.
+        """Takes `truncation`, "drop" or "cut", for values longer than a feature lets them be.
 
         Raises:
             DataError: there are no examples or features, or an option is out of range.

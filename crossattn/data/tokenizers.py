@@ -118,16 +118,16 @@ class Tokenizer:
         return encoding.ids, np.array(trimmed, np.int32).reshape(-1, 2)
 
     def decode(self, ids: Iterable) -> str:
-        """The text of ids; specials are skipped, bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of ids; specials are skipped, bytes that are no UTF-8 become U+FFFD."""
         visible = [int(i) for i in ids if i >= len(SPECIALS)]
         return self._backend.decode(visible, skip_special_tokens=False).strip()
 
     def decode_batch(self, batch: Iterable[Iterable]) -> list[str]:
-        """The texts of many rows of ids."""
+        """Returns the texts of many rows of ids."""
         return [self.decode(ids) for ids in batch]
 
     def tokens(self, ids: Iterable) -> list[str]:
-        """A readable piece for each id: "▁" is a blank, "<E2 96>" bytes that are no character."""
+        """Returns a readable piece for each id: "▁" is a blank, "<E2 96>" bytes that are no character."""
         return [self._readable(int(i)) for i in ids]
 
     def _readable(self, id: int) -> str:

@@ -52,21 +52,17 @@ def tokenizer(pairs):
 def corpus(tokenizer, tmp_path):
     """A function that makes one of the copy task, or of what is given."""
 
-    def make(folder="data", name="copy", size=SIZE, **options):
+    def make(folder="data", name="copy", size=SIZE, truncation="drop", **options):
         opening = {"data_dir": str(tmp_path / folder)} | ({"size": size} if name == "copy" else {})
         return prepare.PreparedCorpus(
             name,
-            pair_features(**({"tokenizer": tokenizer} | LIMITS | without(options, "truncation"))),
+            pair_features(**({"tokenizer": tokenizer} | LIMITS | options)),
             opening,
-            truncation=options.get("truncation", "drop"),
+            truncation=truncation,
             side=options.get("side", "both"),
         )
 
     return make
-
-
-def without(options, name):
-    return {key: value for key, value in options.items() if key != name}
 
 
 def in_memory(corpus, source):
