@@ -10,9 +10,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from crossattn.data import archives, fetch, pipeline, sources
+from crossattn.data import archives, fetch, sources
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.features import Image, Label
 from crossattn.data.sources import emoji
 from tests.peers import package
 
@@ -217,19 +216,6 @@ def test_the_identity_of_images_follows_them(emoji_packages):
     assert known == sources.identity("emoji/en", data_dir=emoji_packages)
     assert known["sample"] != sources.identity("emoji/fr", data_dir=emoji_packages)["sample"]
     json.dumps(known)
-
-
-def test_images_and_labels_become_batches(tmp_path):
-    source = sources.open_source("fashion_mnist", data_dir=write_fashion(tmp_path))
-    classes = sources.classes_of("fashion_mnist")["label"]
-    features = {
-        "image": Image(28, 28, channels=1, mean=(0.0,), std=(1.0,)),
-        "label": Label(classes),
-    }
-    batch = next(pipeline.feature_batches(source, features, mode="pad", batch_size=8))
-    assert batch["image"].shape == (8, 28, 28, 1)
-    number = np.rint(batch["image"][:, 0, 0, 0] * 255).astype(int)
-    assert (number % 10 == batch["label"]).all() and batch["valid"].all()
 
 
 def test_an_npm_package_is_fetched_and_pinned(tmp_path, monkeypatch):

@@ -232,14 +232,6 @@ def test_nothing_short_enough_is_refused_every_time(corpus):
             prepare.open_prepared(given)
 
 
-def test_links_that_are_not_there_are_refused(corpus, tmp_path):
-    (tmp_path / "train.tsv").write_text("a\tb\n" * 30)
-    with pytest.raises(DataError, match="has no gold links"):
-        given = corpus(name=f"files:{tmp_path}/{{split}}.tsv", links=True)
-        prepare.prepare(given, workers=1)
-        prepare.open_prepared(given).with_links(1.0)
-
-
 def test_a_folder_that_cannot_be_written_is_refused_in_one_line(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataUnavailable, match="file/prepared.* cannot be written: Not a directory"):

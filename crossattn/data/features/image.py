@@ -103,9 +103,7 @@ class Image(Feature):
         return _flat(picture, self.channels)
 
     def _resized(self, picture: Any) -> Any:
-        from PIL import Image as pillow
-        from PIL import ImageOps
-
+        pillow, ops = _library()
         size = (self.width, self.height)
         if picture.size == size:
             return picture
@@ -114,7 +112,7 @@ class Image(Feature):
                 f"the image has {_size(picture)} pixels; expected {self.width} x {self.height}"
             )
         if self.resize == "crop":
-            return ImageOps.fit(picture, size, pillow.Resampling.BICUBIC)
+            return ops.fit(picture, size, pillow.Resampling.BICUBIC)
         return picture.resize(size, pillow.Resampling.BICUBIC)
 
 
