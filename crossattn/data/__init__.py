@@ -5,42 +5,17 @@ tokenizers and pipelines each need their own package.
 """
 
 import importlib
+import pkgutil
 from types import ModuleType
 
-_SUBMODULES = (
-    "archives",
-    "audio",
-    "corruption",
-    "denoising",
-    "errors",
-    "evaluation",
-    "examples",
-    "features",
-    "fetch",
-    "mel",
-    "packing",
-    "pairs",
-    "pipeline",
-    "prepare",
-    "prepared",
-    "published_tokenizer",
-    "records",
-    "sources",
-    "speech",
-    "textfiles",
-    "tokenizers",
-    "whisper_tokens",
-    "words",
-)
-
-__all__ = list(_SUBMODULES)
+__all__ = [module.name for module in pkgutil.iter_modules(__path__)]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _SUBMODULES:
+    if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SUBMODULES])
+    return sorted([*globals(), *__all__])

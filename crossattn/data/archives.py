@@ -1,11 +1,12 @@
-"""Debian packages, npm packages and zip files, read without believing what they say of themselves.
+"""Debian packages, npm packages and zip files, read without trust in the sizes that they state.
 
-Whoever made a file chose its sizes: what comes out of it is held to one limit, `LARGEST` or 200 times the
-size of the file. Nothing is unpacked to disk, so nothing leaves a folder, and links are left out. A Debian
-package is an `ar` archive, which Python has no reader of, and python-debian's never ends on a negative size.
+The content of a file is held to one limit, `LARGEST` or 200 times the size of the file. Nothing is unpacked
+to disk, so nothing leaves a folder, and links are left out. A Debian package is an `ar` archive, for which
+Python has no reader, and python-debian's never ends on a negative size.
 """
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import io
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from crossattn.data.errors import absent
+
 LARGEST = 2**30
-"""Bytes that an archive, or a member of a zip file, may unpack to."""
+"""The most bytes that an archive, or a member of a zip file, may unpack to."""
 IN_MEMORY = 2**28
-"""Bytes of a member of a zip file that is wanted whole."""
+"""The most bytes of a member of a zip file that is held in memory."""
 
 # Text packs 15 times, sound and weights hardly; zeros a thousand times.
 _RATIO, _ALWAYS = 200, 2**26
@@ -46,23 +49,27 @@ _UNREADABLE = (
 
 
 class Damaged(ValueError):
-    """An archive is not whole, not what it should be, or asks for too much; the message says which."""
+    """An archive that is not whole, of another kind, or unpacks to too much; the message says which."""
 
 
-def deb_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files of a Debian package whose names begin and end so.
+@contextlib.contextmanager
+def _read(path: Path, pattern: str) -> Iterator[None]:
+    """Names the file, its folder and the pattern of its name where it cannot be read."""
+    try:
+        yield
+    except (OSError, Damaged, *_UNREADABLE) as error:
+        reason = f"{path.name} cannot be read ({str(error) or type(error).__name__})"
+        raise absent([pattern], path.parent, reason) from error
 
-    Each is as the package's own list of MD5 sums says.
+
+def read_deb(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yields (path below `prefix`, content) of files of a Debian package, held to its list of MD5 sums.
 
     Raises:
-      Damaged: the file is no whole Debian package, or unpacks to more than is read.
-      OSError: it cannot be read.
+      DataUnavailable: the file is no whole Debian package, or unpacks to more than is read.
     """
-
-    def wanted(name: str) -> bool:
-        return name.startswith(prefix) and name.endswith(suffix)
-
-    try:
+    wanted = _chosen(prefix, suffix)
+    with _read(path, path.name.split("_")[0] + "_*.deb"):
         sums, seen = {}, set()
         for _, listed in _deb_part(path, "control", "md5sums".__eq__):
             lines = (listed or b"").decode("utf-8", "surrogateescape").splitlines()
@@ -75,39 +82,57 @@ def deb_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, 
                 raise Damaged(f"it has no checksum of {name}")
             if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums[name]:
                 raise Damaged(f"{name} in it is not as its md5sums says")
-            yield name, content
-    except Damaged:
-        raise
-    except _UNREADABLE as error:
-        raise Damaged(str(error) or type(error).__name__) from None
-    if missing := {name for name in sums if wanted(name)} - seen:
-        raise Damaged(f"it lacks {min(missing)}, which its md5sums lists")
+            yield name.removeprefix(prefix), content
+        if missing := {name for name in sums if wanted(name)} - seen:
+            raise Damaged(f"it lacks {min(missing)}, which its md5sums lists")
 
 
-def tgz_files(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files of a .tgz archive whose names begin and end so.
+def read_tgz(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yields (path below `prefix`, content) of files of an npm package or another .tgz archive.
 
     Raises:
-      Damaged: the file is no such archive, not whole, or unpacks to more than is read.
-      OSError: it cannot be read.
+      DataUnavailable: the file is no whole archive, or unpacks to more than is read.
     """
+    wanted = _chosen(prefix, suffix)
+    with _read(path, path.name), gzip.open(path) as stream:
+        for name, content in _tar_files(stream, _unpacked_limit(path.stat().st_size), wanted):
+            if content is not None:
+                yield name.removeprefix(prefix), content
 
-    def wanted(name: str) -> bool:
-        return name.startswith(prefix) and name.endswith(suffix)
 
-    try:
-        with gzip.open(path) as stream:
-            for name, content in _tar_files(stream, _unpacked_limit(path.stat().st_size), wanted):
-                if content is not None:
-                    yield name, content
-    except Damaged:
-        raise
-    except _UNREADABLE as error:
-        raise Damaged(f"it is no whole archive: {error}") from None
+def read_zip(path: Path, names: list[str]) -> list[bytes]:
+    """Returns the contents of the named members of a zip file or wheel.
+
+    Raises:
+      DataUnavailable: as `zip_pieces`, or a member is larger than is held in memory.
+    """
+    return [b"".join(zip_pieces(path, name, IN_MEMORY)) for name in names]
+
+
+def zip_pieces(path: Path, name: str, limit: int = LARGEST) -> Iterator[bytes]:
+    """Yields the content of a member of a zip file or wheel, piece by piece; its checksum is compared last.
+
+    Raises:
+      DataUnavailable: the file is no zip file, lacks the member, holds it encrypted, compressed in an unusual
+        way, damaged, or larger than the limit.
+    """
+    with _read(path, path.name), zipfile.ZipFile(path) as archive:
+        if name not in archive.namelist():
+            raise Damaged(f"it lacks {name}")
+        info = archive.getinfo(name)
+        if info.flag_bits & 0x61:
+            raise Damaged(f"{name} in it is encrypted or a patch; expected it plain")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            kind = zipfile.compressor_names.get(info.compress_type, info.compress_type)
+            raise Damaged(f"{name} in it is compressed by {kind}; expected deflate, or nothing")
+        _hold(info.file_size, min(limit, _unpacked_limit(info.compress_size)), name)
+        with archive.open(info) as member:
+            while piece := member.read(_CHUNK):
+                yield piece
 
 
 def gunzip(raw: bytes, limit: int = IN_MEMORY) -> bytes:
-    """The content of a file that is compressed by gzip, its checksum compared.
+    """Returns the content of a file that gzip has compressed, its checksum compared.
 
     Raises:
       Damaged: it is damaged, or holds more than the limit.
@@ -121,38 +146,14 @@ def gunzip(raw: bytes, limit: int = IN_MEMORY) -> bytes:
     return content
 
 
-def zip_member(path: Path, name: str, limit: int = LARGEST) -> Iterator[bytes]:
-    """A member of a zip file, piece by piece; its checksum is compared at the end.
-
-    Raises:
-      Damaged: the file is no zip file, lacks the member, holds it encrypted, compressed in an unusual way,
-        damaged, or larger than the limit.
-      OSError: it cannot be read.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if name not in archive.namelist():
-                raise Damaged(f"it lacks {name}")
-            info = archive.getinfo(name)
-            if info.flag_bits & 0x61:
-                raise Damaged(f"{name} in it is encrypted or a patch; expected it plain")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                kind = zipfile.compressor_names.get(info.compress_type, info.compress_type)
-                raise Damaged(f"{name} in it is compressed by {kind}; expected deflate, or nothing")
-            _hold(info.file_size, min(limit, _unpacked_limit(info.compress_size)), name)
-            with archive.open(info) as member:
-                while piece := member.read(_CHUNK):
-                    yield piece
-    except Damaged:
-        raise
-    except _UNREADABLE as error:
-        raise Damaged(str(error) or type(error).__name__) from None
+def _chosen(prefix: str, suffix: str) -> Callable[[str], bool]:
+    return lambda name: name.startswith(prefix) and name.endswith(suffix)
 
 
 def _deb_part(
     path: Path, part: str, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes | None]]:
-    """`_tar_files` of the member "control" or "data" of a package (see `man 5 deb`)."""
+    """Yields `_tar_files` of the member "control" or "data" of a package (see `man 5 deb`)."""
     kind, packed = _deb_member(path, part)
     limit = _unpacked_limit(len(packed))
     if kind == "zst":
@@ -165,7 +166,7 @@ def _deb_part(
 
 
 def _deb_member(path: Path, part: str) -> tuple[str, bytes]:
-    """The compression and the bytes of a part of a package."""
+    """Returns the compression and the bytes of a part of a package."""
     with path.open("rb") as file:
         if file.read(8) != b"!<arch>\n":
             raise Damaged("it does not begin like one")
@@ -199,7 +200,7 @@ def _by_dpkg(
 def _tar_files(
     stream: Any, limit: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes | None]]:
-    """(name, content) of what is wanted of a tar archive; content is None where it is no file.
+    """Yields (name, content) of the wanted members of a tar archive; content is None where it is no file.
 
     The stream is read to its end, where compression has its checksum.
     """
@@ -213,7 +214,7 @@ def _tar_files(
 
 
 class _Limited:
-    """A file of which no more than so many bytes are read."""
+    """A file from which a limited number of bytes is read."""
 
     def __init__(self, file: Any, limit: int):
         self._file, self._limit, self._size = file, limit, 0

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from crossattn.data.errors import DataError
+from crossattn.data.errors import DataError, needs
 from crossattn.data.mel import RATE
 
 LONGEST = 12 * 3600
-"""Seconds of sound that are read: 2.6 GiB at 16 kHz."""
+"""The most seconds of sound that are read: 2.6 GiB at 16 kHz."""
 
 RATES = (1_000, 768_000)
-"""The least and the most samples a second of a file; a header may say anything."""
+"""The least and the most samples a second of a file."""
 
 _CHANNELS = 256
 _BLOCK = 2**18  # numbers that are read at a time
@@ -29,7 +29,7 @@ _AT_FIRST = 4 * 3600  # seconds of the array that is made before anything is rea
 def read_audio(
     file: str | os.PathLike | io.BufferedIOBase, rate: int = RATE
 ) -> Float[np.ndarray, " samples"]:
-    """The sound of a file, channels averaged, at ``rate`` samples a second.
+    """Returns the sound of a file, channels averaged, at ``rate`` samples a second.
 
     Args:
       file: a path, or an open binary file that can seek.
@@ -74,7 +74,7 @@ _TOO_LONG = f"more than {LONGEST // 3600} hours, the longest that is read; cut i
 
 
 def _check_claims(name: Any, sound: Any) -> None:
-    """Nothing is made in a size that a header asks for without a limit."""
+    """Refuses sizes in a header that would take too much memory."""
     if not RATES[0] <= sound.samplerate <= RATES[1]:
         raise DataError(
             f"{name} has {sound.samplerate} samples a second; expected {RATES[0]} to {RATES[1]}; "
@@ -88,7 +88,7 @@ def _check_claims(name: Any, sound: Any) -> None:
 
 
 def _resampled(sound: Any, rate: int, soxr: Any) -> Iterator[np.ndarray]:
-    """The channels' mean at another rate, a block at a time."""
+    """Yields the mean of the channels at another rate, a block at a time."""
     resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
     # Until nothing comes: what a header announces may be more than there is, or nothing.
     while len(block := sound.read(_BLOCK // sound.channels, dtype="float32", always_2d=True)):
@@ -97,10 +97,7 @@ def _resampled(sound: Any, rate: int, soxr: Any) -> Iterator[np.ndarray]:
 
 
 def _joined(pieces: Iterable[np.ndarray], expected: int, limit: int) -> np.ndarray | None:
-    """The pieces in one array, made in the size expected; it grows where that is too small.
-
-    None where they are more than the limit.
-    """
+    """Returns the pieces in one array of the expected size, which may grow; None above the limit."""
     samples, size = np.empty(expected, np.float32), 0
     for piece in pieces:
         if size + len(piece) > limit:
@@ -115,7 +112,7 @@ def _joined(pieces: Iterable[np.ndarray], expected: int, limit: int) -> np.ndarr
 
 
 def _check_whole(path: Path) -> None:
-    """A WAV file says at its start how long it is; libsndfile takes what there is, without a word."""
+    """Refuses an empty file and a WAV file shorter than its header states, which libsndfile accepts."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -135,13 +132,7 @@ def _check_whole(path: Path) -> None:
 
 
 def _libraries():
-    try:
+    with needs("sound files are read with soundfile and soxr", "speech"):
         import soundfile
         import soxr
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"sound files are read with soundfile and soxr, and {error.name} is not installed: "
-            "pip install crossattn[speech]",
-            name=error.name,
-        ) from error
     return soundfile, soxr

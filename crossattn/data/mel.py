@@ -1,7 +1,7 @@
-"""The log-mel spectrogram that Whisper hears: sound at 16 kHz in, a hundred frames a second out.
+"""The log-mel spectrogram of Whisper: sound at 16 kHz in, a hundred frames a second out.
 
-Plain numpy on the host, a block of frames at a time, so that an hour of sound needs little more memory than
-its frames, 115 MB of 80 bands.
+Plain numpy on the host, a block of frames at a time: an hour of sound needs little more memory than its
+frames, 115 MB of 80 bands.
 """
 
 import functools
@@ -13,7 +13,7 @@ RATE = 16_000
 """Samples a second."""
 
 HOP, WINDOW = 160, 400
-"""Samples from frame to frame, and samples that a frame sees."""
+"""Samples from frame to frame, and samples of a frame."""
 
 _BLOCK = 3000  # frames
 
@@ -21,7 +21,7 @@ _BLOCK = 3000  # frames
 def log_mel(
     audio: Float[np.ndarray, " samples"], mels: int = 80, *, silence: int = 0
 ) -> Float[np.ndarray, "F M"]:
-    """Frames of sound, one for every ``HOP`` samples.
+    """Computes frames of sound, one for every ``HOP`` samples.
 
     Decibels are cut 80 below the loudest frame and scaled to about -1 to 1; the loudest is that of the whole
     array, so pieces computed apart are not those of the whole.
@@ -56,7 +56,7 @@ def log_mel(
 
 
 def _between(audio: np.ndarray, silence: int, start: int, stop: int) -> np.ndarray:
-    """The samples of those places, where silence follows the sound, and both are mirrored at the ends."""
+    """Returns the samples of places in the sound and the silence after it, mirrored at both ends."""
     last = len(audio) + silence - 1
     places = last - np.abs(last - np.abs(np.arange(start, stop)))
     sounds = places < len(audio)
@@ -67,7 +67,7 @@ def _between(audio: np.ndarray, silence: int, start: int, stop: int) -> np.ndarr
 
 @functools.cache
 def mel_filters(mels: int) -> Float[np.ndarray, "M bins"]:
-    """Triangles of equal area, evenly spaced by pitch: linear up to 1 kHz, logarithmic above.
+    """Returns triangles of equal area, evenly spaced by pitch: linear up to 1 kHz, logarithmic above.
 
     Source: Slaney 1998, "Auditory Toolbox".
     """

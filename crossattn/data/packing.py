@@ -1,18 +1,16 @@
-"""Which example goes where: batches planned from lengths alone, then filled by copying.
+"""Layouts of batches: planned from lengths alone, then filled by copying.
 
-Pure functions. An example may have several lengths, those of its source and its target; a row has a width for
-each, by the same names. Plans are global (all processes make the same ones, and know neither their number
-nor that of their devices) and each process fills its own rows, so a run sees the same examples in
-every batch on any number of processes.
+An example may have several lengths, such as those of its source and its target; a row has a width for each,
+by the same names. Plans depend neither on the number of processes nor on that of devices, and each process
+fills its own rows, so a run sees the same examples in every batch on any number of processes.
 
-grain's own `FirstFitPackIterDataset` packs one example at a time and needs one shape; planning a
-window of examples at once fills rows as well, costs less, serves length buckets too, and cuts into
-rows by process.
+grain's own `FirstFitPackIterDataset` packs one example at a time and needs one shape; planning a window of
+examples at once fills rows as well, costs less, and serves length buckets too.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -21,19 +19,19 @@ from crossattn.data.errors import DataError
 
 Batch = dict[str, np.ndarray]
 Lengths = Mapping[str, Int[np.ndarray, " examples"]]
-"""The lengths of some examples, by the names of what has one."""
+"""Lengths of some examples, by name."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One batch: its static shape, and for each example the row, places in it and segment number.
+    """A batch's static shape, and the row, places and segment number of each of its examples.
 
     Attributes:
         rows: of the batch.
-        widths: the length of a row, by the names of what has one.
-        examples: which ones the batch holds.
+        widths: lengths of a row, by name.
+        examples: the numbers of the examples in the batch.
         row: of each.
-        starts: where each begins in its row, by the same names.
+        starts: the place of each in its row, by the same names.
         segment: the number of each among those of its row, from 1.
     """
 
@@ -45,7 +43,7 @@ class Layout:
     segment: Int[np.ndarray, " examples"]
 
     def shard(self, index: int, count: int, multiple: int = 1) -> "Layout":
-        """The rows of process `index` of `count`: a contiguous block, equally many each.
+        """Returns the rows of process `index` of `count`: a contiguous block, equally many each.
 
         Empty rows at the end make the rows of all together a multiple of `multiple` and of `count`.
         """
@@ -55,7 +53,7 @@ class Layout:
         return replace(mine, rows=rows, row=mine.row - index * rows)
 
     def only(self, some: Bool[np.ndarray, " examples"]) -> "Layout":
-        """The same rows with some of the examples."""
+        """Returns the same rows with some of the examples."""
         starts = {name: start[some] for name, start in self.starts.items()}
         return Layout(
             self.rows, self.widths, self.examples[some], self.row[some], starts, self.segment[some]
@@ -63,32 +61,23 @@ class Layout:
 
     @classmethod
     def empty(cls, rows: int, widths: Mapping[str, int]) -> "Layout":
-        """Rows without an example."""
+        """Returns rows without an example."""
         none = np.zeros(0, np.int64)
         return cls(rows, widths, none, none, dict.fromkeys(widths, none), none)
 
 
-@runtime_checkable
-class Fillable(Protocol):
-    """What batches are planned from and filled with: pairs of texts, or examples of features."""
+def rows_multiple(batch_size: int, process_count: int, batch_multiple: int = 1) -> int:
+    """Returns the number that divides the rows of every global batch.
 
-    def __len__(self) -> int: ...
-
-    def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " fewer"]:
-        """Those of some examples that are not too long."""
-        ...
-
-    def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
-        """The lengths of some examples."""
-        ...
-
-    def fill(self, layout: Layout) -> Batch:
-        """The batch of a layout, 0 wherever nothing stands."""
-        ...
-
-    def fingerprint(self) -> int:
-        """A checksum that differs when the batches do."""
-        ...
+    Raises:
+        DataError: batch_size is no positive multiple of it.
+    """
+    multiple = int(np.lcm(process_count, batch_multiple))
+    if batch_size < 1 or batch_size % multiple:
+        raise DataError(
+            f"batch_size is {batch_size}; expected a positive multiple of {multiple} (processes and mesh)"
+        )
+    return multiple
 
 
 def lay(
@@ -98,10 +87,10 @@ def lay(
     dtype: type = np.int32,
     shape: tuple[int, ...] = (),
 ) -> Batch:
-    """Arrays [rows, width, ...] of what has the length `name`, and which example each place belongs to.
+    """Returns arrays [rows, width, ...] of the values of length `name`, and the example at each place.
 
     Args:
-        layout: where each example stands.
+        layout: of the batch.
         name: of the length.
         values: by the names of the arrays, the values [length, ...] of the layout's examples, in its order;
             those of an example are equally long in all arrays.
@@ -111,8 +100,8 @@ def lay(
         DataError: an example reaches over the end of its row; it was shorter when the layout was planned.
 
     Returns:
-        The arrays, 0 where nothing stands; "NAME_segment_ids" [rows, width], the number of the example, 0
-        where there is none; "NAME_positions" [rows, width], places from the beginning of the example.
+        The arrays, 0 at empty places; "NAME_segment_ids" [rows, width], the number of the example, 0 where
+        there is none; "NAME_positions" [rows, width], places from the beginning of the example.
     """
     width, (first, *_) = layout.widths[name], values.values()
     sizes = np.fromiter(map(len, first), np.int64, count=len(first))
@@ -138,7 +127,7 @@ def lay(
 def stack(
     layout: Layout, values: Sequence[np.ndarray] | np.ndarray, dtype: type, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The values [...] of the layout's examples, one a row, as an array [rows, ...]; 0 in empty rows."""
+    """Returns the values [...] of a layout's examples, one a row: [rows, ...], 0 in empty rows."""
     array = np.zeros((layout.rows, *shape), dtype)
     for row, value in zip(layout.row.tolist(), values, strict=True):
         array[row] = value
@@ -153,7 +142,7 @@ def plan_packed(
     widths: Mapping[str, int],
     rng: np.random.Generator,
 ) -> list[Layout]:
-    """Batches of one shape, several examples a row: first fit, longest first, rows shuffled.
+    """Plans batches of one shape, several examples a row: first fit, longest first, rows shuffled.
 
     The last batch may have empty rows. (First-fit decreasing: Johnson 1973.)
     """
@@ -199,7 +188,7 @@ def plan_packed(
 
 @dataclass(frozen=True)
 class Bucket:
-    """A batch shape for examples of at most these lengths."""
+    """A shape of batches for examples of at most these lengths."""
 
     rows: int
     widths: Mapping[str, int]
@@ -213,14 +202,14 @@ def length_buckets(
     fractions: Sequence[float] = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625),
     same_rows: bool = False,
 ) -> list[Bucket]:
-    """Shapes of about rows x the longest width tokens, one for each fraction of the widths, ascending.
+    """Returns shapes of about rows x the longest width tokens, a fraction of the widths each, ascending.
 
     Args:
         rows: of the longest ones.
         widths: the greatest lengths.
         multiple: every row count is one of its multiples.
         fractions: from 1 down; more of them pad less and compile more.
-        same_rows: as many rows of short ones, where something else in a row costs the same in all.
+        same_rows: as many rows of short ones, for batches with other arrays of a fixed size.
     """
     shapes: dict[tuple[int, ...], Bucket] = {}
     longest = max(widths.values(), default=1)
@@ -233,15 +222,6 @@ def length_buckets(
     return list(shapes.values())[::-1]
 
 
-def bucket_of(lengths: Lengths, buckets: Sequence[Bucket]) -> Int[np.ndarray, " examples"]:
-    """Index of the first bucket (they are in ascending order) that holds each example."""
-    fitting = [
-        np.searchsorted([bucket.widths[name] for bucket in buckets], sizes)
-        for name, sizes in lengths.items()
-    ]
-    return np.maximum.reduce(fitting)
-
-
 def plan_buckets(
     examples: Int[np.ndarray, " examples"],
     lengths: Lengths,
@@ -249,9 +229,14 @@ def plan_buckets(
     buckets: Sequence[Bucket],
     rng: np.random.Generator | None,
 ) -> list[Layout]:
-    """Batches of like lengths, one example a row, shuffled; in ascending order without `rng`."""
-    place = bucket_of(lengths, buckets) if lengths else np.zeros(len(examples), np.int64)
-    layouts = []
+    """Plans batches of like lengths, one example a row, shuffled; in ascending order without `rng`.
+
+    `buckets` ascend; an example is in the first one that holds it.
+    """
+    place, layouts = np.zeros(len(examples), np.int64), []
+    for name, sizes in lengths.items():
+        widths = [bucket.widths[name] for bucket in buckets]
+        place = np.maximum(place, np.searchsorted(widths, sizes))
     for index, bucket in enumerate(buckets):
         mine = np.flatnonzero(place == index)
         if rng is not None:

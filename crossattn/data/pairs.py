@@ -1,4 +1,4 @@
-"""Pairs of texts as features: a source that is read, a target that is predicted, alignments of words."""
+"""Features of pairs of texts: a source that is read, a target that is predicted, alignments of words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import Tokenizer
 
 ANY_LENGTH = 2**31 - 2
-"""The most tokens of a text that nothing is to shorten."""
+"""The greatest length of a text that is never cut."""
 
 
 def pair_features(
@@ -22,7 +22,7 @@ def pair_features(
     side: str = "both",
     links: bool = False,
 ) -> Mapping[str, Any]:
-    """The features of examples as `pair_examples` gives them.
+    """Returns the features of examples as `pair_examples` gives them.
 
     Args:
         tokenizer: of both sides, or of the source when `target_tokenizer` is given.
@@ -50,15 +50,7 @@ def pair_features(
 def pair_examples(
     source: Sequence[Mapping[str, Any]], side: str = "both", links: bool = False
 ) -> Sequence[Mapping[str, Any]]:
-    """The examples of a source of pairs, as `pair_features` reads them."""
+    """Returns the examples of a source of pairs, as `pair_features` reads them."""
     if side == "source":
-        return MappedSource(source, _source_alone)
-    return MappedSource(source, _with_links) if links else source
-
-
-def _source_alone(example: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": example.get("id"), "target": example["source"]}
-
-
-def _with_links(example: Mapping[str, Any]) -> dict[str, Any]:
-    return {**example, "links": example}
+        return MappedSource(source, lambda each: {"id": each.get("id"), "target": each["source"]})
+    return MappedSource(source, lambda each: {**each, "links": each}) if links else source

@@ -1,14 +1,13 @@
-"""Training batches without end, in an order that a seed fixes and a small state can resume exactly.
+"""Training batches without end, in an order that a seed fixes and a small state resumes exactly.
 
-Pairs of texts are tokenised once, examples of features prepared one by one. grain shuffles their
-indices anew each epoch and cuts the stream into windows; each window becomes a list of batch
-layouts, and a batch is filled when it is asked for, from flat arrays or from the examples. The state
-is a place in the stream of windows, so it stays a few numbers and does not depend on prefetching.
+Pairs of texts are tokenised once, examples of features prepared one by one. grain shuffles their indices anew
+each epoch and cuts the stream into windows; each window becomes a list of batch layouts, and a batch is
+filled when it is asked for. The state is a place in the stream of windows, so it stays a few numbers and does
+not depend on prefetching.
 """
 
 import contextlib
 import functools
-import logging
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +23,11 @@ from crossattn.data.features import Feature
 from crossattn.data.packing import (
     Batch,
     Bucket,
-    Fillable,
     Layout,
     length_buckets,
     plan_buckets,
     plan_packed,
+    rows_multiple,
 )
 from crossattn.data.pairs import pair_examples, pair_features
 from crossattn.data.prepared import Prepared, prepare_examples
@@ -45,8 +44,6 @@ __all__ = [
     "train_batches",
 ]
 
-_LOG = logging.getLogger(__name__)
-
 
 def make_train_iterator(
     source: Sequence[dict[str, Any]],
@@ -60,14 +57,14 @@ def make_train_iterator(
     link_share: float = 0.0,
     **batching: Any,
 ) -> "TrainIterator":
-    """Batches for training, repeated over shuffled epochs for ever.
+    """Returns batches of text pairs for training, repeated over shuffled epochs for ever.
 
     "pack" gives [rows, length] always, several examples a row; "bucket" gives one of a few shapes,
     one example a row, with about rows x length tokens each; "pad" gives [rows, length] always, one example
-    a row. Row counts are of the global batch:
-    each process gets its block of rows / process_count. Which examples a batch holds, and where they
-    stand in it, depends neither on the number of processes nor on `batch_multiple`: what a bucket lacks
-    to a multiple of them is empty rows at its end. So a state goes on with any number of processes.
+    a row. Row counts are of the global batch: each process gets its block of rows / process_count. The
+    examples of a batch and their places depend neither on the number of processes nor on `batch_multiple`:
+    empty rows at the end fill a bucket up to a multiple of them. So a state goes on with any number of
+    processes.
 
     Args:
         source: random-access examples, see `sources`.
@@ -75,7 +72,7 @@ def make_train_iterator(
         mode: "pack", "bucket" or "pad".
         batch_size: rows of the global batch (in "bucket" mode those of the longest bucket).
         source_len, target_len: tokens; the longest that a source and a target may be, EOS included.
-        truncation: "drop" or "cut" what is longer; the counts are attributes of the iterator.
+        truncation: "drop" or "cut" longer texts; the counts are attributes of the iterator.
         side: "both"; or "source" or "target" for a language model of that text (batches with
             target_* only).
         link_share: above 0, batches carry the gold links (see `features.Links`) of this share of the
@@ -88,7 +85,7 @@ def make_train_iterator(
         prefetch: batches made ahead by a thread; 0 for none.
 
     Raises:
-        DataError: an option is out of range, no example fits, or there are no links to carry.
+        DataError: an option is out of range, no example fits, or no example has links.
     """
     features = pair_features(
         tokenizer,
@@ -105,15 +102,6 @@ def make_train_iterator(
     return train_batches(prepared, **batching)
 
 
-def train_batches(prepared: Prepared, **batching: Any) -> "TrainIterator":
-    """`feature_batches` of examples that are prepared already, in memory or on disk.
-
-    Raises:
-        DataError: an option is out of range.
-    """
-    return _batches(prepared, prepared.widths, **batching)
-
-
 def feature_batches(
     examples: Sequence[dict[str, Any]],
     features: Mapping[str, Feature],
@@ -121,19 +109,19 @@ def feature_batches(
     truncation: str = "drop",
     **batching: Any,
 ) -> "TrainIterator":
-    """Batches of features for training, repeated over shuffled epochs for ever.
+    """Returns batches of features for training, repeated over shuffled epochs for ever.
 
     Examples are read and prepared one by one when a batch is made; in memory are their lengths alone.
-    What is of a fixed size is stacked, one example a row; a batch that has such arrays also has "valid",
+    Values of a fixed size are stacked, one example a row; a batch that has such arrays also has "valid",
     int32 [rows], 1 where a row holds an example.
 
     Args:
         examples: random-access examples, see `sources`.
-        features: what becomes of them, by the names of their values, which the arrays take.
-        truncation: "drop" or "cut" what is longer than a feature lets it be.
+        features: by the names of the examples' values, which the arrays take.
+        truncation: "drop" or "cut" values longer than a feature lets them be.
         batching: as `make_train_iterator` has it: mode, batch_size, seed, process_index, process_count,
             batch_multiple, window, prefetch. "pack" wants features that all have a length; in "bucket" mode
-            every bucket has the same number of rows where something is stacked.
+            stacked values give every bucket the same number of rows.
 
     Raises:
         DataError: an option is out of range, or a feature cannot be packed; and when a batch is made, an
@@ -145,12 +133,11 @@ def feature_batches(
         raise DataError(
             f"{', '.join(stacked)} cannot be packed, being of a fixed size; take mode 'bucket' or 'pad'"
         )
-    return _batches(prepared, prepared.widths, same_rows=bool(stacked), **batching)
+    return train_batches(prepared, **batching)
 
 
-def _batches(
-    encoded: Fillable,
-    widths: Mapping[str, int],
+def train_batches(
+    encoded: Prepared | FeatureExamples,
     *,
     mode: str = "pack",
     batch_size: int = 16,
@@ -160,54 +147,73 @@ def _batches(
     batch_multiple: int = 1,
     window: int = 8192,
     prefetch: int = 2,
-    same_rows: bool = False,
 ) -> "TrainIterator":
-    """Batches of whatever can be planned by its lengths."""
-    multiple = int(np.lcm(process_count, batch_multiple))
-    check_batches(mode, batch_size, multiple, process_index, process_count, window)
+    """Returns batches of prepared examples, or of examples and their features, as `make_train_iterator` does.
+
+    Raises:
+        DataError: an option is out of range.
+    """
+    if mode not in ("pack", "bucket", "pad"):
+        raise DataError(f"mode is {mode!r}; expected 'pack', 'bucket' or 'pad'")
+    rows_multiple(batch_size, process_count, batch_multiple)
+    if not 0 <= process_index < process_count:
+        raise DataError(f"process_index is {process_index} of {process_count} processes")
+    if window < 1:
+        raise DataError(f"window is {window}; expected at least 1 example")
+    widths = encoded.widths
     if mode == "pack":
         plan = functools.partial(plan_packed, rows=batch_size, widths=widths)
     elif mode == "bucket":
-        buckets = length_buckets(batch_size, widths, same_rows=same_rows)
+        buckets = length_buckets(batch_size, widths, same_rows=encoded.stacked)
         plan = functools.partial(plan_buckets, buckets=buckets)
     else:
         plan = functools.partial(plan_buckets, buckets=[Bucket(batch_size, widths)])
+
+    def planned(index: int, examples: np.ndarray) -> list[Layout]:
+        rng = np.random.default_rng([seed % 2**32, index])
+        examples = encoded.fitting(examples)
+        return plan(examples, encoded.lengths_of(examples), rng=rng)
+
     # Batches of one shape are windows themselves, or the last one of each window would not be full.
     window = batch_size if mode == "pad" else min(window, len(encoded))
     identity = f"{mode} {batch_size} {widths} {seed} {window} {encoded.fingerprint()}"
     shuffled = grain.MapDataset.range(len(encoded)).shuffle(seed=seed % 2**32).repeat()
-    windows = shuffled.batch(window).map_with_index(_Planner(encoded, plan, seed))
-    # No read-ahead here: the thread below makes whole batches ahead and keeps the state of each.
-    stream = windows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    stream = grain.experimental.FlatMapIterDataset(stream, _Flatten())
+    windows = in_order(shuffled.batch(window).map_with_index(planned))
+    layouts = grain.experimental.FlatMapIterDataset(windows, _Flatten())
     shard = (process_index, process_count, batch_multiple)
-    batches = stream.map(lambda layout: encoded.fill(layout.shard(*shard)))
-    if prefetch:
-        batches = grain.experimental.ThreadPrefetchIterDataset(
-            batches, prefetch_buffer_size=prefetch
-        )
-    return TrainIterator(batches, encoded, zlib.crc32(identity.encode()))
+    batches = layouts.map(lambda layout: encoded.fill(layout.shard(*shard)))
+    return TrainIterator(batches, encoded, identity, prefetch)
+
+
+def in_order(dataset: grain.MapDataset) -> grain.IterDataset:
+    """Returns an iterable without read-ahead: `TrainIterator` reads ahead and keeps each batch's state."""
+    return dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
 
 class TrainIterator:
     """Iterator of batch dicts whose state resumes it bit for bit.
 
     Attributes:
-        examples: those that are trained on.
-        dropped: those left out for their length; of what is not prepared it shows when they are read.
-        cut: values that were shortened, by the names of their features.
+        examples: how many are trained on.
+        dropped: how many were left out for their length, of examples prepared ahead.
+        cut: how many values were shortened, by the names of their features.
     """
 
     def __init__(
         self,
         dataset: grain.IterDataset,
-        encoded: Fillable,
-        fingerprint: int,
+        encoded: Prepared | FeatureExamples,
+        identity: str,
+        prefetch: int,
     ):
+        if prefetch:
+            dataset = grain.experimental.ThreadPrefetchIterDataset(
+                dataset, prefetch_buffer_size=prefetch
+            )
         self._iterator = iter(dataset)
         # Stops the prefetching thread before the interpreter takes its modules away.
         self._finalizer = weakref.finalize(self, self._iterator.close)
-        self._fingerprint = fingerprint
+        self._fingerprint = zlib.crc32(identity.encode())
         self.examples = len(encoded)
         self.dropped, self.cut = getattr(encoded, "dropped", 0), encoded.cut
 
@@ -219,7 +225,7 @@ class TrainIterator:
             return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
-        """A JSON-able state, from which the batch after the last one handed out comes next."""
+        """Returns a JSON-able state, from which the batch after the last one handed out comes next."""
         return {"stream": self._iterator.get_state(), "fingerprint": self._fingerprint}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -237,47 +243,19 @@ class TrainIterator:
             self._iterator.set_state(state["stream"])
 
     def close(self) -> None:
-        """Stops the prefetching thread; the iterator gives nothing afterwards."""
+        """Stops the prefetching thread; no batch comes afterwards."""
         self._finalizer()
 
 
 @contextlib.contextmanager
 def _in_our_words() -> Iterator[None]:
-    """Takes away what grain adds to the message of an error: a user reads one sentence."""
+    """Removes the lines that grain adds to the message of an error."""
     try:
         yield
     except (DataError, DataUnavailable) as error:
         raise type(error)(str(error).partition("\n")[0]) from None
 
 
-class _Planner:
-    """Turns window number `index` of shuffled indices of examples into batch layouts."""
-
-    def __init__(self, encoded: Fillable, plan: Any, seed: int):
-        self._encoded, self._plan, self._seed = encoded, plan, seed
-
-    def __call__(self, index: int, examples: np.ndarray) -> list[Layout]:
-        rng = np.random.default_rng([self._seed % 2**32, index])
-        examples = self._encoded.fitting(examples)
-        return self._plan(examples, self._encoded.lengths_of(examples), rng=rng)
-
-
 class _Flatten(grain.experimental.FlatMapTransform):
     def flat_map(self, element: list[Layout]) -> list[Layout]:
         return element
-
-
-def check_batches(
-    mode: str, batch_size: int, multiple: int, process_index: int, process_count: int, window: int
-) -> None:
-    """Raises DataError for options of batches that are out of range."""
-    if mode not in ("pack", "bucket", "pad"):
-        raise DataError(f"mode is {mode!r}; expected 'pack', 'bucket' or 'pad'")
-    if batch_size < 1 or batch_size % multiple:
-        raise DataError(
-            f"batch_size is {batch_size}; expected a positive multiple of {multiple} (processes and mesh)"
-        )
-    if not 0 <= process_index < process_count:
-        raise DataError(f"process_index is {process_index} of {process_count} processes")
-    if window < 1:
-        raise DataError(f"window is {window}; expected at least 1 example")

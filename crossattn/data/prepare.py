@@ -1,10 +1,10 @@
-"""Preparing a corpus once, so that training begins in seconds whatever its size.
+"""Corpora prepared once, so that training begins in seconds whatever their size.
 
-Several processes prepare examples, a shard each at a time, in a folder that source, features and options
-name; `manifest.json` is written last, and without it there is no corpus. Killed at any moment, the same call
-goes on with the shards that are whole, and ends with the same bytes. One process at a time prepares a folder
-and others wait for it; hosts that do not share the folder prepare their own. Numbers lie in flat files rather
-than in ArrayRecord, whose index takes 55 bytes of memory an example.
+Several processes prepare examples, a shard each at a time, in a folder named by source, features and options;
+`manifest.json` is written last, and without it there is no corpus. After a kill the same call keeps the whole
+shards, and ends with the same bytes. One process at a time prepares a folder and others wait for it; hosts
+that do not share the folder prepare their own. Numbers are in flat files: the index of ArrayRecord takes 55
+bytes of memory an example.
 """
 
 import bisect
@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from crossattn.data import fetch, sources
 from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.examples import refuse, widths_of
 from crossattn.data.pairs import pair_examples
 from crossattn.data.prepared import (
     Prepared,
@@ -42,25 +43,24 @@ from crossattn.data.prepared import (
     dtype_of,
     parts,
     starts_of,
-    widths_of,
 )
 from crossattn.data.tokenizers import Tokenizer
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 2  # of what lies in a folder
+_VERSION = 2  # of the files in a folder
 _SHARD, _MOST_SHARDS = 2**16, 128
 _MANIFEST = "manifest.json"
-_READ = 2**22  # bytes of a file read at a time when all of it is
+_READ = 2**22  # bytes read at a time of a whole file
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """One split of a source of pairs under its features, which is what a folder holds.
+    """One split of a source of pairs under its features, the content of a folder.
 
     Attributes:
-      name, opening: those of `sources.open_source`; `opening` is all but the name.
+      name, opening: the arguments of `sources.open_source`; `opening` is all but the name.
       features: of `pairs.pair_features`.
-      truncation: "drop" or "cut", for what is longer than a feature lets it be.
+      truncation: "drop" or "cut", for texts longer than a feature lets them be.
       side: of `pairs.pair_examples`.
     """
 
@@ -72,7 +72,7 @@ class PreparedCorpus:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """What tells it from others, JSON-able."""
+        """The properties that tell it from others, JSON-able."""
         return {
             "version": _VERSION,
             "source": sources.identity(self.name, **self.opening),
@@ -83,7 +83,7 @@ class PreparedCorpus:
 
     @cached_property
     def folder(self) -> Path:
-        """Where it lies, or will lie."""
+        """Its folder, which may not be there yet."""
         key = hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
         split = self.opening.get("split", "train")
         title, split = (re.sub(r"[^A-Za-z0-9]+", "-", x) for x in (Path(self.name).name, split))
@@ -91,25 +91,25 @@ class PreparedCorpus:
         return root / f"{title.strip('-')[:40]}-{split[:20]}-{key[:16]}"
 
     def examples(self) -> Sequence[Mapping[str, Any]]:
-        """Its examples, as its features read them."""
+        """Returns its examples, as its features read them."""
         source = sources.open_source(self.name, **self.opening)
         return pair_examples(source, self.side, "links" in self.features)
 
 
 def _described(feature: Any) -> list[str]:
-    """A feature with all that it prepares by, tokenizers as checksums."""
+    """Describes a feature, its tokenizers as checksums."""
     inside = [vars(each) for each in (feature, *vars(feature).values()) if hasattr(each, "lengths")]
     tokenizers = [each["tokenizer"].to_json() for each in inside if "tokenizer" in each]
     return [repr(feature), *(hashlib.sha256(text.encode()).hexdigest() for text in tokenizers)]
 
 
 def prepared_dir(data_dir: str | os.PathLike | None = None) -> Path:
-    """The folder of all prepared corpora."""
+    """Returns the folder of all prepared corpora."""
     return fetch.cache_dir(data_dir) / "prepared"
 
 
 def is_prepared(corpus: PreparedCorpus) -> bool:
-    """Whether its folder is whole: no file is missing, and none of another size than was written."""
+    """Returns whether its folder is whole: no file is missing or of another size than was written."""
     manifest = _manifest(corpus.folder)
     return manifest is not None and not _wrong_files(corpus.folder, manifest)
 
@@ -130,7 +130,7 @@ def prepare(corpus: PreparedCorpus, workers: int | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            if not is_prepared(corpus):  # by whom this one has waited for
+            if not is_prepared(corpus):  # by the process that held the lock
                 _prepare(corpus, workers or len(os.sched_getaffinity(0)))
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -138,7 +138,7 @@ def prepare(corpus: PreparedCorpus, workers: int | None = None) -> Path:
 
 
 def open_prepared(corpus: PreparedCorpus) -> Prepared:
-    """A prepared corpus; its numbers stay on disk.
+    """Opens a prepared corpus; its numbers stay on disk.
 
     Raises:
       DataError: no example was short enough.
@@ -171,7 +171,7 @@ def open_prepared(corpus: PreparedCorpus) -> Prepared:
 
 
 def keep_tokenizer(path: Path, train: Callable[[], Tokenizer]) -> Tokenizer:
-    """The tokenizer in a file of `prepared_dir`, trained by the first process that asks for it.
+    """Returns the tokenizer in a file of `prepared_dir`; the first process that asks trains it.
 
     Raises:
       DataUnavailable: the file cannot be written.
@@ -205,8 +205,7 @@ def _prepare(corpus: PreparedCorpus, workers: int) -> None:
     _remove_partial(folder)
     _forget_wrong_files(folder)
     source = corpus.examples()
-    if not len(source):
-        raise DataError("the data source has no examples")
+    refuse(source, corpus.truncation)
     shards = shard_indices(len(source))
     missing = {name: part for name, part in shards.items() if not _is_whole(folder, name)}
     there = len(source) - sum(map(len, missing.values()))
@@ -227,7 +226,7 @@ def _prepare(corpus: PreparedCorpus, workers: int) -> None:
     if sources.identity(corpus.name, **corpus.opening) != corpus.description["source"]:
         raise DataError(f"{corpus.name} changed while it was being prepared; start again")
     record = _write_columns(corpus, list(shards))
-    _remove_partial(folder)  # of processes that outlived the one that was killed by a moment
+    _remove_partial(folder)  # of processes that outlived a killed one by a moment
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     record |= {"shards": list(shards), "files": files, "corpus": corpus.description}
     with _written(folder / _MANIFEST) as file:
@@ -235,7 +234,7 @@ def _prepare(corpus: PreparedCorpus, workers: int) -> None:
 
 
 def shard_indices(examples: int) -> dict[str, range]:
-    """Name and examples of each shard; they depend on nothing but the number of examples."""
+    """Returns name and examples of each shard, which depend on the number of examples alone."""
     size = _SHARD * max(1, -(-examples // (_SHARD * _MOST_SHARDS)))
     count = -(-examples // size)
     return {
@@ -247,7 +246,7 @@ def shard_indices(examples: int) -> dict[str, range]:
 def _write_shard(
     corpus: PreparedCorpus, source: Sequence[Mapping[str, Any]], shard: str, indices: range
 ) -> int:
-    """Writes what becomes of the examples of these indices, its index last; returns how many they were."""
+    """Writes the prepared examples of these indices, the index last; returns the number of indices."""
     made = []
     with _written(corpus.folder / f"numbers-{shard}") as file:
         for part in parts(source, corpus.features, corpus.truncation, indices):
@@ -267,7 +266,7 @@ def _is_whole(folder: Path, shard: str) -> bool:
 
 
 def _write_columns(corpus: PreparedCorpus, shards: Sequence[str]) -> dict[str, Any]:
-    """Writes for all shards together what is mapped into memory, and returns what the manifest says."""
+    """Writes the arrays of all shards that are mapped into memory; returns entries of the manifest."""
     folder = corpus.folder
 
     def each(name: str) -> Iterator[np.ndarray]:
@@ -299,7 +298,7 @@ def _write_columns(corpus: PreparedCorpus, shards: Sequence[str]) -> dict[str, A
 
 
 def _write_column(path: Path, size: int, columns: Iterator[np.ndarray]) -> None:
-    """An array of so many numbers, of which no more than a part is ever in memory."""
+    """Writes an array of `size` numbers in parts, one of which is in memory at a time."""
     first = next(columns)
     header = {"descr": first.dtype.str, "fortran_order": False, "shape": (size,)}
     with _written(path) as file:
@@ -317,14 +316,14 @@ def _mapped(folder: Path, name: str) -> np.ndarray:
 
 
 class _File:
-    """A file that is opened when it is first read, and shared by threads."""
+    """A file that is opened at the first reading, and shared by threads."""
 
     def __init__(self, path: Path):
         self.path = path
         self._handle: int | None = None
 
     def read(self, size: int, start: int) -> bytes:
-        """So many bytes from a place on.
+        """Returns so many bytes from a place on.
 
         Raises:
           DataUnavailable: the file is gone, or shorter.
@@ -342,7 +341,7 @@ class _File:
         return raw
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it, some bytes at a time."""
+        """Yields the whole content in pieces."""
         end = self.path.stat().st_size
         for start in range(0, end, _READ):
             yield self.read(min(_READ, end - start), start)
@@ -355,7 +354,7 @@ class _File:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is whole and on the disk, and not at all after an error."""
+    """Opens a file that gets its name when it is whole and on the disk, and never after an error."""
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial_path.open("wb") as file:
@@ -385,13 +384,13 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _wrong_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Those that are not there, or not of the size that was written."""
+    """Returns files that are missing, or not of the size that was written."""
     there = {entry.name: entry.stat().st_size for entry in os.scandir(folder) if entry.is_file()}
     return [name for name, size in manifest["files"].items() if there.get(name) != size]
 
 
 def _forget_wrong_files(folder: Path) -> None:
-    """Of a corpus that was whole once: what says so goes first, then the shards to be made anew."""
+    """Removes the manifest of a damaged corpus, then its damaged files, to be made anew."""
     manifest = _manifest(folder)
     if manifest is None:
         return

@@ -1,22 +1,21 @@
 """Examples whose features are prepared once, so that a training batch is only copying.
 
-The arrays of an example stand one behind another, those of all examples in one row of numbers: in memory, or
-in files (`crossattn.data.prepare`) of which only the lengths are mapped into memory.
+The arrays of all examples are one row of numbers, in memory or in files (`crossattn.data.prepare`), of which
+only the lengths are mapped into memory.
 """
 
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Integer
 
 from crossattn.data.errors import DataError
-from crossattn.data.examples import check_truncation, collate, prepared_by
-from crossattn.data.features import Feature
+from crossattn.data.examples import collate, prepared_by, refuse, widths_of
+from crossattn.data.features import Links, Text
 from crossattn.data.packing import Batch, Layout, Lengths
 from crossattn.data.sources import items_of
 
@@ -24,43 +23,25 @@ _LOG = logging.getLogger(__name__)
 _CHUNK = 4096  # examples prepared at a time: enough to keep every core busy, little memory
 
 
-@runtime_checkable
-class Storable(Feature, Protocol):
-    """A feature whose arrays are numbers from 0 on, so that they can be kept.
-
-    Attributes:
-        largest: the greatest number that an array may hold.
-        extra: numbers that an array has beyond its length in a batch.
-    """
-
-    @property
-    def largest(self) -> int: ...
-
-    @property
-    def extra(self) -> int: ...
-
-    def prepare_many(
-        self, values: Sequence[Any]
-    ) -> tuple[list[np.ndarray], Int[np.ndarray, " values"]]:
-        """The flat arrays of many values, and their lengths before they were cut."""
-        ...
+Storable = Text | Links
+"""A feature whose arrays hold numbers from 0 to `largest`, `extra` of them beyond its length in a batch."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples as arrays, within the greatest lengths, and what it took to make them fit.
+    """Examples as arrays within the greatest lengths.
 
     Attributes:
         features: by their names, in the order in which their arrays stand.
         lengths: of each example's values in a batch, by the names of the features.
-        starts: where the numbers of each example begin.
-        read: the numbers from one place on, so many.
+        starts: the place of the first number of each example.
+        read: returns the numbers from a place on, so many.
         example: the index in the source of each.
         linked: the indices in the source of those that have alignments of words.
         total: examples of the source.
         cut: how many values were shortened, by the names of the features.
-        checksum: of all of it.
-        known: which examples' alignments are used; None is all.
+        checksum: of lengths and numbers.
+        known: examples whose alignments are used; None is all.
     """
 
     features: Mapping[str, Storable]
@@ -73,6 +54,8 @@ class Prepared:
     cut: Mapping[str, int]
     checksum: int
     known: Bool[np.ndarray, " examples"] | None = None
+
+    stacked = False
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -88,19 +71,19 @@ class Prepared:
         return widths_of(self.features)
 
     def fingerprint(self) -> int:
-        """A checksum that differs when texts, tokenizers, lengths or the alignments used do."""
+        """Returns a checksum that differs when texts, tokenizers, lengths or the alignments used do."""
         return zlib.crc32(b"" if self.known is None else self.known.tobytes(), self.checksum)
 
     def fitting(self, examples: Int[np.ndarray, " some"]) -> Int[np.ndarray, " some"]:
-        """All: those that are too long were left out."""
+        """Returns all: examples that are too long were left out."""
         return examples
 
     def lengths_of(self, examples: Int[np.ndarray, " some"]) -> Lengths:
-        """The lengths of some examples."""
+        """Returns the lengths of some examples."""
         return {name: self.lengths[name][examples].astype(np.int64) for name in self.widths}
 
     def values(self, examples: Int[np.ndarray, " some"]) -> dict[str, list[np.ndarray]]:
-        """The arrays of some examples, by the names of the features."""
+        """Returns the arrays of some examples, by the names of the features."""
         sizes = np.stack([self.lengths[n][examples] + f.extra for n, f in self.features.items()], 1)
         arrays: dict[str, list[np.ndarray]] = {name: [] for name in self.features}
         starts, ends = self.starts[examples].tolist(), np.cumsum(sizes, 1, np.int64).tolist()
@@ -116,15 +99,15 @@ class Prepared:
         return arrays
 
     def fill(self, layout: Layout) -> Batch:
-        """The batch of a layout."""
+        """Returns the batch of a layout."""
         return collate(self.features, layout, self.values(layout.examples))
 
     def with_links(self, share: float, seed: int = 0) -> "Prepared":
-        """The same with the alignments of a share of the examples that have any.
+        """Returns the same with the alignments of a share of the examples that have any.
 
         Args:
-            share: above 0, at most 1; which examples these are follows from the seed alone, and a larger
-                share holds those of a smaller one.
+            share: above 0, at most 1; the seed alone chooses the examples, and a larger share holds those of
+                a smaller one.
 
         Raises:
             DataError: the share is out of range, or no example has alignments.
@@ -138,7 +121,7 @@ class Prepared:
         return replace(self, known=np.isin(self.example, chosen))
 
     def refuse_empty(self) -> None:
-        """Logs what was dropped or cut.
+        """Logs how many examples were dropped and values cut.
 
         Raises:
             DataError: nothing is left.
@@ -155,7 +138,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Part:
-    """Some prepared examples: those that fit of `total`, as `Prepared` has them."""
+    """A part of the prepared examples, as `Prepared` has them: those that fit of `total`."""
 
     numbers: np.ndarray
     lengths: Mapping[str, Int[np.ndarray, " examples"]]
@@ -166,23 +149,18 @@ class Part:
 
     @property
     def sizes(self) -> Int[np.ndarray, " examples"]:
-        """Numbers of each example, without the `extra` ones."""
+        """The numbers of each example, without the `extra` ones."""
         return np.add.reduce(list(self.lengths.values()))
 
 
-def widths_of(features: Mapping[str, Feature]) -> dict[str, int]:
-    """The greatest lengths of the features that have one."""
-    return {name: f.max_length for name, f in features.items() if f.max_length is not None}
-
-
 def dtype_of(features: Mapping[str, Storable]) -> np.dtype:
-    """The smallest type that holds the numbers of features."""
+    """Returns the smallest type that holds the numbers of features."""
     short = max(feature.largest for feature in features.values()) < 2**16
     return np.dtype(np.uint16 if short else np.int32)
 
 
 def starts_of(features: Mapping[str, Storable], sizes: np.ndarray, first: int = 0) -> np.ndarray:
-    """Where examples of those sizes begin, the first at `first`; one more at the end."""
+    """Returns the starts of examples of those sizes from `first` on, and the end of the last."""
     extra = sum(feature.extra for feature in features.values())
     return first + np.concatenate([[0], np.cumsum(sizes + extra, dtype=np.int64)])
 
@@ -193,7 +171,7 @@ def parts(
     truncation: str,
     indices: range,
 ) -> Iterator[Part]:
-    """Examples of those indices prepared, a few thousand at a time.
+    """Yields examples of those indices prepared, a few thousand at a time.
 
     Raises:
         DataError: an example is wrong; names it.
@@ -203,9 +181,7 @@ def parts(
         some = range(start, min(start + _CHUNK, indices.stop))
         examples, arrays, lengths = items_of(source, some), {}, {}
         for name, feature in features.items():
-            arrays[name], lengths[name] = prepared_by(
-                feature.prepare_many, partial(_prepare_one, feature), name, examples
-            )
+            arrays[name], lengths[name] = prepared_by(feature.prepare_many, name, examples)
         long = {name: lengths[name] > width for name, width in widths_of(features).items()}
         kept = np.arange(len(some))
         if truncation == "drop":
@@ -225,24 +201,18 @@ def parts(
         )
 
 
-def _prepare_one(feature: Storable, value: Any) -> Any:
-    return feature.prepare_many([value])
-
-
 def prepare_examples(
     source: Sequence[Mapping[str, Any]], features: Mapping[str, Storable], truncation: str = "drop"
 ) -> Prepared:
-    """The examples of a source, prepared in memory.
+    """Returns the examples of a source, prepared in memory.
 
     Args:
-        truncation: "drop" or "cut", for what is longer than a feature lets it be.
+        truncation: "drop" or "cut", for values longer than a feature lets them be.
 
     Raises:
         DataError: there are no examples, none is short enough, one is wrong, or an option is unknown.
     """
-    check_truncation(truncation)
-    if not len(source):
-        raise DataError("the data source has no examples")
+    refuse(source, truncation)
     made = list(parts(source, features, truncation, range(len(source))))
     numbers = np.concatenate([part.numbers for part in made])
     lengths = {name: np.concatenate([part.lengths[name] for part in made]) for name in features}
@@ -262,7 +232,7 @@ def prepare_examples(
 
 
 def checksum(lengths: Mapping[str, np.ndarray], numbers: Any) -> int:
-    """That of lengths and numbers, which come in pieces of bytes."""
+    """Returns the checksum of lengths and numbers, which come in pieces of bytes."""
     crc = 0
     for piece in numbers:
         crc = zlib.crc32(piece, crc)

@@ -1,11 +1,11 @@
-"""The tokenizer of a published checkpoint, called like one that was trained here.
+"""Tokenizers of published checkpoints, with the methods of those trained here.
 
-Its vocabulary has padding, beginning and end wherever its publisher put them, so it
-comes with a `Frame` of its own, which `frame_of` reads off what it puts around a text.
+Padding, beginning and end have ids of the publisher, so a tokenizer has a `Frame` of its own, which
+`frame_of` finds by encoding a text.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class PublishedTokenizer(Tokenizer):
         )
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Int[np.ndarray, "tokens 2"]]:
-        """Ids and the span of each in characters of `text`, white space trimmed."""
+        """Returns ids and the span of each in characters of `text`, white space trimmed."""
         encoding = self._backend.encode(text, add_special_tokens=False)
         spans = []
         for start, end in encoding.offsets:
@@ -52,29 +52,23 @@ class PublishedTokenizer(Tokenizer):
         return encoding.ids, np.array(spans, np.int32).reshape(-1, 2)
 
     def decode(self, ids: Iterable) -> str:
-        """The text of ids up to the end; specials are skipped."""
+        """Returns the text of ids up to the end; specials are skipped."""
         known = [int(i) for i in ids]
         if self.frame.after[0] in known:
             known = known[: known.index(self.frame.after[0])]
         return self._backend.decode(known, skip_special_tokens=True).strip()
 
     def to_json(self) -> str:
-        """All of it, frame included."""
+        """Returns the whole tokenizer, frame included."""
         return json.dumps({"frame": vars(self.frame), "published": self._backend.to_str()})
 
     @classmethod
     def from_json(cls, text: str) -> "PublishedTokenizer":
-        """The tokenizer that `to_json` gave."""
+        """Returns the tokenizer of a text of `to_json`."""
         content = json.loads(text)
-        start, before, after = (content["frame"][name] for name in ("start", "before", "after"))
-        frame = Frame(start, tuple(before), tuple(after))
+        frame = content["frame"]
+        frame = Frame(frame["start"], tuple(frame["before"]), tuple(frame["after"]))
         return cls(_Backend.from_str(content["published"]), frame)
-
-    def __hash__(self) -> int:
-        return hash(self.to_json())
-
-    def _content(self) -> dict:
-        return json.loads(self.to_json())
 
     def _readable(self, id: int) -> str:
         token = self._backend.id_to_token(id)
@@ -85,13 +79,12 @@ class PublishedTokenizer(Tokenizer):
 
 
 def frame_of(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens that a tokenizer puts before and after a text."""
+    """Returns the tokens that a tokenizer puts before and after a text."""
     encoding = backend.encode("a")
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
 
 
 def most_id(backend: _Backend) -> int:
-    """The greatest id of a vocabulary."""
-    ids: Sequence[int] = list(backend.get_vocab().values())
-    return max(ids)
+    """Returns the greatest id of a vocabulary."""
+    return max(backend.get_vocab().values())

@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 5
 def prepared(
     builder_class: Any, config: str, split: str, data_dir: str | os.PathLike | None
 ) -> Sequence[dict[str, Any]]:
-    """The rows of a split of a builder of this library.
+    """Returns the rows of a split of a builder of this library.
 
     Raises:
         DataError, DataUnavailable: the builder's own; or it cannot be prepared here.
@@ -41,12 +41,13 @@ def prepared(
 
 
 class PackageBuilder(tfds.core.GeneratorBasedBuilder):
-    """A builder of what a package client brings: a builder says its features, and what its splits hold.
+    """A builder of a dataset from packages; subclasses state the features and the content of the splits.
 
     Attributes:
         files_dir: the data folder whose `downloads` holds, or will hold, the packages.
     """
 
+    VERSION = tfds.core.Version("1.0.0")
     # No downloads by URL; looking for a list of them would need a package that TFDS does not
     # declare.
     url_infos: dict = {}
@@ -58,7 +59,7 @@ class PackageBuilder(tfds.core.GeneratorBasedBuilder):
     def described(
         self, description: Any, features: dict[str, Any], homepage: str, license: str, **more: Any
     ) -> tfds.core.DatasetInfo:
-        """The builder's information: examples keep their order."""
+        """Returns the information of the builder, whose examples keep their order."""
         return tfds.core.DatasetInfo(
             builder=self,
             description=description,
@@ -68,6 +69,13 @@ class PackageBuilder(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,
             **more,
         )
+
+    def by_split(self, examples: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+        """Returns the splits of pairs of (name of the split, example)."""
+        splits: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
+        for split, example in examples:
+            splits[split].append(example)
+        return {split: self._generate_examples(found) for split, found in splits.items()}
 
     def _generate_examples(self, examples: Iterable[dict[str, Any]]) -> Any:
         yield from enumerate(examples)
@@ -96,7 +104,7 @@ def prepare(builder: Any, name: str, folder: Path) -> None:
 
 
 def _refuse_unreachable(urls: Iterable[str]) -> None:
-    """Fail in seconds where nobody answers for the first file, which TFDS asks for during minutes."""
+    """Refuses within seconds a first file that no server has; TFDS would ask for minutes."""
     url = next((url for url in urls if url.startswith(("http://", "https://"))), None)
     if url is None:
         return
@@ -107,7 +115,7 @@ def _refuse_unreachable(urls: Iterable[str]) -> None:
 
 
 def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:
-    """The example that a row with two texts is, and their word links where it has them."""
+    """Returns the example of a row with two texts, and their word links where it has them."""
     example: dict[str, Any] = {
         "id": text_of(row["id"]),
         "source": text_of(row[source]),
@@ -121,10 +129,10 @@ def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:
 
 
 def text_of(value: bytes | str) -> str:
-    """A text, which TFDS gives as bytes."""
+    """Returns a text, which TFDS stores as bytes."""
     return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def first_line(error: Exception) -> str:
-    """An error of another library in one line."""
+    """Returns an error of another library in one line."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]

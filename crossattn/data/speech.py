@@ -1,4 +1,4 @@
-"""Recordings with their transcripts, from Debian packages: real speech to be scored on, not to train on.
+"""Recordings with their transcripts, from Debian packages: real speech for evaluation, not for training.
 
 An example is {"id", "audio", "text"}: audio float32 at 16 kHz, text as its publisher wrote it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from crossattn.data import archives, fetch
 from crossattn.data.audio import read_audio
-from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.errors import DataError, absent
 
 Example = dict[str, Any]
 
@@ -20,7 +20,7 @@ Example = dict[str, Any]
 def open_speech(
     name: str, *, data_dir: str | os.PathLike | None = None, min_words: int = 1
 ) -> list[Example]:
-    """All examples of a set whose text has so many words.
+    """Returns all examples of a set whose text has so many words.
 
     Names: "librivox", five sentences read from *Sense and Sensibility*, 16 kHz (BSD-2-Clause); "asterisk",
     the English prompts of a telephone exchange by one speaker, 8 kHz (CC BY-SA 3.0).
@@ -43,7 +43,7 @@ def open_speech(
 
 def _librivox(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     (package,) = fetch.debian_packages(["pocketsphinx-testdata"], data_dir)
-    files = dict(fetch.read_deb(package, "usr/share/pocketsphinx/test/data/librivox/"))
+    files = dict(archives.read_deb(package, "usr/share/pocketsphinx/test/data/librivox/"))
     lines = _text(package, files.get("transcription")).splitlines()
     marked = [re.fullmatch(r"<s> (.*) </s> \((.*)\)", line.strip()) for line in lines]
     texts = {match[2]: match[1] for match in marked if match}
@@ -54,7 +54,7 @@ def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     names = ["asterisk-core-sounds-en", "asterisk-core-sounds-en-wav"]
     listed, package = fetch.debian_packages(names, data_dir)
     prefix = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
-    packed = dict(fetch.read_deb(listed, prefix)).get("", b"")
+    packed = dict(archives.read_deb(listed, prefix)).get("", b"")
     try:
         raw = archives.gunzip(packed)
     except archives.Damaged:
@@ -64,20 +64,18 @@ def _asterisk(data_dir) -> tuple[dict[str, str], dict[str, bytes]]:
     # Brackets describe a sound that is no speech.
     texts = {id.strip(): text.strip() for id, text in pairs if "[" not in text}
     folder = "usr/share/asterisk/sounds/en_US_f_Allison/"
-    return texts, _sounds(dict(fetch.read_deb(package, folder, ".wav")))
+    return texts, _sounds(dict(archives.read_deb(package, folder, ".wav")))
 
 
 def _text(package: Path, raw: bytes | None) -> str:
-    """The transcripts in a package, as text."""
+    """Returns the transcripts in a package."""
     try:
         if raw:
             return raw.decode("utf-8")
     except UnicodeDecodeError:
         pass
-    raise DataUnavailable(
-        f"put the package of this name as Debian has it in {package.parent} ({package.name} has no "
-        "transcripts that can be read)"
-    )
+    reason = f"{package.name} has no transcripts that can be read"
+    raise absent(["the package of this name as Debian has it"], package.parent, reason)
 
 
 def _sounds(files: dict[str, bytes]) -> dict[str, bytes]:

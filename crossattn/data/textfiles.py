@@ -1,7 +1,7 @@
 """The user's own parallel text: one TSV or JSONL file, or two texts with a sentence a line.
 
-Every complaint names the file and the line, because the file is the user's to mend. A file is never held
-whole: where every 64th line begins is known, and lines are read when they are asked for.
+Every refusal names the file and the line. A file is never held whole: only the place of every 64th line is
+kept, and lines are read when they are asked for.
 """
 
 import codecs
@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from crossattn.data.errors import DataError
+from crossattn.data.sources import Example, MappedSource
 
 _HALF = re.compile("[\ud800-\udfff]")  # JSON can spell it, and nothing can write it
 _EVERY = 20  # without a file a split, line i is a test line when i % 20 == 0, validation when 1
-_BLOCK = 64  # lines from one place that is kept in mind to the next
+_BLOCK = 64  # lines between two places that are kept
 _CHUNK = 2**22  # bytes searched for line feeds at a time
 _CHECKED = 2**26
-"""Bytes up to which all lines are looked at on opening; those of larger files when they are read."""
+"""Bytes up to which all lines are checked on opening; those of larger files when they are read."""
+
+_Texts = Callable[[int], tuple[str, str]]  # source and target of a line, by its number from 0
 
 
 def read_pairs(
@@ -29,8 +32,8 @@ def read_pairs(
     *,
     source_column: int | str | None = None,
     target_column: int | str | None = None,
-) -> "TextPairs":
-    """Examples {"id", "source", "target"} of "PAIRS.tsv", "PAIRS.jsonl" or "SOURCE,TARGET".
+) -> Sequence[Example]:
+    """Returns examples {"id", "source", "target"} of "PAIRS.tsv", "PAIRS.jsonl" or "SOURCE,TARGET".
 
     A path with "{split}" in it names one file a split; otherwise lines are dealt out: of twenty,
     the first is test, the second validation. TSV columns are numbers from 0 (default 0 and 1) or
@@ -42,31 +45,39 @@ def read_pairs(
             line is read.
     """
     files = split_files(paths, split)
+    tables, first = [Lines(file) for file in files], 0
     if len(files) == 2:
         if source_column is not None or target_column is not None:
             raise DataError(f"files:{paths} names two texts, which have no columns to choose from")
-        tables, first, parse = *_two_texts(*files), _sentence
-    elif files[0].suffix in (".jsonl", ".ndjson"):
-        tables, first = [Lines(files[0])], 0
-        parse = json_columns(source_column or "source", target_column or "target")
+        texts = _two_texts(*tables)
+    elif is_jsonl(files[0]):
+        texts = _json_texts(tables[0], source_column or "source", target_column or "target")
     else:
         left = 0 if source_column is None else source_column
         right = 1 if target_column is None else target_column
-        tables = [Lines(files[0])]
-        first, parse = _tsv(tables[0], left, right)
-    every = TextPairs(tables, parse, range(first, len(tables[0])))
+        texts, first = _tsv_texts(tables[0], left, right)
+
+    def example(number: int) -> Example:
+        pair = texts(number)
+        for text, side, table in zip(
+            pair, ("source", "target"), (tables[0], tables[-1]), strict=True
+        ):
+            _check_text(text, side, f"{table.path}, line {number + 1}")
+        return {"id": f"{files[0].name}:{number + 1}", "source": pair[0], "target": pair[1]}
+
+    numbers: Sequence[int] = range(first, len(tables[0]))
     if sum(file.stat().st_size for file in files) <= _CHECKED:
-        for index in range(len(every)):
-            every[index]
-    if "{split}" in paths:
-        return every
-    if not (dealt := TextPairs(tables, parse, Dealt(first, len(tables[0]), split))):
-        raise DataError(f"{files[0]} has too few lines for a {split} split; it takes {_EVERY}")
-    return dealt
+        for number in numbers:
+            example(number)
+    if "{split}" not in paths:
+        numbers = dealt(first, len(tables[0]), split)
+        if not len(numbers):
+            raise DataError(f"{files[0]} has too few lines for a {split} split; it takes {_EVERY}")
+    return MappedSource(numbers, example)
 
 
 def split_files(paths: str, split: str) -> list[Path]:
-    """The one or two files that "PATH" or "SOURCE,TARGET" names for a split.
+    """Returns the one or two files that "PATH" or "SOURCE,TARGET" names for a split.
 
     Raises:
         DataError: there is no such split, or it names more files.
@@ -79,38 +90,24 @@ def split_files(paths: str, split: str) -> list[Path]:
     return files
 
 
-class TextPairs(Sequence):
-    """Examples of some lines of a table, or of two texts, read when they are asked for."""
-
-    def __init__(self, tables: "Sequence[Lines]", parse: "Parse", numbers: Sequence[int]):
-        self._tables, self._parse, self._numbers = tables, parse, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> dict[str, str]:
-        number = self._numbers[index]
-        return example(self._tables, number, self._parse(self._tables, number))
+def is_jsonl(path: Path | str) -> bool:
+    """Returns whether a path names a JSONL file."""
+    return str(path).endswith((".jsonl", ".ndjson"))
 
 
-def example(tables: "Sequence[Lines]", number: int, texts: tuple[str, str]) -> dict[str, str]:
-    """The example of line ``number``, from 0, of a table or of two texts.
+def dealt(first: int, stop: int, split: str) -> Sequence[int]:
+    """Returns the numbers from ``first`` to below ``stop`` that fall to one split: of twenty, one or 18."""
+    if split != "train":
+        return range(first + (split == "validation"), stop, _EVERY)
+    rounds, rest = divmod(max(stop - first, 0), _EVERY)
+    held_out, size = 2, _EVERY - 2
+    return MappedSource(
+        range(rounds * size + max(rest - held_out, 0)),
+        lambda index: first + index // size * _EVERY + held_out + index % size,
+    )
 
-    Raises:
-        DataError: a text is empty, or holds half a character.
-    """
-    for text, side, table in zip(texts, ("source", "target"), (tables[0], tables[-1]), strict=True):
-        check_text(text, side, f"{table.path}, line {number + 1}")
-    name = f"{tables[0].path.name}:{number + 1}"
-    return {"id": name, "source": texts[0], "target": texts[1]}
 
-
-def check_text(text: str, side: str, place: str) -> None:
-    """Refuses what nothing can be learnt from, or written as UTF-8.
-
-    Raises:
-        DataError: the text is empty, or holds half a character; the message begins with the place.
-    """
+def _check_text(text: str, side: str, place: str) -> None:
     if not text.strip():
         raise DataError(f"{place}: the {side} text is empty")
     if not text.isascii() and (half := _HALF.search(text)):
@@ -120,33 +117,10 @@ def check_text(text: str, side: str, place: str) -> None:
         )
 
 
-Parse = Callable[[Sequence["Lines"], int], tuple[str, str]]
-"""Source and target of the line of a number, from 0."""
-
-
-class Dealt(Sequence):
-    """The numbers from ``first`` to below ``stop`` that fall to one split."""
-
-    def __init__(self, first: int, stop: int, split: str):
-        of_twenty = {"test": [0], "validation": [1], "train": list(range(2, _EVERY))}[split]
-        self._first, self._of_twenty = first, of_twenty
-        rounds, rest = divmod(max(stop - first, 0), _EVERY)
-        self._size = rounds * len(of_twenty) + sum(place < rest for place in of_twenty)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        if not -self._size <= index < self._size:
-            raise IndexError(f"line {index} of {self._size}")
-        rounds, place = divmod(index % self._size, len(self._of_twenty))
-        return self._first + rounds * _EVERY + self._of_twenty[place]
-
-
 class Lines(Sequence):
-    """The lines of a UTF-8 file; only a line feed ends one, whatever Unicode calls a separator.
+    """The lines of a UTF-8 file, read when they are asked for; only a line feed ends one.
 
-    Blank lines at the end, which editors leave, are none.
+    Blank lines at the end, which editors leave, do not count.
 
     Raises:
         DataError: it cannot be read, or is empty; or on reading, a line is not UTF-8.
@@ -202,7 +176,7 @@ class Lines(Sequence):
 
 
 def _line_edges(path: Path) -> tuple[np.ndarray, int]:
-    """Where every 64th line begins and the file ends, and how many lines there are."""
+    """Returns the places of every 64th line and of the end of the file, and the number of lines."""
     with path.open("rb") as file:
         begin = len(codecs.BOM_UTF8) * (file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8)
         file.seek(begin)
@@ -217,42 +191,37 @@ def _line_edges(path: Path) -> tuple[np.ndarray, int]:
     return np.append(edges[edges < at], at), lines + (last != b"\n")
 
 
-def _two_texts(source: Path, target: Path) -> tuple[list[Lines], int]:
-    texts = [Lines(source), Lines(target)]
-    sizes = [len(text) for text in texts]
+def _two_texts(source: Lines, target: Lines) -> _Texts:
+    sizes = [len(source), len(target)]
     if sizes[0] != sizes[1]:
         longer = source if sizes[0] > sizes[1] else target
         raise DataError(
-            f"{longer}, line {min(sizes) + 1}: no partner ({source} has {sizes[0]} lines, "
-            f"{target} has {sizes[1]})"
+            f"{longer.path}, line {min(sizes) + 1}: no partner ({source.path} has {sizes[0]} lines, "
+            f"{target.path} has {sizes[1]})"
         )
-    return texts, 0
+    return lambda number: (source[number], target[number])
 
 
-def _sentence(tables: Sequence[Lines], number: int) -> tuple[str, str]:
-    return tables[0][number], tables[1][number]
-
-
-def _tsv(table: Lines, source: int | str, target: int | str) -> tuple[int, Parse]:
-    """The number of its first line of text, and how a line is read."""
+def _tsv_texts(table: Lines, source: int | str, target: int | str) -> tuple[_Texts, int]:
+    """Returns the texts of a table and the number of its first line of text."""
     first = 0
     if isinstance(source, str) or isinstance(target, str):
         header, first = table[0].split("\t"), 1
         source, target = (_column(table.path, header, column) for column in (source, target))
         if len(table) == 1:
             raise DataError(f"{table.path}, line 1: there is nothing after the column names")
+    needed = max(source, target) + 1
 
-    def parse(tables: Sequence[Lines], number: int) -> tuple[str, str]:
-        row = tables[0][number].split("\t")
-        if len(row) <= max(source, target):
-            needed = max(source, target) + 1
+    def texts(number: int) -> tuple[str, str]:
+        row = table[number].split("\t")
+        if len(row) < needed:
             raise DataError(
-                f"{tables[0].path}, line {number + 1}: {len(row)} column(s), expected {needed}, "
+                f"{table.path}, line {number + 1}: {len(row)} column(s), expected {needed}, "
                 "tab-separated"
             )
         return row[source], row[target]
 
-    return first, parse
+    return texts, first
 
 
 def _column(path: Path, header: list[str], column: int | str) -> int:
@@ -265,21 +234,26 @@ def _column(path: Path, header: list[str], column: int | str) -> int:
     return header.index(column)
 
 
-def json_columns(source: int | str, target: int | str) -> Parse:
-    """How a line of JSONL is read, by the keys of both texts."""
+def _json_texts(table: Lines, source: int | str, target: int | str) -> _Texts:
+    def texts(number: int) -> tuple[str, str]:
+        place = f"{table.path}, line {number + 1}"
+        record = json_record(table[number], place)
+        found = []
+        for key in (source, target):
+            text = record.get(key) if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                raise DataError(f"{place}: no text under the key {key!r}")
+            found.append(text)
+        return found[0], found[1]
 
-    def parse(tables: Sequence[Lines], number: int) -> tuple[str, str]:
-        record = json_record(tables[0][number], f"{tables[0].path}, line {number + 1}")
-        return texts_of(record, (source, target), f"{tables[0].path}, line {number + 1}")
-
-    return parse
+    return texts
 
 
 def json_record(line: str, place: str) -> object:
-    """A line of JSON.
+    """Reads a line of JSON.
 
     Raises:
-        DataError: it is none; the message begins with the place.
+        DataError: it is no JSON; the message begins with the place.
     """
     try:
         return json.loads(line)
@@ -290,18 +264,3 @@ def json_record(line: str, place: str) -> object:
     except ValueError:
         most = sys.get_int_max_str_digits()
         raise DataError(f"{place}: a number of more than {most} digits; make it text") from None
-
-
-def texts_of(record: object, keys: tuple[int | str, int | str], place: str) -> tuple[str, str]:
-    """Source and target of a record.
-
-    Raises:
-        DataError: it has no text under one of the keys.
-    """
-    texts = []
-    for key in keys:
-        text = record.get(key) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise DataError(f"{place}: no text under the key {key!r}")
-        texts.append(text)
-    return texts[0], texts[1]

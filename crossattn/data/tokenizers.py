@@ -40,11 +40,11 @@ _PIECE = r" ?[\p{L}\p{M}]+(?:['’](?=\p{L}))?| ?\p{N}| ?([^\s\p{L}\p{M}\p{N}])\
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the tokens of a text.
+    """The tokens around those of a text.
 
     Attributes:
-        start: what a decoder reads before it has written anything.
-        before, after: what a text begins and ends with; a decoder predicts both.
+        start: the first token that a decoder reads.
+        before, after: the tokens that begin and end a text; a decoder predicts both.
     """
 
     start: int = BOS
@@ -55,11 +55,11 @@ class Frame:
         return len(self.before) + len(self.after)
 
     def read(self, ids: Sequence[int], length: int) -> list[int]:
-        """A text that is read, at most `length` tokens: cutting it keeps its end."""
+        """Returns a text that is read, at most `length` tokens: cutting it keeps its end."""
         return [*self.before, *ids[: max(length - len(self), 0)], *self.after][-length:]
 
     def predicted(self, ids: Sequence[int], length: int) -> list[int]:
-        """A text that is predicted: what the decoder reads first, and at most `length` tokens.
+        """Returns a text that is predicted: the start of the decoder, and at most `length` tokens.
 
         Cutting it loses its end, so that nothing learns to stop there.
         """
@@ -67,7 +67,7 @@ class Frame:
 
 
 class Tokenizer:
-    """Text to ids and back; ids 0 to 3 are padding, beginning, end and (never produced) unknown.
+    """A tokenizer trained here; ids 0 to 3 are padding, beginning, end and (never produced) unknown.
 
     Attributes:
         frame: the tokens around those of a text.
@@ -89,20 +89,20 @@ class Tokenizer:
 
     @property
     def mask_id(self) -> int:
-        """What stands for a token that was taken out: an id that no text is encoded to."""
+        """The id of a masked token, to which no text is encoded."""
         return UNK
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without beginning or end."""
+        """Returns the ids of a text, without beginning or end."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, in parallel."""
+        """Returns the ids of many texts, in parallel."""
         encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Int[np.ndarray, "tokens 2"]]:
-        """Ids and the span of each in characters of `text`, white space trimmed.
+        """Returns ids and the span of each in characters of `text`, white space trimmed.
 
         The bytes of one character share its span; a token of a blank alone has an empty span.
         """
@@ -118,16 +118,16 @@ class Tokenizer:
         return encoding.ids, np.array(trimmed, np.int32).reshape(-1, 2)
 
     def decode(self, ids: Iterable) -> str:
-        """The text of ids; specials are skipped, bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of ids; specials are skipped, bytes that are no UTF-8 become U+FFFD."""
         visible = [int(i) for i in ids if i >= len(SPECIALS)]
         return self._backend.decode(visible, skip_special_tokens=False).strip()
 
     def decode_batch(self, batch: Iterable[Iterable]) -> list[str]:
-        """The texts of many rows of ids."""
+        """Returns the texts of many rows of ids."""
         return [self.decode(ids) for ids in batch]
 
     def tokens(self, ids: Iterable) -> list[str]:
-        """A readable piece for each id: "▁" is a blank, "<E2 96>" bytes that are no character."""
+        """Returns a readable piece for each id: "▁" is a blank, "<E2 96>" bytes that are no character."""
         return [self._readable(int(i)) for i in ids]
 
     def _readable(self, id: int) -> str:
@@ -173,12 +173,12 @@ class Tokenizer:
         return cls(backend)
 
     def to_json(self) -> str:
-        """All of it, as `save` writes it."""
+        """Returns the whole tokenizer, as `save` writes it."""
         return self._backend.to_str()
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
-        """The tokenizer that `to_json` gave."""
+        """Returns the tokenizer of a text of `to_json`."""
         return cls(_Backend.from_str(text))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -186,17 +186,14 @@ class Tokenizer:
         return type(self).from_json, (self.to_json(),)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokenizer) and self._content() == other._content()
+        return isinstance(other, Tokenizer) and self.to_json() == other.to_json()
 
     def __hash__(self) -> int:
-        return hash(self._backend.to_str())
-
-    def _content(self) -> dict:
-        return json.loads(self._backend.to_str())
+        return hash(self.to_json())
 
 
 def open_backend(path: Path) -> _Backend:
-    """The tokenizer in a file, which has cut a text.
+    """Returns the tokenizer in a file, tried on a text.
 
     Raises:
         ValueError: it is no tokenizer.
@@ -216,7 +213,7 @@ def open_backend(path: Path) -> _Backend:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> Tokenizer:
-    """A tokenizer of at most `vocab_size` ids; the same texts give the same tokenizer.
+    """Trains a tokenizer of at most `vocab_size` ids; the same texts give the same tokenizer.
 
     `kind` is byte-pair encoding (arXiv:1508.07909) or a unigram language model (arXiv:1804.10959),
     either over the bytes of UTF-8.
@@ -265,7 +262,7 @@ def _train_unigram(texts: list[str], vocab_size: int) -> _Backend:
 
 
 def _rescored(backend: _Backend, texts: list[str], vocab_size: int, rounds: int = 3) -> _Backend:
-    """The unigram model with bytes beside its pieces and scores estimated again by hard EM.
+    """Returns the unigram model with bytes among its pieces and scores estimated again by hard EM.
 
     The trainer sums in the order of a hash table, so its scores differ a little from run to run
     while its choice of pieces does not. Counting pieces in best segmentations, from equal scores
@@ -305,7 +302,7 @@ def _with_text_rules(backend: _Backend) -> _Backend:
 
 
 def _spread_bytes(encoding: Any, text: str) -> list[tuple[int, int]]:
-    """Offsets where a byte token has its own character; the backend gives a run one span."""
+    """Returns offsets with the character of each byte token; the backend gives a run one span."""
     spans = list(encoding.offsets)
     index = 0
     while index < len(spans):
@@ -321,7 +318,7 @@ def _spread_bytes(encoding: Any, text: str) -> list[tuple[int, int]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte of each character of the byte-level alphabet: printable ones stand for themselves."""
+    """Returns the byte of each character of the byte-level alphabet: printable ones are their own."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(256) if byte not in set(plain)]

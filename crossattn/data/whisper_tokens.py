@@ -1,6 +1,6 @@
-"""Whisper's vocabulary: text, and the special tokens that say language, task and time.
+"""Whisper's vocabulary: text, and the special tokens of languages, tasks and times.
 
-Ids below ``end`` are text; from ``first_time`` on they are times, one every 0.02 s; specials stand between.
+Ids below ``end`` are text; from ``first_time`` on they are times, one every 0.02 s; specials are between.
 Read from the ``tokenizer.json`` of any Whisper checkpoint; English-only ones have other ids.
 """
 
@@ -19,7 +19,7 @@ from crossattn.data.tokenizers import open_backend
 SECONDS = 0.02
 """From one time token to the next."""
 
-_REPLACEMENT = "\ufffd"  # what bytes that are no character yet decode to
+_REPLACEMENT = "\ufffd"  # of bytes that are no character yet
 _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue"}  # languages that put no space between words
 
 
@@ -28,9 +28,9 @@ class WhisperTokens:
 
     Attributes:
       start, end: begin of a transcript; end of it, which is also padding.
-      previous: begins the text of what came before.
-      no_speech: its probability after ``start`` says whether anybody speaks.
-      no_times: instead of a first time, asks for text alone.
+      previous: begins the text before the transcript.
+      no_speech: its probability after ``start`` is that of silence.
+      no_times: asks for text alone, in the place of a first time.
       first_time: 0.00 s.
       languages: {code: id}; English-only checkpoints use none of them.
       tasks: {"transcribe": id, "translate": id}.
@@ -91,7 +91,7 @@ class WhisperTokens:
     def prefix(
         self, language: str | None = None, task: str = "transcribe", *, times: bool = True
     ) -> list[int]:
-        """The tokens that a transcript begins with.
+        """Returns the tokens that begin a transcript.
 
         Raises:
           DataError: the checkpoint does not know the language or the task.
@@ -111,16 +111,16 @@ class WhisperTokens:
         return head if times else [*head, self.no_times]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; nothing is added to it."""
+        """Returns the ids of a text alone."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; specials and times are left out."""
+        """Returns the text of ids without specials and times."""
         text = [int(id) for id in ids if id < self.end]
         return self._backend.decode(text, skip_special_tokens=False)
 
     def words(self, ids: Sequence[int], language: str | None = "en") -> list[tuple[str, list[int]]]:
-        """Text ids in groups that make a word each, with the word as it is written, its space included.
+        """Returns the words of text ids, each as it is written, its space included, and its ids.
 
         Punctuation stands for itself. Languages without spaces are cut wherever a character ends.
         """
@@ -135,7 +135,7 @@ class WhisperTokens:
         return words
 
     def _characters(self, ids: Sequence[int]) -> Iterable[tuple[str, list[int]]]:
-        """The smallest groups of ids that decode to whole characters."""
+        """Yields the smallest groups of ids that decode to whole characters."""
         whole, done, group = self.decode(ids), 0, []
         for id in ids:
             group = [*group, id]
@@ -148,17 +148,17 @@ class WhisperTokens:
 
     @functools.cached_property
     def suppressed(self) -> tuple[int, ...]:
-        """Ids never to be written: what annotates instead of transcribing, and specials."""
+        """Ids that are never generated: annotations and specials."""
         specials = [self.start, self.previous, self._start_of_lm, self.no_speech]
         return tuple(sorted({*self._annotations(), *specials, *self.tasks.values()}))
 
     @functools.cached_property
     def suppressed_first(self) -> tuple[int, ...]:
-        """Ids that may not come first: a lone space, and the end."""
+        """Ids that are never generated first: a lone space, and the end."""
         return (*self.encode(" "), self.end)
 
     def _annotations(self) -> set[int]:
-        """Brackets, notes and marks of speakers; hyphens and quotes only where a word begins."""
+        """Returns brackets, notes and marks of speakers; hyphens and quotes only where a word begins."""
         annotations = {self.encode(" -")[0], self.encode(" '")[0]}
         marks = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
         marks += "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split()

@@ -1,8 +1,4 @@
-"""Words, tokens and the spans of characters that tie them together.
-
-A span is (start, end) in characters of the text. Attention is between sub-word tokens, gold links
-are between words; `words_of_tokens` is the bridge.
-"""
+"""Words of tokens, by spans (start, end) in characters of the text."""
 
 import unicodedata
 
@@ -13,7 +9,7 @@ from jaxtyping import Int
 def words_of_tokens(
     token_spans: Int[np.ndarray, "tokens 2"], word_spans: Int[np.ndarray, "words 2"]
 ) -> Int[np.ndarray, " tokens"]:
-    """Index of the word that each token belongs to, -1 outside every word or without characters.
+    """Returns the index of the word of each token, -1 outside every word or without characters.
 
     A token that reaches over several words belongs to the one with most of its characters, the
     first in a tie. Word spans are in text order and disjoint.
@@ -31,7 +27,7 @@ def words_of_tokens(
 
 
 def word_spans(text: str) -> Int[np.ndarray, "words 2"]:
-    """Spans of the words of any text: runs of letters, marks and digits; punctuation singly."""
+    """Returns the spans of the words of any text: runs of letters, marks and digits; punctuation singly."""
     spans: list[tuple[int, int]] = []
     inside = False
     for index, character in enumerate(text):

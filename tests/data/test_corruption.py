@@ -88,13 +88,6 @@ def test_the_mean_span_is_the_one_asked_for():
         assert tokens / spans == pytest.approx(span, rel=0.06)
 
 
-def test_the_same_generator_makes_the_same_noise_and_another_another():
-    def noise(seed):
-        return SPANS.noise(60, np.random.default_rng(seed)).tolist()
-
-    assert noise(1) == noise(1) != noise(2)
-
-
 def test_what_a_model_leaves_out_or_adds_is_no_error():
     source = np.array([11, VOCAB + 99, 12, VOCAB + 98, 13, EOS], np.int32)
     said = np.array([5, VOCAB + 98, 6, 7, VOCAB + 3, 8, VOCAB + 98, 9, EOS, 4], np.int32)

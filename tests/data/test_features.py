@@ -24,6 +24,8 @@ from crossattn.data.features import (
 from crossattn.data.packing import Layout
 from tests.peers import package
 
+from .batches import joined, same, take
+
 pillow = package("PIL.Image", "images")
 
 COLOURS = ("black", "white", "red")
@@ -68,17 +70,6 @@ def png(picture) -> bytes:
 def plain(**options) -> Image:
     """Values from 0 to 1."""
     return Image(**({"height": 4, "width": 4, "mean": (0.0,), "std": (1.0,)} | options))
-
-
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
-def same(left, right) -> bool:
-    return len(left) == len(right) and all(
-        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 # --- kinds
@@ -157,29 +148,6 @@ def test_arrays_of_floats_and_paths_are_pictures_too(tmp_path):
 
 
 GOOD = png(pillow.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)))
-
-
-@pytest.mark.parametrize(
-    ("value", "complaint"),
-    [
-        (b"no picture", "is no image of a kind that is read"),
-        (b"", "is no image of a kind that is read"),
-        (GOOD[:2000], "cannot be read as an image"),
-        (GOOD[:60] + b"x" * 900 + GOOD[960:], "cannot be read as an image"),
-        ("/nowhere/a.png", "/nowhere/a.png is missing"),
-        (7, "int came; expected a path"),
-        (np.zeros((4, 4, 2), np.uint8), r"shape \[4, 4, 2\]; expected \[H W\]"),
-        (np.zeros((0, 4), np.uint8), "at least one pixel"),
-        (np.full((4, 4), np.nan), "values from nan"),
-        (np.full((4, 4), 200.0), "values from 200.0 to 200.0; expected floats from 0 to 1"),
-        (np.zeros((4, 4), np.int64), "of int64; expected uint8"),
-        (pillow.new("F", (4, 4), 7.0), "of what is white"),
-    ],
-)
-def test_what_is_no_picture_is_refused_in_one_line(value, complaint):
-    with pytest.raises(DataError, match=complaint) as caught:
-        plain().prepare(value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_would_start_a_program_is_no_picture(monkeypatch, tmp_path):
@@ -291,37 +259,11 @@ def test_sound_is_frames_of_its_samples(tmp_path):
         np.testing.assert_allclose(sound.prepare(value), sound.prepare(samples), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("value", "complaint"),
-    [
-        (np.zeros(100, np.float32), "100 samples of sound; expected 160 or more, 10 ms"),
-        (np.zeros(400, np.int16), "expected floats"),
-        (np.full(400, np.nan), "NaN or infinite"),
-        (b"no sound", "the sound cannot be read as sound"),
-        (None, "NoneType came"),
-    ],
-)
-def test_what_is_no_sound_is_refused_in_one_line(value, complaint):
-    with pytest.raises(DataError, match=complaint) as caught:
-        Sound().prepare(value)
-    assert "\n" not in str(caught.value)
-
-
 def test_labels_are_numbers_of_their_classes():
     label = Label(COLOURS)
     assert [label.prepare(v).tolist() for v in ("red", 1, np.int64(0))] == [2, 1, 0]
     several = Label(COLOURS, max_length=2)
     assert several.prepare(["red", "black", "red"]).tolist() == [2, 0]
-    for value, complaint in (
-        ("rad", r"expected one of black, white, red \(did you mean red\?\)"),
-        (3, "the label is 3; expected 0 to 2"),
-        (-1, "expected 0 to 2"),
-        (True, "the label is True"),
-    ):
-        with pytest.raises(DataError, match=complaint):
-            label.prepare(value)
-    with pytest.raises(DataError, match="expected a sequence of labels"):
-        several.prepare("red")
 
 
 @pytest.mark.parametrize("predicted", [True, False])
@@ -385,41 +327,64 @@ def test_boxes_are_fractions_of_their_page():
     assert Boxes().prepare({"boxes": [], "size": (2, 2)}).shape == (0, 4)
 
 
-@pytest.mark.parametrize(
-    ("value", "complaint"),
-    [
-        (
-            {"boxes": [(0, 0, 1, 1), (3, 0, 9, 1)], "size": (8, 8)},
-            "box 1, 3, 0, 9, 1, is outside the page, 8 x 8",
-        ),
-        ({"boxes": [(-1, 0, 1, 1)], "size": (8, 8)}, "box 0, -1, 0, 1, 1, is outside"),
-        ({"boxes": [(np.nan, 0, 1, 1)], "size": (8, 8)}, "outside"),
-        ({"boxes": [(2, 2, 2, 3)], "size": (8, 8)}, "box 0, 2, 2, 2, 3, has no area"),
-        ({"boxes": [(3, 2, 2, 3)], "size": (8, 8)}, "has no area"),
-        ({"boxes": [(1, 2, 3)], "size": (8, 8)}, r"shape \[1, 3\]"),
-        ({"boxes": [(0, 0, 1, 1)], "size": (0, 8)}, "a width and a height above 0"),
-        ({"boxes": ["a"], "size": (8, 8)}, "no numbers"),
-        ([(0, 0, 1, 1)], "list came"),
-    ],
-)
-def test_boxes_that_are_none_are_refused_in_one_line(value, complaint):
-    with pytest.raises(DataError, match=complaint) as caught:
-        Boxes().prepare(value)
-    assert "\n" not in str(caught.value)
-
-
 def test_vectors_have_one_size():
     assert Vectors(3).prepare([1, 2, 3]).dtype == np.float32
     assert Vectors(3, max_length=2).prepare(np.ones((5, 3))).shape == (2, 3)
-    for feature, value, complaint in (
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "complaint"),
+    [
+        (plain(), b"no picture", "is no image of a kind that is read"),
+        (plain(), b"", "is no image of a kind that is read"),
+        (plain(), GOOD[:2000], "cannot be read as an image"),
+        (plain(), GOOD[:60] + b"x" * 900 + GOOD[960:], "cannot be read as an image"),
+        (plain(), "/nowhere/a.png", "/nowhere/a.png is missing"),
+        (plain(), 7, "int came; expected a path"),
+        (plain(), np.zeros((4, 4, 2), np.uint8), r"shape \[4, 4, 2\]; expected \[H W\]"),
+        (plain(), np.zeros((0, 4), np.uint8), "at least one pixel"),
+        (plain(), np.full((4, 4), np.nan), "values from nan"),
+        (
+            plain(),
+            np.full((4, 4), 200.0),
+            "values from 200.0 to 200.0; expected floats from 0 to 1",
+        ),
+        (plain(), np.zeros((4, 4), np.int64), "of int64; expected uint8"),
+        (plain(), pillow.new("F", (4, 4), 7.0), "of what is white"),
+        (Sound(), np.zeros(100, np.float32), "100 samples of sound; expected 160 or more, 10 ms"),
+        (Sound(), np.zeros(400, np.int16), "expected floats"),
+        (Sound(), np.full(400, np.nan), "NaN or infinite"),
+        (Sound(), b"no sound", "the sound cannot be read as sound"),
+        (Sound(), None, "NoneType came"),
+        (Label(COLOURS), "rad", r"expected one of black, white, red \(did you mean red\?\)"),
+        (Label(COLOURS), 3, "the label is 3; expected 0 to 2"),
+        (Label(COLOURS), -1, "expected 0 to 2"),
+        (Label(COLOURS), True, "the label is True"),
+        (Label(COLOURS, 2), "red", "expected a sequence of labels"),
+        (
+            Boxes(),
+            {"boxes": [(0, 0, 1, 1), (3, 0, 9, 1)], "size": (8, 8)},
+            "box 1, 3, 0, 9, 1, is outside the page, 8 x 8",
+        ),
+        (Boxes(), {"boxes": [(-1, 0, 1, 1)], "size": (8, 8)}, "box 0, -1, 0, 1, 1, is outside"),
+        (Boxes(), {"boxes": [(np.nan, 0, 1, 1)], "size": (8, 8)}, "outside"),
+        (Boxes(), {"boxes": [(2, 2, 2, 3)], "size": (8, 8)}, "box 0, 2, 2, 2, 3, has no area"),
+        (Boxes(), {"boxes": [(3, 2, 2, 3)], "size": (8, 8)}, "has no area"),
+        (Boxes(), {"boxes": [(1, 2, 3)], "size": (8, 8)}, r"shape \[1, 3\]"),
+        (Boxes(), {"boxes": [(0, 0, 1, 1)], "size": (0, 8)}, "a width and a height above 0"),
+        (Boxes(), {"boxes": ["a"], "size": (8, 8)}, "no numbers"),
+        (Boxes(), [(0, 0, 1, 1)], "list came"),
         (Vectors(3), [1, 2], r"shape \[2\] came; expected \[3\]"),
         (Vectors(3), np.ones((2, 3)), r"shape \[2, 3\] came"),
         (Vectors(3, 2), [1, 2, 3], r"expected \[n 3\]"),
         (Vectors(1), [np.inf], "NaN or infinity"),
         (Vectors(2), [[1], [2, 3]], "unlike sizes"),
-    ):
-        with pytest.raises(DataError, match=complaint):
-            feature.prepare(value)
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_one_line(feature, value, complaint):
+    with pytest.raises(DataError, match=complaint) as caught:
+        feature.prepare(value)
+    assert "\n" not in str(caught.value)
 
 
 # --- batches
@@ -525,10 +490,7 @@ def test_processes_share_the_batches_of_features_that_one_would_see(examples, to
         options = {"mode": mode, "batch_size": 4, "process_index": index, "process_count": count}
         return pipeline.feature_batches(examples, mixed(tokenizer), batch_multiple=4, **options)
 
-    whole = take(begin(0, 1), 25)
-    parts = [take(begin(index, 2), 25) for index in range(2)]
-    joined = [{k: np.concatenate([a[k], b[k]]) for k in a} for a, b in zip(*parts, strict=True)]
-    assert same(joined, whole)
+    assert same(joined([begin(index, 2) for index in range(2)], 25), take(begin(0, 1), 25))
 
 
 def test_a_state_of_other_features_is_refused(examples, tokenizer):

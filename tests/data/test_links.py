@@ -1,6 +1,5 @@
 """Gold links on their way into batches: packed, cut, shared out, they still join the same words."""
 
-import json
 import re
 
 import numpy as np
@@ -9,6 +8,8 @@ import pytest
 from crossattn.data import pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 from crossattn.data.features import Text, links
+
+from .batches import same, take
 
 SHAPE = {"batch_size": 8, "source_len": 32, "target_len": 40}
 
@@ -29,17 +30,6 @@ def tokenizer(pairs):
 
 def train(pairs, tokenizer, **options):
     return pipeline.make_train_iterator(pairs, tokenizer, **(SHAPE | {"link_share": 1.0} | options))
-
-
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
-def same(left, right):
-    return all(
-        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 def segments_of(batch):
@@ -164,27 +154,6 @@ def test_links_change_nothing_else(pairs, tokenizer):
     with_links = take(train(pairs, tokenizer), 20)
     rest = [{k: v for k, v in b.items() if "link" not in k} for b in with_links]
     assert same(rest, take(train(pairs, tokenizer, link_share=0.0), 20))
-
-
-def test_a_restored_iterator_brings_the_same_links(pairs, tokenizer):
-    first = train(pairs, tokenizer, link_share=0.5, window=100)
-    take(first, 7)
-    state = json.loads(json.dumps(first.get_state()))
-    second = train(pairs, tokenizer, link_share=0.5, window=100)
-    second.set_state(state)
-    assert same(take(second, 20), take(first, 20))
-    with pytest.raises(DataError, match="belongs to other data"):
-        train(pairs, tokenizer, link_share=0.6, window=100).set_state(state)
-
-
-def test_processes_share_the_links_of_the_batch(pairs, tokenizer):
-    whole = take(train(pairs, tokenizer), 10)
-    parts = [take(train(pairs, tokenizer, process_index=i, process_count=2), 10) for i in range(2)]
-    joined = [
-        {k: np.concatenate([part[k] for part in step]) for k in step[0]}
-        for step in zip(*parts, strict=True)
-    ]
-    assert same(joined, whole)
 
 
 def test_a_token_keeps_a_bounded_number_of_links(tokenizer, monkeypatch):

@@ -28,12 +28,6 @@ def test_more_than_one_block_of_frames_is_as_the_reference():
     np.testing.assert_allclose(found, golden_log_mel.reference(audio, 80), atol=QUIET_BAND)
 
 
-def test_silence_after_the_sound_is_padding_with_zeros():
-    audio = golden_log_mel.sound(4_000)
-    padded = np.pad(audio, (0, 3_200))
-    np.testing.assert_array_equal(mel.log_mel(audio, silence=3_200), mel.log_mel(padded))
-
-
 @pytest.mark.parametrize(("samples", "frames"), [(0, 0), (159, 0), (160, 1), (16_000, 100)])
 def test_silence_has_one_level_and_a_frame_every_160_samples(samples, frames):
     found = mel.log_mel(np.zeros(samples, np.float32))

@@ -9,6 +9,8 @@ import pytest
 from crossattn.data import packing, pipeline, sources, tokenizers
 from crossattn.data.errors import DataError
 
+from .batches import joined, same, take
+
 SHAPE = {"batch_size": 8, "source_len": 32, "target_len": 40}
 
 
@@ -24,17 +26,6 @@ def tokenizer(pairs):
 
 def train(pairs, tokenizer, **options):
     return pipeline.make_train_iterator(pairs, tokenizer, **(SHAPE | options))
-
-
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
-def same(left, right) -> bool:
-    return len(left) == len(right) and all(
-        a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
-        for a, b in zip(left, right, strict=True)
-    )
 
 
 def examples_of(batch) -> list[tuple[tuple, tuple, tuple]]:
@@ -75,6 +66,9 @@ def test_an_epoch_holds_every_pair_once_and_intact(pairs, tokenizer, mode):
 def test_batches_are_int32_of_few_static_shapes(pairs, tokenizer, mode):
     batches = take(train(pairs, tokenizer, mode=mode), 120)
     assert {a.dtype for b in batches for a in b.values()} == {np.dtype(np.int32)}
+    for batch in batches:
+        for name, array in batch.items():
+            assert (array[batch[f"{name.split('_')[0]}_segment_ids"] == 0] == 0).all()
     shapes = {(b["source"].shape, b["target_in"].shape) for b in batches}
     if mode == "pack":
         assert shapes == {((8, 32), (8, 40))}
@@ -84,27 +78,23 @@ def test_batches_are_int32_of_few_static_shapes(pairs, tokenizer, mode):
             assert 0.6 * 8 * 40 <= rows * width <= 8 * 40
 
 
-def test_padding_is_zero_in_every_array(pairs, tokenizer):
-    for batch in take(train(pairs, tokenizer), 30):
-        for name, array in batch.items():
-            side = name.split("_")[0]
-            assert (array[batch[f"{side}_segment_ids"] == 0] == 0).all()
-
-
 def test_packing_leaves_little_padding(pairs, tokenizer):
     batches = take(train(pairs, tokenizer, target_len=64, source_len=64), 100)
     assert np.mean([(b["target_segment_ids"] > 0).mean() for b in batches]) > 0.93
 
 
 @pytest.mark.parametrize("mode", ["pack", "bucket"])
-@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize(("prefetch", "link_share"), [(0, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("before", [0, 1, 37])
-def test_a_restored_iterator_continues_bit_for_bit(pairs, tokenizer, mode, prefetch, before):
-    first = train(pairs, tokenizer, mode=mode, prefetch=prefetch, window=200)
+def test_a_restored_iterator_continues_bit_for_bit(
+    pairs, tokenizer, mode, prefetch, link_share, before
+):
+    options = {"mode": mode, "prefetch": prefetch, "link_share": link_share, "window": 200}
+    first = train(pairs, tokenizer, **options)
     take(first, before)
     state = json.loads(json.dumps(first.get_state()))
     following = take(first, 60)
-    second = train(pairs, tokenizer, mode=mode, prefetch=prefetch, window=200)
+    second = train(pairs, tokenizer, **options)
     take(second, 5)
     second.set_state(state)
     assert second.get_state() == state
@@ -127,6 +117,7 @@ def test_a_state_of_other_data_or_options_is_refused(pairs, tokenizer):
         train(pairs[:800], tokenizer),
         train(pairs, tokenizer, batch_size=4),
         train(pairs, tokenizer, mode="bucket"),
+        train(pairs, tokenizer, link_share=0.5),
     ):
         with pytest.raises(DataError, match="belongs to other data"):
             other.set_state(state)
@@ -150,26 +141,16 @@ def test_every_epoch_has_an_order_of_its_own(pairs, tokenizer):
     assert Counter(epochs[0]) == Counter(epochs[1]) and epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("mode", ["pack", "bucket"])
+@pytest.mark.parametrize(("mode", "share"), [("pack", 0.0), ("pack", 1.0), ("bucket", 0.0)])
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, count):
-    options = {"mode": mode, "batch_multiple": 4}
+def test_processes_share_the_batch_that_one_would_see(pairs, tokenizer, mode, share, count):
+    options = {"mode": mode, "batch_multiple": 4, "link_share": share}
     whole = take(train(pairs, tokenizer, **options), 25)
     parts = [
-        take(train(pairs, tokenizer, process_index=i, process_count=count, **options), 25)
+        train(pairs, tokenizer, process_index=i, process_count=count, **options)
         for i in range(count)
     ]
-    joined = [
-        {k: np.concatenate([p[k] for p in step]) for k in step[0]}
-        for step in zip(*parts, strict=True)
-    ]
-    assert same(joined, whole)
-
-
-def joined(iterators, count):
-    """The next so many global batches of the processes that train together."""
-    steps = [[next(iterator) for iterator in iterators] for _ in range(count)]
-    return [{k: np.concatenate([part[k] for part in step]) for k in step[0]} for step in steps]
+    assert same(joined(parts, 25), whole)
 
 
 @pytest.mark.parametrize("mode", ["pack", "bucket"])

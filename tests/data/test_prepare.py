@@ -11,12 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from crossattn.data import pipeline, prepare, prepared, sources, textfiles, tokenizers
 from crossattn.data.errors import DataError, DataUnavailable
 from crossattn.data.pairs import pair_examples, pair_features
+
+from .batches import same, take
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {"batch_size": 8}
@@ -51,21 +52,17 @@ def tokenizer(pairs):
 def corpus(tokenizer, tmp_path):
     """A function that makes one of the copy task, or of what is given."""
 
-    def make(folder="data", name="copy", size=SIZE, **options):
+    def make(folder="data", name="copy", size=SIZE, truncation="drop", **options):
         opening = {"data_dir": str(tmp_path / folder)} | ({"size": size} if name == "copy" else {})
         return prepare.PreparedCorpus(
             name,
-            pair_features(**({"tokenizer": tokenizer} | LIMITS | without(options, "truncation"))),
+            pair_features(**({"tokenizer": tokenizer} | LIMITS | options)),
             opening,
-            truncation=options.get("truncation", "drop"),
+            truncation=truncation,
             side=options.get("side", "both"),
         )
 
     return make
-
-
-def without(options, name):
-    return {key: value for key, value in options.items() if key != name}
 
 
 def in_memory(corpus, source):
@@ -90,18 +87,6 @@ def contents(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
-def assert_same(left, right):
-    for a, b in zip(left, right, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert a[name].dtype == b[name].dtype
-            np.testing.assert_array_equal(a[name], b[name])
-
-
 @pytest.mark.parametrize(
     ("mode", "options", "share"),
     [
@@ -124,26 +109,9 @@ def test_batches_are_those_of_the_corpus_in_memory(corpus, pairs, mode, options,
     take(first, 7)
     second = pipeline.train_batches(on_disk, **shape)
     second.set_state(json.loads(json.dumps(first.get_state())))
-    assert_same(take(first, 40), take(second, 40))
+    assert same(take(first, 40), take(second, 40))
     assert first.get_state() == second.get_state()
     assert len(json.dumps(second.get_state())) < 200
-
-
-@pytest.mark.parametrize("mode", ["pack", "bucket"])
-def test_processes_share_the_batches_of_one(corpus, mode):
-    given = corpus()
-    prepare.prepare(given, workers=1)
-    encoding = prepare.open_prepared(given)
-    shape = SHAPE | {"mode": mode, "batch_multiple": 4}
-    whole = take(pipeline.train_batches(encoding, **shape), 20)
-    parts = [
-        take(pipeline.train_batches(encoding, process_index=i, process_count=4, **shape), 20)
-        for i in range(4)
-    ]
-    steps = zip(*parts, strict=True)
-    assert_same(
-        [{k: np.concatenate([p[k] for p in step]) for k in step[0]} for step in steps], whole
-    )
 
 
 def test_files_do_not_depend_on_the_number_of_processes(corpus):
@@ -262,14 +230,6 @@ def test_nothing_short_enough_is_refused_every_time(corpus):
     for _ in range(2):
         with pytest.raises(DataError, match="no example is short enough: dropped 900 of 900"):
             prepare.open_prepared(given)
-
-
-def test_links_that_are_not_there_are_refused(corpus, tmp_path):
-    (tmp_path / "train.tsv").write_text("a\tb\n" * 30)
-    with pytest.raises(DataError, match="has no gold links"):
-        given = corpus(name=f"files:{tmp_path}/{{split}}.tsv", links=True)
-        prepare.prepare(given, workers=1)
-        prepare.open_prepared(given).with_links(1.0)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_in_one_line(corpus, tmp_path):

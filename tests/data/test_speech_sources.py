@@ -36,7 +36,7 @@ def test_prompts_are_chosen_by_their_words_and_seconds(prompts):
     assert not len(sources.open_source("asterisk", "train", min_words=4))
     short = sources.open_source("asterisk", "train", max_seconds=1.0)
     assert short and all(len(example["audio"]) == RATE for example in short)
-    with pytest.raises(DataError, match="asterisk has no parts"):
+    with pytest.raises(DataError, match="there is no data source .asterisk.fr.; expected asterisk"):
         sources.open_source("asterisk/fr")
 
 

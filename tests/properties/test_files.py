@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from crossattn.data.archives import read_deb, read_zip
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.fetch import read_deb, read_zip
 from crossattn.data.textfiles import read_pairs
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.weights.formats import safetensors

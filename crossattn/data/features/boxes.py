@@ -1,21 +1,21 @@
 """Rectangles on a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, Layout, lay
+from crossattn.data.features.base import Feature
 
 _SLACK = 1e-3  # of a page, by which rounding may put a box over its edge
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """Boxes on a page, which become fractions of its width and height, float32 [boxes, 4].
+class Boxes(Feature):
+    """Boxes on a page as fractions of its width and height, float32 [boxes, 4].
 
     A value is {"boxes": [n 4], "size": (width, height)}: left, top, right and bottom of each, from the upper
     left corner, in the unit of the size, such as pixels or points. Batches hold NAME [rows, length, 4],
@@ -27,19 +27,16 @@ class Boxes:
 
     max_length: int = 512
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Boxes of each page.
+    shape = (4,)
 
-        Raises:
-            DataError: one is no page.
-        """
-        return np.array([len(_parts(value)[0]) for value in values], np.int64)
+    def length(self, value: Any) -> int:
+        return len(_parts(value)[0])
 
     def prepare(self, value: Any) -> Float[np.ndarray, "boxes 4"]:
-        """The boxes of a page.
+        """Returns the boxes of a page.
 
         Raises:
-            DataError: a box stands outside the page, or has no area; the message has its number.
+            DataError: a box lies outside the page or has no area; the message has its number.
         """
         boxes, size = _parts(value)
         boxes = boxes[: self.max_length]
@@ -47,23 +44,20 @@ class Boxes:
         outside = np.logical_not((scaled >= -_SLACK) & (scaled <= 1 + _SLACK)).any(1)
         if outside.any():
             raise DataError(
-                f"{_told(boxes, outside)} is outside the page, {size[0]:g} x {size[1]:g}"
+                f"{_first(boxes, outside)} is outside the page, {size[0]:g} x {size[1]:g}"
             )
         scaled = scaled.clip(0, 1)
         flat = (scaled[:, :2] >= scaled[:, 2:]).any(1)
         if flat.any():
             raise DataError(
-                f"{_told(boxes, flat)} has no area; expected left, top, right, bottom, with left < right "
+                f"{_first(boxes, flat)} has no area; expected left, top, right, bottom, with left < right "
                 "and top < bottom"
             )
         return scaled.astype(np.float32)
 
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the boxes of a layout."""
-        return lay(layout, name, {name: values}, np.float32, (4,))
-
 
 def _parts(value: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the boxes and the size of a page."""
     if not isinstance(value, Mapping) or not value.keys() >= {"boxes", "size"}:
         raise DataError(f"{type(value).__name__} came; expected {{'boxes': [n 4], 'size': (w, h)}}")
     try:
@@ -81,6 +75,7 @@ def _parts(value: Any) -> tuple[np.ndarray, np.ndarray]:
     return boxes, size
 
 
-def _told(boxes: np.ndarray, wrong: Any) -> str:
+def _first(boxes: np.ndarray, wrong: Any) -> str:
+    """Names the first wrong box."""
     number = int(np.flatnonzero(wrong)[0])
     return f"box {number}, {', '.join(f'{edge:g}' for edge in boxes[number])},"

@@ -1,24 +1,24 @@
 """Pictures of rectangles on a page, cut out of the picture of the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from crossattn.data.errors import DataError
+from crossattn.data.features.base import Feature
 from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.image import Image
-from crossattn.data.packing import Batch, Layout, lay
 
 _SLACK = 1e-3  # of a pixel, by which rounding may put a box over its edge
 
 
 @dataclass(frozen=True)
-class Crops:
-    """The pictures of boxes on a page, stretched to one size, float32 [boxes, H, W, C].
+class Crops(Feature):
+    """Pictures of boxes on a page, stretched to one size, float32 [boxes, H, W, C].
 
     A value is {"page": picture, "boxes": [n 4], "size": (width, height)}: the picture as `Image` reads one,
     the boxes as `Boxes` does, in the unit of the size, which is that of the whole picture. Batches hold
@@ -28,7 +28,7 @@ class Crops:
         height, width: of each result, in pixels.
         channels: 3, or 1 for grey.
         margin: of the page around a box that is cut out with it, in the unit of the size: bullets, borders
-            and neighbours stand there. What is past the edge of the page is white.
+            and neighbours stand there. Beyond the edge of the page is white.
         max_length: the most boxes of an example.
     """
 
@@ -43,19 +43,18 @@ class Crops:
             raise DataError(f"margin is {self.margin}; expected 0 or more")
         self._image  # noqa: B018, which refuses sizes and channels
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Boxes of each page.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.height, self.width, self.channels)
 
-        Raises:
-            DataError: one is no page.
-        """
-        return self._boxes.lengths(values)
+    def length(self, value: Any) -> int:
+        return self._boxes.length(value)
 
     def prepare(self, value: Any) -> Float[np.ndarray, "boxes H W C"]:
-        """The pictures of the boxes of a page.
+        """Returns the pictures of the boxes of a page.
 
         Raises:
-            DataError: the page cannot be read, or a box is wrong, as `Boxes` has it.
+            DataError: the page cannot be read, or `Boxes` refuses a box.
         """
         boxes = self._boxes.prepare(value)
         if not isinstance(value, Mapping) or "page" not in value:
@@ -64,17 +63,12 @@ class Crops:
         edge = (
             np.tile(np.asarray(value["size"], np.float64) / self.margin, 2) if self.margin else None
         )
-        found = np.zeros((len(boxes), self.height, self.width, self.channels), np.float32)
+        found = np.zeros((len(boxes), *self.shape), np.float32)
         for i, box in enumerate(boxes.astype(np.float64)):
             if edge is not None:
                 box = box + np.array([-1, -1, 1, 1]) / edge
             found[i] = self._image.prepare(_cut(page, box * np.tile(page.size, 2)))
         return found
-
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the pictures of a layout."""
-        shape = (self.height, self.width, self.channels)
-        return lay(layout, name, {name: values}, np.float32, shape)
 
     @cached_property
     def _image(self) -> Image:
@@ -86,7 +80,7 @@ class Crops:
 
 
 def _cut(page: Any, edges: np.ndarray) -> Any:
-    """The pixels that a box touches, at least one; white where it reaches past the page."""
+    """Returns the pixels that a box touches, at least one; white beyond the page."""
     from PIL import Image as pillow
 
     left, top = np.floor(edges[:2] + _SLACK).astype(int)

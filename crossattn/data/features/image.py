@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from crossattn.data.errors import DataError, Unreadable
-from crossattn.data.packing import Batch, Layout, stack
+from crossattn.data.errors import DataError, Unreadable, needs
+from crossattn.data.features.base import Feature
 
 LARGEST = 2**26
 """Pixels of a picture that is read; a header may announce any number."""
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-"""What files are read as; others that Pillow knows start programs, or are read by nobody's intention."""
+"""Formats that are read; others that Pillow knows start programs, or are hardly ever meant."""
 _MANY = 2**22
 """Pixels from which on a picture is not held whole, but at twice the size that is wanted."""
 
@@ -25,11 +24,11 @@ _WHITE = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "I;16N": 65535, "I": 65
 
 
 @dataclass(frozen=True)
-class Image:
-    """A picture, which becomes float32 [H W C], and in batches NAME, [rows H W C].
+class Image(Feature):
+    """A picture, float32 [H W C]; batches hold NAME [rows H W C].
 
     A value is a path, the bytes of a file, a Pillow image, or an array [H W] or [H W C] of 1, 3 or 4
-    channels, uint8 or float from 0 to 1. Files are turned as their EXIF says; what is transparent stands on
+    channels, uint8 or float from 0 to 1. Files are turned as their EXIF says; transparent pixels stand on
     white.
 
     Attributes:
@@ -37,8 +36,8 @@ class Image:
         channels: 3, or 1 for grey.
         resize: "crop" scales the picture until it covers the result and cuts what stands over, evenly;
             "stretch" scales its sides apart; "exact" refuses one of another size.
-        mean, std: what is taken from the values, which are 0 to 1, and what they are divided by then; one of
-            them is for all channels.
+        mean, std: subtracted from the values, which are 0 to 1, and then their divisor; a channel each, or
+            one for all.
         unreadable: "refuse" ends with the first file that is no picture; "skip" has its example left out of
             its batch.
     """
@@ -70,35 +69,26 @@ class Image:
             raise DataError(f"std is {self.std}; expected numbers above 0")
 
     @property
-    def max_length(self) -> None:
-        """None: all are of one size."""
-
-    def lengths(self, values: Sequence[Any]) -> Any:
-        """Nothing has a length here.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError("an image has no length")
+    def shape(self) -> tuple[int, ...]:
+        return (self.height, self.width, self.channels)
 
     def prepare(self, value: Any) -> Float[np.ndarray, "H W C"]:
-        """The picture in the size and the range of the results.
+        """Returns the picture in the size and the range of the results.
 
         Raises:
-            DataError: it cannot be read, is no picture, cut short, too large, or of another size where that
-                is to be exact.
+            DataError: it cannot be read, is no picture, cut short, too large, or not of the exact size.
         """
         size = None if self.resize == "exact" else 2 * max(self.height, self.width)
         picture = self.opened(value, size)
         pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
-        pixels = pixels.reshape(self.height, self.width, self.channels)
+        pixels = pixels.reshape(self.shape)
         return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
     def opened(self, value: Any, side: int | None = None) -> Any:
-        """The picture as a Pillow image, upright, in grey or colour, on white.
+        """Returns the picture as a Pillow image, upright, in grey or colour, on white.
 
         Args:
-            value: as the class has it.
+            value: of an example.
             side: pixels of its shorter side, at least, where a large one is made smaller; None keeps it.
 
         Raises:
@@ -112,15 +102,8 @@ class Image:
             raise DataError(f"the image has {_size(picture)} pixels; expected at least one")
         return _flat(picture, self.channels)
 
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The pictures of a layout, one a row."""
-        shape = (self.height, self.width, self.channels)
-        return {name: stack(layout, values, np.float32, shape)}
-
     def _resized(self, picture: Any) -> Any:
-        from PIL import Image as pillow
-        from PIL import ImageOps
-
+        pillow, ops = _library()
         size = (self.width, self.height)
         if picture.size == size:
             return picture
@@ -129,12 +112,12 @@ class Image:
                 f"the image has {_size(picture)} pixels; expected {self.width} x {self.height}"
             )
         if self.resize == "crop":
-            return ImageOps.fit(picture, size, pillow.Resampling.BICUBIC)
+            return ops.fit(picture, size, pillow.Resampling.BICUBIC)
         return picture.resize(size, pillow.Resampling.BICUBIC)
 
 
 def _opened(value: Any, side: int | None) -> Any:
-    """A value as a Pillow image, read whole and upright."""
+    """Returns a value as a Pillow image, read whole and upright."""
     pillow, _ = _library()
     if isinstance(value, pillow.Image):
         return value
@@ -167,7 +150,7 @@ def _opened(value: Any, side: int | None) -> Any:
 
 
 def _read(name: str, file: Any, side: int | None) -> Any:
-    """A file as a Pillow image, whole and upright, decoded no larger than a large one needs to be."""
+    """Reads a file whole and upright; a large one is decoded near the size that is wanted."""
     pillow, ops = _library()
     with pillow.open(file, formats=FORMATS) as picture:
         pixels = picture.width * picture.height
@@ -187,7 +170,7 @@ def _read(name: str, file: Any, side: int | None) -> Any:
 
 
 def _reduced(picture: Any, side: int) -> Any:
-    """A picture smaller by a whole factor, its shorter side no shorter than that."""
+    """Returns a picture smaller by a whole factor, its shorter side at least `side`."""
     factor = min(picture.size) // side
     if factor < 2:
         return picture
@@ -221,7 +204,7 @@ def _of_array(value: np.ndarray, pillow: Any) -> Any:
 
 
 def _flat(picture: Any, channels: int) -> Any:
-    """A picture of any mode in grey or colour, 8 bits a channel, on white."""
+    """Returns a picture of any mode in grey or colour, 8 bits a channel, on white."""
     pillow, _ = _library()
     if picture.mode in _WHITE:
         grey = np.asarray(picture, np.float32) / _WHITE[picture.mode]
@@ -243,11 +226,6 @@ def _size(picture: Any) -> str:
 
 
 def _library() -> Any:
-    try:
+    with needs("images are read with Pillow", "images"):
         from PIL import Image, ImageOps
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "images are read with Pillow, which is not installed: pip install crossattn[images]",
-            name=error.name,
-        ) from error
     return Image, ImageOps

@@ -1,6 +1,5 @@
 """Names of classes as numbers."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -10,35 +9,32 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, Layout, lay, stack
+from crossattn.data.features.base import Feature
 
 
 @dataclass(frozen=True)
-class Label:
-    """The name of a class, or its number, which becomes its number, int32.
+class Label(Feature):
+    """The number of a class, int32, from its name or its number.
 
     Batches hold NAME [rows]; of several labels, such as those of the words of a page, NAME, NAME_segment_ids
     and NAME_positions [rows, length].
 
     Attributes:
         classes: their names, in the order of their numbers.
-        max_length: of a value that is a sequence of labels, the most that there may be; None is a single
-            label.
+        max_length: the most labels of a value that is a sequence of them; None is a single label.
     """
 
     classes: tuple[str, ...]
     max_length: int | None = None
 
+    dtype = np.int32
+
     def __post_init__(self):
         if len(set(self.classes)) != len(self.classes) or not self.classes:
             raise DataError("the names of the classes are not distinct, or there are none")
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """How many labels each value holds."""
-        return np.array([len(value) for value in values], np.int64)
-
     def prepare(self, value: Any) -> Int[np.ndarray, "..."]:
-        """The number of a label, or those of several.
+        """Returns the number of a label, or those of several.
 
         Raises:
             DataError: there is no such class.
@@ -48,12 +44,6 @@ class Label:
         if isinstance(value, str) or np.ndim(value) != 1:
             raise DataError(f"the label is {value!r}; expected a sequence of labels")
         return np.array([self._number(each) for each in value[: self.max_length]], np.int32)
-
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The labels of the examples of a layout."""
-        if self.max_length is None:
-            return {name: stack(layout, values, np.int32, ())}
-        return lay(layout, name, {name: values})
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

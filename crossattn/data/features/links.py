@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.errors import DataError
+from crossattn.data.features.base import Feature
 from crossattn.data.features.text import Text
 from crossattn.data.packing import Batch, Layout
 from crossattn.data.words import words_of_tokens
@@ -22,7 +23,7 @@ LINKS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Feature):
     """Alignments between the words of the features "source" and "target", in whose rows they stand.
 
     A value is an example with "source", "target", and where its alignments are known "source_spans",
@@ -49,20 +50,8 @@ class Links:
         """The greatest number in a table."""
         return max(self.source.max_length, self.target.max_length)
 
-    def lengths(self, values: Sequence[Any]) -> Any:
-        """Nothing has a length here.
-
-        Raises:
-            DataError: always.
-        """
-        raise DataError("links have no length")
-
     def prepare(self, value: Mapping[str, Any]) -> Int[np.ndarray, " numbers"]:
-        """The numbers of the table of an example.
-
-        Raises:
-            DataError: a link is of a word that there is not.
-        """
+        """Returns the numbers of the table of an example; DataError where a linked word is missing."""
         if not len(value.get("links", ())):
             return np.zeros(0, np.int32)
         links = token_links(value, self.source, self.target)
@@ -76,12 +65,11 @@ class Links:
     def prepare_many(
         self, values: Sequence[Any]
     ) -> tuple[list[np.ndarray], Int[np.ndarray, " values"]]:
-        """The numbers of many tables, and how many they are."""
+        """Returns the numbers of many tables, and how many they are."""
         tables = [self.prepare(value) for value in values]
         return tables, np.array([len(table) for table in tables], np.int64)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the alignments of a layout."""
         targets = layout.rows, layout.widths["target"]
         linked, places = np.zeros(targets, np.int32), np.full((*targets, LINKS_PER_TOKEN), -1)
         words = np.zeros((layout.rows, layout.widths["source"]), np.int32)
@@ -103,13 +91,13 @@ class Links:
 def token_links(
     example: Mapping[str, Any], source_text: Text, target_text: Text
 ) -> Int[np.ndarray, "links 3"]:
-    """(target token, source token, its word) of every pair of tokens whose words are linked, in order.
+    """Returns (target token, source token, its word) of every pair of tokens with linked words, in order.
 
     Tokens of a target word without links get one with the source's end, a word of its own whose place is that
     of EOS. The lengths cut as they cut the tokens: the source keeps its EOS, the decoder reads BOS first.
 
     Raises:
-        DataError: a link is of a word that there is not.
+        DataError: a linked word is missing.
     """
     words = []
     for side, text in (("target", target_text), ("source", source_text)):
@@ -131,7 +119,7 @@ def token_links(
 
 
 def _checked(example: Mapping[str, Any]) -> Int[np.ndarray, "links 2"]:
-    """Its links, all of which are between words that it has."""
+    """Returns the links of an example, which are between words that it has."""
     links = np.asarray(example["links"]).reshape(-1, 2)
     for side, column in (("source", links[:, 0]), ("target", links[:, 1])):
         count = len(example[f"{side}_spans"])

@@ -8,12 +8,13 @@ import numpy as np
 from jaxtyping import Int
 
 from crossattn.data.errors import DataError
+from crossattn.data.features.base import Feature
 from crossattn.data.features.text import Text
 from crossattn.data.packing import Batch, Layout, lay
 
 
 @dataclass(frozen=True)
-class PackedTexts:
+class PackedTexts(Feature):
     """Texts that a decoder predicts, each from its own beginning, in the row of their example.
 
     A value is a sequence of values of `text`, one or more. Batches hold NAME_in, NAME_out, NAME_segment_ids
@@ -21,8 +22,7 @@ class PackedTexts:
     another, and has positions from its beginning.
 
     Attributes:
-        text: what becomes of each, a `Text` or `TaggedText` that is predicted; what is longer than its
-            `max_length` is cut.
+        text: feature of each, a predicted `Text` or `TaggedText`; texts longer than its `max_length` are cut.
         max_length: tokens; the longest that all texts of an example may be together.
     """
 
@@ -34,21 +34,17 @@ class PackedTexts:
             raise DataError("the texts are not predicted; expected a Text with predicted=True")
 
     def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Tokens of all texts of each example.
-
-        Raises:
-            DataError: one is no sequence of texts.
-        """
+        """Returns the tokens of all texts of each example; DataError for one that is no sequence."""
         counts = [len(_checked(value)) for value in values]
         sizes = self.text.lengths([each for value in values for each in value])
         starts = np.cumsum([0, *counts[:-1]])
         return np.add.reduceat(np.minimum(sizes, self.text.max_length), starts)
 
     def prepare(self, value: Any) -> Int[np.ndarray, "tokens 4"]:
-        """Of each token that is read: it, the one after it, the number of its text, and its place there.
+        """Returns for each token that is read its id, the next id, the number of its text, its place there.
 
         Raises:
-            DataError: it is no sequence of texts.
+            DataError: the value is no sequence of texts.
         """
         rows = []
         for number, each in enumerate(_checked(value)):
@@ -58,7 +54,6 @@ class PackedTexts:
         return np.concatenate(rows)[: self.max_length].astype(np.int32)
 
     def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the texts of a layout."""
         arrays = ("in", "out", "number", "place")
         columns = {f"{name}_{x}": [rows[:, i] for rows in values] for i, x in enumerate(arrays)}
         batch = lay(layout, name, columns)

@@ -2,22 +2,21 @@
 
 import io
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from crossattn.data.audio import read_audio
 from crossattn.data.errors import DataError
+from crossattn.data.features.base import Feature
 from crossattn.data.mel import HOP, RATE, WINDOW, log_mel
-from crossattn.data.packing import Batch, Layout, lay, stack
 
 
 @dataclass(frozen=True)
-class Sound:
-    """Sound, which becomes frames, a hundred a second, float32 [frames, mels].
+class Sound(Feature):
+    """Frames of sound, a hundred a second, float32 [frames, mels].
 
     A value is a path, the bytes of a file of any rate, or samples between -1 and 1 at 16 kHz, a float array
     [samples]. Batches hold NAME [rows, length, mels], NAME_segment_ids and NAME_positions.
@@ -30,16 +29,15 @@ class Sound:
     max_length: int = 3000
     mels: int = 80
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Frames of each, before it is cut.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.mels,)
 
-        Raises:
-            DataError: one is no sound.
-        """
-        return np.array([len(_samples(value)) // HOP for value in values], np.int64)
+    def length(self, value: Any) -> int:
+        return len(_samples(value)) // HOP
 
     def prepare(self, value: Any) -> Float[np.ndarray, "frames mels"]:
-        """The frames of a sound; what is too long is cut before the loudest frame is looked for.
+        """Returns the frames of a sound, which is cut before its loudest frame is looked for.
 
         Raises:
             DataError: it cannot be read, is no sound, or is shorter than a frame.
@@ -51,13 +49,9 @@ class Sound:
             )
         return log_mel(samples[: self.max_length * HOP], self.mels)
 
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the sounds of a layout."""
-        return lay(layout, name, {name: values}, np.float32, (self.mels,))
-
 
 @dataclass(frozen=True)
-class SoundWindow:
+class SoundWindow(Feature):
     """Sound in a window of a fixed size, as Whisper hears it: its frames, then zeros.
 
     A value is what `Sound` takes. Batches hold NAME [rows, length, mels].
@@ -71,12 +65,12 @@ class SoundWindow:
     mels: int = 80
     max_length: None = None
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """That of the window, of each."""
-        return np.full(len(values), self.length, np.int64)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length, self.mels)
 
     def prepare(self, value: Any) -> Float[np.ndarray, "frames mels"]:
-        """The window of a sound, measured as if silence followed.
+        """Returns the window of a sound, measured as if silence followed.
 
         Raises:
             DataError: it cannot be read, is no sound, or is longer than the window.
@@ -90,10 +84,6 @@ class SoundWindow:
         window = np.zeros((self.length, self.mels), np.float32)
         window[:frames] = log_mel(samples, self.mels, silence=WINDOW)[:frames]
         return window
-
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The windows of the sounds of a layout."""
-        return {name: stack(layout, values, np.float32, (self.length, self.mels))}
 
 
 def _samples(value: Any) -> Float[np.ndarray, " samples"]:

@@ -1,4 +1,4 @@
-"""Text behind a token that says what it is, such as its language."""
+"""Text behind a tag, such as the token of its language."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from crossattn.data.tokenizers import Frame
 
 @dataclass(frozen=True)
 class TaggedText(Text):
-    """A text, `Text`, which begins with the token of its tag.
+    """Token ids of a text, see `Text`, behind the token of its tag.
 
     A value is (tag, text). The tokens of the tags stand behind those of the tokenizer, in their order, so a
     model has `vocab_size` tokens.
@@ -38,22 +38,17 @@ class TaggedText(Text):
         return self.tokenizer.vocab_size + len(self.tags)
 
     def frame(self, tag: str) -> Frame:
-        """What stands around a text of that tag.
-
-        Raises:
-            DataError: there is no such tag.
-        """
+        """Returns the frame of a text of that tag; DataError where there is no such tag."""
         if tag not in self.tags:
             raise DataError(f"the tag is {tag!r}; expected one of {', '.join(self.tags)}")
         own, id = self.tokenizer.frame, self.tokenizer.vocab_size + self.tags.index(tag)
         return replace(own, before=(id, *own.before))
 
     def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Tokens of each text and its tag, before it is cut."""
         return super().lengths([_parts(value)[1] for value in values]) + 1
 
     def prepare(self, value: Any) -> Int[np.ndarray, " tokens"]:
-        """The tokens of the tag and of the text, cut to the longest.
+        """Returns the tokens of the tag and of the text, cut to the longest.
 
         Raises:
             DataError: it is no pair of texts, or there is no such tag.

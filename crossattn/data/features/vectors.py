@@ -1,18 +1,17 @@
-"""Vectors that something else has made: embeddings, features of regions, measurements."""
+"""Ready-made vectors: embeddings, features of regions, measurements."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from crossattn.data.errors import DataError
-from crossattn.data.packing import Batch, Layout, lay, stack
+from crossattn.data.features.base import Feature
 
 
 @dataclass(frozen=True)
-class Vectors:
+class Vectors(Feature):
     """One vector, float32 [D], or several, [n, D].
 
     Batches hold NAME [rows, D]; of several NAME [rows, length, D], NAME_segment_ids and NAME_positions.
@@ -25,16 +24,15 @@ class Vectors:
     dim: int
     max_length: int | None = None
 
-    def lengths(self, values: Sequence[Any]) -> Int[np.ndarray, " values"]:
-        """Vectors of each value.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim,)
 
-        Raises:
-            DataError: one has another shape.
-        """
-        return np.array([len(self._array(value)) for value in values], np.int64)
+    def length(self, value: Any) -> int:
+        return len(self._array(value))
 
     def prepare(self, value: Any) -> Float[np.ndarray, "..."]:
-        """The vector, or the vectors.
+        """Returns the vector, or the vectors.
 
         Raises:
             DataError: they have another shape, or are not finite.
@@ -43,12 +41,6 @@ class Vectors:
         if not np.isfinite(vectors).all():
             raise DataError("a vector holds NaN or infinity")
         return vectors
-
-    def collate(self, name: str, layout: Layout, values: Sequence[np.ndarray]) -> Batch:
-        """The arrays of the vectors of a layout."""
-        if self.max_length is None:
-            return {name: stack(layout, values, np.float32, (self.dim,))}
-        return lay(layout, name, {name: values}, np.float32, (self.dim,))
 
     def _array(self, value: Any) -> np.ndarray:
         try:

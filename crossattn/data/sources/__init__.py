@@ -1,24 +1,25 @@
 """Random-access sources of examples, by name: a file of this folder is a source.
 
-The first part of a name is that of its file, and the rest is for the file to read,
-"libreoffice_help/en-fr", "files:PATH". A first part with a dot, "mine.letters/large", is a module of your own
-on the import path. A file says
+The first part of a name is that of its file, and the file reads the rest, "libreoffice_help/en-fr",
+"files:PATH". A first part with a dot, "mine.letters/large", is a module of your own on the import path. A
+file has
 
-    FORM        how its names are written: "phrases/fr-en", "files:PATH"
-    OPTIONS     the options that it takes, with their help; {} where it says nothing
-    SPLITS      the splits that it has; train, validation and test where it says nothing, () where it checks
-    CLASSES     the names of the classes of the examples' labels, by the labels' names; {} as above
+    FORM        the form of its names: "phrases/fr-en", "files:PATH"; without "/" or ":" they have no rest
+    OPTIONS     the options that it takes, with their help; default {}
+    SPLITS      its splits; default train, validation and test; () where open_split checks them
+    CLASSES     the names of the classes of the examples' labels, by the labels' names; default {}
     classes     (argument, data_dir): the same where they are found in the data
     open_split  (argument, split, *, data_dir, **options): the examples of a split
-    identify    (argument, split, *, reverse, **options): what tells one version of the data from another;
-                by a sample of the examples where it says nothing
+    identify    (argument, split, *, reverse, **options): a JSON-able value that differs between versions of
+                the data; default a sample of the examples
 
-An example is a dict. One of a text and its partner is {"id", "source", "target"} and, where there are gold
-word alignments, also "source_spans" and "target_spans" (characters of each word) and "links" (source word,
-target word). Others hold what their file says, for `crossattn.data.features` to prepare. A list of dicts
-is a source too.
+An example is a dict. A pair of texts is {"id", "source", "target"} and, where there are gold word alignments,
+also "source_spans" and "target_spans" (characters of each word) and "links" (source word, target word). Other
+examples hold the values that their file documents, for `crossattn.data.features`. A list of dicts is a source
+too.
 """
 
+import hashlib
 import importlib
 import os
 import pkgutil
@@ -46,8 +47,8 @@ class Option:
     Attributes:
         kind: bool, int, float or str; object is the name or the number of a column.
         meaning: one line.
-        within: the range of a number, as mathematics writes it.
-        choices: the texts that there are; () is any.
+        within: the range of a number, in the notation of intervals.
+        choices: the texts that are allowed; () is any.
     """
 
     kind: type
@@ -64,17 +65,16 @@ def open_source(
     reverse: bool = False,
     **options: Any,
 ) -> Sequence[Example]:
-    """The examples of one split.
+    """Returns the examples of one split.
 
     Args:
-        name: the source, "phrases" or "files:mine.tsv"; `known` lists the first parts, `form` says how the
-            rest is written. A direction written the other way round ("libreoffice_help/fr-en",
-            "phrases/fr-en") exchanges source and target, as `reverse` does for every name.
+        name: the source, "phrases" or "files:mine.tsv", see `known` for the first parts, `form` for the rest.
+            A direction written the other way round ("libreoffice_help/fr-en", "phrases/fr-en") exchanges
+            source and target, as `reverse` does for every name.
         split: "train", "validation" or "test"; for "tfds:" any split or slice of that dataset.
-        data_dir: where fetched and prepared data lie; default $CROSSATTN_DATA, else
-            ~/.cache/crossattn.
+        data_dir: folder of fetched and prepared data; default $CROSSATTN_DATA, else ~/.cache/crossattn.
         reverse: exchange source and target.
-        options: those that `options_of` lists.
+        options: of the source, see `options_of`.
 
     Raises:
         DataError: the name, split, option or file content is wrong.
@@ -88,20 +88,20 @@ def open_source(
     if not reverse:
         return opened
     if len(opened):
-        reversed_example(opened[0])  # which is refused now rather than in training
+        reversed_example(opened[0])  # refused now rather than in training
     return MappedSource(opened, reversed_example)
 
 
 def known() -> list[str]:
-    """The first parts of the names that there are."""
+    """Returns the first parts of all names."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def find(name: str) -> ModuleType:
-    """The file of the source that a name begins with.
+    """Returns the file of the source that a name begins with.
 
     Raises:
-        DataError: there is none; the message lists those that there are. Or it is no source.
+        DataError: there is none, or it is no source; the message lists the sources.
     """
     first = _first_part(name)
     inside = "." not in first
@@ -125,19 +125,19 @@ def find(name: str) -> ModuleType:
 
 
 def form(name: str) -> str:
-    """How names that begin like this one are written, "files:PATH"."""
+    """Returns the form of names that begin like this one, "files:PATH"."""
     return find(name).FORM
 
 
 def options_of(name: str) -> Mapping[str, Option]:
-    """The options of the source that a name begins with."""
+    """Returns the options of the source that a name begins with."""
     return getattr(find(name), "OPTIONS", {})
 
 
 def classes_of(
     name: str, data_dir: str | os.PathLike | None = None
 ) -> Mapping[str, tuple[str, ...]]:
-    """The classes of the labels of the source that a name begins with, by the labels' names.
+    """Returns the classes of the labels of the source that a name begins with, by the labels' names.
 
     Raises:
         DataError: there is no such source, or its files are wrong.
@@ -155,10 +155,10 @@ def identity(
     reverse: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """What `open_source` of the same arguments depends on, JSON-able; differs when the data do.
+    """Returns a JSON-able identity of the data of `open_source`, which differs when the data do.
 
-    The user's files are known by path, size and time of change, and not opened; everything else by its
-    files, where it has any, its number of examples, and some of them.
+    The user's files are known by path, size and time of change, and not opened; other data by their files,
+    the number of examples, and some of them.
 
     Raises:
         DataError, DataUnavailable: as `open_source`.
@@ -176,7 +176,7 @@ def identity(
 
 
 def checksum(example: Example, crc: int = 0) -> int:
-    """A checksum of an example's values, going on from another one."""
+    """Returns a checksum of an example's values, going on from another one."""
     if "source" in example:
         crc = zlib.crc32(f"{example['id']}\n{example['source']}\n{example['target']}".encode(), crc)
         return zlib.crc32(np.asarray(example.get("links", ()), np.int32).tobytes(), crc)
@@ -189,7 +189,7 @@ def checksum(example: Example, crc: int = 0) -> int:
 
 
 def stat(path: Path) -> list[Any]:
-    """A file's path, size and time of change.
+    """Returns a file's path, size and time of change.
 
     Raises:
         DataError: it cannot be read.
@@ -216,18 +216,18 @@ class MappedSource(Sequence):
         return self._function(self.items[int(index) % len(self)])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Several items at once, which files give four times as fast as one by one."""
+        """Returns several items at once, four times as fast from files as one by one."""
         return [self._function(item) for item in items_of(self.items, indices)]
 
 
 def items_of(source: Sequence, indices: Sequence[int]) -> list[Any]:
-    """The items of these indices, from 0 on, at once where the source can do that."""
+    """Returns the items of these indices, from 0 on, at once where the source can do that."""
     together = getattr(source, "__getitems__", None)
     return [source[i] for i in indices] if together is None else list(together(indices))
 
 
 def reversed_example(example: Example) -> Example:
-    """The example with source and target exchanged, gold links too.
+    """Returns the example with source and target exchanged, gold links too.
 
     Raises:
         DataError: it has no source and target.
@@ -249,8 +249,14 @@ def reversed_example(example: Example) -> Example:
     return turned
 
 
+def hashed_split(key: str, *, test: int, validation: int) -> str:
+    """Returns the split of a key, by its hash; so many percent of the keys are test, so many validation."""
+    bucket = int(hashlib.md5(key.encode(), usedforsecurity=False).hexdigest(), 16) % 100
+    return "test" if bucket < test else "validation" if bucket < test + validation else "train"
+
+
 def is_backward(name: str, direction: str, forward: str, backward: str) -> bool:
-    """Whether a direction is the backward one; none is forward.
+    """Returns whether a direction is the backward one; none is forward.
 
     Raises:
         DataError: it is neither.
@@ -261,9 +267,10 @@ def is_backward(name: str, direction: str, forward: str, backward: str) -> bool:
 
 
 def _find(name: str, options: Mapping[str, Any]) -> tuple[ModuleType, str]:
-    """The source of a name and what it is to open, options held to those that it takes."""
+    """Returns the source of a name and the rest of the name, and refuses options that it lacks."""
     module, first = find(name), _first_part(name)
-    given, separator = name.removeprefix(first), ":" if ":" in module.FORM else "/"
+    given = name.removeprefix(first)
+    separator = next((each for each in ":/" if each in module.FORM), "")
     if given[:1] not in ("", separator) or (separator == ":" and len(given) < 2):
         raise DataError(f"there is no data source {name!r}; expected {module.FORM}")
     taken = getattr(module, "OPTIONS", {})
@@ -280,7 +287,7 @@ def _first_part(name: str) -> str:
 
 
 def _record_files(source: Any) -> list[Path]:
-    """The files of a dataset of TFDS; none for examples that are made by code."""
+    """Returns the files of a dataset of TFDS; none for examples that are made by code."""
     while isinstance(source, MappedSource):
         source = source.items
     info = getattr(source, "dataset_info", None)

@@ -1,4 +1,4 @@
-"""The copy task: random words to be written again, or backwards; data for a first minute."""
+"""The copy task: random words and their copy, or their reverse; data for a first minute."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.errors import DataError
-from crossattn.data.sources import SPLITS, Example, Option
+from crossattn.data.sources import SPLITS, Example, MappedSource, Option
 
 FORM = "copy"
 OPTIONS = {
@@ -21,65 +21,48 @@ _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
 def open_split(
-    direction: str, split: str, *, data_dir: Any = None, **options: Any
+    rest: str,
+    split: str,
+    *,
+    data_dir: Any = None,
+    size: int = 10_000,
+    num_words: int = 64,
+    min_length: int = 4,
+    max_length: int = 12,
+    reverse_order: bool = False,
+    seed: int = 0,
 ) -> Sequence[Example]:
-    """The examples of a split, see `CopyTask`."""
-    if direction:
-        raise DataError(f"the copy task has no direction; {direction!r} was given")
-    return CopyTask(split, **options)
+    """Returns examples with spans and links, `size` in train and a tenth in the others.
 
+    Lengths are in words of `num_words` kinds; example `i` is always the same.
 
-class CopyTask(Sequence):
-    """Examples with spans and links, made on the spot; example `i` is always the same."""
+    Raises:
+        DataError: an option is out of range.
+    """
+    possible = len(_CONSONANTS) ** 2 * len(_VOWELS) ** 2
+    if not 1 <= num_words <= possible:
+        raise DataError(f"num_words is {num_words}; expected 1 to {possible}")
+    if not 1 <= min_length <= max_length:
+        raise DataError(f"lengths are {min_length} to {max_length}; expected 1 <= min <= max")
+    words = [_word(index * 1009 % possible) for index in range(num_words)]
 
-    def __init__(
-        self,
-        split: str,
-        *,
-        size: int = 10_000,
-        num_words: int = 64,
-        min_length: int = 4,
-        max_length: int = 12,
-        reverse_order: bool = False,
-        seed: int = 0,
-    ):
-        """`size` examples in train, a tenth in the others; lengths in words of `num_words` kinds.
-
-        Raises:
-            DataError: an option is out of range.
-        """
-        possible = len(_CONSONANTS) ** 2 * len(_VOWELS) ** 2
-        if not 1 <= num_words <= possible:
-            raise DataError(f"num_words is {num_words}; expected 1 to {possible}")
-        if not 1 <= min_length <= max_length:
-            raise DataError(f"lengths are {min_length} to {max_length}; expected 1 <= min <= max")
-        self._size = size if split == "train" else max(size // 10, 1)
-        self._words = [_word(index * 1009 % possible) for index in range(num_words)]
-        self._lengths = (min_length, max_length)
-        self._reverse_order = reverse_order
-        self._seed = (seed, SPLITS.index(split))
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> dict:
-        if not -self._size <= index < self._size:
-            raise IndexError(index)
-        index %= self._size
-        rng = np.random.default_rng([*self._seed, index])
-        length = int(rng.integers(self._lengths[0], self._lengths[1] + 1))
-        source = [self._words[i] for i in rng.integers(0, len(self._words), length)]
-        target = source[::-1] if self._reverse_order else source
-        positions = np.arange(length, dtype=np.int32)
-        partners = positions[::-1] if self._reverse_order else positions
+    def example(index: int) -> Example:
+        rng = np.random.default_rng([seed, SPLITS.index(split), index])
+        length = int(rng.integers(min_length, max_length + 1))
+        source = [words[i] for i in rng.integers(0, num_words, length)]
+        places = np.arange(length, dtype=np.int32)
+        order = places[::-1] if reverse_order else places
+        target = [source[i] for i in order]
         return {
             "id": str(index),
             "source": " ".join(source),
             "target": " ".join(target),
             "source_spans": _spans(source),
             "target_spans": _spans(target),
-            "links": np.stack([positions, partners], axis=1),
+            "links": np.stack([places, order], axis=1),
         }
+
+    return MappedSource(range(size if split == "train" else max(size // 10, 1)), example)
 
 
 def _word(index: int) -> str:

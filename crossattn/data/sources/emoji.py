@@ -6,7 +6,6 @@ hundred about ten are test and ten validation.
 """
 
 import functools
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch, records
-from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.sources import Example, MappedSource
+from crossattn.data import archives, fetch, records
+from crossattn.data.errors import DataError, absent
+from crossattn.data.sources import Example, MappedSource, hashed_split
 
 FORM = "emoji/LANGUAGE or emoji/LANGUAGE,LANGUAGE,..."
 LANGUAGES = (
@@ -37,10 +36,10 @@ _IMAGE_PREFIX = "package/img/twitter/64/"
 
 
 def open_split(languages: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "image", "caption", "group", "language"}; English where no language is named.
+    """Returns examples {"id", "image", "caption", "group", "language"}; English where no language is named.
 
-    The image is the bytes of a PNG, on a transparent ground. With several languages every emoji comes as many
-    times, once with each caption.
+    The image is the bytes of a PNG, on a transparent ground. Several languages come one after the other, each
+    with all emoji.
     """
     chosen = languages.split(",") if languages else ["en"]
     if unknown := [each for each in chosen if each not in LANGUAGES]:
@@ -52,7 +51,13 @@ def open_split(languages: str, split: str, *, data_dir: Any = None) -> Sequence[
     rows = records.prepared(Emoji, "all", split, data_dir)
     if len(chosen) == 1:
         return MappedSource(rows, functools.partial(_example, language=chosen[0]))
-    return _InLanguages(rows, chosen)
+
+    def in_language(number: int) -> Example:
+        language, row = divmod(number, len(rows))
+        example = _example(rows[row], chosen[language])
+        return example | {"id": f"{example['id']}/{example['language']}"}
+
+    return MappedSource(range(len(rows) * len(chosen)), in_language)
 
 
 def _example(row: dict[str, Any], language: str) -> Example:
@@ -65,33 +70,11 @@ def _example(row: dict[str, Any], language: str) -> Example:
     }
 
 
-class _InLanguages(MappedSource):
-    """Every row in each language, one language after the other."""
-
-    def __init__(self, rows: Sequence[dict[str, Any]], languages: list[str]):
-        super().__init__(rows, dict)
-        self._languages = languages
-
-    def __len__(self) -> int:
-        return len(self.items) * len(self._languages)
-
-    def __getitem__(self, index: int) -> Example:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"example {index} of a source of {len(self)}")
-        language, row = divmod(int(index) % len(self), len(self.items))
-        example = _example(self.items[row], self._languages[language])
-        return example | {"id": f"{example['id']}/{example['language']}"}
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        return [self[index] for index in indices]
-
-
 class Emoji(records.PackageBuilder):
     """Features `id` (code points), `image` (bytes of a PNG), `captions` (a line a language), `group`."""
 
     IMAGES_SHA256 = "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877"
     CAPTIONS_SHA256 = "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All languages")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -109,14 +92,13 @@ class Emoji(records.PackageBuilder):
     def _split_generators(self, dl_manager):
         images = fetch.npm_package(*_IMAGES, self.IMAGES_SHA256, self.files_dir)
         captions = fetch.npm_package(*_CAPTIONS, self.CAPTIONS_SHA256, self.files_dir)
-        said = fetch.read_tgz(captions, "package/", "/data.json")
+        said = archives.read_tgz(captions, "package/", "/data.json")
         texts = {name.removesuffix("/data.json"): read_captions(raw) for name, raw in said}
         if missing := [language for language in LANGUAGES if language not in texts]:
-            raise DataUnavailable(
-                f"put {captions.name} in {captions.parent} (it has no captions in {missing[0]})"
-            )
-        splits: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
-        for name, raw in sorted(fetch.read_tgz(images, _IMAGE_PREFIX, ".png")):
+            reason = f"it has no captions in {missing[0]}"
+            raise absent([captions.name], captions.parent, reason)
+        found = []
+        for name, raw in sorted(archives.read_tgz(images, _IMAGE_PREFIX, ".png")):
             code = name.removesuffix(".png").upper()
             told = [texts[language].get(_plain(code), ("", None)) for language in LANGUAGES]
             group = texts["en"].get(_plain(code), ("", None))[1]
@@ -124,12 +106,12 @@ class Emoji(records.PackageBuilder):
                 continue
             lines = "\n".join(caption for caption, _ in told)
             example = {"id": code, "image": raw, "captions": lines, "group": group}
-            splits[split_of(code)].append(example)
-        return {name: self._generate_examples(examples) for name, examples in splits.items()}
+            found.append((split_of(code), example))
+        return self.by_split(found)
 
 
 def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
-    """Caption and number of the group of each emoji of a language, skin tones too, by its code points."""
+    """Returns caption and number of the group of each emoji of a language, skin tones too, by code points."""
     captions = {}
     for entry in json.loads(raw):
         for each in (entry, *entry.get("skins", ())):
@@ -138,22 +120,16 @@ def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
 
 
 def split_of(code: str) -> str:
-    """The split of an emoji's family, from its code points: 10 % test, 10 % validation."""
-    family = family_of(code).encode()
-    bucket = int(hashlib.md5(family, usedforsecurity=False).hexdigest(), 16) % 100
-    return "test" if bucket < 10 else "validation" if bucket < 20 else "train"
+    """Returns the split of an emoji's family, from its code points: 10 % test, 10 % validation."""
+    return hashed_split(family_of(code), test=10, validation=10)
 
 
 # Grown-ups, children and the old, each as the one without a gender.
 _PEOPLE = {
-    "1F468": "1F9D1",
-    "1F469": "1F9D1",
-    "1F466": "1F9D2",
-    "1F467": "1F9D2",
-    "1F474": "1F9D3",
-    "1F475": "1F9D3",
-}
-# What is said in one code point of a family whose others are joined or have their own.
+    "1F468": "1F9D1", "1F469": "1F9D1", "1F466": "1F9D2",
+    "1F467": "1F9D2", "1F474": "1F9D3", "1F475": "1F9D3",
+}  # fmt: skip
+# Members of a family with a code point of their own.
 _SAME = {
     "1F478": "1F934",  # princess, prince
     "1FAC5": "1F934",  # person with crown
@@ -173,7 +149,7 @@ _SAME = {
 
 
 def family_of(code: str) -> str:
-    """What an emoji, "1F468-1F3FD-200D-2695-FE0F", has in common with those of its family: "1F9D1-2695"."""
+    """Returns the common part of an emoji's family: "1F9D1-2695" of "1F468-1F3FD-200D-2695-FE0F"."""
     parts = [
         _PEOPLE.get(part, part)
         for part in code.split("-")
@@ -186,5 +162,5 @@ def family_of(code: str) -> str:
 
 
 def _plain(code: str) -> str:
-    """Code points without those that ask for a picture, which sources write or leave out."""
+    """Returns code points without those that ask for a picture, which sources write or leave out."""
     return "-".join(part for part in code.split("-") if part != "FE0F")

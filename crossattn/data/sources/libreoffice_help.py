@@ -5,7 +5,6 @@ Whole files go to one split, so a test paragraph never has its neighbours in the
 """
 
 import functools
-import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -14,20 +13,20 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from crossattn.data import fetch, records
-from crossattn.data.errors import DataError, DataUnavailable
-from crossattn.data.sources import Example, MappedSource
+from crossattn.data import archives, fetch, records
+from crossattn.data.errors import DataError, absent
+from crossattn.data.sources import Example, MappedSource, hashed_split
 
 FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
 _PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
 _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
-BODY = '<div id="DisplayArea"'  # what stands before it is the page's frame, with no paragraphs
+BODY = '<div id="DisplayArea"'  # the frame before it has no paragraphs
 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """The paragraphs of a split."""
+    """Returns the paragraphs of a split."""
     pair = direction.split("-")
     if len(pair) != 2 or "en" not in pair or not set(pair) & set(LANGUAGES):
         raise DataError(
@@ -43,7 +42,6 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
 class LibreofficeHelp(records.PackageBuilder):
     """Configs `en-fr`, `en-de`, `en-es`, `en-ja`, `en-hi`; features `id` and a text a language."""
 
-    VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=f"en-{language}", description=f"English and {language}")
         for language in LANGUAGES
@@ -65,29 +63,25 @@ class LibreofficeHelp(records.PackageBuilder):
         packages = ["libreoffice-help-en-us", f"libreoffice-help-{target}"]
         english, other = fetch.debian_packages(packages, self.files_dir)
         pairs = join_pages(
-            read_pages(fetch.read_deb(english, f"{_PREFIX}en-US/text/", ".html")),
-            read_pages(fetch.read_deb(other, f"{_PREFIX}{target}/text/", ".html")),
+            read_pages(archives.read_deb(english, f"{_PREFIX}en-US/text/", ".html")),
+            read_pages(archives.read_deb(other, f"{_PREFIX}{target}/text/", ".html")),
         )
         if not pairs:
-            raise DataUnavailable(
-                f"put packages of one release in {english.parent}: {english.name} and {other.name} "
-                "have no paragraph in common"
-            )
-        splits: dict[str, list[dict[str, str]]] = {"train": [], "validation": [], "test": []}
-        for file, paragraph, source, translation in pairs:
-            example = {"id": f"{file}#{paragraph}", "en": source, target: translation}
-            splits[split_of(file)].append(example)
-        return {name: self._generate_examples(examples) for name, examples in splits.items()}
+            reason = f"{english.name} and {other.name} have no paragraph in common"
+            raise absent(["packages of one release"], english.parent, reason)
+        return self.by_split(
+            (split_of(file), {"id": f"{file}#{paragraph}", "en": source, target: translation})
+            for file, paragraph, source, translation in pairs
+        )
 
 
 def split_of(file: str) -> str:
-    """The split of a page, from its path relative to `text/`: 5 % test, 5 % validation."""
-    bucket = int(hashlib.md5(file.encode(), usedforsecurity=False).hexdigest(), 16) % 100
-    return "test" if bucket < 5 else "validation" if bucket < 10 else "train"
+    """Returns the split of a page, from its path relative to `text/`: 5 % test, 5 % validation."""
+    return hashed_split(file, test=5, validation=5)
 
 
 def read_pages(pages: Iterator[tuple[str, bytes]]) -> dict[tuple[str, str], str | None]:
-    """Text of each paragraph by (file, paragraph id); None where a page joins variants."""
+    """Returns the text of each paragraph by (file, paragraph id); None where a page joins variants."""
     texts: dict[tuple[str, str], str | None] = {}
     for file, content in sorted(pages):
         page = content.decode("utf-8")
@@ -102,7 +96,7 @@ def read_pages(pages: Iterator[tuple[str, bytes]]) -> dict[tuple[str, str], str 
 def join_pages(
     source: dict[tuple[str, str], str | None], target: dict[tuple[str, str], str | None]
 ) -> list[tuple[str, str, str, str]]:
-    """(file, paragraph id, source, target): each source text once, none left untranslated."""
+    """Returns (file, paragraph id, source, target): each source text once, none left untranslated."""
     seen: set[str] = set()
     pairs = []
     for key, text in source.items():
@@ -171,5 +165,5 @@ class _Paragraphs(HTMLParser):
 
 
 def clean(text: str) -> str:
-    """Unicode NFC without soft hyphens or zero-width spaces."""
+    """Returns a text in Unicode NFC without soft hyphens or zero-width spaces."""
     return unicodedata.normalize("NFC", text.replace("\u00ad", "").replace("\u200b", ""))

@@ -85,7 +85,7 @@ _Words = tuple[list[str], list[str], list[tuple[int, int]]]  # English, French, 
 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples of a split, always the same: of 4,000 pairs a tenth test, a tenth validation."""
+    """Returns the examples of a split, always the same: of 4,000 pairs a tenth test, a tenth validation."""
     pairs = [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
     backward = is_backward("phrases", direction, "en-fr", "fr-en")
     return MappedSource(pairs, reversed_example) if backward else pairs
@@ -112,7 +112,7 @@ def _example(index: int) -> dict:
 
 
 def _sentence(index: int) -> _Words:
-    """Pair number `index`, 0 "the black cat"; strides prime to the counts keep pairs distinct."""
+    """Returns pair number `index`, 0 "the black cat"; strides prime to the counts keep pairs distinct."""
     if index < _NUM_BARE:
         return _noun_phrase((12 + index * 131) % _NUM_NOUN_PHRASES)[0]
     total = _NUM_NOUN_PHRASES**2 * len(_VERBS)
@@ -125,7 +125,7 @@ def _sentence(index: int) -> _Words:
 
 
 def _noun_phrase(index: int) -> tuple[_Words, int]:
-    """(words and links, 1 if plural) of one noun phrase, by its number in mixed radix."""
+    """Returns (words and links, 1 if plural) of one noun phrase, by its number in mixed radix."""
     index, noun_index = divmod(index, _RADICES[0])
     index, adjective_index = divmod(index, _RADICES[1])
     plural, determiner_index = divmod(index, _RADICES[2])
@@ -163,7 +163,7 @@ def _append(left: _Words, right: _Words) -> _Words:
 
 
 def _join(words: list[str]) -> tuple[str, np.ndarray]:
-    """Running text and word spans; nothing stands between "l'" and its noun."""
+    """Returns running text and word spans, without a blank between "l'" and its noun."""
     text, spans = "", []
     for word in words:
         if text and not text.endswith("'"):

@@ -1,11 +1,10 @@
 """The user's own pictures: "pictures:FOLDER", a folder a class, or "pictures:TABLE", a line a picture.
 
-Examples of a folder hold `image`, the path of a picture, and `label`, the name of the folder in it that the
-picture lies in, however deep. Of a table, a TSV begins with the names of its columns, and a line of JSONL is
-an object of texts. `image` is the path of the picture, seen from the folder of the table; what else there is,
-such as a label or a caption, stands in the examples under its own name. A path with "{split}" in it names one
-folder or table a split; otherwise pictures are dealt out: of twenty, the first is test, the second
-validation. They are opened when they are prepared.
+Examples of a folder hold `image`, the path of a picture, and `label`, the name of the folder in it that has
+the picture, however deep. A table is a TSV that begins with the names of its columns, or JSONL, an object of
+texts a line. `image` is the path of the picture, from the folder of the table; other columns, such as a label
+or a caption, keep their names. A path with "{split}" in it names one folder or table a split; otherwise
+pictures are dealt out: of twenty, the first is test, the second validation. Preparing a picture opens it.
 """
 
 import zlib
@@ -15,7 +14,7 @@ from typing import Any
 
 from crossattn.data.errors import DataError
 from crossattn.data.sources import Example, MappedSource, stat
-from crossattn.data.textfiles import Dealt, Lines, json_record, split_files
+from crossattn.data.textfiles import Lines, dealt, is_jsonl, json_record, split_files
 
 FORM = "pictures:PATH"
 SPLITS = ()
@@ -27,7 +26,7 @@ _MOST = 1000  # classes; a column of more values is no label
 
 
 def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "image", ...}: the path of a picture, and the texts that stand beside it.
+    """Returns examples {"id", "image", ...}: the path of a picture, and the other texts of its line.
 
     Raises:
         DataError: there is no such table or folder, or it has no pictures for this split; of a line, the
@@ -36,7 +35,7 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
     opened = _opened(path, split)
     numbers: Sequence[int] = opened.numbers
     if "{split}" not in path:
-        numbers = Dealt(numbers.start, numbers.stop, split)
+        numbers = dealt(numbers.start, numbers.stop, split)
     if not len(numbers):
         raise DataError(f"{opened.path} has too few pictures for a {split} split")
     first = opened.example(numbers[0])[_IMAGE]  # which is refused now rather than in training
@@ -46,7 +45,7 @@ def open_split(path: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
 
 
 def identify(path: str, split: str, **options: Any) -> dict[str, Any]:
-    """The table by path, size and time of change; the files of a folder by theirs."""
+    """Returns path, size and time of change of the table, or a checksum of those of a folder's files."""
     opened = _opened(path, split)
     if isinstance(opened, _Table):
         return {"files": [stat(opened.path)]}
@@ -56,9 +55,9 @@ def identify(path: str, split: str, **options: Any) -> dict[str, Any]:
 
 
 def classes(path: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
-    """The names of a folder's folders; the values of each column, sorted, of the table that is trained on.
+    """Returns the names of a folder's folders, or the sorted values of each column of the training table.
 
-    Columns of too many values are none.
+    Columns of more than a thousand values are left out.
     """
     opened, found = _opened(path, "train"), {}
     for number in opened.numbers:
@@ -78,7 +77,7 @@ def _opened(path: str, split: str) -> "_Table | _Folder":
 
 
 class _Folder:
-    """Pictures that lie in a folder a class."""
+    """Pictures in one folder a class."""
 
     def __init__(self, path: Path):
         found = sorted(file.relative_to(path) for file in path.glob("*/**/*"))
@@ -86,28 +85,28 @@ class _Folder:
         self.numbers = range(len(self.files))
 
     def record(self, number: int) -> dict[str, str]:
-        """The class of a picture."""
+        """Returns the class of a picture."""
         return {"label": self.files[number].parts[0]}
 
     def example(self, number: int) -> Example:
-        """The example of a picture."""
+        """Returns the example of a picture."""
         file = self.files[number]
         return self.record(number) | {"id": str(file), _IMAGE: str(self.path / file)}
 
 
 def _is_picture(file: Path) -> bool:
-    """Whether a file is one by its name, and neither it nor its folder is hidden."""
+    """Returns whether a file has the name of a picture, and neither it nor its folder is hidden."""
     hidden = any(part.startswith(".") for part in file.parts)
     return file.suffix.lower() in _SUFFIXES and not hidden
 
 
 class _Table:
-    """Lines of a table, and what stands in them."""
+    """Lines of a table and their columns."""
 
     def __init__(self, path: Path):
         self.path, self.lines = path, Lines(path)
         self.columns: list[str] | None = None
-        if path.suffix not in (".jsonl", ".ndjson"):
+        if not is_jsonl(path):
             self.columns = self.lines[0].split("\t")
             if _IMAGE not in self.columns or len(set(self.columns)) < len(self.columns):
                 raise DataError(
@@ -117,7 +116,7 @@ class _Table:
         self.numbers = range(0 if self.columns is None else 1, len(self.lines))
 
     def record(self, number: int) -> dict[str, str]:
-        """The texts of a line, by their columns."""
+        """Returns the texts of a line, by their columns."""
         place = f"{self.path}, line {number + 1}"
         line = self.lines[number]
         if self.columns is not None:
@@ -131,7 +130,7 @@ class _Table:
         return {name: value for name, value in record.items() if isinstance(value, str)}
 
     def example(self, number: int) -> Example:
-        """The example of a line."""
+        """Returns the example of a line."""
         record, folder = self.record(number), self.path.parent
         name = f"{self.path.name}:{number + 1}"
         return record | {"id": name, _IMAGE: str(folder / record[_IMAGE])}

@@ -26,9 +26,9 @@ _SIZE, _TRAIN, _HELD_OUT = 16, 960, 256
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, the name of a class.
+    """Returns examples {"id", "image", "caption", "shape"}: uint8 [16 16 3] on white, a text, a class.
 
-    Where languages are named, English or German, every picture comes once with each, and "language" is its.
+    With languages, en or de, every picture comes once with each, and "language" names it.
     """
     languages = rest.split(",") if rest else []
     if rest and (not set(languages) <= {"en", "de"} or len(set(languages)) < len(languages)):
@@ -42,7 +42,7 @@ def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
 
 
 def _in_language(number: int, languages: Sequence[str]) -> Example:
-    """Each picture in all languages, then the next."""
+    """Returns each picture in all languages, then the next."""
     index, own = divmod(number, len(languages))
     example, language = _example(index), languages[own]
     return example | {
@@ -74,7 +74,7 @@ def _example(index: int) -> Example:
 
 
 def _inside(shape: str, rng: np.random.Generator) -> np.ndarray:
-    """Which pixels belong to a shape of some radius at some place, [16 16]."""
+    """Returns a mask of the pixels of a shape of some radius at some place, [16 16]."""
     radius = rng.integers(3, 6)
     middle = rng.integers(radius, _SIZE - radius, 2)
     down, right = np.abs(np.mgrid[:_SIZE, :_SIZE] - middle[:, None, None])

@@ -5,7 +5,7 @@ from typing import Any
 
 from crossattn.data.sources import Example, Option
 from crossattn.data.sources.files import identify
-from crossattn.data.textfiles import read_pairs
+from crossattn.data.textfiles import is_jsonl, read_pairs
 
 __all__ = ["FORM", "OPTIONS", "SPLITS", "identify", "open_split"]
 
@@ -17,7 +17,7 @@ OPTIONS = {"source_column": Option(object, "The column of the text.")}
 def open_split(
     path: str, split: str, *, data_dir: Any = None, source_column: int | str | None = None
 ) -> Sequence[Example]:
-    """The texts of a split; see `textfiles.read_pairs`."""
+    """Returns the texts of a split; see `textfiles.read_pairs`."""
     if source_column is None:
-        source_column = "text" if path.endswith((".jsonl", ".ndjson")) else 0
+        source_column = "text" if is_jsonl(path) else 0
     return read_pairs(path, split, source_column=source_column, target_column=source_column)

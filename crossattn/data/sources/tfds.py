@@ -23,11 +23,11 @@ SPLITS = ()
 
 
 def open_split(name: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """The examples of a split, or of a slice of one.
+    """Returns the examples of a split, or of a slice of one.
 
     Raises:
         DataError: it has no such split, or values of a kind that no feature of this library reads.
-        DataUnavailable: there is no such dataset, or it can be prepared neither here nor now.
+        DataUnavailable: there is no such dataset, or it cannot be prepared.
     """
     builder = _builder(name, data_dir)
     records.prepare(builder, f"tfds:{name}", fetch.cache_dir(data_dir) / "tfds")
@@ -51,13 +51,13 @@ def open_split(name: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
 
 
 def classes(name: str, data_dir: Any = None) -> Mapping[str, tuple[str, ...]]:
-    """The names of the classes, by the names of the values that are classes."""
+    """Returns the names of the classes, by the names of the values that are classes."""
     held = _kinds(_builder(name, data_dir))
     return {key: tuple(kind.names) for key, kind in held.items() if _is_class(kind)}
 
 
 def _kinds(builder: Any) -> dict[str, Any]:
-    """The features of TFDS that a dataset holds, by their names."""
+    """Returns the TFDS features of a dataset, by their names."""
     return dict(builder.info.features.items())
 
 
@@ -75,7 +75,7 @@ def _builder(name: str, data_dir: Any) -> Any:
 
 
 def _texts(supervised: Any, held: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The names of source and target, where a dataset is one of texts."""
+    """Returns the names of source and target of a dataset of texts."""
     if not supervised and not any(_is_class(kind) or _is_picture(kind) for kind in held.values()):
         supervised = ("text", "text")
     pair = tuple(map(str, (supervised or ())[:2]))
@@ -84,7 +84,7 @@ def _texts(supervised: Any, held: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _reader(name: str, key: str, kind: Any) -> Callable[[Any], Any]:
-    """What becomes of a value of a dataset in an example."""
+    """Returns the function from a value of a dataset to that of an example."""
     if _is_picture(kind):
         return bytes
     if _is_class(kind):
@@ -100,7 +100,7 @@ def _reader(name: str, key: str, kind: Any) -> Callable[[Any], Any]:
 
 
 def _letter(kind: Any) -> str:
-    """Of NumPy, for the type of its numbers."""
+    """Returns NumPy's letter for the type of the numbers."""
     return np.dtype(kind.np_dtype).kind
 
 
@@ -109,7 +109,7 @@ def _is_class(kind: Any) -> bool:
 
 
 def _is_picture(kind: Any) -> bool:
-    """Whether values are encoded pictures; those of floats stand in the bits of another picture."""
+    """Returns whether values are encoded pictures; those of floats hide in the bits of another picture."""
     return isinstance(kind, features.Image) and _letter(kind) == "u"
 
 

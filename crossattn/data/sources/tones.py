@@ -1,11 +1,10 @@
-"""Words as tones, made by code: each letter is a pitch of its own. No download; for trying speech with."""
+"""Words as tones, made by code: each letter is a pitch of its own; speech without a download."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from crossattn.data.errors import DataError
 from crossattn.data.mel import RATE
 from crossattn.data.sources import SPLITS, Example, MappedSource
 
@@ -16,9 +15,7 @@ _SECONDS = 0.04  # of a letter
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Examples {"id", "audio", "text"}: one to three words, float32 at 16 kHz."""
-    if rest:
-        raise DataError(f"tones has no parts; {rest!r} was given")
+    """Returns examples {"id", "audio", "text"}: one to three words, float32 at 16 kHz."""
 
     def example(index: int) -> Example:
         rng = np.random.default_rng([SPLITS.index(split), index])
@@ -29,7 +26,7 @@ def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
 
 
 def sound_of(text: str) -> np.ndarray:
-    """A pitch for each letter, from 300 Hz up, and silence for a blank."""
+    """Returns a pitch for each letter, from 300 Hz up, and silence for a blank."""
     times = np.arange(int(_SECONDS * RATE)) / RATE
     pitches = [0.0 if letter == " " else 300.0 + 100.0 * (ord(letter) - 97) for letter in text]
     return np.concatenate([0.5 * np.sin(2 * np.pi * p * times) for p in pitches]).astype(np.float32)
