@@ -1,13 +1,14 @@
 """What a run is asked to do, and what the loop needs of a task: values and protocols only."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import jax
 
 from crossattn.train import xla
+from crossattn.train.members import Member, members_of
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.types import Count, Rate
@@ -40,6 +41,8 @@ class TrainConfig:
     Attributes:
       steps: optimiser steps in all; a run may be given more later.
       seed: of parameters, dropout and the order of the data.
+      seeds: runs that are trained as one program, with the seeds from ``seed`` on.
+      sweep: numbers of the optimiser that are trained as one program, "optim.learning_rate=1e-3,2e-3".
       accumulate: parts that a batch is computed in.
       ema_decay: of averaged parameters; None keeps none.
       prng: JAX's random implementation; None is its default.
@@ -56,6 +59,8 @@ class TrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: Annotated[int, "[0, 4294967295]"] = 0
+    seeds: Count = 1
+    sweep: str | None = None
     accumulate: Count = 1
     ema_decay: Rate | None = None
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -76,6 +81,13 @@ class TrainConfig:
         if self.checkpoint.resume not in ("auto", "must", "never"):
             raise ValueError(f"resume is {self.checkpoint.resume!r}; use auto, must or never")
         xla.flags(self.xla_flags)
+        for member in self.members:  # what is wrong with a sweep shows now
+            replace(self.optim, **member.optim)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The runs that are trained as one program; none where there is one run."""
+        return members_of(self.seed, self.seeds, self.sweep)
 
 
 @runtime_checkable
@@ -120,3 +132,14 @@ class Task(Protocol):
 
     def save_assets(self, directory: Path) -> None:
         """Writes what the parameters need to be used (tokenizers, ...); the main process only."""
+
+
+@runtime_checkable
+class TaskOfMembers(Task, Protocol):
+    """A task whose data can be iterated by several seeds, as ``train.seeds`` and ``train.sweep`` ask."""
+
+    def train_iterators(
+        self, seeds: Sequence[int], shard_index: int, shard_count: int
+    ) -> Sequence[TrainIterator]:
+        """``train_iterator`` of each seed."""
+        ...

@@ -25,9 +25,10 @@ from typing import Any
 
 import jax
 
+from crossattn.train import members as several
 from crossattn.train import processes, storage
 from crossattn.train.checkpoint import Checkpoints, Restored
-from crossattn.train.config import Task, TrainConfig, TrainIterator
+from crossattn.train.config import Task, TaskOfMembers, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
@@ -142,6 +143,7 @@ class _Run:
         self.meter = Meter(
             log_every=config.log_every,
             learning_rate=self.program.schedule,
+            members=config.members,
             report=lambda step, values: log.write(step, "train", values),
             tick=log.tick,
         )
@@ -186,7 +188,7 @@ class _Run:
             raise CheckpointError(
                 f"resume is 'must' but there is no checkpoint in {self.workdir / 'checkpoints'}"
             )
-        data = self.task.train_iterator(*data_shard(self.mesh))
+        data = self._batches()
         if restored is None:
             if processes.is_main():
                 with storage.filled(self.workdir / "assets") as assets:
@@ -201,12 +203,29 @@ class _Run:
         return state, data, step
 
     def _fresh(self) -> TrainState:
-        key, places = jax.random.key(self.config.seed), self.program.sharding
-        if self.initial is None:
+        key, places, initial = self.program.key, self.program.sharding, self.initial
+        if initial is None:
             return jax.jit(self.program.fresh, out_shardings=places)(key)
-        own = None if places is None else places.params
-        params = self.initial(jax.jit(self.task.init, out_shardings=own)(key))
+        own, members = None if places is None else places.params, self.config.members
+        params = jax.jit(self.program.init, out_shardings=own)(key)
+        if members:
+            each = [initial(several.take(params, index)) for index in range(len(members))]
+            params = jax.jit(several.stack, out_shardings=own)(each)
+        else:
+            params = initial(params)
         return jax.jit(self.program.begun, out_shardings=places, donate_argnums=0)(params)
+
+    def _batches(self) -> TrainIterator:
+        members, shard = self.config.members, data_shard(self.mesh)
+        if not members:
+            return self.task.train_iterator(*shard)
+        if not isinstance(self.task, TaskOfMembers):
+            raise TrainError(
+                f"{type(self.task).__name__} has no train_iterators(seeds, shard_index, shard_count), which"
+                " train.seeds and train.sweep call; give it one, or train the seeds one by one"
+            )
+        seeds = [member.seed for member in members]
+        return several.MemberBatches(self.task.train_iterators(seeds, *shard))
 
     def _take_position(self, restored: Restored, data: TrainIterator) -> None:
         data.set_state(restored.data_state)
@@ -221,7 +240,7 @@ class _Run:
     def _advance(self, state: TrainState, data: TrainIterator, step: int) -> TrainState:
         """One step; returns as soon as the device has got it."""
         with self.meter.waiting_for_input():
-            batch = put_batch(next(data), self.mesh)
+            batch = put_batch(next(data), self.mesh, bool(self.config.members), self.program.along)
         shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
         try:
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
@@ -229,14 +248,33 @@ class _Run:
                     state, metrics = self.program.step(state, batch)
                 else:
                     with self.meter.compiling():
-                        known = self.peak_seconds
-                        peak = None if known is None else known(state.params, batch)
-                        self.shapes_seen[shapes] = peak
+                        self.shapes_seen[shapes] = self._at_peak(state, batch)
                         state, metrics = self.program.step(state, batch)
             self.meter.add(step + 1, metrics, self.shapes_seen[shapes])
         except NonFiniteLoss as error:
             raise self._explained(error) from None
         return state
+
+    def _at_peak(self, state: TrainState, batch: Any) -> float | None:
+        """Returns the seconds that a step's model FLOPs take at the devices' peak, if that is known."""
+        if self.peak_seconds is None:
+            return None
+        if not (members := self.config.members):
+            return self.peak_seconds(state.params, batch)
+        first = jax.eval_shape(lambda *trees: several.take(trees, 0), state.params, batch)
+        known = self.peak_seconds(*first)
+        return None if known is None else known * len(members)
+
+    def _evaluated(self, state: TrainState, step: int) -> dict[str, float]:
+        """Returns the metrics of the parameters; of members the mean and each."""
+        members, params = self.config.members, state.eval_params
+        if not members:
+            return {name: float(x) for name, x in self.task.evaluate(params, step).items()}
+        each = [
+            self.task.evaluate(self.program.member(params, index), step)
+            for index in range(len(members))
+        ]
+        return several.spread_all(each, members)
 
     def _evaluate_and_save(self, state: TrainState, data: TrainIterator, step: int) -> None:
         config = self.config
@@ -245,8 +283,7 @@ class _Run:
         best = evaluate and config.checkpoint.best_metric is not None
         if evaluate:
             with self._paused():
-                values = self.task.evaluate(state.eval_params, step)
-                self.evaluation = {name: float(value) for name, value in values.items()}
+                self.evaluation = self._evaluated(state, step)
                 self.log.write(step, "eval", self.evaluation)
         if last or best or step % config.checkpoint.every == 0:
             self._save(state, data, step, self.evaluation if evaluate else None)

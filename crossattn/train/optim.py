@@ -6,8 +6,9 @@ orthogonalise is read off the parameters' logical axes.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import jax
@@ -81,22 +82,28 @@ class OptimConfig:
 
 
 def make_optimizer(
-    config: OptimConfig, total_steps: int, logical_axes: Any = None
+    config: OptimConfig,
+    total_steps: int,
+    logical_axes: Any = None,
+    numbers: Mapping[str, Any] | None = None,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """(optax transformation, schedule: step -> learning rate).
 
     logical_axes: a tuple of axis names for each parameter, in the parameters' structure. Without
     it, everything of two or more axes is decayed, constants too, and Muon, which needs it, is refused.
+    numbers: traced scalars in the place of fields of the config.
 
     Raises:
         ValueError: an unknown name or schedule, rates that fit no parameter, or Muon without logical axes.
     """
-    schedule = make_schedule(config, total_steps)
-    parts = [_direction(config, logical_axes)]
-    if config.clip_norm is not None:
-        parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
-    if config.weight_decay:
-        parts.append(optax.add_decayed_weights(config.weight_decay, _decay_mask(logical_axes)))
+    decays = "weight_decay" in (numbers or {}) or config.weight_decay > 0
+    own: Any = SimpleNamespace(**vars(config) | dict(numbers or {}))
+    schedule = _schedule(own, total_steps)
+    parts = [_direction(own, logical_axes)]
+    if own.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(own.clip_norm))
+    if decays:
+        parts.append(optax.add_decayed_weights(own.weight_decay, _decay_mask(logical_axes)))
     parts.append(optax.scale_by_learning_rate(schedule))
     if rates := config.rates:
         if logical_axes is not None:
@@ -116,6 +123,10 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     Raises:
         ValueError: an unknown schedule.
     """
+    return _schedule(config, total_steps)
+
+
+def _schedule(config: Any, total_steps: int) -> Schedule:
     # The first step at the peak is the last of the rise; where there is no rise it is the first of all.
     rise, final = max(config.warmup_steps, 1), config.final_fraction
     rest = max(total_steps - rise, 1)
@@ -152,7 +163,7 @@ def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
     )
 
 
-def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+def _direction(config: Any, logical_axes: Any) -> optax.GradientTransformation:
     """From a gradient to the direction of the step, before decay and learning rate."""
     b1, b2, eps = config.b1, config.b2, config.eps
     makers = {
@@ -194,7 +205,7 @@ def factored_sides(axes: tuple[str | None, ...]) -> Sides:
     return Sides(groups[0], groups[1], stacked)
 
 
-def _muon(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+def _muon(config: Any, logical_axes: Any) -> optax.GradientTransformation:
     """Orthogonalised momentum for the matrices, Adam for embeddings, norms and biases."""
     if logical_axes is None:
         raise ValueError("muon needs logical_axes, to know which parameters are matrices")
