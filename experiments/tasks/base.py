@@ -106,6 +106,17 @@ class Task:
             self.examples("train"), self.features, shard, mode=self.mode, truncation="cut"
         )
 
+    def train_iterators(
+        self, seeds: Sequence[int], shard_index: int, shard_count: int
+    ) -> list[TrainIterator]:
+        """``train_iterator`` as runs of these seeds have it."""
+        found, before = [], self.config.seed
+        for seed in seeds:
+            self.config.seed = seed
+            found.append(self.train_iterator(shard_index, shard_count))
+        self.config.seed = before
+        return found
+
     def train_batches(
         self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
     ) -> Any:
