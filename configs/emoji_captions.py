@@ -23,35 +23,32 @@ def get_config(arg: str = ""):
     writer = parts.model(
         "decoder", dim=192, num_heads=4, mlp_dim=576, layers=2, activation="gelu", dropout_rate=0.2
     )
-    config = ConfigDict(
-        dict(
-            task="captioning",
-            seed=0,
-            data=parts.captioned(
-                f"emoji/{languages}",
-                languages,
-                batch_size=32,
-                target_len=20,
-                row_len=32,
-                height=64,
-                width=64,
-                shift=4,
-            ),
-            tokenizer=dict(kind="bpe", vocab_size=2000),
-            model=parts.composed("vision_encoder_decoder", encoder=reader, decoder=writer),
-            loss=parts.cross_entropy(label_smoothing=0.1),
-            optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.05),
-            mesh=parts.mesh(),
-            train=parts.train(steps=2000, eval_every=500),
-            checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
-            evaluate=dict(examples=1000, decoding=dict(num_beams=2, batch_size=64)),
-        )
+    for part in (reader, writer):
+        del part["name"]  # the architecture names them
+    config = parts.experiment(
+        "captioning",
+        data=parts.captioned(
+            f"emoji/{languages}",
+            languages,
+            batch_size=32,
+            target_len=20,
+            row_len=32,
+            height=64,
+            width=64,
+            shift=4,
+        ),
+        tokenizer=dict(kind="bpe", vocab_size=2000),
+        model=dict(name="vision_encoder_decoder", encoder=reader, decoder=writer),
+        loss=parts.cross_entropy(label_smoothing=0.1),
+        optim=parts.adamw(learning_rate=2e-3, schedule="cosine", weight_decay=0.05),
+        train=parts.train(steps=2000, eval_every=500),
+        checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
+        evaluate=dict(examples=1000, decoding=dict(num_beams=2, batch_size=64)),
     )
     return _tiny(config) if "tiny" in words else config
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same in seconds, on synthetic shapes, in English and German."""
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
     config.data.update(row_len=24, height=16, width=16, shift=1)
     config.tokenizer.vocab_size = 400

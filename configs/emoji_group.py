@@ -3,8 +3,6 @@
 Arguments: image or caption, for one of them alone; tiny.
 """
 
-from ml_collections import ConfigDict
-
 from configs import parts
 
 ZOO = {"both": 600, "image": 800}
@@ -20,19 +18,15 @@ def get_config(arg: str = ""):
     if read != "image":
         data |= dict(text="caption", text_len=24)
         text = dict(tokenizer=dict(kind="bpe", vocab_size=1000))
-    config = ConfigDict(
-        dict(
-            task="classification",
-            seed=0,
-            data=data,
-            **text,
-            model=parts.perceiver(dropout_rate=0.2),
-            loss=dict(label_smoothing=0.1),
-            optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.1),
-            mesh=parts.mesh(),
-            train=parts.train(steps=400, log_every=50, eval_every=50),
-            checkpoint=parts.checkpoint(every=50, best_metric="accuracy"),
-        )
+    config = parts.experiment(
+        "classification",
+        data=data,
+        **text,
+        model=parts.perceiver(dropout_rate=0.2),
+        loss=dict(label_smoothing=0.1),
+        optim=parts.adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.1),
+        train=parts.train(steps=400, log_every=50, eval_every=50),
+        checkpoint=parts.checkpoint(every=50, best_metric="accuracy"),
     )
     if "tiny" in words:
         config.data.update(name="shapes", label="shape", batch_size=16)

@@ -1,7 +1,5 @@
 """A Perceiver IO that tells clothes apart from 784 raw pixels: no convolution, no patches. Argument: tiny."""
 
-from ml_collections import ConfigDict
-
 from configs import parts
 
 ZOO = {"": 4000}
@@ -10,20 +8,16 @@ ZOO = {"": 4000}
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
     words = parts.words(arg)
-    config = ConfigDict(
-        dict(
-            task="classification",
-            seed=0,
-            data=parts.labelled(
-                "fashion_mnist", "label", image="image", height=28, width=28, channels=1
-            ),
-            model=parts.perceiver(latents=16),
-            loss=dict(label_smoothing=0.0),
-            optim=parts.adamw(schedule="cosine", weight_decay=0.05),
-            mesh=parts.mesh(),
-            train=parts.train(steps=8000, log_every=100, eval_every=1000),
-            checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
-        )
+    config = parts.experiment(
+        "classification",
+        data=parts.labelled(
+            "fashion_mnist", "label", image="image", height=28, width=28, channels=1
+        ),
+        model=parts.perceiver(latents=16),
+        loss=dict(label_smoothing=0.0),
+        optim=parts.adamw(schedule="cosine", weight_decay=0.05),
+        train=parts.train(steps=8000, log_every=100, eval_every=1000),
+        checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
     )
     if "tiny" in words:
         parts.tiny_pictures(config, dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)

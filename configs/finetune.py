@@ -1,6 +1,7 @@
 """A published checkpoint, trained on: --config.init.from=DIR.
 
-Arguments: translation, language_model, masked_language_model or captioning; tiny.
+Arguments: translation (a model that reads a text and writes another), language_model,
+masked_language_model or captioning (a model that reads pictures); tiny.
 """
 
 from ml_collections import ConfigDict
@@ -19,27 +20,19 @@ ZOO = {"translation": 2000, "language_model": 800, "masked_language_model": 3000
 
 
 def get_config(arg: str = "translation"):
-    """``translation`` for models that read a text and write another, ``captioning`` for those of pictures.
-
-    ``masked_language_model`` is for those that fill in masks, ``language_model`` for the others.
-    """
+    """Argument: the task of the checkpoint, tiny; in any order."""
     words = parts.words(arg, TASKS)
     task = parts.choice(words, TASKS)
-    config = ConfigDict(
-        dict(
-            task=task,
-            seed=0,
-            model=dict(name="pretrained"),
-            init={"from": placeholder(str)},
-            data=_data(task),
-            loss=parts.translation_loss() if task == "translation" else parts.cross_entropy(),
-            optim=parts.adamw(
-                learning_rate=5e-5, warmup_steps=100, b2=0.999, eps=1e-8, train=placeholder(str)
-            ),
-            mesh=parts.mesh(),
-            train=parts.train(steps=2000),
-            checkpoint=parts.checkpoint(),
-        )
+    config = parts.experiment(
+        task,
+        model=dict(name="pretrained"),
+        init={"from": placeholder(str)},
+        data=_data(task),
+        loss=parts.translation_loss() if task == "translation" else parts.cross_entropy(),
+        optim=parts.adamw(
+            learning_rate=5e-5, warmup_steps=100, b2=0.999, eps=1e-8, train=placeholder(str)
+        ),
+        train=parts.train(steps=2000),
     )
     if task == "translation":
         config.evaluate = parts.evaluate(decoding=parts.decoding(length_penalty=1.0))
@@ -58,7 +51,6 @@ def _data(task: str):
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same in seconds: a random checkpoint and the phrase grammar."""
     config.init["from"] = _TINY[config.task]
     config.data.update(name="phrases", batch_size=8, target_len=64)
     if config.task == "captioning":

@@ -11,29 +11,22 @@ ZOO = {"": 200}
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
     words = parts.words(arg)
-    config = ConfigDict(
-        dict(
-            task="transcription",
-            seed=0,
-            model=dict(name="pretrained"),
-            init={"from": "tiny.en"},
-            data=dict(name="asterisk", data_dir=placeholder(str), batch_size=8, target_len=96),
-            loss=parts.cross_entropy(),
-            # The encoder stays as it is: no gradient of it is computed, and few recordings cannot spoil it.
-            optim=parts.adamw(
-                learning_rate=5e-5, warmup_steps=5, b2=0.999, eps=1e-8, train="^decoder"
-            ),
-            mesh=parts.mesh(),
-            train=parts.train(steps=60, log_every=5, eval_every=20),
-            checkpoint=parts.checkpoint(every=20, best_metric="wer", best_mode="min"),
-            evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=8)),
-        )
+    config = parts.experiment(
+        "transcription",
+        model=dict(name="pretrained"),
+        init={"from": "tiny.en"},
+        data=dict(name="asterisk", data_dir=placeholder(str), batch_size=8, target_len=96),
+        loss=parts.cross_entropy(),
+        # The encoder stays as it is: no gradient of it is computed, and few recordings cannot spoil it.
+        optim=parts.adamw(learning_rate=5e-5, warmup_steps=5, b2=0.999, eps=1e-8, train="^decoder"),
+        train=parts.train(steps=60, log_every=5, eval_every=20),
+        checkpoint=parts.checkpoint(every=20, best_metric="wer", best_mode="min"),
+        evaluate=dict(examples=100, decoding=dict(num_beams=1, batch_size=8)),
     )
     return _tiny(config) if "tiny" in words else config
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same in seconds: a random checkpoint, and words as tones."""
     config.init["from"] = "tiny:whisper"
     config.data.update(name="tones", target_len=24)
     config.optim.update(learning_rate=3e-3, warmup_steps=2, train=".")

@@ -1,6 +1,5 @@
 """A SelfDoc that tells regions of LibreOffice help pages apart: title, paragraph, step, table, note."""
 
-from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from configs import parts
@@ -13,46 +12,41 @@ def get_config(arg: str = ""):
     """Argument: what is read of a region beside its box (both, text, picture), tiny; in any order."""
     words = parts.words(arg, READS)
     reads = parts.choice(words, READS)
-    config = ConfigDict(
-        dict(
-            task="regions",
-            seed=0,
-            data=dict(
-                name="help_pages",
-                options={},
-                data_dir=placeholder(str),
-                batch_size=8,
-                regions=40,
-                tokens=24,
-                picture_height=24,
-                picture_width=96,
-                margin=12.0,
-            ),
-            tokenizer=dict(kind="bpe", vocab_size=4000),
-            model=dict(
-                name="selfdoc",
-                dim=128,
-                num_heads=4,
-                mlp_dim=256,
-                activation="gelu",
-                norm="layer",
-                norm_first=True,
-                dropout_rate=0.1,
-                attention_dropout_rate=0.0,
-                mlp_dropout_rate=0.0,
-                dtype="float32",
-                part_layers=1,
-                # One modality alone has none across them; it gets as many layers.
-                region_layers=1 if reads == "both" else 2,
-                cross_layers=1,
-                patch=12,
-                reads=reads,
-            ),
-            optim=parts.adamw(learning_rate=1e-3, warmup_steps=100),
-            mesh=parts.mesh(),
-            train=parts.train(steps=600),
-            checkpoint=parts.checkpoint(),
-        )
+    config = parts.experiment(
+        "regions",
+        data=dict(
+            name="help_pages",
+            options={},
+            data_dir=placeholder(str),
+            batch_size=8,
+            regions=40,
+            tokens=24,
+            picture_height=24,
+            picture_width=96,
+            margin=12.0,
+        ),
+        tokenizer=dict(kind="bpe", vocab_size=4000),
+        model=dict(
+            name="selfdoc",
+            dim=128,
+            num_heads=4,
+            mlp_dim=256,
+            activation="gelu",
+            norm="layer",
+            norm_first=True,
+            dropout_rate=0.1,
+            attention_dropout_rate=0.0,
+            mlp_dropout_rate=0.0,
+            dtype="float32",
+            part_layers=1,
+            # One modality alone has none across them; it gets as many layers.
+            region_layers=1 if reads == "both" else 2,
+            cross_layers=1,
+            patch=12,
+            reads=reads,
+        ),
+        optim=parts.adamw(learning_rate=1e-3, warmup_steps=100),
+        train=parts.train(steps=600),
     )
     if "tiny" not in words:
         return config

@@ -1,28 +1,22 @@
 """English to another language on the LibreOffice help: the demo. Arguments: fr de es ja hi, tiny."""
 
-from ml_collections import ConfigDict
-
 from configs import parts
+
+LANGUAGES = ("fr", "de", "es", "ja", "hi")
 
 
 def get_config(arg: str = "fr"):
     """``fr`` and ``fr,tiny`` alike: a language, a size, in any order."""
-    words = parts.words(arg, ("fr", "de", "es", "ja", "hi"))
-    language = next((word for word in words if word != "tiny"), "fr")
+    words = parts.words(arg, LANGUAGES)
+    language = parts.choice(words, LANGUAGES)
     scores = {"bleu_tokenize": "char"} if language == "ja" else {}
-    config = ConfigDict(
-        dict(
-            task="translation",
-            seed=0,
-            data=parts.pairs(f"libreoffice_help/en-{language}"),
-            tokenizer=parts.tokenizer(),
-            model=parts.transformer(),
-            loss=parts.translation_loss(),
-            optim=parts.adamw(),
-            mesh=parts.mesh(),
-            train=parts.train(),
-            checkpoint=parts.checkpoint(),
-            evaluate=parts.evaluate(**scores),
-        )
+    config = parts.experiment(
+        "translation",
+        data=parts.pairs(f"libreoffice_help/en-{language}"),
+        tokenizer=parts.tokenizer(),
+        model=parts.transformer(),
+        loss=parts.translation_loss(),
+        optim=parts.adamw(),
+        evaluate=parts.evaluate(**scores),
     )
     return parts.tiny(config, encoder_layers=1, decoder_layers=1) if "tiny" in words else config

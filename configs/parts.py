@@ -1,8 +1,4 @@
-"""What configs are built from: the sections of a run of ``experiments.train``, each with its usual values.
-
-A section is a function, and its arguments are what an experiment has otherwise. None
-is shared between configs, and none is changed after it was made.
-"""
+"""The sections of configs, each a function with the usual values, whose arguments change them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +8,10 @@ from ml_collections.config_dict import placeholder
 
 
 def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
-    """The parts of a config's argument.
+    """Splits the argument of a config.
 
     Raises:
-      ValueError: one is neither "tiny" nor in ``allowed``.
+      ValueError: a word is neither "tiny" nor in ``allowed``.
     """
     given = [word for word in (arg or "").split(",") if word]
     known = ("tiny", *allowed)
@@ -26,7 +22,7 @@ def words(arg: str | None, allowed: Sequence[str] = ()) -> list[str]:
 
 
 def choice(given: Sequence[str], of: Sequence[str]) -> str:
-    """The one of several variants that the words name, the first where they name none.
+    """Returns the variant that the words name, or the first.
 
     Raises:
       ValueError: they name two.
@@ -39,8 +35,14 @@ def choice(given: Sequence[str], of: Sequence[str]) -> str:
     return chosen[0] if chosen else of[0]
 
 
+def experiment(task: str, **sections: Any) -> ConfigDict:
+    """Returns a whole config of the given sections, and of others with their usual values."""
+    usual = dict(task=task, seed=0, mesh=mesh(), train=train(), checkpoint=checkpoint())
+    return ConfigDict(usual | sections)
+
+
 def data(name: str, **changes: Any) -> dict[str, Any]:
-    """Texts of one source, by rows of packed examples."""
+    """Returns ``data`` of texts, in packed rows."""
     usual = dict(
         name=name,
         options={},
@@ -55,42 +57,29 @@ def data(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def pairs(name: str, **changes: Any) -> dict[str, Any]:
-    """``data`` of texts and their partners."""
+    """Returns ``data`` of pairs of texts."""
     return data(name, **{"source_len": 128, **changes})
 
 
 def labelled(name: str, label: str, **changes: Any) -> dict[str, Any]:
-    """Pictures, texts or both of one source, and the class that they are of."""
-    usual = dict(
-        name=name,
-        data_dir=placeholder(str),
-        batch_size=64,
-        label=label,
-        image=placeholder(str),
-        text=placeholder(str),
-    )
-    return usual | changes
+    """Returns ``data`` of labelled pictures, texts or both."""
+    usual = dict(name=name, data_dir=placeholder(str), batch_size=64, label=label)
+    return usual | dict(image=placeholder(str), text=placeholder(str)) | changes
 
 
 def captioned(name: str, languages: str | None = None, **changes: Any) -> dict[str, Any]:
-    """Pictures of one source with captions in these languages, or in one that the model is not told."""
-    usual = dict(
-        name=name,
-        languages=languages or placeholder(str),
-        data_dir=placeholder(str),
-        batch_size=32,
-        target_len=24,
-    )
-    return usual | changes
+    """Returns ``data`` of captioned pictures; without languages, the model is told none."""
+    usual = dict(name=name, data_dir=placeholder(str), batch_size=32, target_len=24)
+    return usual | dict(languages=languages or placeholder(str)) | changes
 
 
 def tokenizer(**changes: Any) -> dict[str, Any]:
-    """Byte-pair encoding of both sides."""
+    """Returns ``tokenizer``: byte-pair encoding of both sides."""
     return dict(kind="bpe", vocab_size=6000, joint=True) | changes
 
 
 def model(name: str, **changes: Any) -> dict[str, Any]:
-    """An architecture in a size that learns the most in minutes on two CPU cores."""
+    """Returns ``model``, of a size for minutes on two CPU cores."""
     usual = dict(
         name=name,
         dim=256,
@@ -112,12 +101,12 @@ def model(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def transformer(**changes: Any) -> dict[str, Any]:
-    """``model`` of an encoder and a decoder."""
+    """Returns ``model`` of an encoder and a decoder."""
     return model("transformer", **{"encoder_layers": 2, "decoder_layers": 2, **changes})
 
 
 def perceiver(**changes: Any) -> dict[str, Any]:
-    """A Perceiver IO whose latents read with one small head, since inputs are many."""
+    """Returns ``model`` of a Perceiver IO, whose latents read many inputs with one small head."""
     usual = model(
         "perceiver_io",
         dim=64,
@@ -131,29 +120,26 @@ def perceiver(**changes: Any) -> dict[str, Any]:
         latents=32,
         bands=8,
     )
-    other = ("positions", "tie_output")
-    return {key: value for key, value in usual.items() if key not in other} | changes
+    return _without_tokens(usual) | changes
 
 
 def picture_model(name: str, **changes: Any) -> dict[str, Any]:
-    """``model`` of pictures, which has no positions of tokens and no table of them."""
+    """Returns ``model`` of pictures."""
     usual = model(name, dim=64, num_heads=4, mlp_dim=128, activation="gelu")
-    return {k: x for k, x in usual.items() if k not in ("positions", "tie_output")} | changes
+    return _without_tokens(usual) | changes
 
 
-def composed(name: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """An architecture that is made of others, each a model of this file in a section of its own."""
-    own = {part: {k: x for k, x in of.items() if k != "name"} for part, of in sections.items()}
-    return dict(name=name, **own)
+def _without_tokens(model: dict[str, Any]) -> dict[str, Any]:
+    return {key: x for key, x in model.items() if key not in ("positions", "tie_output")}
 
 
 def cross_entropy(**changes: Any) -> dict[str, Any]:
-    """A loss on tokens."""
+    """Returns ``loss`` of tokens."""
     return dict(label_smoothing=0.0, z_loss=0.0, chunks=1) | changes
 
 
 def translation_loss(**changes: Any) -> dict[str, Any]:
-    """``cross_entropy``, smoothed, and what may teach attention to align words."""
+    """Returns ``loss`` of smoothed tokens, and of alignments."""
     usual = dict(
         label_smoothing=0.1,
         alignment="none",
@@ -167,7 +153,7 @@ def translation_loss(**changes: Any) -> dict[str, Any]:
 
 
 def adamw(**changes: Any) -> dict[str, Any]:
-    """AdamW under a linear schedule; the keys of other optimisers have their usual values."""
+    """Returns ``optim``: AdamW with a linear schedule."""
     usual = dict(
         name="adamw",
         learning_rate=2e-3,
@@ -186,12 +172,12 @@ def adamw(**changes: Any) -> dict[str, Any]:
 
 
 def mesh(**changes: Any) -> dict[str, Any]:
-    """All devices split the batch."""
+    """Returns ``mesh``: all devices split the batch."""
     return dict(data=-1, fsdp=1, tensor=1, seq=1) | changes
 
 
 def train(**changes: Any) -> dict[str, Any]:
-    """How long, and what is logged."""
+    """Returns ``train``: the steps, and those that are logged and evaluated."""
     usual = dict(
         steps=900,
         accumulate=1,
@@ -204,12 +190,12 @@ def train(**changes: Any) -> dict[str, Any]:
 
 
 def checkpoint(**changes: Any) -> dict[str, Any]:
-    """When, how many, and which best one."""
+    """Returns ``checkpoint``: the steps that are saved, and the best of them."""
     return dict(every=200, keep=2, best_metric=placeholder(str), best_mode="max") | changes
 
 
 def evaluate(**changes: Any) -> dict[str, Any]:
-    """Of a translation: greedy decoding, BLEU, and links read off attention."""
+    """Returns ``evaluate`` of translations: decoding, BLEU, and links read off attention."""
     usual = dict(
         examples=200,
         bleu_tokenize=placeholder(str),
@@ -228,34 +214,28 @@ def evaluate(**changes: Any) -> dict[str, Any]:
 
 
 def decoding(**changes: Any) -> dict[str, Any]:
-    """The search."""
-    return (
-        dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), batch_size=32)
-        | changes
-    )
+    """Returns ``evaluate.decoding``: greedy search."""
+    usual = dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), batch_size=32)
+    return usual | changes
 
 
 def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
-    """The whole experiment of telling clothes apart by patches but for the model; changes are of the data."""
-    return ConfigDict(
-        dict(
-            task="classification",
-            seed=0,
-            data=labelled(
-                "fashion_mnist", "label", image="image", height=28, width=28, channels=1, **changes
-            ),
-            model=model,
-            loss=dict(label_smoothing=0.1),
-            optim=adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
-            mesh=mesh(),
-            train=train(steps=3000, log_every=100, eval_every=500),
-            checkpoint=checkpoint(every=500, best_metric="accuracy"),
-        )
+    """Returns the config of a classifier of clothes by patches; ``changes`` are those of ``data``."""
+    return experiment(
+        "classification",
+        data=labelled(
+            "fashion_mnist", "label", image="image", height=28, width=28, channels=1, **changes
+        ),
+        model=model,
+        loss=dict(label_smoothing=0.1),
+        optim=adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
+        train=train(steps=3000, log_every=100, eval_every=500),
+        checkpoint=checkpoint(every=500, best_metric="accuracy"),
     )
 
 
 def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """The same experiment on pictures in seconds, with synthetic shapes; ``model`` is what becomes small."""
+    """Changes a config of pictures to seconds of synthetic shapes; ``model`` has its small sizes."""
     whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16, shift=1)
     whole.model.update(**model)
     whole.optim.update(learning_rate=3e-3, warmup_steps=4)
@@ -265,7 +245,7 @@ def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
 
 
 def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDict:
-    """The whole experiment of captioning emoji, five in a row, but for the model and other ``sections``."""
+    """Returns the config of captioning emoji, five in a row, with a model and other ``sections``."""
     data = dict(
         name="emoji/en",
         data_dir=placeholder(str),
@@ -277,27 +257,24 @@ def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDic
         shift=2,
     )
     usual = dict(
-        task="interleaved",
-        seed=0,
         data=data,
         tokenizer=dict(kind="bpe", vocab_size=1000),
         model=model,
         loss=cross_entropy(),
         optim=adamw(),
-        mesh=mesh(),
         train=train(steps=steps, eval_every=50),
         checkpoint=checkpoint(every=50, best_metric="nll", best_mode="min"),
     )
-    return ConfigDict(usual | sections)
+    return experiment("interleaved", **usual | sections)
 
 
 def language_model_of_captions(name: str, **changes: Any) -> dict[str, Any]:
-    """``model`` of a language model of emoji's captions, one that reads pictures or one that does not."""
+    """Returns ``model`` of a language model of emoji's captions."""
     return model(name, **{"layers": 4, "activation": "gelu", "dim": 128, "mlp_dim": 512, **changes})
 
 
 def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """The same experiment in seconds, with synthetic shapes; ``model`` is what else becomes small."""
+    """Changes a config of ``captions`` to seconds of synthetic shapes; ``model`` has other small sizes."""
     whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8, shift=0)
     whole.tokenizer.vocab_size = 300
     whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
@@ -308,10 +285,10 @@ def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
 
 
 def tiny(whole: ConfigDict, **layers: int) -> ConfigDict:
-    """The same experiment in seconds: a small model on the phrase grammar, no download.
+    """Changes the keys of a config to seconds of a small model on the phrase grammar, without downloads.
 
     Args:
-      whole: the experiment, which is changed in the keys that it has.
+      whole: the config.
       layers: depths of the model, by their keys.
     """
     small = dict(

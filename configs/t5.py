@@ -1,11 +1,11 @@
-"""What the T5 configs share: an encoder-decoder in the way of T5 v1.1 that learns from text alone.
+"""The common part of the T5 configs: a T5 v1.1 that learns from text alone.
 
 Sources: Raffel et al. 2020 (objectives, section 3.1.4; lengths and batches, section 3.7); t5x's
 ``t5_1_1/base.gin`` and ``c4_pretrain.gin`` (gated GELU, RMS norms, no biases, an output table of its own, no
 dropout, z-loss 1e-4; Adafactor at 0.01 for 10,000 steps, then falling as 1 / sqrt(step)).
 
-Two constants of T5 stand in the initial values here, and the functions are the same: T5 multiplies neither
-attention logits by H ** -0.5 nor embeddings by D ** 0.5, and draws queries smaller and embeddings larger.
+T5 multiplies neither attention logits by H ** -0.5 nor embeddings by D ** 0.5, and draws smaller queries and
+larger embeddings; here these constants are in the functions, and the products are the same.
 """
 
 from collections.abc import Mapping
@@ -23,36 +23,33 @@ OBJECTIVES = ("span_corruption", "prefix_lm")
 def pretraining(
     arg: str, shape: Mapping[str, int], meshes: Mapping[str, Mapping[str, Mapping[str, Any]]]
 ) -> ConfigDict:
-    """The config of a shape for a chip and an objective, as words of the argument name them.
+    """Returns the config of a shape for a chip and an objective.
 
     Args:
       arg: a chip (v5e), an objective (span_corruption), tiny; in any order, separated by commas.
-      shape: of the section ``model``.
+      shape: values of the section ``model``.
       meshes: for each chip, values of the sections "mesh" and "train".
     """
     words = parts.words(arg, (*CHIPS, *OBJECTIVES))
     chip, objective = (parts.choice(words, names) for names in (CHIPS, OBJECTIVES))
     laid = meshes[chip]
-    config = ConfigDict(
-        dict(
-            task="denoising",
-            seed=0,
-            data=_data(objective),
-            tokenizer=dict(kind="unigram", vocab_size=32000),
-            model=_model(shape),
-            loss=parts.cross_entropy(z_loss=1e-4, chunks=2),
-            optim=parts.adamw(
-                name="adafactor",
-                learning_rate=0.01,
-                schedule="rsqrt",
-                warmup_steps=10_000,
-                weight_decay=0.0,
-                clip_norm=placeholder(float),  # T5 has none
-            ),
-            mesh=parts.mesh(**laid["mesh"]),
-            train=parts.train(steps=1_000_000, log_every=100, eval_every=5000, **laid["train"]),
-            checkpoint=parts.checkpoint(every=2000, keep=3, best_metric="loss", best_mode="min"),
-        )
+    config = parts.experiment(
+        "denoising",
+        data=_data(objective),
+        tokenizer=dict(kind="unigram", vocab_size=32000),
+        model=_model(shape),
+        loss=parts.cross_entropy(z_loss=1e-4, chunks=2),
+        optim=parts.adamw(
+            name="adafactor",
+            learning_rate=0.01,
+            schedule="rsqrt",
+            warmup_steps=10_000,
+            weight_decay=0.0,
+            clip_norm=placeholder(float),  # T5 has none
+        ),
+        mesh=parts.mesh(**laid["mesh"]),
+        train=parts.train(steps=1_000_000, log_every=100, eval_every=5000, **laid["train"]),
+        checkpoint=parts.checkpoint(every=2000, keep=3, best_metric="loss", best_mode="min"),
     )
     return _tiny(config) if "tiny" in words else config
 
@@ -96,7 +93,6 @@ def _model(shape: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _tiny(config: ConfigDict) -> ConfigDict:
-    """The same experiment in seconds, on the phrase grammar and any devices."""
     config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
     config.data.splits = dict(train="train", validation="validation", test="test")
     prefix = config.data.objective == "prefix_lm"

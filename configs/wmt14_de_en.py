@@ -18,12 +18,6 @@ SCHEDULES = {
     "base": (dict(learning_rate=7e-4), dict(steps=100_000)),
     "big": (dict(learning_rate=5e-4), dict(steps=300_000)),
 }
-# -1 takes the devices that are left: 65 and 214 million parameters and their moments are small enough to be
-# whole on each.
-MESHES = {
-    "base": dict(data=-1, fsdp=1, tensor=1, seq=1),
-    "big": dict(data=-1, fsdp=1, tensor=1, seq=1),
-}
 
 
 def get_config(arg: str = ""):
@@ -31,27 +25,21 @@ def get_config(arg: str = ""):
     words = parts.words(arg, tuple(SHAPES))
     size = parts.choice(words, tuple(SHAPES))
     optim, train = SCHEDULES[size]
-    config = ConfigDict(
-        dict(
-            task="translation",
-            seed=0,
-            # 96 rows of 256 tokens are 24,576, and divide over 8, 16 and 32 devices.
-            data=parts.pairs(
-                "tfds:wmt14_translate/de-en", batch_size=96, source_len=256, target_len=256
-            ),
-            tokenizer=parts.tokenizer(vocab_size=37000),
-            model=parts.transformer(
-                encoder_layers=6, decoder_layers=6, dtype="bfloat16", scan=True, **SHAPES[size]
-            ),
-            loss=parts.translation_loss(chunks=4, z_loss=1e-4),
-            optim=parts.adamw(schedule="rsqrt", warmup_steps=4000, weight_decay=0.0, **optim),
-            mesh=parts.mesh(**MESHES[size]),
-            train=parts.train(log_every=100, eval_every=5000, **train),
-            checkpoint=parts.checkpoint(every=1000, keep=3, best_metric="bleu"),
-            evaluate=parts.evaluate(
-                examples=500, decoding=parts.decoding(num_beams=4, batch_size=64)
-            ),
-        )
+    config = parts.experiment(
+        "translation",
+        # 96 rows of 256 tokens are 24,576, and divide over 8, 16 and 32 devices.
+        data=parts.pairs(
+            "tfds:wmt14_translate/de-en", batch_size=96, source_len=256, target_len=256
+        ),
+        tokenizer=parts.tokenizer(vocab_size=37000),
+        model=parts.transformer(
+            encoder_layers=6, decoder_layers=6, dtype="bfloat16", scan=True, **SHAPES[size]
+        ),
+        loss=parts.translation_loss(chunks=4, z_loss=1e-4),
+        optim=parts.adamw(schedule="rsqrt", warmup_steps=4000, weight_decay=0.0, **optim),
+        train=parts.train(log_every=100, eval_every=5000, **train),
+        checkpoint=parts.checkpoint(every=1000, keep=3, best_metric="bleu"),
+        evaluate=parts.evaluate(examples=500, decoding=parts.decoding(num_beams=4, batch_size=64)),
     )
     return _tiny(config) if "tiny" in words else config
 

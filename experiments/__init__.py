@@ -1,7 +1,7 @@
-"""Launchers, tasks and benchmarks: whatever runs, beside the library that it runs on.
+"""Launchers, tasks and benchmarks.
 
-Importing what a launcher needs takes seconds, in which Ctrl-C would print the stack
-of whatever is being imported; until a launcher begins, it ends the process with a word instead.
+Imports of a launcher take seconds. Ctrl-C ends the process with a word until the launcher begins, instead of
+the stack of an import.
 """
 
 import os
@@ -16,13 +16,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def begun() -> bool:
-    """Give Ctrl-C back to Python; whether this process was started as ``python -m experiments.NAME``."""
+    """Restores Ctrl-C; returns whether ``python -m experiments.NAME`` started this process."""
     if signal.getsignal(signal.SIGINT) is not _stop:
         return False
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return True
 
 
-# So it reads while Python looks for the module that -m names, and at no other time.
+# The first argument is -m only while Python looks for the module.
 if sys.argv[:1] == ["-m"]:
     signal.signal(signal.SIGINT, _stop)

@@ -19,13 +19,14 @@ from experiments import launch, report, train, translate
 from experiments.runs import parameters
 from experiments.settings import saved_config
 from experiments.tasks import make_task
+from experiments.tasks.alignment import stated_recipe
 
 _PICTURED = 4
 FLAGS = (launch.WORKDIR,)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Trains, scores and draws; or shows the results of a finished run."""
     workdir = storage.folder(launch.WORKDIR.value or "runs/demo")
     if not isinstance(workdir, Path):
         raise launch.Refused(
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     task = make_task(config, workdir / "assets")
     params = parameters(task, workdir)
     print("translating and aligning the test split ...", flush=True)
-    results = report.translation_results(task, params, "test")
+    results = task.report(params, "test")
     results |= {f"training_{name}": value for name, value in result.totals.items()}
     report.save(results, workdir / "results-test.partial.json")
     _draw(task, params, results, workdir / "alignments.png")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _config(workdir: Path) -> Any:
-    """The config that the run was begun with, or the first whose data can be had."""
+    """Returns the config of the run, or the first one with available data."""
     if (workdir / "config.json").exists():
         return saved_config(workdir)
     config = libreoffice.get_config()
@@ -68,7 +69,7 @@ def _config(workdir: Path) -> Any:
 
 
 def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> None:
-    """Alignments of test sentences short enough to read."""
+    """Draws alignments of short test sentences."""
     samples = [
         (sample["source"], sample["translation"])
         for sample in results["samples"]
@@ -78,12 +79,12 @@ def _draw(task: Any, params: Any, results: Mapping[str, Any], path: Path) -> Non
         print("no translation is short enough to draw; alignments.png is left out.", flush=True)
         return
     step = max(len(samples) // _PICTURED, 1)
-    recipe = report.stated_recipe(task.config)
+    recipe = stated_recipe(task.config)
     translate.draw(task.translator(params), samples[::step][:_PICTURED], recipe, path)
 
 
 def _show(results: Mapping[str, Any], workdir: Path) -> None:
-    """The short table, and three translated sentences."""
+    """Prints a table, and three translated sentences."""
     links = "" if results["aer"] is None else f"against {results['links_count']} {results['links']}"
     tokens_per_second = results["training_tokens"] / max(results["training_train_seconds"], 1e-9)
     rows = [

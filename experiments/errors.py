@@ -1,5 +1,5 @@
-"""What launchers tell their users in one line."""
+"""Errors that launchers print in one line."""
 
 
 class SettingsError(ValueError):
-    """A config holds a key or a value that does not fit."""
+    """A wrong key or value of a config."""

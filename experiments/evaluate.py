@@ -1,4 +1,4 @@
-"""Score a checkpoint on a split: translation, loss, word alignment; of text alone, loss and a few samples.
+"""Score a checkpoint on a split, and print a few samples.
 
 python -m experiments.evaluate --workdir=runs/fr --split=test --num_beams=5
 """
@@ -21,7 +21,7 @@ FLAGS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Scores a run, and writes results-SPLIT.json into its folder."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     path = launch.required_workdir() / f"results-{SPLIT.value}.json"

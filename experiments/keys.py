@@ -1,7 +1,7 @@
-"""Keys of a config, read off frozen dataclasses: a field is a key.
+"""Keys of a config: the fields of frozen dataclasses.
 
-Its annotation has the values that it takes (``Annotated[int, "[1, inf)"]`` a range, ``Literal`` texts, ``|
-None`` none), the docstring of its class has its meaning. A key without a default must be given.
+A field's annotation has its values (``Annotated[int, "[1, inf)"]`` a range, ``Literal`` texts, ``| None``
+none), the docstring of its class the meaning. A key without a default must be given.
 """
 
 import inspect
@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -22,28 +22,28 @@ from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from experiments import tasks
 from experiments.errors import SettingsError
+from experiments.tasks import sections
 
 NAME_OF_PRETRAINED = "pretrained"
-"""``config.model.name`` of the model, and tokenizer, of the checkpoint that ``config.init.from`` names."""
+"""``config.model.name`` of the model and tokenizer of the checkpoint ``config.init.from``."""
 
 NEEDED: Any = object()
 """The default of a key that must be given."""
 
-_Dtype = Literal["float32", "bfloat16", "float16"]
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
 class Key:
-    """Values that a key of a config takes.
+    """A key and its values.
 
     Attributes:
-      kinds: types, each with the interval that it lies in, "[0, 1)"; "" is any.
-      choices: texts beside those.
-      none: None is a value too.
+      kinds: types, each with its interval, "[0, 1)"; "" is any.
+      choices: further texts.
+      none: whether None is a value.
       meaning: one line.
-      default: value where the key is left out; NEEDED where it must be given.
+      default: value of a missing key; NEEDED if it must be given.
     """
 
     kinds: Mapping[type, str]
@@ -53,7 +53,7 @@ class Key:
     default: Any = NEEDED
 
     def takes(self, value: Any) -> bool:
-        """Whether a value is one of those."""
+        """Whether the key takes a value."""
         if value is None:
             return self.none
         if isinstance(value, str) and value in self.choices:
@@ -62,7 +62,7 @@ class Key:
         return any(kind in self.kinds and _within(value, self.kinds[kind]) for kind in kinds)
 
     def read(self, text: str) -> Any:
-        """The value that a text of the command line means, the text itself where it means none."""
+        """Returns the value of a text of the command line, or the text itself if it is none."""
         if self.none and text.lower() == "none":
             return None
         if text in self.choices:
@@ -76,14 +76,14 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """Those values in words."""
+        """The values in words."""
         parts = [_KINDS[kind] + _range(within) for kind, within in self.kinds.items()]
         parts += [f"one of {', '.join(self.choices)}"] if self.choices else []
         return ", or ".join(parts + ["none"] * self.none)
 
 
 def read_type(hint: Any) -> Key | None:
-    """The key of an annotation; None where it is of no plain value."""
+    """Returns the key of an annotation; None for types without a key."""
     if hint is type(None):
         return Key({}, none=True)
     if hint in _KINDS:
@@ -103,25 +103,38 @@ def read_type(hint: Any) -> Key | None:
 
 
 def of_class(kind: type, without: Iterable[str] = ()) -> dict[str, Key]:
-    """Keys of a dataclass; a field that is a dataclass itself, without a default, is a section of its own."""
+    """Returns the keys of a dataclass; those of its parts are sections."""
     keys: dict[str, Key] = {}
     hints, meanings = get_type_hints(kind, include_extras=True), _meanings(kind)
+    parts = parts_of(kind)
     for each in fields(kind):
         hint = hints[each.name]
         if each.name in without:
             continue
         if hint is BlockConfig and each.name == "block":
             keys |= _of_block(without)
-        elif is_dataclass(hint) and _default(each) is NEEDED:
-            keys |= under(each.name, of_class(typing.cast(type, hint), without))
-        elif key := read_type(_Dtype if each.name == "dtype" else hint):
+        elif each.name in parts:
+            keys |= under(each.name, of_class(parts[each.name], without))
+        elif key := read_type(sections.Dtype if each.name == "dtype" else hint):
             name = each.metadata.get("name", each.name)
             keys[name] = replace(key, meaning=meanings.get(each.name, ""), default=_default(each))
     return keys
 
 
+def parts_of(kind: type) -> dict[str, type]:
+    """Returns the fields of a dataclass that are dataclasses without a default."""
+    hints = get_type_hints(kind)
+    return {
+        each.name: hints[each.name]
+        for each in fields(kind)
+        if is_dataclass(hints[each.name])
+        and hints[each.name] is not BlockConfig
+        and _default(each) is NEEDED
+    }
+
+
 def _of_block(without: Iterable[str]) -> dict[str, Key]:
-    """The flat keys of a block, see ``BlockConfig.of``."""
+    """Returns the flat keys of ``BlockConfig.of``."""
     read = {kind: of_class(kind) for kind in {kind for kind, _ in BLOCK_KEYS.values()}}
     keys = {}
     for name, (kind, part) in BLOCK_KEYS.items():
@@ -135,60 +148,15 @@ def _of_block(without: Iterable[str]) -> dict[str, Key]:
 
 
 def under(section: str, keys: Mapping[str, Key]) -> dict[str, Key]:
-    """Keys under the name of their section."""
+    """Returns keys with the name of their section."""
     return {f"{section}.{name}": key for name, key in keys.items()}
 
 
-@dataclass(frozen=True)
-class PretrainedModel:
-    """The model of a checkpoint, which describes it.
-
-    Attributes:
-      dtype: of the computation.
-      remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
-    """
-
-    dtype: _Dtype = "float32"
-    remat: bool | str = False
-
-
-@dataclass(frozen=True)
-class PretrainedTokenizer:
-    """The tokenizer of a checkpoint.
-
-    Attributes:
-      source_language: of an mBART: the language that is read, en_XX.
-      target_language: of an mBART, fr_XX, or a Whisper, en: the language that is written.
-    """
-
-    source_language: str | None = None
-    target_language: str | None = None
-
-
-@dataclass(frozen=True)
-class InitConfig:
-    """Parameters that a run begins with.
-
-    Attributes:
-      source: a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.
-      step: checkpoint of a run: a step, last or best; None is last.
-      take: regular expression: which of its parameters are taken; None is all.
-      rename: PATTERN=TEXT,...: how its parameters are called here.
-      new: regular expression: which parameters of the model begin afresh.
-    """
-
-    source: str | None = field(default=None, metadata={"name": "from"})
-    step: str | None = None
-    take: str | None = None
-    rename: str | None = None
-    new: str | None = None
-
-
 def of(config: Any) -> dict[str, Key]:
-    """The keys of a config with these names of a task, a model and data, in the order of its sections.
+    """Returns the keys that a config with its names of a task, a model and data may have, by sections.
 
     Raises:
-      SettingsError: there is no such task, or no such model.
+      SettingsError: there is no such task or model.
     """
     task, name = tasks.find(config.get("task")), (config.get("model") or {}).get("name")
     own = {section: of_class(kind) for section, kind in task.sections.items()}
@@ -196,7 +164,10 @@ def of(config: Any) -> dict[str, Key]:
     if "name" in own.get("data", {}) and isinstance(data, str):
         own["data"] |= under("options", _of_source(data))
     if name == NAME_OF_PRETRAINED:
-        own["tokenizer"], shape = of_class(PretrainedTokenizer), of_class(PretrainedModel)
+        own["tokenizer"], shape = (
+            of_class(sections.PretrainedTokenizer),
+            of_class(sections.PretrainedModel),
+        )
     else:
         shape = of_class(_architecture(name).config, task.gives)
     run = of_class(TrainConfig)
@@ -208,11 +179,11 @@ def of(config: Any) -> dict[str, Key]:
         "task": Key({str: ""}, meaning=about.format("experiments/tasks")),
         "seed": replace(run.pop("seed"), default=NEEDED),
     }
-    sections = {
+    ordered = {
         "data": own.pop("data", {}),
         "tokenizer": own.pop("tokenizer", {}),
         "model": {"name": Key({str: ""}, meaning=about.format("crossattn/models"))} | shape,
-        "init": of_class(InitConfig),
+        "init": of_class(sections.Init),
         "loss": own.pop("loss", {}),
         "optim": of_class(OptimConfig),
         "mesh": of_class(MeshConfig),
@@ -220,7 +191,7 @@ def of(config: Any) -> dict[str, Key]:
         "checkpoint": checkpoint,
         **own,
     }
-    return names | {k: x for name, keys in sections.items() for k, x in under(name, keys).items()}
+    return names | {k: x for name, keys in ordered.items() for k, x in under(name, keys).items()}
 
 
 def _architecture(name: Any) -> models.Architecture:
@@ -236,7 +207,7 @@ def _architecture(name: Any) -> models.Architecture:
 
 
 def _of_source(name: str) -> dict[str, Key]:
-    """The options of a source of data, which may be left out; an unknown source is refused later."""
+    """Returns the options of a data source; opening an unknown source refuses it later."""
     try:
         options = sources.options_of(name)
     except (DataError, ImportError):
@@ -251,26 +222,23 @@ def _of_source(name: str) -> dict[str, Key]:
 
 
 def no_key(name: str, config: Any, known: Iterable[str]) -> str:
-    """The sentence that refuses a key."""
+    """Returns the message about an unknown key."""
     what = f"a {config.get('task')} by a {config.get('model', {}).get('name')}"
     return f"the config has no key {name}{suggestion(name, known)} --help=config lists those of {what}."
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?`` with the known name that comes nearest, or a semicolon."""
+    """Returns ``; did you mean ...?`` with the most similar known name, or a semicolon."""
     section, _, last = name.rpartition(".")
     parts = {key: key.rpartition(".") for key in known}
     alike = get_close_matches(last, {own for _, _, own in parts.values()}, n=3, cutoff=0.75)
-    # A name that looks alike in its section, then its own name in another, then what looks alike anywhere.
-    near = [key for own in alike for key in parts if parts[key][::2] == (section, own)]
-    near += [key for key in parts if parts[key][2] == last]
-    near += get_close_matches(name, parts, n=1, cutoff=0.8)
-    near += [key for own in alike for key in parts if parts[key][2] == own]
+    near = [key for own in alike for key in parts if parts[key][2] == own]
+    near.sort(key=lambda key: parts[key][0] != section)
     return f"; did you mean {near[0]}?" if near else ";"
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The first sentences of fields under ``Attributes:``, in the docstrings of a class and its parents."""
+    """Returns the first sentences of ``Attributes:`` in the docstrings of a class and its parents."""
     found: dict[str, str] = {}
     for each in kind.__mro__[::-1]:
         attributes = inspect.cleandoc(each.__doc__ or "").partition("\nAttributes:\n")[2]

@@ -1,4 +1,4 @@
-"""How every launcher starts: flags, help, devices, and errors as one line with exit code 2."""
+"""The start of every launcher: flags, help, devices, and errors as one line with exit code 2."""
 
 import ctypes
 import errno
@@ -25,9 +25,8 @@ from crossattn.train.storage import Folder
 from crossattn.train.workdir import refuse_unwritable
 from crossattn.viz.writing import FORMATS
 from crossattn.weights.formats.safetensors import CheckpointError
-from experiments import begun, help, logs, overrides
+from experiments import begun, logs, options, settings
 from experiments.errors import SettingsError
-from experiments.settings import saved_config
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Path of a config file, configs/NAME.py.")
 WORKDIR = flags.DEFINE_string(
@@ -57,7 +56,6 @@ HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
 PROCESSES = (DISTRIBUTED, INITIALIZATION_TIMEOUT, HEARTBEAT_TIMEOUT)
 
 _DEFAULT = "configs/libreoffice.py"
-_WORTH_KEEPING = 0.1  # seconds that a program took to compile
 _EXPECTED = (
     DataError,
     DataUnavailable,
@@ -70,14 +68,14 @@ _EXPECTED = (
 
 
 class Refused(Exception):
-    """What a launcher cannot do, in one sentence."""
+    """An error of the command line, in one sentence."""
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Parse flags, set the process up, call ``main`` with what is left of the command line.
+    """Parses flags, sets the process up and calls ``main`` with the other arguments.
 
-    ``FLAGS`` of its module are those that it takes. Exit code 0, or what ``main`` returns; 2 for anything
-    the user can put right, told in one line; 130 after Ctrl-C.
+    ``FLAGS`` of its module are the flags of the launcher. The exit code is 0, or the value of ``main``; 2
+    after errors that the user can correct, which are one line; 130 after Ctrl-C.
     """
     own_process = begun()
     keep_heap()
@@ -90,11 +88,11 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
         logs.keep(error)
         complain(error)
         code = 2
-    except BrokenPipeError:  # whoever read the output has seen enough; nor is there more to flush
+    except BrokenPipeError:  # the reader of the output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except KeyboardInterrupt:
-        if own_process:  # which ends now; a second Ctrl-C would only print where
+        if own_process:  # a second Ctrl-C would print a stack
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("stopped.", file=sys.stderr, flush=True)
         code = 130
@@ -104,10 +102,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
 
 
 def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> int | None:
-    """What ``main`` returns, or 0 after help."""
+    """Returns the value of ``main``, or 0 after help."""
     module = sys.modules[main.__module__]
     taken = getattr(module, "FLAGS", None)
-    about = help.asked(sys.argv[1:])
+    about = options.asked(sys.argv[1:])
     if about is not None:
         _help(about, module, taken or ())
         return 0
@@ -119,41 +117,41 @@ def _started(main: Callable[[Sequence[str]], int | None], own_process: bool) -> 
 
 
 def _help(about: str, module: ModuleType, taken: Sequence[Any]) -> None:
-    """Print the text for ``--help``, or for ``--help=config`` the keys of the config that is named."""
+    """Prints the text of ``--help``, or of ``--help=config``, the keys of the config."""
     if not about:
-        print(help.of_launcher(module, taken))
+        print(options.of_launcher(module, taken))
         return
     has_config = any(holder is CONFIG for holder in taken)
     if about != "config" or not has_config:
         known = " or --help=config" if has_config else ""
         raise Refused(f"there is no --help={about}; expected --help{known}.")
-    _parse([word for word in sys.argv if word.partition("=")[0] not in help.ASKS], taken)
+    _parse([word for word in sys.argv if word.partition("=")[0] not in options.ASKS], taken)
     if CONFIG.value is None and WORKDIR.value:
-        config, title = saved_config(required_workdir()), f"the config of {WORKDIR.value}"
+        config, title = settings.saved_config(required_workdir()), f"the config of {WORKDIR.value}"
     elif CONFIG.value is None:
         _read([sys.argv[0], f"--config={_DEFAULT}"])
         config, title = CONFIG.value, f"the config of --config={_DEFAULT}"
     else:
         config, title = CONFIG.value, f"the config of --config={_config_path(sys.argv)}"
-    print(help.of_config(config.to_dict(), title))
+    print(options.of_config(config.to_dict(), title))
 
 
 def required_workdir() -> Folder:
-    """--workdir, which this launcher cannot do without."""
+    """Returns --workdir; raises Refused without it."""
     if not WORKDIR.value:
         raise Refused("--workdir is missing; name the folder of the run, --workdir=runs/NAME.")
     return storage.folder(WORKDIR.value)
 
 
 def required_config():
-    """--config, which this launcher cannot do without."""
+    """Returns --config; raises Refused without it."""
     if CONFIG.value is None:
         raise Refused("--config is missing; name a config file, --config=configs/libreoffice.py.")
     return CONFIG.value
 
 
 def picture(flag: Any = PLOT) -> Path | None:
-    """The file that a flag names, if it does; refused before any work when it cannot be drawn."""
+    """Returns the file of a flag, or None; raises Refused where it cannot be drawn."""
     if not flag.value:
         return None
     path = Path(flag.value)
@@ -165,7 +163,7 @@ def picture(flag: Any = PLOT) -> Path | None:
 
 
 def writable(path: Folder) -> None:
-    """Refuse a file that results could not be written to, before they are computed."""
+    """Raises Refused where a file of results cannot be written."""
     if storage.in_store(path):
         refuse_unwritable(path.parent)
         return
@@ -181,7 +179,7 @@ def writable(path: Folder) -> None:
 
 
 def need(*modules: str, install: str) -> None:
-    """Refuse to begin without modules that ``pip install`` of ``install`` would bring."""
+    """Raises Refused without modules that ``pip install`` of ``install`` brings."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -190,16 +188,15 @@ def need(*modules: str, install: str) -> None:
 
 
 def complain(error: BaseException) -> None:
-    """Say in one line of stderr what went wrong."""
+    """Prints an error in one line of stderr."""
     print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
 
 
 def keep_compiled() -> None:
-    """Read programs that an earlier start compiled, and keep those that this one compiles.
+    """Turns on JAX's cache of compiled programs, in ``compiled`` in the data folder.
 
-    They lie in ``compiled`` in the data folder, unless JAX_COMPILATION_CACHE_DIR names another; empty, it
-    turns this off. What JAX finds damaged there it compiles anew, with a warning; a folder that others may
-    write to is not used, with a note.
+    JAX_COMPILATION_CACHE_DIR names another folder, or none if it is empty. A folder that others may write to
+    is not used, with a note.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
         return
@@ -208,14 +205,14 @@ def keep_compiled() -> None:
         build.say(f"{folder} is not used for compiled programs: {why}")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def keep_heap() -> None:
-    """Keep freed memory in the process instead of giving it back to the system after each step.
+    """Keeps freed memory in the process.
 
-    XLA's CPU backend allocates its temporaries anew in every call. By default the C library maps and
-    unmaps large ones, and the page faults cost 10 to 30 % of a training step.
+    XLA's CPU backend allocates its temporaries anew in every call. By default the C library maps and unmaps
+    large ones, and the page faults cost 10 to 30 % of a training step.
     """
     if platform.libc_ver()[0] != "glibc":
         return
@@ -227,19 +224,19 @@ def keep_heap() -> None:
 
 
 def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
-    """Flags read; what goes wrong in a config file becomes one sentence."""
+    """Reads flags; errors of a config file become one sentence."""
     path = _config_path(argv)
     if path and not os.path.isfile(path):
         raise Refused(f"--config names {path}, which is no file; see configs/ for what there is.")
     if taken is not None:
         _refuse_foreign(argv, taken)
-    argv, changes = overrides.taken_out(argv)
+    argv, changes = _overrides(argv)
     try:
         arguments = _read(argv)
     except flags.UnrecognizedFlagError as error:
-        raise Refused(help.unknown(error.flagname, taken or ())) from None
+        raise Refused(options.unknown(error.flagname, taken or ())) from None
     except flags.Error as error:
-        # What get_config raised comes as the text of a traceback; its last line says what is wrong.
+        # An error of get_config is the text of a traceback; its last line has the message.
         if "Traceback" in str(error):
             last = str(error).strip().splitlines()[-1].partition(": ")[2]
             raise Refused(f"--config={path}: {last}") from None
@@ -249,12 +246,12 @@ def _parse(argv: Sequence[str], taken: Sequence[Any] | None) -> list[str]:
             raise Refused(f"{path} has no get_config(arg) that returns a ConfigDict.") from None
         raise Refused(f"--config={path} could not be read: {_one_line(error)}") from error
     if changes:
-        overrides.put(CONFIG.value, changes)
+        settings.put(CONFIG.value, changes)
     return arguments
 
 
 def _read(argv: Sequence[str]) -> list[str]:
-    """Flags read by absl; ml_collections looks for a config's in ``sys.argv``."""
+    """Reads flags by absl; ml_collections reads those of a config from ``sys.argv``."""
     before, sys.argv = sys.argv, list(argv)
     try:
         return flags.FLAGS(sys.argv)
@@ -262,8 +259,29 @@ def _read(argv: Sequence[str]) -> list[str]:
         sys.argv = before
 
 
+def _overrides(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the command line without ``--config.KEY=TEXT``, and the texts of the keys.
+
+    ``--config.KEY`` alone takes the next word, or is true before another flag.
+    """
+    rest, given = [], {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*rest, word, *words], given
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("-") or not flag.lstrip("-").startswith("config."):
+            rest.append(word)
+            continue
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        given[flag.lstrip("-").removeprefix("config.")] = value
+    return rest, given
+
+
 def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
-    """Refuse flags that another launcher has and this one would not look at."""
+    """Refuses flags of other launchers."""
     known = {holder.name for holder in taken}
     by_module = flags.FLAGS.flags_by_module_dict()
     ours = {flag.name for name, own in by_module.items() if _is_ours(name) for flag in own}
@@ -273,16 +291,16 @@ def _refuse_foreign(argv: Sequence[str], taken: Sequence[Any]) -> None:
         name = word.lstrip("-").partition("=")[0]
         bare = name.removeprefix("no") if name not in ours else name
         if word.startswith("-") and bare in ours - known:
-            raise Refused(help.unknown(name, taken))
+            raise Refused(options.unknown(name, taken))
 
 
 def _is_ours(module: str) -> bool:
-    """Whether a module that defines flags is one of the launchers, by its name or its path."""
+    """Whether a module that defines flags is a launcher, by its name or its path."""
     return module.startswith("experiments.") or Path(module) == Path(sys.argv[0])
 
 
 def _config_path(argv: Sequence[str]) -> str:
-    """The file that --config=PATH:ARGUMENT or --config PATH:ARGUMENT names, or nothing."""
+    """Returns the path of --config=PATH:ARGUMENT or --config PATH:ARGUMENT, or ""."""
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
         if name in ("--config", "-config"):
@@ -291,6 +309,6 @@ def _config_path(argv: Sequence[str]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error without line breaks, and without halves of characters, which no terminal takes."""
+    """Returns the message without line breaks and lone surrogates."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,8 +1,4 @@
-"""What other libraries have to say about their errors: in ``log.txt`` of the run, not on the screen.
-
-A launcher ends with one sentence; the stack of where it came from is for whoever
-mends it, and is in the file.
-"""
+"""Logging: notes on the screen, a line each, and stacks of errors in ``log.txt`` of the run."""
 
 import logging
 import sys
@@ -17,9 +13,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def begin(workdir: str | None, own_process: bool) -> None:
-    """Notes go to stderr, a line each; stacks, once the folder is there, to its ``log.txt``.
+    """Logs notes to stderr, and stacks to ``log.txt`` of the folder, once it exists.
 
-    In a process of its own a launcher also catches what threads and finalisers would print.
+    A launcher in a process of its own also logs the errors of threads and finalisers.
     """
     screen = logging.StreamHandler()
     screen.setFormatter(_OneLine())
@@ -28,7 +24,7 @@ def begin(workdir: str | None, own_process: bool) -> None:
     absl = logging.getLogger("absl")
     for old in [each for each in absl.filters if isinstance(each, _Keeper)]:
         absl.removeFilter(old)
-    if workdir and "://" not in workdir:  # a store has no files that grow
+    if workdir and "://" not in workdir:  # stores cannot append
         file = _File(Path(workdir))
         handlers.append(file)
         screen.addFilter(lambda record: _is_ours(record) or not record.exc_info)
@@ -41,8 +37,6 @@ def begin(workdir: str | None, own_process: bool) -> None:
 
 
 def _catch_strays() -> None:
-    """Errors that nobody waits for: logged, where Python would print them."""
-
     def of_thread(failed: Any) -> None:
         _LOG.error("in the thread %s", failed.thread, exc_info=failed.exc_value)
 
@@ -53,7 +47,7 @@ def _catch_strays() -> None:
 
 
 def keep(error: BaseException) -> None:
-    """The stack of an error, with the one that it came from, into the file."""
+    """Logs the stack of an error that has a cause."""
     if error.__cause__ is not None or (error.__context__ and not error.__suppress_context__):
         _LOG.error("%s", type(error).__name__, exc_info=error)
 
@@ -63,14 +57,14 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 class _OneLine(logging.Formatter):
-    """``note: MESSAGE`` without its stack and its line breaks."""
+    """A formatter without stacks and line breaks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"note: {' '.join(record.getMessage().split())}"
 
 
 class _File(logging.Handler):
-    """Appends to ``log.txt`` in a folder, if there is such a folder; never complains itself."""
+    """A handler that appends to ``log.txt`` of a folder, if it exists, and raises nothing."""
 
     def __init__(self, folder: Path):
         super().__init__(logging.WARNING)
@@ -93,7 +87,7 @@ class _File(logging.Handler):
 
 
 class _Keeper(logging.Filter):
-    """Writes errors down before filters that come after it drop them."""
+    """A filter that logs errors before later filters drop them."""
 
     def __init__(self, file: logging.Handler):
         super().__init__()

@@ -1,21 +1,103 @@
-"""Flags of the benchmarks: ``--help`` shows a script's docstring, and what is wrong is one line."""
+"""Help and errors of flags: of launchers, whose flags are absl's, and of benchmarks.
+
+A launcher lists its flags in ``FLAGS``.
+"""
 
 import argparse
 import importlib.util
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
+from absl import flags
+
 import experiments
+from crossattn.functional import flatten
+from experiments import keys
+
+ASKS = ("-h", "--help", "-help", "--h")
+_VALUES = {"string": "TEXT", "int": "N", "float": "X", "comma separated list of strings": "A,B,.."}
+
+
+def asked(arguments: Iterable[str]) -> str | None:
+    """Returns the value of ``--help=``, "" for ``--help``, None without it."""
+    for argument in arguments:
+        if argument == "--":
+            return None
+        name, _, value = argument.partition("=")
+        if name in ASKS:
+            return value
+    return None
+
+
+def of_launcher(module: ModuleType, taken: Sequence[Any]) -> str:
+    """Returns the docstring of a launcher, and a line for each flag."""
+    rows = [_row(flags.FLAGS[holder.name]) for holder in taken]
+    if any(holder.name == "config" for holder in taken):
+        rows.insert(1, ("--config.KEY=VALUE", "Change one key of the config."))
+        rows.append(("--help=config", "The config's keys, with their values and meanings."))
+    rows.append(("--help, -h", "This text."))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {text}" for name, text in rows]
+    return "\n".join([(module.__doc__ or "").strip(), "", "flags:", *lines])
+
+
+def of_config(values: dict[str, Any], title: str) -> str:
+    """Returns a line for each key of a config: its value, meaning and values."""
+    entries = flatten(values)
+    rows = [
+        (name, _shown(entries[name]) if name in entries else _default(key), key)
+        for name, key in keys.of(values).items()
+    ]
+    names, shown = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    lines = [
+        f"  {name:<{names}}  {value:<{shown}}  {key.meaning} ({key.expected})"
+        for name, value, key in rows
+    ]
+    head = f"{title}; change a key by --config.KEY=VALUE; a value in brackets is a default."
+    return "\n".join([head, "", *lines])
+
+
+def _default(key: keys.Key) -> str:
+    return "missing" if key.default is keys.NEEDED else f"({_shown(key.default)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return repr(value) if isinstance(value, str) else f"{value}"
+
+
+def _row(flag: Any) -> tuple[str, str]:
+    if flag.boolean:
+        name = f"--[no]{flag.name}"
+    elif choices := getattr(flag.parser, "enum_values", None):
+        name = f"--{flag.name}={'|'.join(choices)}"
+    elif flag.name == "config":
+        name = "--config=FILE[:ARGUMENT]"
+    else:
+        name = f"--{flag.name}={_VALUES[flag.flag_type()]}"
+    text = re.sub(r"^<[^>]*>: ", "", " ".join(flag.help.split()))
+    if flag.default is not None and not flag.boolean:
+        default = flag.default
+        text += f" [{','.join(default) if isinstance(default, list) else default}]"
+    return name, text
+
+
+def unknown(name: str, taken: Sequence[Any]) -> str:
+    """Returns the message about an unknown flag."""
+    head, dot, key = name.partition(".")
+    near = get_close_matches(head, [holder.name for holder in taken] + ["help"], n=1)
+    meant = f"; did you mean --{near[0]}{dot}{key}?" if near else ";"
+    return f"there is no flag --{name}{meant} --help lists all."
 
 
 class Options(argparse.ArgumentParser):
-    """``argparse`` with the manners of the launchers.
-
-    Args:
-      doc: the docstring of the script.
-    """
+    """A parser with the help and the errors of launchers; ``doc`` is the docstring of the script."""
 
     def __init__(self, doc: str | None):
         raw = argparse.RawDescriptionHelpFormatter
@@ -23,7 +105,7 @@ class Options(argparse.ArgumentParser):
         experiments.begun()
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ``argparse`` does; what it does not know gets the flag that comes nearest."""
+        """Parses flags; the error about an unknown one names the most similar."""
         parsed, extra = self.parse_known_args(args, namespace)
         if extra:
             known = [option for action in self._actions for option in action.option_strings]
@@ -33,19 +115,18 @@ class Options(argparse.ArgumentParser):
         return parsed
 
     def needs(self, *modules: str, install: str) -> None:
-        """End with a line where modules are missing that the script cannot do without."""
+        """Ends the script with a line where modules are missing."""
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         if missing:
             self.error(f"{' and '.join(missing)} missing: pip install '{install}'")
 
     def error(self, message: str) -> NoReturn:
-        """One line, and exit code 2."""
+        """Prints one line, and ends with exit code 2."""
         print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 
 def _command() -> str:
-    """How this process was started."""
     parts = Path(sys.argv[0]).with_suffix("").parts
     if "experiments" not in parts:
         return Path(sys.argv[0]).name

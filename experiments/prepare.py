@@ -1,9 +1,9 @@
-"""Tokenise the training data of a config once, so that every start after it takes seconds.
+"""Tokenise the training data of a config once, so that every later start takes seconds.
 
     python -m experiments.prepare --config=configs/wmt14_de_en.py
     python -m experiments.prepare --config=configs/libreoffice.py:fr --workers=8
 
-Training does so itself where a corpus is large. Stopped or killed, the same command goes on where it was.
+Training does so itself for a large corpus. Stopped or killed, the same command continues.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FLAGS = (launch.CONFIG, _WORKERS)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Prepares the corpus of the command line's config."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config = launch.required_config()

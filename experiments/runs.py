@@ -1,4 +1,4 @@
-"""A finished (or unfinished) run as its launchers find it: config, task, parameters."""
+"""The config, task and parameters of a run, for launchers."""
 
 from typing import Any
 
@@ -10,9 +10,8 @@ from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.errors import SettingsError
-from experiments.settings import check, saved_config
+from experiments.settings import check, config_mesh, saved_config
 from experiments.tasks import find, make_task
-from experiments.tasks.placement import config_mesh
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
 SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
@@ -22,12 +21,12 @@ NUM_BEAMS = flags.DEFINE_integer(
 
 
 def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
-    """(work directory, task, parameters) of the run that the command line names.
+    """Returns the work directory, task and parameters of the run that the command line names.
 
-    ``--config`` is only needed to evaluate a checkpoint under another config than its own.
+    ``--config`` takes the place of the run's config.
 
     Raises:
-      Refused: the task is of none of the kinds that a launcher needs; without any, all will do.
+      Refused: the task is of none of the given kinds.
     """
     workdir = launch.required_workdir()
     config = saved_config(workdir) if launch.CONFIG.value is None else launch.CONFIG.value
@@ -40,10 +39,9 @@ def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
 
 
 def parameters(task: Any, workdir: Folder, step: str = "last") -> Any:
-    """The parameters of one checkpoint of a run, averaged ones where it kept them.
+    """Returns the parameters of a checkpoint of a run, the averaged ones if it has them.
 
-    Over several devices each holds its part, as in training: on the config's mesh, or where that is
-    for another number of devices, whole on each, which split the rows.
+    They lie on the config's mesh; if that is for another number of devices, each has all of them.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     try:

@@ -1,7 +1,6 @@
-"""From a config at the edge to the frozen dataclasses that the library takes.
+"""Configs, checked against the table of their keys, and the frozen dataclasses that they become.
 
-Configs hold values only; here they meet the table of keys and the types. An unknown key or a wrong value
-becomes one sentence that names it, before anything is computed.
+An unknown key or a wrong value is refused in one sentence, before anything is computed.
 """
 
 import dataclasses
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from crossattn import models
@@ -16,7 +16,7 @@ from crossattn.functional import flatten, nest
 from crossattn.nn import BLOCK_KEYS, BlockConfig
 from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.optim import OptimConfig
-from crossattn.train.sharding import MeshConfig
+from crossattn.train.sharding import MeshConfig, make_mesh
 from crossattn.train.storage import Folder
 from crossattn.train.workdir import read_settings
 from experiments import keys, tasks
@@ -24,9 +24,11 @@ from experiments.errors import SettingsError
 
 T = TypeVar("T")
 
+_FIRST = ("task", "model.name", "data.name")  # they determine the other keys
+
 
 def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: Any) -> T:
-    """``kind(**values)``, with errors that name the config's section."""
+    """Returns ``kind(**values)``; errors name the section of the config."""
     try:
         return kind(**values, **more)
     except (TypeError, ValueError) as error:
@@ -34,7 +36,7 @@ def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: 
 
 
 def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
-    """Values of the training loop, from the sections train, optim, mesh and checkpoint."""
+    """Returns the values of the training loop, from the sections train, optim, mesh and checkpoint."""
     check(config)
     return build(
         TrainConfig,
@@ -49,16 +51,26 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     )
 
 
+def config_mesh(config: ConfigDict) -> Mesh | None:
+    """Returns the mesh of a config, None on one device.
+
+    Raises:
+      SettingsError: a key is unknown.
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    return make_mesh(build(MeshConfig, "mesh", section_of(config, "mesh")))
+
+
 def section_of(config: ConfigDict, name: str) -> dict[str, Any]:
-    """Values of a section; one that is left out has none."""
+    """Returns the values of a section; a missing one has none."""
     return config[name].to_dict() if name in config else {}
 
 
 def check(config: ConfigDict) -> None:
-    """Hold a config to its keys, and values that concern each other to one another.
+    """Checks the keys and values of a config.
 
     Raises:
-      SettingsError: names the key, its value and what was expected.
+      SettingsError: names the key, its value and the values that it takes.
     """
     own, given = keys.of(config), flatten(config.to_dict())
     for name, value in given.items():
@@ -79,8 +91,42 @@ def check(config: ConfigDict) -> None:
     tasks.find(config.task).check(config)
 
 
+def put(config: ConfigDict | None, texts: Mapping[str, str]) -> None:
+    """Sets keys of a config, given by the texts of ``--config.KEY=TEXT``.
+
+    Raises:
+      SettingsError: there is no config or no such key, or the key takes no such value.
+    """
+    if config is None:
+        raise SettingsError(
+            f"--config.{next(iter(texts))} changes a config; name one with --config."
+        )
+    with config.unlocked(), config.ignore_type():
+        for name in (name for name in _FIRST if name in texts):
+            _set(config, name, texts[name])
+        known = keys.of(config)
+        for name, text in texts.items():
+            if name not in known:
+                raise SettingsError(keys.no_key(name, config, known))
+            value = known[name].read(text)
+            if not known[name].takes(value):
+                raise SettingsError(
+                    f"--config.{name} is {value!r}; expected {known[name].expected}."
+                )
+            _set(config, name, value)
+
+
+def _set(config: ConfigDict, name: str, value: Any) -> None:
+    *parents, last = name.split(".")
+    for parent in parents:
+        if parent not in config:
+            config[parent] = ConfigDict()
+        config = config[parent]
+    config[last] = value
+
+
 def _is_unicode(value: Any) -> bool:
-    """Whether a text can be written as UTF-8: bytes of another encoding, or half a character, cannot."""
+    """Whether a text has no lone surrogate, which UTF-8 cannot encode."""
     return not isinstance(value, str) or not any("\ud800" <= x <= "\udfff" for x in value)
 
 
@@ -90,7 +136,6 @@ def _clipped(value: Any) -> str:
 
 
 def _check_init(init: Mapping[str, Any]) -> None:
-    """Rules on what is taken want something to take it from."""
     rules = [name for name in ("take", "rename", "new", "step") if init.get(name)]
     if rules and not init.get("from"):
         raise SettingsError(
@@ -100,7 +145,7 @@ def _check_init(init: Mapping[str, Any]) -> None:
 
 
 def _shapes(model: Any, name: str = "model") -> Iterator[tuple[Any, str]]:
-    """The section of a model and those of its parts, each with its name."""
+    """Yields the section of a model and those of its parts, each with its name."""
     yield model, name
     for key, value in model.items():
         if isinstance(value, ConfigDict):
@@ -108,7 +153,7 @@ def _shapes(model: Any, name: str = "model") -> Iterator[tuple[Any, str]]:
 
 
 def _check_model(model: Any, name: str) -> None:
-    """Values that building a model accepts and its first step would fail on."""
+    """Checks values that the model's config accepts and its first step fails on."""
     positions = model.get("positions")
     if "dim" not in model or "num_heads" not in model:  # a model of one's own
         return
@@ -131,13 +176,12 @@ def _check_model(model: Any, name: str) -> None:
 
 
 def model_config(model: ConfigDict, **sizes: Any) -> Any:
-    """The config of the architecture that ``model.name`` names, from the section ``model``.
+    """Returns the config of the architecture that ``model.name`` names.
 
     Args:
-      model: the section; fields of blocks go into the config's ``block`` where it has one, and a config that
-        is made of others has a section for each.
-      sizes: what the data give, each to whatever part has such a field; those that are None or False are
-        left out where none has.
+      model: the section; keys of blocks are fields of ``block``, and parts have sections of their own.
+      sizes: fields that the data determine, for every part that has such a field; no part needs to have
+        those that are None or False.
 
     Raises:
       SettingsError: a value or a size does not fit.
@@ -155,34 +199,20 @@ def model_config(model: ConfigDict, **sizes: Any) -> Any:
 
 
 def _field_names(kind: Any) -> set[str]:
-    """Fields of a model's config and of its parts."""
-    parts = _parts(kind)
+    """Returns the fields of a model's config and of its parts."""
+    parts = keys.parts_of(kind)
     own = {field.name for field in dataclasses.fields(kind)} - parts.keys()
     return own.union(*(_field_names(part) for part in parts.values()))
 
 
-def _parts(kind: type) -> dict[str, type]:
-    """The configs of other architectures that an architecture's config is made of, by their fields."""
-    hints = get_type_hints(kind)
-    return {
-        each.name: hints[each.name]
-        for each in dataclasses.fields(kind)
-        if dataclasses.is_dataclass(hints[each.name])
-        and hints[each.name] is not BlockConfig
-        and each.default is dataclasses.MISSING
-        and each.default_factory is dataclasses.MISSING
-    }
-
-
 def _shape(kind: Any, name: str, values: dict[str, Any], sizes: Mapping[str, Any]) -> Any:
-    """A config of that kind from its section, and of the sizes those that are its fields."""
-    hints, parts = get_type_hints(kind), _parts(kind)
+    hints, parts = get_type_hints(kind), keys.parts_of(kind)
     sections = {part: values.pop(part, {}) for part in parts}
     if "dtype" in values:
         values["dtype"] = jnp.dtype(values["dtype"])
     if hints.get("block") is BlockConfig:
         flat = {key: values.pop(key) for key in list(values) if key in BLOCK_KEYS}
-        values["block"] = _block(name, flat)
+        values["block"] = build(BlockConfig.of, name, flat)
     own = {key: x for key, x in sizes.items() if key in hints and key not in parts}
     built = {
         part: _shape(parts[part], f"{name}.{part}", section, sizes)
@@ -191,16 +221,8 @@ def _shape(kind: Any, name: str, values: dict[str, Any], sizes: Mapping[str, Any
     return build(kind, name, values, **own, **built)
 
 
-def _block(name: str, values: Mapping[str, Any]) -> BlockConfig:
-    """The parts of a block, from the flat keys of a section of a model."""
-    try:
-        return BlockConfig.of(**values)
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"config.{name}: {error}") from None
-
-
 def saved_config(workdir: Folder) -> ConfigDict:
-    """The config that a run was started with.
+    """Returns the config of a run.
 
     Raises:
       SettingsError: there is no run in ``workdir``, or its config.json is damaged.

@@ -1,4 +1,4 @@
-"""Train what a config describes.
+"""Train the model of a config.
 
     python -m experiments.train --config=configs/libreoffice.py:fr --workdir=runs/fr
     python -m experiments.train --config=configs/copy_task.py --workdir=runs/copy --config.train.steps=500
@@ -41,7 +41,7 @@ FLAGS = (launch.CONFIG, launch.WORKDIR, _RESUME, _WANDB, *launch.PROCESSES)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Trains the model of the command line's config."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config, workdir = launch.required_config(), launch.required_workdir()
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 def run(
     config: Any, workdir: Folder, resume: str = "auto", wandb: str | None = None
 ) -> TrainResult:
-    """Train to the end of the schedule, from wherever the run in ``workdir`` stands."""
+    """Trains to the end of the schedule; a run in ``workdir`` continues from its newest checkpoint."""
     settings = config.to_dict()
     values = train_config(config, resume)
     refuse_unwritable(workdir)
@@ -83,7 +83,7 @@ def run(
 
 
 def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
-    """What only shows to be wrong when parts are made, or after training, before a folder is claimed."""
+    """Refuses wrong data, mesh and optimiser before the run claims its folder."""
     task.refuse_unready()
     try:
         mesh = make_mesh(values.mesh)
@@ -98,7 +98,7 @@ def _refuse_wrong_values(task: Any, values: TrainConfig) -> None:
 
 
 def _refuse_rows(task: Any, values: TrainConfig, mesh: Any) -> None:
-    """Rows of a batch go to devices, and those of each to the parts that it is computed in."""
+    """Refuses batches whose rows the devices, or their accumulated parts, do not divide."""
     devices = row_shares(mesh)
     sizes = task.batch_rows(devices)
     for what, count in (

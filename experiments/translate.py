@@ -20,8 +20,9 @@ from crossattn import viz
 from crossattn.decode import constraints, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
-from experiments import inputs, launch, report
+from experiments import inputs, launch
 from experiments.runs import NUM_BEAMS, STEP, open_run
+from experiments.tasks.alignment import stated_recipe
 from experiments.tasks.translation import TranslationTask
 
 _LENGTH_PENALTY = flags.DEFINE_float(
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
     if picture:
-        recipe = report.stated_recipe(config)
+        recipe = stated_recipe(config)
         draw(translator, list(zip(sentences, translations, strict=True)), recipe, picture)
     return 0
 

@@ -1,13 +1,12 @@
-"""Train every architecture in small, and compare each with its baseline: one table.
+"""Train every architecture in small, and compare each with its baseline, in one table.
 
     python -m experiments.zoo
     python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
 
-Each config's ``tiny`` variant is trained on its synthetic data, for more steps than that says, and once for
-each seed: of the initial parameters (where no checkpoint is begun from) and of the order of the data. The
-task of a row names its metric and its baselines (``headline``, ``baselines``), measured on the same split;
-without one, the baseline is the model before training. Exit code 1 where a row could not be trained; one
-that does not beat its baseline says so in the table.
+Each config's ``tiny`` variant is trained on its synthetic data once for each seed, of the initial parameters
+(without a checkpoint) and of the order of the data. The task of a row has its metric and baselines
+(``headline``, ``baselines``); without any, the baseline is the model before training. The exit code is 1 if
+a row could not be trained.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
 """
@@ -57,12 +56,12 @@ class Row:
     Attributes:
       name: of the config and its variant, or of several that are the same.
       steps: of each run.
-      task, architecture, parameters: what is trained, and how many there are.
-      metric, best: what is measured, and whether "min" or "max" of it is best.
-      baseline, must_beat: name and value of the best that is reached without a model.
-      reached: by the runs, one a seed.
-      seconds: of all of it, compilation too.
-      failed: why there is nothing of this, in a line.
+      task, architecture, parameters: of the model; ``parameters`` is their number.
+      metric, best: name of the score, and whether "min" or "max" of it is best.
+      baseline, must_beat: name and score of the best baseline.
+      reached: the score of each seed.
+      seconds: of all runs, with compilation.
+      failed: the error of a row that could not be trained.
     """
 
     name: str
@@ -80,13 +79,13 @@ class Row:
 
     @property
     def beating(self) -> int:
-        """How many runs are better than the baseline."""
+        """The number of runs that are better than the baseline."""
         sign = 1 if self.best == "max" else -1
         return sum(sign * value > sign * self.must_beat for value in self.reached)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command."""
+    """Trains the rows and prints the table."""
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     chosen = _joined(_chosen(experiments(_STEPS.value), _ONLY.value))
@@ -112,11 +111,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def experiments(steps: int | None = None) -> dict[str, Any]:
-    """The configs of the rows by their names: of every file in configs/ that makes one.
-
-    Args:
-      steps: of every run; None is what the files say.
-    """
+    """Returns the configs of the rows by their names; without ``steps``, with those of the files."""
     found = {}
     for path in sorted(_CONFIGS.glob("*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
@@ -130,7 +125,7 @@ def experiments(steps: int | None = None) -> dict[str, Any]:
 
 
 def _chosen(configs: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    """Those that are named, alone or with all variants of their file."""
+    """Returns the named configs, alone or with all variants of their file."""
     known = sorted({*configs, *(name.partition(":")[0] for name in configs)})
     if unknown := [name for name in names or () if name not in known]:
         raise launch.Refused(f"--only names {unknown[0]}; expected some of {', '.join(known)}.")
@@ -142,7 +137,7 @@ def _chosen(configs: dict[str, Any], names: Sequence[str] | None) -> dict[str, A
 
 
 def _joined(configs: dict[str, Any]) -> dict[str, Any]:
-    """Each config once, under the names of all that are the same."""
+    """Returns each config once, under the names of all that are the same."""
     joined: dict[str, Any] = {}
     for name, config in configs.items():
         same = next((other for other, known in joined.items() if known == config), None)
@@ -153,7 +148,7 @@ def _joined(configs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(name: str, config: Any, seeds: int) -> Row:
-    """The row of a config; what goes wrong is a line of it."""
+    """Returns the row of a config, which has the error if training fails."""
     row, begun = Row(name, config.train.steps, config.task), time.perf_counter()
     try:
         _train(row, config, seeds)
@@ -164,7 +159,7 @@ def _row(name: str, config: Any, seeds: int) -> Row:
 
 
 def _train(row: Row, config: Any, seeds: int) -> None:
-    """Every seed with the same compiled programs: dropout is drawn from the first one's in all."""
+    """Trains every seed with the same compiled programs, and the first one's dropout."""
     values = train_config(config)
     task = make_task(config)
     task.refuse_unready()
@@ -184,11 +179,7 @@ def _train(row: Row, config: Any, seeds: int) -> None:
 
 
 def _reached(task: Any, program: Program, state: Any, row: Row) -> float:
-    """The metric of a run from a state on, which is used up.
-
-    Raises:
-      NonFiniteLoss: the loss or its gradient was not finite in a step.
-    """
+    """Trains from a state, which is donated, and returns the metric."""
     data = task.train_iterator(*data_shard(program.mesh))
     try:
         for step in range(1, row.steps + 1):
@@ -201,7 +192,7 @@ def _reached(task: Any, program: Program, state: Any, row: Row) -> float:
 
 
 def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
-    """Name and value of the best that is reached without a model, or by the model before training."""
+    """Returns name and score of the best baseline, or of the model before training."""
     suffix = f"_{row.metric}"
     found = {
         name.removesuffix(suffix).replace("_", " "): value
@@ -214,14 +205,14 @@ def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
 
 
 def _architecture(task: Any) -> str:
-    """The file of the model, be it the config's or a checkpoint's."""
+    """Returns the name of the file of the model."""
     if task.checkpoint is None:
         return task.config.model.name
     return task.checkpoint.model.module.__module__.rpartition(".")[2]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown, columns aligned."""
+    """Returns the rows as a Markdown table."""
     cells = [_TITLES, *map(_cells, rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(_TITLES))]
     lines = [

@@ -11,10 +11,14 @@ the expected rank by chance.
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.train.storage import folder
 from experiments.options import Options
 from experiments.runs import parameters
@@ -104,10 +108,58 @@ def most_frequent(task: Any, train: Sequence[dict]) -> str:
 
 def ranks_of(task: Any, params: Any, examples: Sequence[dict]) -> np.ndarray:
     """Ranks [n], from 1, of each picture among all by the likelihood of its caption."""
-    likelihoods = task.log_likelihoods(
-        params, [e["source"] for e in examples], [e["target"] for e in examples]
-    )
+    pictures, captions = ([e[name] for e in examples] for name in ("source", "target"))
+    likelihoods = log_likelihoods(task, params, pictures, captions)
     return (likelihoods >= np.diagonal(likelihoods)[:, None]).sum(1)
+
+
+def log_likelihoods(
+    task: Any, params: Any, pictures: Sequence[Any], captions: Sequence[Any], rows: int = 16
+) -> np.ndarray:
+    """Returns the log-likelihood of each caption given each picture, [captions pictures].
+
+    The model reads each picture once, and scores captions of a batch as if they were its beams.
+
+    Args:
+      task, params: of the run.
+      pictures, captions: values of "source" and "target" of renamed examples.
+      rows: pictures, and captions, of a batch.
+    """
+    mesh, feature = mesh_of(params), task.features["target"]
+    rows = rows_on(mesh, rows)
+    framed = [feature.prepare(caption) for caption in captions]
+    blocks = -(-len(framed) // rows)
+    tokens = np.zeros((blocks * rows, max(map(len, framed))), np.int32)
+    counted = np.zeros(tokens.shape, bool)
+    for row, ids in enumerate(framed):
+        tokens[row, : len(ids)] = ids
+        counted[row, 1 + (len(task.languages) > 0) : len(ids)] = True
+    tokens, counted = (x.reshape(blocks, rows, -1) for x in (tokens, counted))
+    score = jax.jit(partial(_scored, task), out_shardings=everywhere(mesh))
+    found = np.zeros((blocks * rows, len(pictures)), np.float32)
+    for first in range(0, len(pictures), rows):
+        own = [task.features["source"].prepare(x) for x in pictures[first : first + rows]]
+        own += [own[0]] * (rows - len(own))
+        source = spread_batch({"source": np.stack(own)}, mesh)["source"]
+        block = np.asarray(score(params, source, tokens, counted))
+        found[:, first : first + rows] = block[:, : len(pictures) - first]
+    return found[: len(captions)]
+
+
+def _scored(task: Any, params: Any, source: Any, tokens: Any, counted: Any) -> Any:
+    """Returns log-likelihoods [captions pictures] of captions [blocks J T] given pictures [B H W C]."""
+    model, (_, beams, length) = task.bind(params), tokens.shape
+    states = model.prefill(len(source), beams, length - 1, source=source)
+
+    def of_block(block: Any) -> Any:
+        ids, counts = block
+        given = jnp.broadcast_to(ids[:, :-1], (len(source), beams, length - 1))
+        logits, _ = model.decode_step(given, states)
+        told = jnp.take_along_axis(logits, ids[None, :, 1:, None], -1)[..., 0]
+        log_p = told - jax.nn.logsumexp(logits, axis=-1)
+        return jnp.where(counts[None, :, 1:], log_p, 0).sum(-1).T
+
+    return jax.lax.map(of_block, (tokens, counted)).reshape(-1, len(source))
 
 
 if __name__ == "__main__":

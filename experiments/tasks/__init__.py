@@ -1,11 +1,10 @@
-"""Tasks: each joins a model, data and a way to score it.
+"""Tasks: a task joins a model, data and scores.
 
-A name finds its file: "language_model" is ``language_model.py`` here, with ``LanguageModelTask``; a name with
-a dot, "mine.captioning", is a module of your own on the import path.
+The name "language_model" is ``language_model.py`` here, with ``LanguageModelTask``; a name with a dot,
+"mine.captioning", is a module of your own on the import path.
 """
 
 import importlib
-import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ from experiments.errors import SettingsError
 
 
 def known() -> list[str]:
-    """The names of the tasks that there are here; files without a task's class are parts of others."""
-    names = [module.name for path in __path__ for module in pkgutil.iter_modules([path])]
-    return sorted(name for name in names if _has_task(name))
+    """Returns the names of the tasks in this package."""
+    files = (path for folder in __path__ for path in Path(folder).glob("*.py"))
+    return sorted(path.stem for path in files if _has_task(path))
 
 
 def find(name: Any) -> type[Any]:
-    """The class of the task that ``config.task`` names, a ``base.Task``.
+    """Returns the class of the task that ``config.task`` names, a ``base.Task``.
 
     Raises:
-      SettingsError: there is none; the message lists those that there are.
+      SettingsError: there is no such task; the message lists the known ones.
     """
     parts = name.split(".") if isinstance(name, str) else []
     inside = len(parts) == 1
@@ -45,11 +44,7 @@ def find(name: Any) -> type[Any]:
 
 
 def make_task(config: Any, assets: Folder | None = None) -> Any:
-    """The task that ``config.task`` names.
-
-    Args:
-      config: an ``ml_collections.ConfigDict``.
-      assets: folder of a run with its tokenizers; without it (or while it is empty) they are trained.
+    """Returns the task of a config; ``base.Task`` has the arguments.
 
     Raises:
       SettingsError: there is no such task.
@@ -58,11 +53,9 @@ def make_task(config: Any, assets: Folder | None = None) -> Any:
 
 
 def _title(name: str) -> str:
-    """The class of a file: "LanguageModelTask" of "language_model"."""
+    """Returns the class of a file: "LanguageModelTask" of "language_model"."""
     return "".join(part.capitalize() for part in name.rpartition(".")[2].split("_")) + "Task"
 
 
-def _has_task(name: str) -> bool:
-    files = (Path(path) / f"{name}.py" for path in __path__)
-    line = f"class {_title(name)}("
-    return any(f.exists() and line in f.read_text(encoding="utf-8") for f in files)
+def _has_task(path: Path) -> bool:
+    return f"class {_title(path.stem)}(" in path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Alignments of words, read off cross-attention, against human ones or against anchors."""
+"""Word alignment by cross-attention, scored against human links or anchors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,22 +8,24 @@ import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
 from crossattn.train.alignment import ROW_OFFSETS, Recipe, alignment_scores, anchors, word_weights
+from experiments.settings import build
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
 
-_THRESHOLDS = (0.05, 0.1, 0.15, 0.2)  # of a recipe, beside 0
+_THRESHOLDS = (0.05, 0.1, 0.15, 0.2)
+_ALIGNED_AT_MOST = 500
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """One sentence pair, ready to be aligned under any recipe.
+    """The attention and links of a sentence pair.
 
     Attributes:
       attention: of the reference translation.
       source_words, target_words: spans of the words.
-      gold: (source word, target word) links to be found.
-      scored: target words that count; None for all. Anchors say nothing about other words.
+      gold: links (source word, target word).
+      scored: target words that count; None is all. Anchors say nothing about other words.
     """
 
     attention: Attention
@@ -33,7 +35,7 @@ class Aligned:
     scored: set[int] | None
 
     def links(self, recipe: Recipe) -> Links:
-        """Alignments read off the attention."""
+        """Returns the links that a recipe reads off the attention."""
         attention = self.attention
         tokens = attention.weights.shape[-2] - 1
         matrix = word_weights(
@@ -46,8 +48,35 @@ class Aligned:
         return links if self.scored is None else {link for link in links if link[1] in self.scored}
 
 
+def alignment_results(
+    task: Any, translator: Translator, split: str, limit: int | None = None
+) -> dict[str, Any]:
+    """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
+    limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
+    pairs = aligned_pairs(translator, task.some(split, limit))
+    if not any(pair.gold for pair in pairs):
+        return {"aer": None, "alignment_recipe": "no links"}
+    recipe = stated_recipe(task.config)
+    if task.config.evaluate.alignment.choose:
+        recipe, _ = choose_recipe(aligned_pairs(translator, task.some("validation", limit)))
+    human = pairs[0].scored is None
+    return {
+        **score(pairs, recipe),
+        "alignment_recipe": str(recipe),
+        "links": "human" if human else "anchors: words spelt alike, once on either side",
+        "links_count": sum(len(pair.gold) for pair in pairs),
+    }
+
+
+def stated_recipe(config: Any) -> Recipe:
+    """Returns the recipe of the config, which reads links off attention."""
+    options = config.evaluate.alignment.to_dict()
+    options.pop("choose", None)
+    return build(Recipe, "evaluate.alignment", options)
+
+
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:
-    """Attention and links of examples. Without human links, anchors take their place."""
+    """Returns attention and links of examples; without human links, anchors take their place."""
     attentions = translator.attention([(e["source"], e["target"]) for e in examples])
     return [_aligned(a, e) for a, e in zip(attentions, examples, strict=True)]
 
@@ -66,14 +95,14 @@ def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
 
 
 def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
-    """AER, precision and recall, in percent, of one recipe."""
+    """Returns AER, precision and recall of a recipe, in percent."""
     return alignment_scores([p.links(recipe) for p in pairs], [p.gold for p in pairs])
 
 
 def choose_recipe(
     pairs: Sequence[Aligned], symmetrise: Sequence[str] = ("none", "grow-diag")
 ) -> tuple[Recipe, float]:
-    """The recipe with the lowest AER on these pairs (validation ones): layer, head, row, joining."""
+    """Returns the recipe with the lowest AER on validation pairs, and its AER."""
     layers, heads = pairs[0].attention.weights.shape[:2]
     best = (Recipe(), float("inf"))
     for layer in range(layers):
@@ -91,6 +120,5 @@ def choose_recipe(
 
 
 def _better(best: tuple[Recipe, float], recipe: Recipe, pairs: Sequence[Aligned]):
-    """The best so far, or another recipe with its AER where that is lower."""
     aer = score(pairs, recipe)["aer"]
     return (recipe, aer) if aer < best[1] else best

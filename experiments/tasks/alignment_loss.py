@@ -1,7 +1,6 @@
-"""Losses that teach cross-attention to align words, by the diagonal, sentence pairs or human alignments.
+"""Losses that teach cross-attention to align words: by the diagonal, a lexicon or human alignments.
 
-Row t of the attention predicts the token that row t + 1 has as its input and
-that row t + 2 follows. ``config.loss.alignment`` says which row learns what.
+Row t of the attention predicts the token that row t + 1 reads; row t + 2 follows that token.
 """
 
 from typing import Any
@@ -10,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from crossattn.models import Transformer, TransformerConfig
+from crossattn.nn import linear
+from crossattn.nn.meshes import on_any_mesh
 from crossattn.train.alignment_losses import (
     coverage,
     diagonal_prior,
@@ -22,17 +24,42 @@ from crossattn.train.alignment_losses import (
 Sums = dict[str, jax.Array]
 
 
+class TransformerWithLexicon(Transformer):
+    """A ``Transformer`` and a lexicon for the losses, which translation does not use."""
+
+    def __init__(self, config: TransformerConfig, *, rngs):
+        super().__init__(config, rngs=rngs)
+        dim = config.block.dim
+        self.lexicon = linear(dim, dim, in_axes=("embed",), out_axes=("mlp",), rngs=rngs)
+
+    @on_any_mesh
+    def word_scores(
+        self, source: Int[Array, "*B S"], target: Int[Array, "*B T"]
+    ) -> Float[Array, "*B T S"]:
+        """Returns log p(target token | source token), without context or positions.
+
+        A linear layer maps the source's embeddings to the output table. With cross-attention as the
+        posterior, a loss of these scores is a neural IBM model 1; see ``latent_alignment``.
+        """
+        embed = None if self.source_input is None else self.source_input.embedding
+        words = self.lexicon((embed or self.target_input.embedding)(source))
+        log_z = jax.nn.logsumexp(self.logits(words), axis=-1)
+        own = self.output_table()[target].astype(words.dtype)
+        scores = jnp.einsum("...td,...sd->...ts", own, words, preferred_element_type=jnp.float32)
+        return scores - log_z[..., None, :]
+
+
 def alignment_loss(
     model: Any, batch: Any, weights: Float[Array, "L B N T S"], options: Any
 ) -> tuple[jax.Array, Sums]:
-    """The loss on the mean of a layer's heads, summed over tokens, and sums to report.
+    """Returns the loss of a layer's mean over heads, summed over tokens, and sums to report.
 
     Args:
-      model: has ``word_scores``, as ``TransformerWithLexicon``.
-      batch: as the pipeline makes it; without gold links (evaluation) all of them are latent.
+      model: a ``TransformerWithLexicon``; any model for "diagonal".
+      batch: of the pipeline; without gold links (evaluation) all links are latent.
       weights: cross-attention of every layer.
-      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent"; the last for
-        the others, and links given as "gold" teach the layers before it too.
+      options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent", and the last for
+        the others; "gold" links then teach the layers before it too.
     """
     means, layer, near = weights.mean(2), options.alignment_layer, options.alignment_diagonal
     if options.alignment == "latent":
@@ -43,8 +70,8 @@ def alignment_loss(
         return prior_alignment(means[-1 if layer is None else layer], prior, segment_ids > 0)
     loss, sums = _gold(model, batch, means[-1 if layer is None else layer], near)
     if layer is None and "target_links" in batch:
-        # The layers before find in the row that has just read a token what the last has to go on: it
-        # learns in fewer steps (deep supervision, Lee et al. 2015).
+        # Links in the layers before, one row earlier, let the last learn in fewer steps (deep supervision,
+        # Lee et al. 2015).
         links = batch["target_links"], batch["linked_words"]
         loss = loss + sum(guided_alignment(mean, *links)[0] for mean in means[:-1])
     return loss, sums
@@ -53,7 +80,7 @@ def alignment_loss(
 def coverage_loss(
     batch: Any, weights: Float[Array, "L B N T S"], options: Any
 ) -> tuple[jax.Array, Sums]:
-    """``coverage`` of a layer's mean of heads: of every source token, its share of its sentence's target."""
+    """Returns ``coverage`` of a layer's mean over heads; a token expects an equal share of the target."""
     target, source = batch["target_segment_ids"], batch["source_segment_ids"]
     layer = -1 if options.alignment_layer is None else options.alignment_layer
     attention = jnp.where((target > 0)[..., None], weights[layer].mean(1), 0.0)
@@ -65,11 +92,7 @@ def coverage_loss(
 
 
 def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
-    """The row that has read a token learns its posterior; see ``latent_alignment``.
-
-    Row t - 1 predicts the token that row t has as its input: prior and posterior of one token.
-    The prior is half attention, half the diagonal.
-    """
+    """Row t learns the posterior of its input, whose prior is half row t - 1, half the diagonal."""
     tokens, positions, segment_ids = (
         batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segment_ids")
     )
@@ -83,14 +106,11 @@ def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: f
 
 
 def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
-    """The row after the one that has read a token learns its links: it knows the next token too.
+    """The row after the one that reads a token learns its links: it knows the next token too.
 
-    It learns them as a distribution over source words, and each column of those rows over target tokens:
-    links are read off both.
-
-    Links not given are latent, links given narrow down which source token the lexicon takes the
-    target token from: EM on what is known (Fraser and Marcu 2006, "Semi-supervised training for
-    statistical word alignment"). The prior is half what that row says already, half the diagonal.
+    Rows learn distributions over source words, and columns over target tokens. Links that are not given are
+    latent; given links restrict the source tokens of the lexicon: semi-supervised EM (Fraser and Marcu 2006,
+    "Semi-supervised training for statistical word alignment"). The prior is half that row, half the diagonal.
     """
     positions, segment_ids = batch["target_positions"], batch["target_segment_ids"]
     later, followed = _next_rows(weights, segment_ids)
@@ -116,7 +136,6 @@ def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: flo
 
 
 def _diagonal(batch: Any, positions: Array, segment_ids: Array, sharpness: float) -> Array:
-    """``diagonal_prior`` of target rows, by their positions and segments [B T]."""
     source = batch["source_positions"], batch["source_segment_ids"]
     return diagonal_prior(positions, source[0], segment_ids, source[1], sharpness)
 
@@ -124,7 +143,7 @@ def _diagonal(batch: Any, positions: Array, segment_ids: Array, sharpness: float
 def _next_rows(
     weights: Float[Array, "B T S"], segment_ids: Int[Array, "B T"]
 ) -> tuple[Float[Array, "B T S"], Bool[Array, "B T"]]:
-    """For each row the one after it, and whether that belongs to the same sentence."""
+    """Returns the next row of each row, and whether it belongs to the same sentence."""
     followed = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
     return (
         jnp.pad(weights[:, 1:], ((0, 0), (0, 1), (0, 0))),

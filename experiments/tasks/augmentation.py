@@ -1,8 +1,9 @@
-"""Training pictures as they might also have been: mirrored, and shifted by a few pixels.
+"""Augmentation of training pictures: mirroring, and shifts by a few pixels.
 
-It is a part of the jitted step and follows from its key, so a run that is killed and
-started again sees the same pictures.
+It is a part of the jitted step and depends on the step's key alone, so a resumed run sees the same pictures.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,13 @@ from crossattn.rows import own_rows
 
 
 def augmented(image: jax.Array, key: jax.Array, *, flip: bool = False, shift: int = 0) -> jax.Array:
-    """Pictures [B H W C] of the same size, each changed by chance.
+    """Returns pictures of the same size, each changed at random.
 
     Args:
       image: [B H W C].
       key: of this step.
-      flip: half of them are mirrored, left to right.
-      shift: the most pixels by which each is moved down or up, left or right; edges are repeated.
+      flip: mirror half of the pictures, left to right.
+      shift: the most pixels by which each is moved in either direction; edges are repeated.
     """
     flips, shifts = jax.random.split(key)
     if flip:
@@ -33,3 +34,12 @@ def augmented(image: jax.Array, key: jax.Array, *, flip: bool = False, shift: in
 
         image = jax.vmap(cut)(wide, starts)
     return image
+
+
+def augmented_as(data: Any, image: jax.Array, key: jax.Array | None) -> jax.Array:
+    """Returns pictures [*B H W C] augmented as the section ``data`` asks; as they are without a key."""
+    if key is None:
+        return image
+    chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+    pictures = image.reshape(-1, *image.shape[-3:])
+    return augmented(pictures, jax.random.fold_in(key, 1), **chosen).reshape(image.shape)

@@ -1,8 +1,8 @@
-"""Pictures in words: a model reads a picture and writes its caption, in the language that it is told.
+"""Captioning: a model reads a picture and writes its caption, in the language that it is told.
 
-If ``config.data.languages`` names languages, the decoder reads ``<s> <language>``
-before the caption, and the loss is of what follows these two. Where ``config.data.row_len`` says how long,
-training has the captions of a picture in one row, each a segment, and reads the picture once for all.
+If ``config.data.languages`` names languages, the decoder reads ``<s> <language>`` before the caption, and the
+loss counts the tokens after these two. With ``config.data.row_len``, a training row has all captions of a
+picture, each a segment, and the model reads the picture once.
 """
 
 import hashlib
@@ -16,18 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn.data.errors import DataError
 from crossattn.data.features import Image, PackedTexts, TaggedText, Text
 from crossattn.data.sources import MappedSource, items_of
 from crossattn.train.evaluate import caption_scores
-from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.tasks import sections
-from experiments.tasks.augmentation import augmented
+from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.base import Sums, feature_batch, shapes_of
-from experiments.tasks.corpus import Corpus
 from experiments.tasks.texts import TextTask
 from experiments.tasks.written import WritesText, WrittenData
 
@@ -40,8 +37,8 @@ class CaptioningData(sections.Pictures, WrittenData):
 
     Attributes:
       languages: of the captions, en,de: values of `language`; None tells no language.
-      row_len: tokens of a picture's captions in all languages together, for which training reads it once;
-        None gives each caption a row and a picture of its own.
+      row_len: tokens of a training row with all captions of a picture; None gives each caption a row and a
+        picture of its own.
     """
 
     languages: str | None
@@ -51,7 +48,7 @@ class CaptioningData(sections.Pictures, WrittenData):
 class CaptioningTask(WritesText):
     """A ``VisionEncoderDecoder``, and examples {"id", "image", "caption"}, perhaps with a "language".
 
-    Scores are means over the languages; ``report`` has those of each.
+    Scores are means over the languages; ``report`` also has those of each.
     """
 
     sections = WritesText.sections | {"data": CaptioningData, "tokenizer": sections.Tokenizer}
@@ -64,7 +61,7 @@ class CaptioningTask(WritesText):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Beside that, raises SettingsError where languages are named twice, or a checkpoint is told them."""
+        """Raises SettingsError also for repeated languages, and for languages of a checkpoint."""
         super().check(config)
         if (chosen := config.data.languages) is None:
             return
@@ -78,30 +75,25 @@ class CaptioningTask(WritesText):
                 f"config.data.languages is {chosen!r}, for which a pretrained model has no tokens; take none."
             )
 
-    def _open(self) -> Corpus:
-        return self._corpus(side="caption", whole=True)
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side="caption", whole=True)
 
     def refuse_unready(self) -> None:
-        """Raises what an example lacks, and MissingPackage where captions cannot be scored."""
+        """Raises DataError where examples lack a value, and MissingPackage without packages of scores."""
         if self.config.evaluate.examples:
             caption_scores(["a"], ["a"])
-        source = self.corpus.split("validation")
-        wanted = ["image", "caption", *(["language"] if self.languages else [])]
-        if missing := [name for name in wanted if len(source) and name not in source[0]]:
-            raise DataError(
-                f"examples of {self.config.data.name} hold {', '.join(source[0])}; this task reads "
-                f"{missing[0]!r}"
-            )
+        told = ["language"] if self.languages else []
+        self.corpus.refuse_lacking("image", "caption", *told)
 
     @cached_property
     def languages(self) -> tuple[str, ...]:
-        """Those that the model is told; () tells it none."""
+        """The languages that the model is told; () is none."""
         chosen = self.config.data.languages
         return () if chosen is None else tuple(chosen.split(","))
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """A picture, and its caption, which begins with the language."""
+        """The features of a picture, and of its caption, which begins with the language."""
         data, tokenizer = self.config.data, self.corpus.tokenizer
         text: Text = Text(tokenizer, data.target_len, predicted=True)
         if self.languages:
@@ -110,14 +102,13 @@ class CaptioningTask(WritesText):
         return {"source": Image(data.height, data.width, **chosen), "target": text}
 
     def train_iterator(self, shard_index: int, shard_count: int):
-        if self.config.data.get("row_len") is None:
-            return super().train_iterator(shard_index, shard_count)
-        shard = shard_index, shard_count
-        return self.train_batches(self._by_picture(), self._trained, shard, mode="pad")
+        packed = self.config.data.get("row_len") is not None
+        examples = self._by_picture() if packed else self.examples("train")
+        return self.train_batches(examples, self._trained, (shard_index, shard_count))
 
     @property
     def _trained(self) -> dict[str, Any]:
-        """The features of training, where a picture may stand beside several captions."""
+        """The features of training, where a row may have several captions of a picture."""
         row_len = self.config.data.get("row_len")
         packed = {"target": PackedTexts(self.features["target"], row_len)} if row_len else {}
         return self.features | packed
@@ -126,10 +117,7 @@ class CaptioningTask(WritesText):
         return shapes_of(feature_batch(self._trained, self.config.data.batch_size))
 
     def _by_picture(self) -> Sequence[dict[str, Any]]:
-        """Renamed examples of the training split, a picture with its captions in all languages as one.
-
-        A picture with two captions of a language is two examples.
-        """
+        """Groups the renamed training examples by picture, one caption of each language in a group."""
         every = self.examples("train")
         rows: dict[Any, dict[str | None, int]] = {}
         for index in range(len(every)):
@@ -151,7 +139,7 @@ class CaptioningTask(WritesText):
         return MappedSource([list(own.values()) for own in rows.values()], together)
 
     def _prepared(self) -> dict[str, Any]:
-        """How pictures are prepared for a checkpoint, if that is what the model is of."""
+        """Returns the options of ``Image`` that a checkpoint was trained with."""
         if self.checkpoint is None:
             return {}
         said = json.loads(self.checkpoint.files.get("preprocessor_config.json", b"{}"))
@@ -167,7 +155,7 @@ class CaptioningTask(WritesText):
         )
 
     def examples(self, split: str, count: int | None = None) -> Sequence[dict[str, Any]]:
-        """Those of a split, or the first of each language, so many in all, one language after the other."""
+        """Returns the renamed examples of a split; or ``count``, the first of each language in turn."""
         every = super().examples(split)
         if count is None or not self.languages:
             return super().examples(split, count)
@@ -183,7 +171,6 @@ class CaptioningTask(WritesText):
         return chosen[:count]
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        """With the language before the caption, where there are some."""
         caption = example["caption"]
         target = (example.get("language"), caption) if self.languages else caption
         return {"id": example["id"], "source": example["image"], "target": target}
@@ -199,33 +186,28 @@ class CaptioningTask(WritesText):
         return [self.prompt_in(examples[index]["target"][0]) for index in indices]
 
     def prompt_in(self, language: str | None) -> list[int]:
-        """Prompt of the decoder to write in a language: the start, and the language's token."""
+        """Returns the prompt of the decoder: the start, and the language's token."""
         feature = self.features["target"]
         frame = feature.frame(language) if self.languages else self.corpus.tokenizer.frame
         return [frame.start, *frame.before]
 
     def told(self, batch: Any) -> Any:
-        """The language is given, not predicted."""
         told = super().told(batch)
         return told & (batch["target_positions"] > 0) if self.languages else told
 
     def decoded(self, ids: list[int]) -> str:
-        """The text of tokens, languages left out."""
+        """Returns the text of tokens, without the language."""
         first = self.corpus.tokenizer.vocab_size
         return super().decoded([id for id in ids if not self.languages or id < first])
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        data = self.config.data
-        if key is not None:
-            chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
-            image = augmented(batch["source"], jax.random.fold_in(key, 1), **chosen)
-            batch = {**batch, "source": image}
-        return super().loss(params, batch, key)
+        image = augmented_as(self.config.data, batch["source"], key)
+        return super().loss(params, {**batch, "source": image}, key)
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
     ) -> dict[str, float]:
-        """chrF, BLEU and CIDEr: their means over languages, and behind them those of each."""
+        """Returns BLEU, chrF and CIDEr: the means over languages, then the scores of each."""
         right = [self.text_of(example) for example in examples]
         if not self.languages:
             return caption_scores(texts, right)
@@ -237,9 +219,9 @@ class CaptioningTask(WritesText):
         return means | {f"{n}_{lang}": x for lang, each in own.items() for n, x in each.items()}
 
     def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
-        """(pictures [B H W C], tokens [B T]) -> what each token but the first read of patches [B T-1 h w].
+        """Returns a function from pictures [B H W C] and tokens [B T] to weights of patches [B T-1 h w].
 
-        The mean of all layers and heads of cross-attention; row t is of the step that predicts token t+1.
+        They are means over all layers and heads; row t belongs to the step that predicts token t+1.
         """
 
         def weights(p: Any, source: Any, tokens: Any) -> Any:
@@ -252,51 +234,3 @@ class CaptioningTask(WritesText):
 
         call = jax.jit(weights)
         return lambda source, tokens: np.asarray(call(params, source, tokens))
-
-    def log_likelihoods(
-        self, params: Any, pictures: Sequence[Any], captions: Sequence[Any], rows: int = 16
-    ) -> np.ndarray:
-        """The logarithm of the probability of each caption of each picture, [captions pictures].
-
-        Pictures are read once each, ``rows`` at a time, and so many captions are told of them together, as
-        if they were beams: what is in memory grows with neither number.
-
-        Args:
-          params: of the model.
-          pictures, captions: values of "source" and "target" of renamed examples.
-          rows: pictures, and captions, of a batch.
-        """
-        mesh, feature = mesh_of(params), self.features["target"]
-        rows = rows_on(mesh, rows)
-        framed = [feature.prepare(caption) for caption in captions]
-        blocks = -(-len(framed) // rows)
-        tokens = np.zeros((blocks * rows, max(map(len, framed))), np.int32)
-        counted = np.zeros(tokens.shape, bool)
-        for row, ids in enumerate(framed):
-            tokens[row, : len(ids)] = ids
-            counted[row, 1 + (len(self.languages) > 0) : len(ids)] = True
-        tokens, counted = (x.reshape(blocks, rows, -1) for x in (tokens, counted))
-        score = jax.jit(self._scored, out_shardings=everywhere(mesh))
-        found = np.zeros((blocks * rows, len(pictures)), np.float32)
-        for first in range(0, len(pictures), rows):
-            own = [self.features["source"].prepare(x) for x in pictures[first : first + rows]]
-            own += [own[0]] * (rows - len(own))
-            source = spread_batch({"source": np.stack(own)}, mesh)["source"]
-            block = np.asarray(score(params, source, tokens, counted))
-            found[:, first : first + rows] = block[:, : len(pictures) - first]
-        return found[: len(captions)]
-
-    def _scored(self, params: Any, source: Any, tokens: Any, counted: Any) -> Any:
-        """Log-likelihoods [captions pictures] of blocks of captions [blocks J T] of pictures [B H W C]."""
-        model, (_, beams, length) = self.bind(params), tokens.shape
-        states = model.prefill(len(source), beams, length - 1, source=source)
-
-        def of_block(block: Any) -> Any:
-            ids, counts = block
-            given = jnp.broadcast_to(ids[:, :-1], (len(source), beams, length - 1))
-            logits, _ = model.decode_step(given, states)
-            told = jnp.take_along_axis(logits, ids[None, :, 1:, None], -1)[..., 0]
-            log_p = told - jax.nn.logsumexp(logits, axis=-1)
-            return jnp.where(counts[None, :, 1:], log_p, 0).sum(-1).T
-
-        return jax.lax.map(of_block, (tokens, counted)).reshape(-1, len(source))

@@ -1,29 +1,25 @@
-"""The class of an example, from its picture, its text or both.
+"""Classification of examples by their picture, their text or both.
 
-A model's ``hidden`` gets what the config names, ``image`` [B H W C] or ``tokens``
-[B S] with ``segment_ids``, and its ``logits`` are those of the classes.
+A model's ``hidden`` takes ``image`` [B H W C], or ``tokens`` [B S] with ``segment_ids``, or both, as the
+config names them; its ``logits`` are those of the classes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
 
 from crossattn.data import sources
-from crossattn.data.errors import DataError
 from crossattn.data.features import Feature, Image, Label, Text
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, spread_batch
-from crossattn.train.storage import Folder
 from crossattn.types import Rate
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
-from experiments.tasks.augmentation import augmented
-from experiments.tasks.corpus import Corpus, UnreadCorpus
+from experiments.tasks.augmentation import augmented_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +57,14 @@ class ClassLoss:
 
 @dataclass(frozen=True)
 class OptionalTokenizer(sections.Tokenizer):
-    """The tokenizer of texts, where some are read."""
+    """The tokenizer of texts."""
 
     kind: Literal["bpe", "unigram"] = "bpe"
     vocab_size: Annotated[int, "[261, inf)"] = 1000
 
 
 class ClassificationTask(base.Task):
-    """Any model with ``hidden`` and ``logits`` of classes."""
+    """A model with ``hidden`` and ``logits`` of classes, and labelled pictures or texts."""
 
     sections = {
         "data": ClassificationData,
@@ -79,17 +75,16 @@ class ClassificationTask(base.Task):
     metrics = ("loss", "nll", "accuracy")
     headline = ("accuracy", "max")
 
-    def __init__(self, config: Any, assets: Folder | None = None):
-        super().__init__(config, assets)
-        self._corpus = Corpus(config, assets, side=config.data.text or "caption", whole=True)
+    @property
+    def tokenizes(self) -> bool:
+        return self.config.data.text is not None
+
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side=self.config.data.text or "caption", whole=True)
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """The model takes what the config names, and what that needs is there.
-
-        Raises:
-          SettingsError: it does not, or nothing is read, or the label is none of the source's.
-        """
+        """Raises SettingsError also where nothing is read, a size is missing, or the label is unknown."""
         data = config.data
         if data.image is None and data.text is None:
             raise SettingsError(
@@ -106,30 +101,26 @@ class ClassificationTask(base.Task):
 
     @classmethod
     def asks_of(cls, config: Any) -> type:
-        """By what the config names."""
+        """Returns the protocol of the inputs that the config names."""
         if config.data.text is None:
             return protocols.ImageClassifier
         image = config.data.image
         return protocols.TextClassifier if image is None else protocols.ImageTextClassifier
 
     def refuse_unready(self) -> None:
-        """Raises DataError where there is no validation split, or its examples lack what is read."""
+        """Raises DataError where examples lack a value that the config names."""
         data = self.config.data
-        examples = self._corpus.split("validation")
-        names = [name for name in (data.image, data.text, data.label) if name is not None]
-        if missing := [name for name in names if len(examples) and name not in examples[0]]:
-            raise DataError(
-                f"examples of {data.name} hold {', '.join(examples[0])}; config.data names {missing[0]!r}"
-            )
+        names = (data.image, data.text, data.label)
+        self.corpus.refuse_lacking(*(name for name in names if name is not None))
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
+        """The names of the classes."""
         return _classes(self.config.data)
 
     @cached_property
     def features(self) -> dict[str, Feature]:
-        """Features of the values of an example, by their names."""
+        """The features of an example's values, by their names."""
         data = self.config.data
         features: dict[str, Feature] = {data.label: Label(self.classes)}
         if data.image is not None:
@@ -138,7 +129,7 @@ class ClassificationTask(base.Task):
                 data.height, data.width, data.channels, unreadable=unreadable
             )
         if data.text is not None:
-            features[data.text] = Text(self._corpus.tokenizer, data.text_len)
+            features[data.text] = Text(self.corpus.tokenizer, data.text_len)
         return features
 
     def sizes(self) -> dict[str, Any]:
@@ -146,25 +137,22 @@ class ClassificationTask(base.Task):
         if data.image is not None:
             sizes |= dict(image_size=(data.height, data.width), channels=data.channels)
         if data.text is not None:
-            sizes |= dict(vocab_size=self._corpus.tokenizer.vocab_size, max_length=data.text_len)
+            sizes |= dict(vocab_size=self.corpus.tokenizer.vocab_size, max_length=data.text_len)
         return sizes
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         data = self.config.data
-        if key is not None and data.image is not None:
-            chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
-            image = augmented(batch[data.image], jax.random.fold_in(key, 1), **chosen)
-            batch = {**batch, data.image: image}
-        loss, sums = cross_entropy(
+        if data.image is not None:
+            batch = {**batch, data.image: augmented_as(data, batch[data.image], key)}
+        return cross_entropy(
             self.logits(params, batch, key),
             batch[data.label],
             batch["valid"],
             label_smoothing=self.config.loss.label_smoothing,
         )
-        return loss, sums
 
     def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        """Logits of the classes [B C] of a batch's examples."""
+        """Returns logits [B C] of the examples of a batch."""
         model, data, given = self.bind(params), self.config.data, {}
         if data.image is not None:
             given |= dict(image=batch[data.image])
@@ -172,27 +160,15 @@ class ClassificationTask(base.Task):
             given |= dict(tokens=batch[data.text], segment_ids=batch[f"{data.text}_segment_ids"])
         return model.logits(model.hidden(**given, key=key))
 
-    def examples(self, split: str) -> Any:
-        return self._corpus.split(split)
-
-    def without_data(self) -> "ClassificationTask":
-        if self.config.data.text is not None:
-            self._corpus: Any = UnreadCorpus(self.config)
-        return self
-
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         weight = sums["weight"] or 1.0
         means = dict(loss=sums["loss"], nll=sums["nll"], accuracy=sums["correct"])
         return {name: value / weight for name, value in means.items()}
 
-    def save_assets(self, directory: Path) -> None:
-        if self.config.data.text is not None:
-            self._corpus.save(directory)
-
     def probabilities(self, params: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities [n C] and classes [n] of the examples of a split, in order."""
+        """Returns probabilities [n C] and classes [n] of the examples of a split, in order."""
         mesh, label = mesh_of(params), self.config.data.label
-        examples = len(self._corpus.split(split))
+        examples = len(self.examples(split))
         found, classes = np.zeros((examples, len(self.classes))), np.zeros(examples, np.int64)
         call = jax.jit(lambda params, batch: jax.nn.softmax(self.logits(params, batch)))
         for item in self.numbered_batches(split, mesh):
@@ -203,9 +179,12 @@ class ClassificationTask(base.Task):
         return found, classes
 
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Pixels [n F] ("picture"), counts of tokens [n V] and texts [n] ("text", "words"); classes [n]."""
+        """Returns inputs of baselines, and classes [n].
+
+        Inputs are pixels [n F] ("picture"), counts of tokens [n V] ("text") and texts [n] ("words").
+        """
         data, parts, classes = self.config.data, {}, []
-        examples = self._corpus.split(split)
+        examples = self.examples(split)
         for item in self.numbered_batches(split, None):
             batch, present = item.batch, item.batch["valid"] > 0
             if data.image is not None:
@@ -223,7 +202,7 @@ class ClassificationTask(base.Task):
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Accuracy of the most frequent class, and of the class of the nearest training picture or text."""
+        """Returns accuracies of the most frequent class, and of the nearest training picture or text."""
         (train, labels), (other, expected) = (self.vectors(name) for name in ("train", split))
         found = {"most_frequent_class": np.full(len(expected), np.bincount(labels).argmax())}
         for name in other.keys() - {"words"}:
@@ -234,7 +213,7 @@ class ClassificationTask(base.Task):
 
 
 def _nearest(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """For each of the wanted vectors [n F], the number of the known one that is the least away."""
+    """Returns for each of the wanted vectors [n F] the index of the nearest known one."""
     squares = (known**2).sum(-1)
     parts = np.array_split(wanted, -(-len(wanted) // 256))
     return np.concatenate([(squares - 2 * part @ known.T).argmin(-1) for part in parts])

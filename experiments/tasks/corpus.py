@@ -1,8 +1,7 @@
-"""The text side of a task: sources by split, tokenizers kept with the run, and batches to train on.
+"""The corpus of a task: examples by split, tokenizers of the run, and training batches.
 
-Parameters mean nothing under another tokenizer, so a run writes down the SHA-256 of
-those that it was trained with, and none is read, or trained anew, in their place. A small corpus is tokenised
-in memory at every start; a large one is prepared once, see ``crossattn.data.prepare``.
+A run saves the SHA-256 of its tokenizers and refuses others in their place. A small corpus is tokenised in
+memory at every start; a large one is prepared once, see ``crossattn.data.prepare``.
 """
 
 import hashlib
@@ -30,14 +29,14 @@ from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.train.sharding import row_shares
 from crossattn.train.storage import Folder, local_copy, write_whole
 from experiments.pretrained import Checkpoint, UnreadVocabulary
-from experiments.tasks.placement import config_mesh
+from experiments.settings import config_mesh
 
 _LOG = logging.getLogger(__name__)
 _SUMS = "sha256.json"
 _IN_MEMORY = 50_000
-"""Examples that take a few seconds to tokenise; more of them are prepared."""
+"""The most examples that are tokenised in memory, in a few seconds."""
 _SAMPLE = 200_000
-"""Examples that a tokenizer learns from; of more, as many in equal distances."""
+"""The most examples that a tokenizer learns from; of more, as many at equal distances."""
 
 
 class Corpus:
@@ -45,10 +44,10 @@ class Corpus:
 
     Args:
       config: the whole config.
-      assets: folder of a run whose tokenizers are used; None, or an empty one, trains them.
-      side: what is trained on, as ``pair_features`` has it.
-      link_share: of the examples with gold links, those whose links are in the batches.
-      whole: texts are kept however long they are; ``config.data`` need not say what becomes of long ones.
+      assets: folder of a run with tokenizers; None, or an empty one, trains them.
+      side: the side that is learnt, see ``pair_features``.
+      link_share: share of the examples with gold links whose links are in the batches.
+      whole: keep texts of any length.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Corpus:
         self._splits: dict[str, Sequence[dict[str, Any]]] = {}
 
     def split(self, name: str) -> Sequence[dict[str, Any]]:
-        """The examples of "train", "validation" or "test"."""
+        """Returns the examples of "train", "validation" or "test"."""
         if name not in self._splits:
             self._splits[name] = open_source(self.config.data.name, **self._opening(name))
         return self._splits[name]
@@ -81,7 +80,7 @@ class Corpus:
         )
 
     def train_iterator(self, process_index: int, process_count: int) -> Any:
-        """Batches of the training split without end, for one of the processes that train together."""
+        """Returns one process's share of endless training batches."""
         data = self.config.data
         return train_batches(
             self.train_pairs(),
@@ -94,7 +93,7 @@ class Corpus:
         )
 
     def train_pairs(self) -> Prepared:
-        """The training split as tokens, in memory or on disk."""
+        """Returns the training split as tokens, in memory or on disk."""
         corpus = self._prepared
         if not is_prepared(corpus):
             if len(self.split("train")) <= _IN_MEMORY:
@@ -103,13 +102,13 @@ class Corpus:
         return self._linked(open_prepared(corpus))
 
     def pairs(self, split: str) -> Prepared:
-        """A split as tokens, in memory."""
+        """Returns a split as tokens, in memory."""
         corpus = self._prepared
         examples = pair_examples(self.split(split), self._side, "links" in corpus.features)
         return prepare_examples(examples, corpus.features, corpus.truncation)
 
     def prepare(self, workers: int | None = None) -> tuple[Prepared, Path]:
-        """Tokenise the training split once and for all starts; the pairs, and the folder they are in."""
+        """Tokenises the training split for all starts; returns the pairs and their folder."""
         for name in self._sides:
             if not self._trained(name):
                 self._keep(name)
@@ -134,8 +133,17 @@ class Corpus:
         truncation = "cut" if self._whole else data.truncation
         return PreparedCorpus(data.name, features, self._opening("train"), truncation, self._side)
 
+    def refuse_lacking(self, *names: str) -> None:
+        """Raises DataError where there is no validation split, or its examples lack one of these values."""
+        examples = self.split("validation")
+        if missing := [name for name in names if len(examples) and name not in examples[0]]:
+            raise DataError(
+                f"examples of {self.config.data.name} hold {', '.join(examples[0])}; this task reads "
+                f"{missing[0]!r}"
+            )
+
     def refuse_without_links(self) -> None:
-        """Raises DataError when a run is to begin on training data without gold word links."""
+        """Raises DataError where a new run's training data have no gold word links."""
         if self._trained("tokenizer"):
             return
         train = self.split("train")
@@ -147,21 +155,21 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Of both sides, of the source when they are separate, or of the one side that is learnt."""
+        """The tokenizer of both sides; of the source, if there are two; or of the one side that is learnt."""
         return self._tokenizer("tokenizer")
 
     @cached_property
     def target_tokenizer(self) -> Tokenizer | None:
-        """Of the target; None when there is one tokenizer."""
+        """The tokenizer of the target; None where there is one tokenizer."""
         return self._tokenizer("target_tokenizer") if "target_tokenizer" in self._sides else None
 
     @property
     def output_tokenizer(self) -> Tokenizer:
-        """The one that turns generated ids into text."""
+        """The tokenizer of generated ids."""
         return self.target_tokenizer or self.tokenizer
 
     def save(self, folder: Path) -> None:
-        """Tokenizers beside the checkpoints, and their checksums."""
+        """Writes the tokenizers and their checksums."""
         files = [self.tokenizer.save(folder, "tokenizer")]
         if self.target_tokenizer is not None:
             files.append(self.target_tokenizer.save(folder, "target_tokenizer"))
@@ -169,11 +177,7 @@ class Corpus:
         write_whole(folder / _SUMS, json.dumps(sums, indent=1) + "\n")
 
     def _trained(self, name: str) -> bool:
-        """Whether the run has its tokenizer already.
-
-        Raises:
-          DataError: it has lost it, while parameters that go by its ids are there.
-        """
+        """Whether the run has its tokenizer; raises DataError where it has checkpoints and no tokenizer."""
         if self.assets is None:
             return False
         path = self.assets / f"{name}.json"
@@ -189,7 +193,7 @@ class Corpus:
 
     @property
     def _sides(self) -> dict[str, tuple[str, ...]]:
-        """The texts that each tokenizer learns from."""
+        """The sides that each tokenizer learns from."""
         if self._side != "both" and "joint" not in self.config.tokenizer:
             return {"tokenizer": (self._side,)}
         if self.config.tokenizer.get("joint"):
@@ -197,7 +201,7 @@ class Corpus:
         return {"tokenizer": ("source",), "target_tokenizer": ("target",)}
 
     def _tokenizer(self, name: str) -> Tokenizer:
-        """The run's own, the one that was kept for this corpus, or a new one."""
+        """Returns the run's tokenizer, the shared one of this corpus, or a new one."""
         if self.assets is not None and self._trained(name):
             _refuse_another(self.assets / f"{name}.json")
             return Tokenizer.load(local_copy(self.assets), name)
@@ -219,7 +223,7 @@ class Corpus:
         return train_tokenizer(texts, options.vocab_size, options.kind)
 
     def _keep(self, name: str) -> Tokenizer:
-        """Train a tokenizer that all starts and processes on this corpus share."""
+        """Trains a tokenizer that all starts and processes on this corpus share."""
         return keep_tokenizer(self._kept(name), lambda: self._train(name))
 
     def _kept(self, name: str) -> Path:
@@ -232,11 +236,7 @@ class Corpus:
 
 
 class PretrainedCorpus(Corpus):
-    """Sources under the tokenizers of a checkpoint, which the run keeps whole.
-
-    Args:
-      checkpoint: with its tokenizers.
-    """
+    """A corpus with the tokenizers of a checkpoint."""
 
     def __init__(self, config: Any, checkpoint: Checkpoint, **options: Any):
         super().__init__(config, **options)
@@ -251,16 +251,16 @@ class PretrainedCorpus(Corpus):
 
     @cached_property
     def target_tokenizer(self) -> Tokenizer | None:
-        """That of the checkpoint's target, where it has one of its own and there is a source."""
+        """The checkpoint's tokenizer of the target, if it has one and there is a source."""
         return self.checkpoint.target_tokenizer if self._side == "both" else None
 
     def save(self, folder: Path) -> None:
-        """All of the checkpoint but its weights."""
+        """Writes the whole checkpoint but its weights."""
         self.checkpoint.save(folder)
 
 
 class UnreadCorpus:
-    """The corpus of a config of which only the sizes of the vocabularies are known: no text is read."""
+    """The vocabulary sizes of a corpus that is not read."""
 
     def __init__(self, config: Any):
         # As the config asks; a tokenizer that is trained on little text comes out smaller.
@@ -269,7 +269,7 @@ class UnreadCorpus:
 
 
 def _refuse_another(path: Folder) -> None:
-    """Hold a tokenizer to the checksum that its run wrote down."""
+    """Raises DataError where a tokenizer has another checksum than that of its run."""
     record = path.with_name(_SUMS)
     try:
         sums = json.loads(record.read_bytes())

@@ -1,10 +1,9 @@
-"""Learning from text alone: an encoder-decoder that fills in what was taken out of it, or goes on after it.
+"""Denoising: an encoder-decoder that fills in the spans taken out of a text, or continues a prefix.
 
 Source: Raffel et al. 2020, "Exploring the limits of transfer learning with a unified text-to-text
 transformer".
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,33 +12,31 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
-from crossattn import decode
 from crossattn.data.corruption import Objective, PrefixLM, SpanCorruption
 from crossattn.data.denoising import denoising_eval_batches, make_denoising_iterator
 from crossattn.data.evaluation import EvalBatch
-from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from crossattn.types import Count
 from experiments.keys import NAME_OF_PRETRAINED
 from experiments.settings import build
 from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
-from experiments.tasks.corpus import Corpus
 from experiments.tasks.texts import TextTask
 
-_MULTIPLE = 128  # of vocabularies: what accelerators compute at once, and meshes divide
+_MULTIPLE = 128  # divides the vocabulary, for accelerators and meshes
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisingData(sections.TextData):
-    """Texts, and what is taken out of them.
+    """Texts, and how they are corrupted.
 
     Attributes:
       side: which side is learnt.
       source_len: the most tokens of a source, its end included.
-      objective: fill in spans that were taken out, or go on after a prefix.
+      objective: fill in spans that were taken out, or continue a prefix.
       density: share of the tokens that is taken out.
       span: mean tokens of a span.
-      sentinels: tokens beyond the tokenizer's that stand for spans.
+      sentinels: tokens beyond the tokenizer's that mark spans.
     """
 
     side: Literal["source", "target"]
@@ -51,11 +48,7 @@ class DenoisingData(sections.TextData):
 
 
 class DenoisingTask(TextTask):
-    """An encoder-decoder and one text.
-
-    What the source and the target are is not a pair of texts, but made of one, see
-    ``crossattn.data.corruption``.
-    """
+    """An encoder-decoder, and texts; ``crossattn.data.corruption`` makes source and target of each."""
 
     sections = {
         "data": DenoisingData,
@@ -76,12 +69,12 @@ class DenoisingTask(TextTask):
     def _target_lengths(cls, config: Any) -> list[int]:
         return [config.data.target_len]
 
-    def _open(self) -> Corpus:
-        return Corpus(self.config, self.assets, side=self.config.data.side, whole=True)
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side=self.config.data.side, whole=True)
 
     @cached_property
     def objective(self) -> Objective:
-        """The objective on texts; its sentinels come after the tokenizer's tokens."""
+        """The objective, whose sentinels follow the tokenizer's tokens."""
         return objective(self.config.data, self.corpus.tokenizer.vocab_size)
 
     def sizes(self) -> dict[str, Any]:
@@ -115,25 +108,16 @@ class DenoisingTask(TextTask):
             denoising_eval_batches(self.corpus.pairs(split), self.objective, batch_size=rows)
         )
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        scores = super().scores(sums)
-        return scores | {"bits_per_token": scores["nll"] / math.log(2)}
-
     def samples(self, params: Any, split: str) -> Sequence[str]:
-        """Texts of a split with the parts that the model wrote, next to what was there, three lines each."""
-        mesh, most = mesh_of(params), self.config.data.target_len
+        """Returns texts of a split as the model read and filled them, and the original, in three lines."""
+        mesh = mesh_of(params)
         item = next(iter(self._batches(split, mesh)))
-        search = jax.jit(
-            lambda p, source, segment_ids: decode.generate(
-                self.bind(p), source, segment_ids, max_new_tokens=most
-            ).tokens[:, 0],
-            out_shardings=everywhere(mesh),
-        )
-        # Of a row that holds several texts, the first.
+        # The first text of each row.
         alone = {name: x * (item.batch[f"{name.partition('_')[0]}_segment_ids"] == 1)
                  for name, x in item.batch.items()}  # fmt: skip
         batch = spread_batch(alone, mesh)
-        written = np.asarray(search(params, batch["source"], batch["source_segment_ids"]))
+        write = self.generator(params, max_new_tokens=self.config.data.target_len)
+        written = write(batch["source"], batch["source_segment_ids"])
         return [
             self._described(alone["source"][row], written[row], alone["target_out"][row])
             for row in np.flatnonzero(item.indices >= 0)
@@ -152,7 +136,7 @@ class DenoisingTask(TextTask):
 
 
 def objective(data: Any, vocab_size: int) -> Objective:
-    """The objective of the section ``data``, with so many tokens in the tokenizer.
+    """Returns the objective of the section ``data`` with a tokenizer of so many tokens.
 
     Raises:
       SettingsError: lengths or sentinels do not suffice.
@@ -165,5 +149,5 @@ def objective(data: Any, vocab_size: int) -> Objective:
 
 
 def vocabulary(tokens: int, sentinels: int) -> int:
-    """Rows of the tables for so many tokens and sentinels, T5's 32,128 for 32,000 and 100."""
+    """Returns the vocabulary of the model, T5's 32,128 for 32,000 tokens and 100 sentinels."""
     return -(-(tokens + sentinels) // _MULTIPLE) * _MULTIPLE

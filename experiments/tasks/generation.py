@@ -1,4 +1,4 @@
-"""A trained model as a translator: text in, text out, and the attention between their tokens."""
+"""A trained model as a translator of texts, and the attention between their tokens."""
 
 import math
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from experiments.errors import SettingsError
 
 @dataclass(frozen=True)
 class Attention:
-    """Cross-attention of one sentence pair.
+    """Cross-attention of a sentence pair.
 
     Attributes:
       weights: [L N T S]; row t is the step that predicts target token t, end-of-sentence last.
       source_tokens, target_tokens: readable pieces, S and T of them.
-      source_spans, target_spans: characters of each token in its text, [S 2] and [T 2]; the
-        end-of-sentence token has none, (0, 0).
+      source_spans, target_spans: characters of each token in its text, [S 2] and [T 2]; (0, 0) for the
+        end-of-sentence token.
     """
 
     weights: Float[np.ndarray, "L N T S"]
@@ -35,19 +35,18 @@ class Attention:
 
 
 class Translator:
-    """Decodes sentences in batches of like length, a few compiled shapes in all.
+    """A decoder of sentences in batches of similar length, with few compiled shapes.
 
     Args:
       task: a ``TranslationTask``.
-      params: its parameters; where they lie on a mesh, all its devices decode, each its rows, and every
-        process gets all the texts.
+      params: its parameters; on a mesh, every process gets all texts.
       num_beams: 1 is greedy.
       length_penalty: of beam search.
-      max_new_tokens: the most target tokens, for short sources fewer (twice the bucket's source length
-        and 16); None is the config's target length.
-      batch_size: sentences of the longest bucket decoded together; shorter ones come in larger batches.
-      key: draws tokens instead of choosing the likeliest.
-      processors: what to forbid or reweigh, see ``crossattn.decode``.
+      max_new_tokens: the most target tokens, at most twice the bucket's source length and 16; None is the
+        config's target length.
+      batch_size: sentences of the longest bucket decoded together; batches of shorter ones are larger.
+      key: samples tokens instead of choosing the likeliest.
+      processors: processors of logits, see ``crossattn.decode``.
     """
 
     def __init__(
@@ -102,11 +101,11 @@ class Translator:
         )
 
     def texts(self, sources: Sequence[str]) -> list[str]:
-        """Translations, in order. Over-long sources are cut and counted in ``cut_sources``."""
+        """Returns translations in order; ``cut_sources`` counts the sources that were cut."""
         return [hypotheses[0][1] for hypotheses in self.best(sources, 1)]
 
     def best(self, sources: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
-        """The ``count`` best translations of each source with their scores, or as many as beams found."""
+        """Returns the ``count`` best translations of each source with their scores, or fewer."""
         corpus = self.task.corpus
         pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
         batches = self._batches(pairs)
@@ -127,7 +126,7 @@ class Translator:
         return hypotheses
 
     def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
-        """Attention of each (source, target) pair, the target given: generated, or a reference."""
+        """Returns the attention of each pair (source, target)."""
         examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
         attention: list[Any] = [None] * len(pairs)
         for item in self._batches(examples):
@@ -173,7 +172,7 @@ class Translator:
 def _pieces(
     tokenizer: Any, text: str, length: int, end: int
 ) -> tuple[list[str], Int[np.ndarray, "n 2"]]:
-    """Tokens and spans of a text in its frame, cut as the batches cut it, which keep so much of its end."""
+    """Returns tokens and spans of a text in its frame, cut to a length that keeps ``end`` last tokens."""
     (ids, spans), frame = tokenizer.encode_with_spans(text), tokenizer.frame
     first = len(frame.before)
     kept = min(len(ids), length - end - first)

@@ -1,23 +1,20 @@
-"""Captions after their pictures, several in a row: what a language model that reads images learns.
+"""Interleaved pictures and captions: a language model that reads pictures learns from examples in its row.
 
-A row is ``<s> <image> caption </s> <image> caption </s> ...``, so that a caption is
-told with those before it as examples. A model whose ``hidden`` takes no ``images`` learns the text alone; one
-that takes them may begin with what it has learnt. ``image_tokens`` of its config is how many places an image
-takes in the text, 1 where it has none such.
+A row is ``<s> <image> caption </s> <image> caption </s> ...``. A model whose ``hidden`` takes no ``images``
+learns the text alone. An image takes ``image_tokens`` places of the row, a property of the model's config; 1
+without one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from crossattn import decode, models
-from crossattn.data.errors import DataError
+from crossattn import models
 from crossattn.data.examples import FeatureExamples
 from crossattn.data.features import Image, Text
 from crossattn.data.packing import Layout
@@ -25,22 +22,20 @@ from crossattn.data.sources import MappedSource
 from crossattn.data.tokenizers import BOS, PAD, UNK
 from crossattn.decode.config import right_aligned
 from crossattn.train.evaluate import translation_scores
-from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from crossattn.train.storage import Folder
+from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.settings import model_config
 from experiments.tasks import base, protocols, sections
-from experiments.tasks.augmentation import augmented
-from experiments.tasks.corpus import Corpus, UnreadCorpus
-from experiments.tasks.ngrams import targets, trigrams
+from experiments.tasks.augmentation import augmented_as
+from experiments.tasks.ngrams import trigrams
 from experiments.tasks.texts import token_loss
 
 IMAGE = UNK
-"""The token that stands for an image: no text has it, for tokenizers fall back on bytes."""
+"""The token of an image. No text has it, because tokenizers fall back on bytes."""
 
 SHOTS = (0, 2, 4)
-"""Numbers of examples before a caption after which ``report`` scores it."""
+"""Numbers of examples before the captions that ``report`` scores."""
 
 _SAMPLED = 4  # rows that ``samples`` shows
 
@@ -59,9 +54,9 @@ class InterleavedData(sections.Pictures, sections.Data):
 
 
 class InterleavedTask(base.Task):
-    """The next token of captions, by a ``Flamingo`` or by a ``Decoder`` that sees no picture.
+    """A ``Flamingo`` or a ``Llava``, or a ``Decoder`` that reads no picture, and captioned pictures.
 
-    Besides the loss of all captions, ``nll_shuffled`` is that where every row has another's pictures.
+    ``nll_shuffled`` is the loss where every row has the pictures of another.
     """
 
     sections = {
@@ -72,19 +67,15 @@ class InterleavedTask(base.Task):
     gives = ("vocab_size", "max_length", "image_size")
     metrics = ("loss", "nll", "nll_shuffled")
     headline = ("nll", "min")
+    tokenizes = True
     languages: tuple[str, ...] = ()
 
-    def __init__(self, config: Any, assets: Folder | None = None):
-        super().__init__(config, assets)
-        self._corpus = Corpus(config, assets, side="caption", whole=True)
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side="caption", whole=True)
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Beside what every task holds: the loss cuts the length of rows.
-
-        Raises:
-          SettingsError: ``loss.chunks`` does not divide it.
-        """
+        """Raises SettingsError also where ``loss.chunks`` does not divide the length of rows."""
         super().check(config)
         length = config.data.examples * (config.data.text_len + _image_tokens(config))
         if length % config.loss.chunks:
@@ -95,17 +86,12 @@ class InterleavedTask(base.Task):
 
     @classmethod
     def asks_of(cls, config: Any) -> type:
-        """By whether the model reads pictures."""
+        """Returns the protocol of a model that reads pictures, or of one that does not."""
         return protocols.InterleavedModel if _sees(config) else protocols.LanguageModel
 
     def refuse_unready(self) -> None:
         """Raises DataError where examples have no picture or no caption."""
-        examples = self._corpus.split("validation")
-        if missing := [name for name in ("image", "caption") if name not in examples[0]]:
-            raise DataError(
-                f"examples of {self.config.data.name} hold {', '.join(examples[0])}; this task reads "
-                f"{missing[0]!r}"
-            )
+        self.corpus.refuse_lacking("image", "caption")
 
     @cached_property
     def _sees(self) -> bool:
@@ -118,27 +104,21 @@ class InterleavedTask(base.Task):
     def sizes(self) -> dict[str, Any]:
         data = self.config.data
         sizes: dict[str, Any] = dict(
-            vocab_size=self._corpus.tokenizer.vocab_size,
+            vocab_size=self.corpus.tokenizer.vocab_size,
             max_length=data.examples * (data.text_len + self._image_tokens),
         )
         return sizes | (dict(image_size=(data.height, data.width)) if self._sees else {})
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         model, told = self.bind(params), batch["shots"] >= 0
-        if key is not None and self._sees:
-            batch = batch | {"images": self._augmented(batch["images"], jax.random.fold_in(key, 1))}
+        if self._sees:
+            batch = batch | {"images": augmented_as(self.config.data, batch["images"], key)}
         hidden = self._hidden(model, batch, key)
         loss, sums = token_loss(model, hidden, batch["target_out"], told, self.config.loss)
         if key is None:
             shuffled = self._shuffled_nll(model, batch) if self._sees else sums["nll"]
             sums |= {"nll_shuffled": shuffled}
         return loss, sums
-
-    def _augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
-        """Pictures [B I H W C], each changed by itself."""
-        data, pictures = self.config.data, images.reshape(-1, *images.shape[2:])
-        chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
-        return augmented(pictures, key, **chosen).reshape(images.shape)
 
     def _hidden(self, model: Any, batch: Any, key: Any = None) -> jax.Array:
         given = {name: batch[name] for name in ("images", "image_positions") if self._sees}
@@ -147,7 +127,6 @@ class InterleavedTask(base.Task):
         )
 
     def _shuffled_nll(self, model: Any, batch: Any) -> jax.Array:
-        """The summed loss of captions with the pictures of another row."""
         others = batch | {"images": jnp.roll(batch["images"], 1, axis=0)}
         nll = _nll(model, self._hidden(model, others), batch)
         return jnp.where(batch["shots"] >= 0, nll, 0).sum()
@@ -157,29 +136,21 @@ class InterleavedTask(base.Task):
         return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Nats a token of trigrams counted in captions, which see no picture."""
-        train, other = (
-            list(targets(map(_captions_alone, self.eval_batches(name, None)), "caption"))
-            for name in ("train", split)
-        )
-        return {"trigrams_nll": trigrams(train, other)}
+        """Returns the nats per token of trigrams counted in captions."""
+        return trigrams(self, split, lambda batch: batch["shots"] + 1)
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """Features of a picture, "source", and of its caption, "target"."""
+        """The features of a picture, "source", and of its caption, "target"."""
         data = self.config.data
         return {
             "source": Image(data.height, data.width, unreadable=data.get("unreadable", "refuse")),
-            "target": Text(self._corpus.tokenizer, data.text_len),
+            "target": Text(self.corpus.tokenizer, data.text_len),
         }
 
     @property
     def _one_a_row(self) -> dict[str, Any]:
         return {"image": self.features["source"], "caption": self.features["target"]}
-
-    def without_data(self) -> "InterleavedTask":
-        self._corpus: Any = UnreadCorpus(self.config)
-        return self
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
         data = self.config.data
@@ -189,12 +160,10 @@ class InterleavedTask(base.Task):
     def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
         data = self.config.data
         batches = self.train_batches(
-            self._corpus.split("train"),
+            self.examples("train"),
             self._one_a_row,
             (shard_index, shard_count),
-            mode="pad",
             batch_size=data.batch_size * data.examples,
-            truncation="cut",
             batch_multiple=data.examples,
         )
         return InterleavedBatches(batches, data.examples, self._image_tokens)
@@ -208,16 +177,13 @@ class InterleavedTask(base.Task):
             yield interleaved(self._batch(chosen), count, self._image_tokens)
 
     def _shuffled(self, split: str) -> Sequence[Any]:
-        """The examples of a split, always in the same order.
-
-        Not by length, as other tasks have them: examples would say how long the caption is.
-        """
-        examples = self._corpus.split(split)
+        """Returns the examples of a split in one random order, which says nothing about their lengths."""
+        examples = self.examples(split)
         order = np.random.default_rng(0).permutation(len(examples)).tolist()
         return MappedSource(order, lambda index: examples[index])
 
     def _batch(self, examples: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Examples, one a row; None is a row of nothing."""
+        """Returns a batch with an example, or None, in each row."""
         rows = np.array([row for row, each in enumerate(examples) if each is not None], np.int64)
         prepared = FeatureExamples([examples[row] for row in rows], self._one_a_row, "cut")
         numbers, zeros = np.arange(len(rows)), np.zeros(len(rows), np.int64)
@@ -226,14 +192,12 @@ class InterleavedTask(base.Task):
             Layout(len(examples), prepared.widths, numbers, rows, starts, zeros + 1)
         )
 
-    # Every caption of a split once, after as many examples as is asked for.
-
     def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
-        """The losses of a split; and, of the same captions after 0, 2 and 4 examples, more.
+        """Returns the losses of a split, and scores of its captions after 0, 2 and 4 examples.
 
-        Every caption of the split is the last of a row once, after K others with their pictures:
-        ``nll_K_shot`` is its loss, ``nll_K_shot_shuffled`` that with another's picture in place of its
-        own, and ``chrf_K_shot`` and ``bleu_K_shot`` are of what is written greedily.
+        Every caption is the last of a row once, after K others with their pictures: ``nll_K_shot`` is its
+        loss, ``nll_K_shot_shuffled`` the loss with another picture in place of its own, ``chrf_K_shot`` and
+        ``bleu_K_shot`` score greedy captions.
         """
         results: dict[str, Any] = self.split_loss(params, split)
         own = jax.jit(self._last_nll)
@@ -252,10 +216,10 @@ class InterleavedTask(base.Task):
     def _shots(
         self, split: str, count: int, mesh: Any, limit: int | None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Rows whose last caption is each of the split, or of its first, after ``count`` others.
+        """Yields rows whose last caption, after ``count`` others, is each of the first ``limit`` once.
 
-        Beside what ``interleaved`` gives, ``others``: the images where the last is another caption's.
-        All rows have room for as many as those of training, so that one program serves every count.
+        ``others`` are the images with another's in the last place. Rows are as long as those of training,
+        so that one program serves every count.
         """
         examples, width = self._shuffled(split), self.config.data.examples
         size = rows_on(mesh, self.config.data.batch_size)
@@ -276,7 +240,7 @@ class InterleavedTask(base.Task):
             yield batch | {"others": others["image"].reshape(batch["images"].shape)}
 
     def _last_nll(self, params: Any, batch: Any, count: Any) -> base.Sums:
-        """Sums of the losses of the captions with ``count`` before them, with their picture and another's."""
+        """Returns summed losses of the captions after ``count`` others, with their and another's picture."""
         model, last = self.bind(params), batch["shots"] == count
         sums = {"weight": last.sum()}
         for name, images in (("nll_{}_shot", "images"), ("nll_{}_shot_shuffled", "others")):
@@ -287,8 +251,8 @@ class InterleavedTask(base.Task):
     def texts(
         self, params: Any, split: str, count: int, limit: int | None = None
     ) -> tuple[list[str], list[str]]:
-        """Captions written after so many examples, and the right ones, of pictures of a split in order."""
-        data, tokenizer, mesh = self.config.data, self._corpus.tokenizer, mesh_of(params)
+        """Returns captions written after so many examples, and the references."""
+        data, tokenizer, mesh = self.config.data, self.corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
         write, said = self._writer(params, 1), []
         for batch in self._shots(split, count, mesh, limit):
@@ -304,28 +268,28 @@ class InterleavedTask(base.Task):
         return said, [examples[i]["caption"] for i in range(len(examples))[:limit]]
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
-        """Captions of pictures, after no example and after as many as rows have; then the right ones."""
+        """Returns captions without examples, captions after as many as rows have, and the references."""
         if not self._sees:
             return ()
         alone, right = self.texts(params, split, 0, _SAMPLED)
         told, _ = self.texts(params, split, self.config.data.examples - 1, _SAMPLED)
         return [" | ".join(each) for each in zip(alone, told, right, strict=True)]
 
-    # What ``experiments.caption`` asks of a task.
+    # Methods that ``experiments.caption`` calls.
 
     def prompt_in(self, language: str | None) -> list[int]:
-        """Prompt that captions a picture without examples: the start, and the image."""
+        """Returns the prompt of a caption without examples: the start, and the image."""
         return [BOS] + [IMAGE] * self._image_tokens
 
     def decoded(self, ids: list[int]) -> str:
-        """The text of tokens."""
-        return self._corpus.tokenizer.decode(ids)
+        """Returns the text of tokens."""
+        return self.corpus.tokenizer.decode(ids)
 
     def writer(self, params: Any, num_beams: int | None = None) -> Callable[[Any, Any], np.ndarray]:
-        """(pictures [B H W C], prompts [B P]) -> tokens of the caption of each [B T].
+        """Returns a function from pictures [B H W C] and prompts [B P] to the tokens of captions [B T].
 
         Raises:
-          SettingsError: the model sees no pictures.
+          SettingsError: the model reads no pictures.
         """
         if not self._sees:
             raise SettingsError(
@@ -338,9 +302,9 @@ class InterleavedTask(base.Task):
         )
 
     def read_weights(self, params: Any) -> Callable[[Any, Any], np.ndarray]:
-        """(pictures [B H W C], tokens [B T]) -> what each token but the first read of patches [B T-1 h w].
+        """Returns a function from pictures [B H W C] and tokens [B T] to weights of patches [B T-1 h w].
 
-        Row t is of the step that predicts token t+1; how it is told from a model is its ``patch_weights``.
+        They are the model's ``patch_weights``; row t belongs to the step that predicts token t+1.
         """
         call = jax.jit(
             lambda p, tokens, given: self.bind(p).patch_weights(tokens, **given)[:, :, 0]
@@ -348,28 +312,19 @@ class InterleavedTask(base.Task):
         return lambda source, tokens: np.asarray(call(params, tokens[:, :-1], _alone(source)))
 
     def _writer(self, params: Any, num_beams: int) -> Callable[..., np.ndarray]:
-        """(images, image_positions, prefix, prefix_lengths) -> tokens of the best text of each row [B T]."""
+        """Returns a function from images, their positions and prompts to the best tokens of rows [B T]."""
+        most = self.config.data.text_len
+        call = self.generator(params, num_beams=num_beams, max_new_tokens=most)
 
-        def search(p: Any, images: Any, image_positions: Any, **prompt: Any) -> Any:
+        def write(images: Any, image_positions: Any, **prompt: Any) -> np.ndarray:
             given = dict(images=images, image_positions=image_positions) if self._sees else {}
-            return decode.generate(
-                self.bind(p),
-                inputs=given,
-                batch=len(images),
-                num_beams=num_beams,
-                max_new_tokens=self.config.data.text_len,
-                **prompt,
-            ).tokens[:, 0]
+            return call(inputs=given, **prompt)
 
-        call = jax.jit(search, out_shardings=everywhere(mesh_of(params)))
-        return lambda **given: np.asarray(call(params, **given))
-
-    def save_assets(self, directory: Path) -> None:
-        self._corpus.save(directory)
+        return write
 
 
 class InterleavedBatches:
-    """Batches of examples as rows of several; its state is theirs."""
+    """Batches of rows with several examples each, made of batches with one."""
 
     def __init__(self, batches: Any, examples: int, image_tokens: int):
         self._batches, self._examples, self._image_tokens = batches, examples, image_tokens
@@ -379,11 +334,11 @@ class InterleavedBatches:
         return interleaved(next(self._batches), self._examples, self._image_tokens)
 
     def get_state(self) -> Any:
-        """Where the examples stand."""
+        """Returns the position in the data."""
         return self._batches.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Continues from there."""
+        """Continues from a position in the data."""
         self._batches.set_state(state)
 
     def close(self) -> None:
@@ -394,15 +349,17 @@ class InterleavedBatches:
 def interleaved(
     batch: Mapping[str, np.ndarray], examples: int, image_tokens: int = 1
 ) -> dict[str, np.ndarray]:
-    """Rows ``<s> <image> caption </s> <image> ...`` of so many examples each, of a batch with one a row.
+    """Makes rows ``<s> <image> caption </s> <image> ...`` of so many examples each.
 
-    ``<image>`` stands there ``image_tokens`` times.
+    Args:
+      batch: "image" and "caption" of one example a row.
+      examples: of a row.
+      image_tokens: repetitions of ``<image>``.
 
     Returns:
-      ``target_in``, ``target_out``, ``target_segment_ids`` and ``shots`` [rows T], the number of the example
-      whose caption a token of ``target_out`` belongs to, -1 where it belongs to none; ``images`` [rows
-      examples H W C], and ``image_positions`` [rows examples], of the first of its tokens, -1 where there is
-      none.
+      ``target_in``, ``target_out``, ``target_segment_ids`` and ``shots`` [rows T], the index of the example
+      whose caption has this token of ``target_out``, -1 for other tokens; ``images`` [rows examples H W C],
+      and ``image_positions`` [rows examples], the place of its first token, -1 for no image.
     """
     captions, here = batch["caption"], batch["valid"] > 0
     rows, length = len(captions) // examples, captions.shape[1]
@@ -433,27 +390,17 @@ def interleaved(
 
 
 def _alone(source: Any) -> dict[str, Any]:
-    """Inputs of pictures [B H W C] that stand behind the start, one a row."""
+    """Returns inputs with one picture of [B H W C] after the start of each row."""
     return dict(images=source[:, None], image_positions=np.ones((len(source), 1), np.int32))
 
 
-def _captions_alone(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The targets of a batch, and the number of the caption that each is of, from 1."""
-    return {"target_out": batch["target_out"], "caption": batch["shots"] + 1}
-
-
 def _sees(config: Any) -> bool:
-    """Whether the model of a config reads pictures."""
     module = models.find(config.model.name).module
     return not protocols.lacking(module, protocols.InterleavedModel)
 
 
 def _image_tokens(config: Any) -> int:
-    """How many places an image takes in the rows of a config.
-
-    Raises:
-      SettingsError: pictures are too small for the model.
-    """
+    """Returns the places of an image; raises SettingsError where pictures are smaller than a patch."""
     if not _sees(config):
         return 1
     size = (config.data.height, config.data.width)

@@ -4,21 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from crossattn import decode
 from crossattn.decode.config import right_aligned
-from crossattn.train.sharding import everywhere, mesh_of
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 
-_ROWS = 32  # texts that are gone on with at once
+_ROWS = 32  # texts that are continued together
 
 
 class LanguageModelTask(TextTask):
-    """The next token of a ``Decoder``, or of another model with ``hidden(tokens)``."""
+    """A ``Decoder``, or another model with ``hidden(tokens)``, and texts."""
 
     sections = {
         "data": sections.OneSidedData,
@@ -29,11 +26,6 @@ class LanguageModelTask(TextTask):
     asks = protocols.LanguageModel
     has_source = False
     takes_pretrained = True
-
-    def sizes(self) -> dict[str, Any]:
-        return dict(
-            vocab_size=self.corpus.tokenizer.vocab_size, max_length=self.config.data.target_len
-        )
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         model = self.bind(params)
@@ -46,20 +38,20 @@ class LanguageModelTask(TextTask):
         return self.cross_entropy(model, hidden, batch)
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
-        """The model's most likely text, where it can decode."""
+        """Returns the model's most likely text, where it can decode."""
         can = not protocols.lacking(type(self.bind(params)), protocols.Generator)
         return self.continued(params, [""]) if can else ()
 
     def continued(
         self, params: Any, texts: Sequence[str], max_new_tokens: int | None = None, **search: Any
     ) -> list[str]:
-        """Texts, each with what the model writes after it.
+        """Returns texts, each with the model's continuation.
 
         Args:
           params: of the model.
-          texts: what it goes on with.
+          texts: beginnings.
           max_new_tokens: the most tokens that it writes; None is up to ``data.target_len`` with the text's.
-          search: as ``decode.generate`` has it.
+          search: arguments of ``decode.generate``.
 
         Raises:
           SettingsError: a text leaves no room for more.
@@ -74,17 +66,13 @@ class LanguageModelTask(TextTask):
                 "config.data.target_len."
             )
         length = min(max_new_tokens or most, most + 1 - len(longest))
-        generate = jax.jit(
-            lambda p, prefix, lengths: decode.generate(
-                self.bind(p), prefix=prefix, prefix_lengths=lengths, **self.search(length, **search)
-            ).tokens[:, 0],
-            out_shardings=everywhere(mesh_of(params)),
-        )
+        generate = self.generator(params, **self.search(length, **search))
         written: list[str] = []
         for first in range(0, len(prompts), _ROWS):
             rows = prompts[first : first + _ROWS]
             filled = rows + [rows[0]] * (min(_ROWS, len(prompts)) - len(rows))
-            tokens = generate(params, *right_aligned(filled, len(longest)))
-            own = zip(rows, np.asarray(tokens).tolist(), strict=False)
+            prefix, lengths = right_aligned(filled, len(longest))
+            tokens = generate(prefix=prefix, prefix_lengths=lengths)
+            own = zip(rows, tokens.tolist(), strict=False)
             written += tokenizer.decode_batch([prompt + new for prompt, new in own])
         return written

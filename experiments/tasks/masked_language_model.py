@@ -1,14 +1,11 @@
-"""Tokens that were taken out of a text, from all that is left: a model that reads both ways.
+"""Masked language modelling: a model that reads both ways predicts the masked tokens of a text.
 
-Rows are packed with texts that follow one another, and a model reads a row as one
-text; a published BERT reads each alone, as it was trained to. With a tokenizer of 261 ids, every token is a
-byte, and bits a token are bits a byte.
+A model reads a row of packed texts as one text; a published BERT reads each alone, as in its training. With
+a tokenizer of 261 ids, every token is a byte, and bits per token are bits per byte.
 
 Source: Devlin et al. 2019, section 3.1; on bytes, Jaegle et al. 2021, "Perceiver IO", section 4.1.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +23,17 @@ from experiments.tasks.texts import TextTask
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedData(sections.OneSidedData):
-    """Texts, and how much of them is masked.
+    """Texts, and how many of their tokens are masked.
 
     Attributes:
-      density: share of the tokens that is taken out.
+      density: share of the tokens that is masked.
     """
 
     density: sections.Share
 
 
 class MaskedLanguageModelTask(TextTask):
-    """The tokens behind the masks, by a ``PerceiverIO`` or a ``Bert``, whose ``hidden`` reads both ways."""
+    """A ``PerceiverIO`` or a ``Bert``, whose ``hidden`` reads both ways, and texts."""
 
     sections = {
         "data": MaskedData,
@@ -49,11 +46,7 @@ class MaskedLanguageModelTask(TextTask):
     takes_pretrained = True
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
-        """Beside what every task on text holds: its model is of masked tokens.
-
-        Raises:
-          SettingsError: it is not.
-        """
+        """Raises SettingsError also where the model has no head for masked tokens."""
         super().check_pretrained(checkpoint)
         if not getattr(checkpoint.model.config, "masked_lm", False):
             raise SettingsError(
@@ -61,16 +54,11 @@ class MaskedLanguageModelTask(TextTask):
                 " masked tokens; expected a BertForMaskedLM or a BertForPreTraining."
             )
 
-    def sizes(self) -> dict[str, Any]:
-        return dict(
-            vocab_size=self.corpus.tokenizer.vocab_size, max_length=self.config.data.target_len
-        )
-
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         model, tokens, segment_ids = (
             self.bind(params), batch["target_out"], batch["target_segment_ids"],
         )  # fmt: skip
-        # Without a key, the same tokens of the same batch each time.
+        # Without a key, a batch has the same masks in every call.
         own = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)
         own = jax.random.fold_in(own, of_all_rows(tokens.astype(jnp.uint32).sum()))
         density, shape = self.config.data.density, tokens.shape[1:]
@@ -88,7 +76,3 @@ class MaskedLanguageModelTask(TextTask):
             model.logits(hidden), tokens, taken, options.label_smoothing, options.z_loss
         )
         return loss, sums | {"tokens": sums["weight"]}
-
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        scores = super().scores(sums)
-        return scores | {"bits_per_token": scores["nll"] / math.log(2)}

@@ -1,10 +1,7 @@
-"""Counted n-grams: the baseline of a model of tokens.
+"""Counted n-grams, a baseline of models of tokens: they read the tokens before a token, and nothing else."""
 
-An n-gram reads what stands before a token, and nothing else; a model that reads a
-source, a picture or a sound beside it, or both sides of a hole, has more to go by.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -72,18 +69,21 @@ BOTH_SIDES = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3))
 """Windows of a token that is masked."""
 
 
-def trigrams(train: Texts, other: Texts) -> float:
-    """Nats a token of the other texts under trigrams that were counted in training."""
+def trigrams(task: Any, split: str, segments: Callable[[Any], Any]) -> dict[str, float]:
+    """Returns the nats per token of trigrams of a task's training targets on those of a split.
+
+    ``segments`` gives the segment of each token of ``target_out`` in a batch; 0 is no part of a target.
+    """
+    train, other = (list(_targets(task.eval_batches(x, None), segments)) for x in ("train", split))
     kinds = 1 + max(int(text.max(initial=0)) for text in (*train, *other))
-    return float(surprises(train, other, 3, kinds)[-1].mean())
+    return {"trigrams_nll": float(surprises(train, other, 3, kinds)[-1].mean())}
 
 
-def targets(
-    batches: Iterable[Mapping[str, np.ndarray]], segments: str = "target_segment_ids"
+def _targets(
+    batches: Iterable[Mapping[str, np.ndarray]], segments: Callable[[Any], Any]
 ) -> Iterator[Int[np.ndarray, " n"]]:
-    """The texts that a model predicts, of batches with ``target_out``: of each row, each segment but 0."""
     for batch in batches:
-        for tokens, owner in zip(batch["target_out"], batch[segments], strict=True):
+        for tokens, owner in zip(batch["target_out"], np.asarray(segments(batch)), strict=True):
             for number in range(1, int(owner.max(initial=0)) + 1):
                 if len(text := tokens[owner == number]):
                     yield text.astype(np.int64)
@@ -104,6 +104,6 @@ def _grams(texts: Texts, seen: Texts, window: tuple[int, int], bits: int) -> np.
 
 
 def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The values of the wanted keys, 0 for those that are not there."""
+    """Returns the values of the wanted keys, 0 for those that are missing."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)

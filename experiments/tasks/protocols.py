@@ -1,37 +1,38 @@
-"""Methods that tasks ask of a model: a protocol for each kind of model, held to before anything is made.
+"""Protocols of models: the methods that tasks call.
 
-A model has each method, with arguments of those names but for what stands before a slash. A key turns dropout
-on; where ``output_table()`` gives the output layer [V D], a loss of tokens holds fewer logits at once.
+A model has each method with arguments of the same names, but for those before a slash. A key turns dropout
+on. ``output_table()``, if a model has it, is the output layer [V D], so that a loss of tokens holds fewer
+logits at once.
 """
 
 import inspect
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Head(Protocol):
-    """Logits [... V], of tokens or of classes, of what ``hidden`` gives."""
+    """Logits [... V] of tokens or classes from the result of ``hidden``."""
 
-    def logits(self, hidden: Any, /) -> Any: ...
+    def logits(self, hidden, /): ...
 
 
 class Generator(Protocol):
     """Decoding, see ``docs/decoding.md``: states, then (logits [B J T V], states) of tokens [B J T]."""
 
-    def prefill(self, batch: int, num_beams: int, cache_length: int) -> Any: ...
+    def prefill(self, batch, num_beams, cache_length): ...
 
-    def decode_step(self, tokens: Any, states: Any) -> Any: ...
+    def decode_step(self, tokens, states): ...
 
 
 class LanguageModel(Head, Protocol):
     """Texts [B T] in, vectors [B T D] of the next tokens out; a token reads its own segment."""
 
-    def hidden(self, tokens: Any, *, segment_ids: Any, positions: Any, key: Any) -> Any: ...
+    def hidden(self, tokens, *, segment_ids, positions, key): ...
 
 
 class MaskedLanguageModel(Head, Protocol):
     """Texts [B T] in, vectors [B T D] out; a token reads all of its own segment."""
 
-    def hidden(self, tokens: Any, *, segment_ids: Any, key: Any) -> Any: ...
+    def hidden(self, tokens, *, segment_ids, key): ...
 
 
 class TranslationModel(Head, Generator, Protocol):
@@ -39,68 +40,56 @@ class TranslationModel(Head, Generator, Protocol):
 
     def hidden(
         self,
-        source: Any,
-        target_in: Any,
+        source,
+        target_in,
         *,
-        source_segment_ids: Any,
-        target_segment_ids: Any,
-        source_positions: Any,
-        target_positions: Any,
-        key: Any,
-        return_weights: bool,
-    ) -> Any: ...
+        source_segment_ids,
+        target_segment_ids,
+        source_positions,
+        target_positions,
+        key,
+        return_weights,
+    ): ...
 
 
 class CaptioningModel(Head, Generator, Protocol):
     """Pictures or sounds [B ...] and texts [B T] in, vectors [B T D] and weights or None out."""
 
-    def hidden(
-        self,
-        source: Any,
-        target_in: Any,
-        *,
-        target_segment_ids: Any,
-        target_positions: Any,
-        key: Any,
-    ) -> Any: ...
+    def hidden(self, source, target_in, *, target_segment_ids, target_positions, key): ...
 
 
 class InterleavedModel(Head, Generator, Protocol):
     """Texts [B T] with pictures [B I H W C] at places [B I] in, vectors [B T D] out."""
 
-    def hidden(
-        self, tokens: Any, *, segment_ids: Any, images: Any, image_positions: Any, key: Any
-    ) -> Any: ...
+    def hidden(self, tokens, *, segment_ids, images, image_positions, key): ...
 
 
 class ImageClassifier(Head, Protocol):
-    """Pictures [B H W C] in, whatever ``logits`` reads out."""
+    """Pictures [B H W C] in, the argument of ``logits`` out."""
 
-    def hidden(self, *, image: Any, key: Any) -> Any: ...
+    def hidden(self, *, image, key): ...
 
 
 class TextClassifier(Head, Protocol):
-    """Texts [B S] in, whatever ``logits`` reads out."""
+    """Texts [B S] in, the argument of ``logits`` out."""
 
-    def hidden(self, *, tokens: Any, segment_ids: Any, key: Any) -> Any: ...
+    def hidden(self, *, tokens, segment_ids, key): ...
 
 
 class ImageTextClassifier(Head, Protocol):
-    """Pictures [B H W C] and texts [B S] in, whatever ``logits`` reads out."""
+    """Pictures [B H W C] and texts [B S] in, the argument of ``logits`` out."""
 
-    def hidden(self, *, image: Any, tokens: Any, segment_ids: Any, key: Any) -> Any: ...
+    def hidden(self, *, image, tokens, segment_ids, key): ...
 
 
 class RegionClassifier(Head, Protocol):
     """Texts [B R T], boxes [B R 4] and pictures [B R H W C] of regions in, vectors [B R D] out."""
 
-    def hidden(
-        self, text: Any, boxes: Any, pictures: Any, *, segment_ids: Any, key: Any
-    ) -> Any: ...
+    def hidden(self, text, boxes, pictures, *, segment_ids, key): ...
 
 
 def lacking(module: type, protocol: type) -> str:
-    """What a class lacks of a protocol, "has no hidden(tokens, *, key)", or ""."""
+    """Returns the method that a class lacks, "has no hidden(tokens, *, key)", or ""."""
     methods = inspect.getmembers(protocol, inspect.isfunction)
     for name, method in sorted(methods, key=lambda method: method[0] != "hidden"):
         if name.startswith("_"):

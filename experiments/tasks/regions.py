@@ -1,14 +1,11 @@
-"""The class of each region of a page, from its text, its box and its picture.
+"""Classification of the regions of pages by their text, box and picture.
 
-The examples are those of ``help_pages``: "text" and "label" lists, "boxes" and "pictures" of a page.
-``report`` also says what is reached by the most frequent class, and by a rule on the height of a box or the
-length of a text alone.
+The examples are those of ``help_pages``: lists "text" and "label", "boxes" and "pictures" of a page.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +19,8 @@ from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.storage import Folder
 from crossattn.types import Count, NonNegative
 from experiments.tasks import base, protocols, sections
-from experiments.tasks.corpus import Corpus, UnreadCorpus
 
-_BINS = 32  # of a rule on one number
+_BINS = 32  # of a rule of one number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +31,7 @@ class RegionsData(sections.Data):
       regions: the most regions of a page, and of a row of pages.
       tokens: the most tokens of a region's text, its end included.
       picture_height, picture_width: of a region's picture, in pixels.
-      margin: of the page around a box, in its picture too; in points.
+      margin: around a box in its picture, in points.
     """
 
     regions: Count
@@ -46,7 +42,7 @@ class RegionsData(sections.Data):
 
 
 class RegionsTask(base.Task):
-    """Classification of regions by a ``SelfDoc``, or another model with the same ``hidden``."""
+    """A ``SelfDoc``, or another model with the same ``hidden``, and pages."""
 
     sections = {"data": RegionsData, "tokenizer": sections.Tokenizer}
     gives = ("vocab_size", "num_classes", "tokens", "picture")
@@ -54,11 +50,14 @@ class RegionsTask(base.Task):
     headline = ("accuracy", "max")
     mode = "pack"
     asks = protocols.RegionClassifier
+    tokenizes = True
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
-        self.corpus = Corpus(config, assets, side="text")
         self.classes = _classes(config.data.name)
+
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side="text")
 
     def sizes(self) -> dict[str, Any]:
         data = self.config.data
@@ -71,7 +70,7 @@ class RegionsTask(base.Task):
 
     @cached_property
     def features(self) -> dict[str, Feature]:
-        """Features of the values of a page."""
+        """The features of a page's values."""
         data = self.config.data
         size = data.picture_height, data.picture_width
         return {
@@ -82,7 +81,7 @@ class RegionsTask(base.Task):
         }
 
     def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
-        """The model's vectors of the regions of a batch."""
+        """Returns the model's vectors of the regions of a batch."""
         read = (batch["text"], batch["boxes"], batch["pictures"])
         return model.hidden(*read, segment_ids=batch["label_segment_ids"], **options)
 
@@ -103,7 +102,7 @@ class RegionsTask(base.Task):
         return loss, jax.lax.stop_gradient(sums)
 
     def _counts(self, said: jax.Array, label: jax.Array, there: jax.Array) -> base.Sums:
-        """Counts of each class, right, said and meant, of which its F1 is made."""
+        """Returns counts of each class, right, predicted and expected, for its F1."""
         sums = {}
         for number, name in enumerate(self.classes):
             a, b = there & (said == number), there & (label == number)
@@ -122,25 +121,15 @@ class RegionsTask(base.Task):
         own = {f"f1_{name}": float(x) for name, x in zip(self.classes, f1, strict=True)}
         return means | {"macro_f1": macro} | own
 
-    def examples(self, split: str) -> Any:
-        return self.corpus.split(split)
-
-    def without_data(self) -> "RegionsTask":
-        self.corpus: Any = UnreadCorpus(self.config)
-        return self
-
     def refuse_unready(self) -> None:
         """Raises DataError where there is no validation split."""
-        self.corpus.split("validation")
-
-    def save_assets(self, directory: Path) -> None:
-        self.corpus.save(directory)
+        self.corpus.refuse_lacking()
 
     def read_page(self, params: Any, page: dict[str, Any]) -> "PageReading":
-        """Classes of the regions of a page, and which regions each has read.
+        """Returns predicted classes of the regions of a page, and the attention between regions.
 
         Raises:
-          DataError: the page has no regions, or one is wrong; or its model reads one modality alone.
+          DataError: the page has no regions, or a wrong one; or the model reads one modality alone.
         """
         if not len(page["text"]):
             raise DataError(f"page {page['id']} has no regions; there is nothing to read")
@@ -164,18 +153,21 @@ class RegionsTask(base.Task):
         return model.logits(hidden), reading
 
     def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
-        """The scores of a split, and what is reached without a model."""
+        """Returns the scores of a split, and those of baselines."""
         return super().report(params, split, **options) | self.baselines(split)
 
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Fourteen numbers of each region's box and those before and after it ("boxes"); classes [n]."""
+        """Returns 14 numbers of each box and its neighbours [n 14] ("boxes"), and classes [n]."""
         pages = self.corpus.split(split)
         boxes = [_numbers(np.asarray(page["boxes"]["boxes"], float)) for page in pages]
-        return {"boxes": np.concatenate(boxes)}, _Regions.of(pages, self.classes).label
+        return {"boxes": np.concatenate(boxes)}, _Regions(pages, self.classes).label
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Accuracy and macro F1 of the most frequent class, and of rules on one number."""
-        train, other = (_Regions.of(self.corpus.split(s), self.classes) for s in ("train", split))
+        """Returns accuracy and macro F1 of the most frequent class, and of rules of one number.
+
+        A rule reads the height of the box, or the length of the text.
+        """
+        train, other = (_Regions(self.corpus.split(s), self.classes) for s in ("train", split))
         most = np.full(len(other.label), np.bincount(train.label).argmax())
         found = {"majority": most}
         for name in ("height", "characters"):
@@ -191,13 +183,13 @@ class RegionsTask(base.Task):
 
 @dataclass(frozen=True)
 class PageReading:
-    """The regions of a page, as a model has read them.
+    """A model's predictions for the n regions of a page.
 
     Attributes:
-      classes: of each, the likeliest.
+      classes: the likeliest class of each region.
       boxes: [n 4], in fractions of the page.
-      weights: [n n], how much each has read of each, the mean of heads and of both directions.
-      gates: [n], how much of each is its text, from 0 to 1; the rest is its picture.
+      weights: [n n] cross-attention, the mean of heads and of both directions.
+      gates: [n] shares of the text in each region, from 0 to 1; the rest is the picture.
     """
 
     classes: list[str]
@@ -214,36 +206,32 @@ def _classes(name: str) -> tuple[str, ...]:
 
 
 class _Regions:
-    """The regions of a split, one after the other: class, height of the box, characters of the text."""
+    """The regions of pages in a row: class, height of the box, characters of the text."""
 
-    def __init__(self, label: Any, height: Any, characters: Any):
-        self.label, self.height, self.characters = label, height, characters
-
-    @classmethod
-    def of(cls, pages: Sequence[Any], classes: tuple[str, ...]) -> "_Regions":
-        """Those of some pages."""
-        label, height, characters = [], [], []
-        for page in pages:
-            label += [classes.index(each) for each in page["label"]]
-            height += [bottom - top for _, top, _, bottom in page["boxes"]["boxes"]]
-            characters += [len(text) for text in page["text"]]
-        return cls(np.array(label, int), np.array(height, float), np.array(characters, float))
+    def __init__(self, pages: Sequence[Any], classes: tuple[str, ...]):
+        boxes = [box for page in pages for box in page["boxes"]["boxes"]]
+        texts = [text for page in pages for text in page["text"]]
+        self.label = np.array(
+            [classes.index(name) for page in pages for name in page["label"]], int
+        )
+        self.height = np.array([bottom - top for _, top, _, bottom in boxes], float)
+        self.characters = np.array([len(text) for text in texts], float)
 
 
 def _numbers(boxes: np.ndarray) -> np.ndarray:
-    """Edges, width and height of boxes [n 4]; and where those before and after begin, as wide, as high."""
+    """Returns edges and size of boxes [n 4]; and offset and size of the next and the previous box."""
     size = boxes[:, 2:] - boxes[:, :2]
     beside = []
     for step in (1, -1):
         other, its_size = np.roll(boxes, step, 0), np.roll(size, step, 0)
         each = np.concatenate([other[:, :2] - boxes[:, :2], its_size], 1)
-        each[0 if step == 1 else -1] = 0  # there is none
+        each[0 if step == 1 else -1] = 0  # it has no neighbour
         beside.append(each)
     return np.concatenate([boxes, size, *beside], 1)
 
 
 def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
-    """The most frequent class of each interval of a number; intervals are equally full in training."""
+    """Predicts the most frequent class of each interval of a number, equally full in training."""
     value = getattr(train, name)
     edges = np.unique(np.quantile(value, np.linspace(0, 1, _BINS + 1)[1:-1]))
     counts = np.zeros((len(edges) + 1, train.label.max(initial=0) + 1))
@@ -252,7 +240,7 @@ def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
 
 
 def _f1(right: np.ndarray, said: np.ndarray, meant: np.ndarray) -> tuple[np.ndarray, float]:
-    """F1 of each class, and the mean of those that are said or meant, as scikit-learn's."""
+    """Returns F1 of each class, and the mean over classes with a count, as scikit-learn computes it."""
     count = said + meant
     f1 = 2 * right / np.maximum(count, 1)
     return f1, float(f1.sum() / max((count > 0).sum(), 1))

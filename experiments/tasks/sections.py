@@ -1,10 +1,11 @@
-"""Sections of configs that several tasks share: a field is a key, see ``experiments.keys``."""
+"""Sections of configs: a field is a key, see ``experiments.keys``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from crossattn.types import Count, NonNegative, Rate
 
+Dtype = Literal["float32", "bfloat16", "float16"]
 Length = Annotated[int, "[2, inf)"]
 Pixels = Annotated[int, "[1, 8192]"]
 """A picture's side; the largest are as many as a file's that is read."""
@@ -178,3 +179,48 @@ class WrittenEvaluation:
 
     examples: Number
     decoding: Decoding
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """The keys of a checkpoint's model.
+
+    Attributes:
+      dtype: of the computation.
+      remat: recompute activations in the backward pass; see ``Stack`` for policies by name.
+    """
+
+    dtype: Dtype = "float32"
+    remat: bool | str = False
+
+
+@dataclass(frozen=True)
+class PretrainedTokenizer:
+    """The tokenizer of a checkpoint.
+
+    Attributes:
+      source_language: of an mBART: the language that is read, en_XX.
+      target_language: of an mBART, fr_XX, or a Whisper, en: the language that is written.
+    """
+
+    source_language: str | None = None
+    target_language: str | None = None
+
+
+@dataclass(frozen=True)
+class Init:
+    """The parameters that a run begins with.
+
+    Attributes:
+      source: a run, a folder of weights, a name on the hub, tiny.en or tiny:t5.
+      step: checkpoint of a run: a step, last or best; None is last.
+      take: regular expression of the parameters that are taken; None is all.
+      rename: PATTERN=TEXT,...: names of its parameters in this model.
+      new: regular expression of the model's parameters that begin afresh.
+    """
+
+    source: str | None = field(default=None, metadata={"name": "from"})
+    step: str | None = None
+    take: str | None = None
+    rename: str | None = None
+    new: str | None = None

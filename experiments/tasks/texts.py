@@ -1,11 +1,12 @@
-"""The base of tasks on text: tokenizers and packed batches of a corpus, cross-entropy of tokens.
+"""The base of tasks on text: packed batches of a corpus, and the cross-entropy of their tokens.
 
-A batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segment_ids`` and
-``SIDE_positions`` of each side that the task reads.
+A batch has ``SIDE_in``, ``SIDE_out`` or ``SIDE``, ``SIDE_segment_ids`` and ``SIDE_positions`` of each side
+that the task reads.
 """
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,26 +22,40 @@ from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import row_shares, rows_on
-from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
+from experiments.settings import section_of
 from experiments.tasks import base
-from experiments.tasks.corpus import Corpus, PretrainedCorpus, UnreadCorpus
-from experiments.tasks.ngrams import targets, trigrams
+from experiments.tasks.ngrams import trigrams
 
 _SEGMENTS = ("source_segment_ids", "target_segment_ids")
 _POSITIONS = ("source_positions", "target_positions")
-# Schemes that see distances alone. Within a segment, places in the row give these too, and one bias for all
-# rows takes their number times less memory than one for each.
+# Schemes of distances alone: places in the row give these too, and all rows share one bias, which takes less
+# memory than one for each row.
 _DISTANCES = ("relative", "alibi")
-
-
-READERS = {
+# Models of published checkpoints, by their input.
+_READERS = {
     "text": "one that reads text",
     "sound": "one that hears, a whisper",
     "pictures": "one that reads pictures, a vision-encoder-decoder",
 }
-"""Models of published checkpoints, by what they read."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Greedy generation, for a plan to compile.
+
+    Attributes:
+      function: takes the parameters and ``inputs``.
+      inputs: shapes of the other arguments.
+      length: the most tokens that it generates.
+      read: tokens of the source, whose keys and values are cached too.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    length: int
+    read: int
 
 
 class TextTask(base.Task):
@@ -48,40 +63,33 @@ class TextTask(base.Task):
 
     Attributes:
       has_source: batches have a source.
-      read: what the source is, a key of ``READERS``.
-      corpus: its texts and tokenizers.
+      read: the kind of the source: text, sound or pictures.
+      scored: metrics of written texts, which ``evaluate.examples`` asks for.
     """
 
     gives = ("vocab_size", "source_vocab_size", "max_length")
     metrics = ("loss", "nll", "perplexity", "accuracy")
     headline = ("nll", "min")
+    tokenizes = True
     has_source = True
     read = "text"
+    scored: tuple[str, ...] = ()
 
-    def __init__(self, config: Any, assets: Folder | None = None):
-        super().__init__(config, assets)
-        self.corpus: Any = self._open()
+    def corpus_options(self) -> dict[str, Any]:
+        return dict(side=self.config.data.get("side", "both"))
 
-    def _open(self) -> Corpus:
-        return self._corpus(side=self.config.data.get("side", "both"))
-
-    def _corpus(self, **options: Any) -> Corpus:
-        """The corpus of the config, under the tokenizers of the checkpoint that it begins from, if any."""
-        if self.checkpoint is not None:
-            return PretrainedCorpus(self.config, self.checkpoint, **options)
-        return Corpus(self.config, self.assets, **options)
+    def sizes(self) -> dict[str, Any]:
+        return dict(
+            vocab_size=self.corpus.tokenizer.vocab_size, max_length=self.config.data.target_len
+        )
 
     def check_pretrained(self, checkpoint: Checkpoint) -> None:
-        """Beside what every task holds: it reads what the task has, and has positions for the lengths.
-
-        Raises:
-          SettingsError: its model is none that this task can train, or is too small.
-        """
+        """Raises SettingsError also where the model has another kind of input, or too few positions."""
         super().check_pretrained(checkpoint)
         if _read_by(checkpoint.model.config) != self.read:
             raise SettingsError(
                 f"{checkpoint.source} holds a {checkpoint.model.settings['model_type']}, which cannot be"
-                f" trained as a {self.config.task}; expected {READERS[self.read]}."
+                f" trained as a {self.config.task}; expected {_READERS[self.read]}."
             )
         for side, longest in zip(("source", "target"), checkpoint.longest(), strict=True):
             length = self.config.data.get(f"{side}_len", 0)
@@ -93,12 +101,14 @@ class TextTask(base.Task):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Beside what every task holds: the loss cuts every length that batches come in.
-
-        Raises:
-          SettingsError: ``loss.chunks`` does not divide one.
-        """
+        """Raises SettingsError also for ``loss.chunks`` and a best metric that do not fit."""
         super().check(config)
+        metric = section_of(config, "checkpoint").get("best_metric")
+        if metric in cls.scored and not config.evaluate.examples:
+            raise SettingsError(
+                f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures;"
+                " take 'loss'."
+            )
         chunks, lengths = config.loss.chunks, cls._target_lengths(config)
         if any(length % chunks for length in lengths):
             raise SettingsError(
@@ -119,7 +129,6 @@ class TextTask(base.Task):
 
     @classmethod
     def _widths(cls, config: Any) -> dict[str, int]:
-        """The greatest lengths of the sides that the task reads."""
         sides = ("source", "target") if cls.has_source else ("target",)
         return {side: config.data[f"{side}_len"] for side in sides}
 
@@ -144,36 +153,29 @@ class TextTask(base.Task):
         )
         return (item.batch for item in batches)
 
-    def save_assets(self, directory: Path) -> None:
-        self.corpus.save(directory)
-
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
-        return loss_scores(sums)
+        scores = loss_scores(sums)
+        if "bits_per_token" in self.metrics:
+            scores["bits_per_token"] = scores["nll"] / math.log(2)
+        return scores
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Nats a token of counted trigrams, which see what stands before it in the target and no more."""
-        train, other = (
-            list(targets(map(self._with_told, self.eval_batches(name, None)), "told"))
-            for name in ("train", split)
-        )
-        return {"trigrams_nll": trigrams(train, other)}
-
-    def _with_told(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {**batch, "told": batch["target_segment_ids"] * np.asarray(self.told(batch))}
+        """Returns the nats per token of counted trigrams, which read the target alone."""
+        return trigrams(self, split, lambda x: x["target_segment_ids"] * self.told(x))
 
     def cross_entropy(self, model: Any, hidden: Any, batch: Any) -> tuple[jax.Array, base.Sums]:
-        """Label-smoothed cross-entropy of the targets, as ``config.loss`` says, and the count of tokens."""
+        """Returns the ``token_loss`` of the targets, and its sums."""
         told, table = self.told(batch), None
-        if self.checkpoint is not None:  # whose output layer may have a bias
+        if self.checkpoint is not None:  # its output layer may have a bias
             hidden, table = model.output_product(hidden)
         return token_loss(model, hidden, batch["target_out"], told, self.config.loss, table)
 
     def told(self, batch: Any) -> Any:
-        """Tokens of ``target_out`` that the loss is of, Bool [B T]."""
+        """Returns the mask [B T] of the tokens of ``target_out`` that the loss counts."""
         return batch["target_segment_ids"] > 0
 
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
-        """``hidden`` of an encoder-decoder: the last vectors, and the weights of cross-attention or None."""
+        """Returns the last vectors of an encoder-decoder, and the weights of cross-attention or None."""
         near = getattr(self.model_config, "positions", None) in _DISTANCES
         return model.hidden(
             batch["source"],
@@ -188,13 +190,8 @@ class TextTask(base.Task):
             return [self.config.data.batch_size]
         return [bucket.rows for bucket in self._buckets(self.config, multiple=devices)]
 
-    def without_data(self) -> "TextTask":
-        if self.checkpoint is None:
-            self.corpus = UnreadCorpus(self.config)
-        return self
-
     def search(self, max_new_tokens: int, **options: Any) -> dict[str, Any]:
-        """Arguments of ``decode.generate``: the options, and of a checkpoint what it asks for itself."""
+        """Returns arguments of ``decode.generate``: the options, and those that a checkpoint asks for."""
         if self.checkpoint is None:
             return dict(max_new_tokens=max_new_tokens, **options)
         names = ("num_beams", "length_penalty")
@@ -216,34 +213,29 @@ class TextTask(base.Task):
         nothing = dict.fromkeys(features, ())
         return base.shapes_of(collate(features, Layout.empty(rows, widths), nothing))
 
-    def generation(self, rows: int) -> base.Generation:
-        """Greedy generation of so many rows."""
+    def generation(self, rows: int) -> Generation:
         data, read = self.config.data, self._widths(self.config).get("source", 0)
         asked = self.config.get("evaluate", {}).get("decoding", {}).get("max_new_tokens")
         length = asked or (min(data.target_len, 2 * read + 16) if read else data.target_len)
-        if not read:
-            return base.Generation(
-                lambda p: decode.generate(self.bind(p), batch=rows, max_new_tokens=length),
-                (), length, 0,
-            )  # fmt: skip
         shape = jax.ShapeDtypeStruct((rows, read), np.int32)
 
-        def translate(params: Any, source: Any, segment_ids: Any) -> Any:
-            return decode.generate(self.bind(params), source, segment_ids, max_new_tokens=length)
+        def generate(params: Any, *source: Any) -> Any:
+            batch = None if source else rows
+            return decode.generate(self.bind(params), *source, batch=batch, max_new_tokens=length)
 
-        return base.Generation(translate, (shape, shape), length, read)
+        return Generation(generate, (shape, shape) if read else (), length, read)
 
 
 def token_loss(
     model: Any, hidden: Any, labels: Any, told: Any, options: Any, table: Any = None
 ) -> tuple[jax.Array, base.Sums]:
-    """Cross-entropy of the labels [B T] that are told, as ``config.loss`` says, and the count of tokens.
+    """Returns the label-smoothed cross-entropy of tokens, and sums to report.
 
     Args:
-      model: has ``output_table``, or ``logits`` alone, of which all are held at once.
-      hidden, labels, told: vectors, tokens, and those that the loss is of.
+      model: has ``output_table``; or ``logits`` alone, and then all logits are in memory at once.
+      hidden, labels, told: vectors [B T D], tokens [B T], and the mask of those that the loss counts.
       options: ``config.loss``.
-      table: of the output layer; None is the model's.
+      table: the output layer; None is the model's.
     """
     smoothed = dict(label_smoothing=options.label_smoothing, z_loss=options.z_loss)
     if table is None and not hasattr(model, "output_table"):
@@ -257,7 +249,6 @@ def token_loss(
 
 
 def _read_by(config: Any) -> str:
-    """The kind of input that a model of this config reads."""
     if hasattr(config, "max_frames"):
         return "sound"
     return "pictures" if hasattr(getattr(config, "encoder", None), "image_size") else "text"

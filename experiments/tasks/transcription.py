@@ -1,4 +1,4 @@
-"""Sound to text: a Whisper that goes on learning from recordings and their texts, scored by word errors."""
+"""Sound to text: a Whisper that is fine-tuned on recordings and their texts, scored by word errors."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,7 +23,7 @@ class TranscriptionTask(WritesText):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Beside that, raises SettingsError where nothing is begun from."""
+        """Raises SettingsError also where the model is none of a checkpoint."""
         if config.model.name != NAME_OF_PRETRAINED:
             raise SettingsError(
                 f"config.model.name is {config.model.name!r}; a transcription begins from a Whisper:"
@@ -32,25 +32,23 @@ class TranscriptionTask(WritesText):
         super().check(config)
 
     def refuse_unready(self) -> None:
-        """Beside that, raises MissingPackage where word errors cannot be counted."""
+        """Raises MissingPackage also where word errors cannot be counted."""
         if self.config.evaluate.examples:
             word_error_rate(["a"], ["a"])
         super().refuse_unready()
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """A window of sound, and its text as the model was taught to write it."""
+        """The features of a window of sound, and of its text."""
         config = self.model_config
         text = Text(self.corpus.tokenizer, self.config.data.target_len, predicted=True)
         return {"source": SoundWindow(config.max_frames, config.mels), "target": text}
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Whisper was taught texts that begin with a blank."""
-        text = f" {example['text'].strip()}"
+        text = f" {example['text'].strip()}"  # Whisper's texts begin with a blank
         return {"id": example["id"], "source": example["audio"], "target": text}
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
     ) -> dict[str, float]:
-        """Word errors."""
         return {"wer": word_error_rate([example["target"] for example in examples], texts)}

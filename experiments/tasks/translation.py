@@ -1,5 +1,6 @@
-"""Sequence to sequence: an encoder-decoder trained on sentence pairs, scored by what it generates."""
+"""Translation: an encoder-decoder trained on sentence pairs, scored by its translations."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,16 +12,17 @@ from crossattn.train.alignment import Recipe
 from crossattn.train.errors import MissingPackage
 from crossattn.train.evaluate import translation_scores
 from crossattn.types import NonNegative
-from experiments import report
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.settings import section_of
 from experiments.tasks import protocols, sections
-from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
+from experiments.tasks.alignment import alignment_results
+from experiments.tasks.alignment_loss import (
+    TransformerWithLexicon,
+    alignment_loss,
+    coverage_loss,
+)
 from experiments.tasks.base import Sums
-from experiments.tasks.corpus import Corpus
 from experiments.tasks.generation import Translator
-from experiments.tasks.lexicon import TransformerWithLexicon
 from experiments.tasks.texts import TextTask
 
 _WITH_LEXICON = ("latent", "gold")
@@ -46,8 +48,8 @@ class TranslationLoss(sections.CrossEntropy):
       alignment_weight: of that loss.
       alignment_share: share of the examples whose gold alignments are given.
       alignment_layer: decoder layer that is taught, from 0; None is the usual.
-      alignment_diagonal: how sharp the diagonal prior is.
-      alignment_coverage: weight of the loss on sources not looked at.
+      alignment_diagonal: sharpness of the diagonal prior.
+      alignment_coverage: weight of the loss of uncovered source tokens.
     """
 
     alignment: Literal["none", "diagonal", "latent", "gold"]
@@ -73,7 +75,7 @@ class Decoding(sections.Decoding):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentReading(Recipe):
-    """How links are read off attention.
+    """The recipe that reads links off attention.
 
     Attributes:
       choose: choose the other alignment keys on validation pairs.
@@ -84,7 +86,7 @@ class AlignmentReading(Recipe):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Translations that are scored.
+    """Scoring of translations.
 
     Attributes:
       examples: validation sentences translated while training; 0 is none.
@@ -107,18 +109,13 @@ class TranslationTask(TextTask):
         "evaluate": Evaluation,
     }
     metrics = (*TextTask.metrics, "bleu", "chrf")
+    scored = ("bleu", "chrf")
     asks = protocols.TranslationModel
     takes_pretrained = True
 
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        metric = section_of(config, "checkpoint").get("best_metric")
-        if metric in ("bleu", "chrf") and not config.evaluate.examples:
-            raise SettingsError(
-                f"config.checkpoint.best_metric is {metric!r}, which only a translation with "
-                "evaluate.examples of 1 or more measures; take 'loss'."
-            )
         if config.loss.alignment in _WITH_LEXICON and config.model.name != "transformer":
             raise SettingsError(
                 f"config.loss.alignment is {config.loss.alignment!r}, which learns a lexicon beside a"
@@ -128,10 +125,9 @@ class TranslationTask(TextTask):
             _check_layers(config)
         _check_decoding(config)
 
-    def _open(self) -> Corpus:
-        options = self.config.loss
-        share = options.alignment_share if options.alignment == "gold" else 0.0
-        return self._corpus(link_share=share)
+    def corpus_options(self) -> dict[str, Any]:
+        loss = self.config.loss
+        return dict(link_share=loss.alignment_share if loss.alignment == "gold" else 0.0)
 
     def sizes(self) -> dict[str, Any]:
         corpus, data = self.corpus, self.config.data
@@ -144,16 +140,15 @@ class TranslationTask(TextTask):
 
     @cached_property
     def build(self) -> Any:
-        """Makes the module, with a lexicon where the loss needs one."""
+        """The function that makes the module, with a lexicon where the loss needs one."""
         if self.config.loss.alignment not in _WITH_LEXICON:
             return super().build
         return lambda rngs: TransformerWithLexicon(self.model_config, rngs=rngs)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        """Label-smoothed cross-entropy of the targets; no key means no dropout.
+        """Returns the cross-entropy, plus ``alignment_loss`` and ``coverage_loss`` as the config asks.
 
-        ``config.loss.alignment`` adds an ``alignment_loss``, ``alignment_coverage`` a ``coverage_loss``;
-        the sum "loss" has both, "cross_entropy" neither.
+        The sum "cross_entropy" has neither of them.
         """
         model, options = self.bind(params), self.config.loss
         aligned, covered = options.alignment != "none", options.alignment_coverage > 0
@@ -172,13 +167,7 @@ class TranslationTask(TextTask):
         return loss, {**sums, "loss": jax.lax.stop_gradient(loss)}
 
     def refuse_unready(self) -> None:
-        """Beside that: sentences that cannot be scored, and links that are not there.
-
-        Raises:
-          DataError: ``loss.alignment`` is "gold" and the data have no gold word links.
-          SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
-          MissingPackage: sacreBLEU is not installed.
-        """
+        """Raises errors also of missing gold links, and as ``check_scores`` does."""
         if self.config.evaluate.examples:
             check_scores(self.config)
         if self.config.loss.alignment == "gold":
@@ -186,7 +175,7 @@ class TranslationTask(TextTask):
         super().refuse_unready()
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Loss on the validation split, and BLEU of translations of its first sentences."""
+        """Returns the loss of the validation split, and BLEU and chrF of its first translations."""
         scores = self.split_loss(params, "validation")
         examples = self.some("validation", self.config.evaluate.examples)
         if examples:
@@ -199,18 +188,43 @@ class TranslationTask(TextTask):
             scores |= {name: float(quality[name]) for name in ("bleu", "chrf")}
         return scores
 
-    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
-        """Translations and their scores, the loss, and word alignment."""
+    def report(
+        self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Returns translations and their scores, the loss, and scores of word alignment."""
         check_scores(self.config)
-        return report.translation_results(self, params, split, **options)
+        options = self.config.evaluate
+        beams = num_beams or options.decoding.num_beams
+        translator, examples = self.translator(params, num_beams=beams), self.some(split, limit)
+        start = time.perf_counter()
+        hypotheses = translator.texts([example["source"] for example in examples])
+        seconds = time.perf_counter() - start
+        references = [example["target"] for example in examples]
+        losses = self.split_loss(params, split)
+        return {
+            "split": split,
+            "sentences": len(examples),
+            "cut_sources": translator.cut_sources,
+            "num_beams": beams,
+            **translation_scores(hypotheses, references, tokenize=options.bleu_tokenize),
+            f"{split}_loss": losses.pop("loss"),
+            **losses,
+            **alignment_results(self, translator, split, limit),
+            "decoding_seconds": seconds,
+            "decoded_sentences_per_second": len(examples) / seconds,
+            "samples": [
+                {"source": e["source"], "translation": h, "reference": e["target"]}
+                for e, h in zip(examples, hypotheses, strict=True)
+            ],
+        }
 
     def translator(self, params: Any, **options: Any) -> Translator:
-        """Text in, text out, with this config's decoding options unless others are given."""
+        """Returns a ``Translator`` with the config's decoding options, or others."""
         chosen = {**self.config.evaluate.decoding.to_dict(), **options}
         return Translator(self, params, **chosen)
 
     def some(self, split: str, count: int | None) -> Sequence[dict[str, Any]]:
-        """The first ``count`` examples of a split; None for all."""
+        """Returns the first ``count`` examples of a split; None is all."""
         source = self.corpus.split(split)
         return [source[i] for i in range(len(source) if count is None else min(count, len(source)))]
 
@@ -237,7 +251,7 @@ def _check_decoding(config: Any) -> None:
 
 
 def check_scores(config: Any) -> None:
-    """Score one sentence, so that a package or tokenizer that is missing shows before hours of work.
+    """Scores one sentence, to find missing packages and tokenizers early.
 
     Raises:
       SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.

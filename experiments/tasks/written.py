@@ -1,9 +1,9 @@
-"""The base of tasks that write a text of a sound or of a picture.
+"""The base of tasks that write a text about a sound or a picture.
 
-Such a task has its features, names the values of an example, and scores the texts; the rest is here.
+Such a task has its features, names the values of an example and scores the texts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,15 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from crossattn import decode
 from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
-from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from experiments.errors import SettingsError
-from experiments.settings import section_of
 from experiments.tasks import protocols, sections
-from experiments.tasks.base import Generation, Sums, feature_batch, shapes_of
-from experiments.tasks.texts import TextTask
+from experiments.tasks.base import Sums, Task
+from experiments.tasks.texts import Generation, TextTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,7 @@ class WritesText(TextTask):
     """An encoder-decoder, and examples {"id", "source", "target"} whose source is of a fixed size.
 
     Attributes:
-      scored: metrics of the texts that are written, which ``evaluate.examples`` asks for.
-      measured: what ``report`` calls the examples.
+      measured: name of the number of examples in ``report``.
     """
 
     sections: Any = {
@@ -47,55 +44,40 @@ class WritesText(TextTask):
         "evaluate": sections.WrittenEvaluation,
     }
     asks = protocols.CaptioningModel
-    scored: tuple[str, ...] = ()
     measured = "examples"
-
-    # What such a task says.
+    truncation = "drop"
 
     @cached_property
     def features(self) -> dict[str, Any]:
-        """Features of "source", of a fixed size, and of "target", which is predicted."""
+        """The features of "source", of a fixed size, and of "target", which is predicted."""
         raise NotImplementedError
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        """An example of the data as the features have its names."""
+        """Returns an example of the data with the names of the features."""
         raise NotImplementedError
 
     def text_of(self, example: dict[str, Any]) -> str:
-        """The text that should be written of a renamed example."""
+        """Returns the reference text of a renamed example."""
         return example["target"].strip()
 
     def prompts(
         self, examples: Sequence[dict[str, Any]], indices: Sequence[int]
     ) -> list[list[int]]:
-        """Prompts of the decoder for some of the examples, all of one length."""
+        """Returns prompts of the decoder for some of the examples, all of one length."""
         frame = self.corpus.tokenizer.frame
         return [[frame.start, *frame.before]] * len(indices)
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
     ) -> dict[str, float]:
-        """Metrics of what was written of some renamed examples."""
+        """Returns metrics of the texts that were written about renamed examples."""
         raise NotImplementedError
-
-    # What they share.
-
-    @classmethod
-    def check(cls, config: Any) -> None:
-        """Raises SettingsError where the best metric is not measured."""
-        super().check(config)
-        metric = section_of(config, "checkpoint").get("best_metric")
-        if metric in cls.scored and not config.evaluate.examples:
-            raise SettingsError(
-                f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures."
-            )
 
     @classmethod
     def _target_lengths(cls, config: Any) -> list[int]:
         return [config.data.target_len]
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        """Cross-entropy of the text, its end included."""
         model = self.bind(params)
         hidden, _ = model.hidden(
             batch["source"],
@@ -106,16 +88,13 @@ class WritesText(TextTask):
         )
         return self.cross_entropy(model, hidden, batch)
 
-    def train_iterator(self, shard_index: int, shard_count: int):
-        shard = shard_index, shard_count
-        return self.train_batches(self.examples("train"), self.features, shard, mode="pad")
-
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        rows = rows_on(mesh, self.config.data.batch_size)
-        return (item.batch for item in self._batches(self.examples(split), rows))
+    # Batches of features, not those of a corpus.
+    train_iterator = Task.train_iterator
+    eval_batches = Task.eval_batches
+    batch_shapes = Task.batch_shapes
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Loss on the validation split, and metrics of texts of its first examples."""
+        """Returns the loss of the validation split, and metrics of texts about its first examples."""
         scores = self.split_loss(params, "validation")
         if self.config.evaluate.examples:
             examples = self.examples("validation", self.config.evaluate.examples)
@@ -125,7 +104,7 @@ class WritesText(TextTask):
     def report(
         self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """Metrics of texts, loss, and what was written."""
+        """Returns the metrics of texts, the loss, and the texts."""
         examples = self.examples(split, limit)
         written = self.texts(params, examples, num_beams)
         losses = self.split_loss(params, split)
@@ -147,7 +126,7 @@ class WritesText(TextTask):
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None
     ) -> list[str]:
-        """Texts that the model writes of renamed examples, in order."""
+        """Returns texts that the model writes about renamed examples, in order."""
         mesh, options = mesh_of(params), self.config.evaluate.decoding
         writer = self.writer(params, num_beams)
         texts = [""] * len(examples)
@@ -158,30 +137,25 @@ class WritesText(TextTask):
             prompts = self.prompts(examples, item.indices[rows].tolist())
             prompts += [prompts[0]] * (len(item.indices) - len(rows))
             read = {"source": item.batch["source"], "prefix": np.array(prompts, np.int32)}
-            for row, ids in zip(rows, writer(**spread_batch(read, mesh))[rows], strict=True):
-                texts[item.indices[row]] = self.decoded(ids.tolist())
+            written = writer(**spread_batch(read, mesh))[rows].tolist()
+            for row, ids in zip(rows, written, strict=True):
+                texts[item.indices[row]] = self.decoded(ids)
         return texts
 
-    def writer(self, params: Any, num_beams: int | None = None) -> Any:
-        """(source [B ...], prefix [B P]) -> tokens of the best text of each row [B T]."""
-        search = self.search(
-            self.config.data.target_len,
-            num_beams=num_beams or self.config.evaluate.decoding.num_beams,
+    def writer(self, params: Any, num_beams: int | None = None) -> Callable[..., np.ndarray]:
+        """Returns a function from source [B ...] and prefix [B P] to the best tokens of each row [B T]."""
+        beams = num_beams or self.config.evaluate.decoding.num_beams
+        generate = self.generator(
+            params, **self.search(self.config.data.target_len, num_beams=beams)
         )
-        generate = jax.jit(
-            lambda p, source, prefix: decode.generate(
-                self.bind(p), source, prefix=prefix, **search
-            ).tokens[:, 0],
-            out_shardings=everywhere(mesh_of(params)),
-        )
-        return lambda source, prefix: np.asarray(generate(params, source, prefix))
+        return lambda source, prefix: generate(source, prefix=prefix)
 
     def decoded(self, ids: list[int]) -> str:
-        """The text of tokens."""
+        """Returns the text of tokens."""
         return self.corpus.tokenizer.decode(ids)
 
     def examples(self, split: str, count: int | None = None) -> Sequence[dict[str, Any]]:
-        """Those of a split, or the first of them, as the features have their names."""
+        """Returns the examples of a split, or the first of them, renamed."""
         source = self.corpus.split(split)
         count = len(source) if count is None else min(count, len(source))
         if count < len(source):
@@ -189,13 +163,9 @@ class WritesText(TextTask):
         return MappedSource(source, self.renamed)
 
     def generation(self, rows: int) -> Generation:
-        """Raises SettingsError: a plan feeds tokens alone."""
         raise SettingsError(
-            f"what a {self.config.task} writes cannot be planned; plan its training."
+            f"the generation of a {self.config.task} cannot be planned; plan its training."
         )
 
     def _batches(self, examples: Sequence[dict[str, Any]], rows: int) -> EvalBatches:
         return feature_eval_batches(examples, self.features, batch_size=rows)
-
-    def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return shapes_of(feature_batch(self.features, self.config.data.batch_size))

@@ -25,7 +25,7 @@ def test_a_model_is_given_what_the_config_names_and_every_example_counts_once(re
     params = task.init(jax.random.key(0))
     probabilities, classes = task.probabilities(params, "test")
     scores = task.split_loss(params, "test")
-    examples = task._corpus.split("test")
+    examples = task.examples("test")
     assert [task.classes[c] for c in classes] == [example["shape"] for example in examples]
     np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
     assert scores["accuracy"] == pytest.approx(np.mean(probabilities.argmax(-1) == classes))
@@ -98,10 +98,7 @@ def test_boxes_alone_are_read_by_trees(capsys):
         (dict(height=10**8), "data.height is 100000000; expected .* at most 8192"),
         (dict(text="caption"), "lacks data.text_len"),
         (dict(text="caption", text_len=8), "lacks the section tokenizer"),
-        (
-            dict(label="colour"),
-            "data.label is 'colour'; expected one of the labels of shapes: shape",
-        ),
+        (dict(label="colour"), "is 'colour'; expected one of the labels of shapes: shape"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(change, said):
@@ -115,7 +112,6 @@ def test_a_config_that_cannot_be_is_refused(change, said):
 def test_a_model_of_other_inputs_is_refused():
     config = fashion_perceiver.get_config("tiny")
     config.model = dict(name="decoder")
-    with pytest.raises(
-        SettingsError, match=r"Decoder has no hidden\(\*, image, key\): it lacks image"
-    ):
+    lacks = r"Decoder has no hidden\(\*, image, key\): it lacks image"
+    with pytest.raises(SettingsError, match=lacks):
         make_task(config).check(config)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +15,14 @@ from experiments.tasks.denoising import objective
 from tests.experiments.conftest import ROOT, start
 
 TINY = f"--config={ROOT}/configs/t5_1b.py:tiny"
-STEPS = ("--config.train.steps=8", "--config.train.log_every=1", "--config.checkpoint.every=4")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, compiled_code):
     """The work directory of a finished run, which no test may change."""
     workdir = tmp_path_factory.mktemp("denoising") / "run"
-    assert start("train", TINY, *STEPS, f"--workdir={workdir}") == 0
+    assert start("train", TINY, f"--workdir={workdir}") == 0
     return workdir
-
-
-def test_a_run_that_was_stopped_ends_as_the_one_that_was_not(run, launched, parameters, tmp_path):
-    first = ("--config.train.steps=4", *STEPS[1:], f"--workdir={tmp_path}")
-    assert launched("train", TINY, *first)[0] == 0
-    code, out, _ = launched("train", TINY, *STEPS, f"--workdir={tmp_path}")
-    assert code == 0 and "going on from the checkpoint of step 4" in out
-    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(run))
 
 
 def test_evaluation_gives_the_loss_in_nats_and_bits_and_some_samples(run, launched):
@@ -59,19 +49,10 @@ def test_a_sample_shows_what_was_read_and_what_was_there(run):
     assert written.split(maxsplit=1)[1] == was.split(maxsplit=1)[1] == "the black cat sees two dogs"
 
 
-def test_a_model_of_one_text_is_no_translator(run, refused):
-    said = refused("translate", f"--workdir={run}", "a cat")
-    assert f"the run in {run} is a denoising, not a translation." in said
-
-
 def test_objectives_are_read_off_the_config():
     spans = objective(t5_1b.get_config().data, 32000)
     assert spans == SpanCorruption(512, 114, vocab_size=32000) and spans.text_len == 568
     assert objective(t5_1b.get_config("prefix_lm").data, 32000) == PrefixLM(512, 512)
-
-
-def as_arrays(batch):
-    return {name: jnp.asarray(x) for name, x in batch.items()}
 
 
 def test_places_in_a_row_are_distances_enough(run):
@@ -79,7 +60,7 @@ def test_places_in_a_row_are_distances_enough(run):
     task = make_task(t5_1b.get_config("tiny,prefix_lm"), run / "assets")
     params = task.init(jax.random.key(0))
     batch = next(task.train_iterator(0, 1))
-    both = task.loss(params, as_arrays(batch), None)[1]
+    both = task.loss(params, jax.tree.map(jnp.asarray, batch), None)[1]
     assert batch["source_segment_ids"].max() == 2
     parts = []
     for segment in (1, 2):
@@ -87,7 +68,7 @@ def test_places_in_a_row_are_distances_enough(run):
         for name, x in batch.items():
             for row, there in enumerate(batch[f"{name.partition('_')[0]}_segment_ids"] == segment):
                 only[name][row, : there.sum()] = x[row, there]
-        parts.append(task.loss(params, as_arrays(only), None)[1])
+        parts.append(task.loss(params, jax.tree.map(jnp.asarray, only), None)[1])
     for name in ("loss", "nll", "weight"):
         together = parts[0][name] + parts[1][name]
         np.testing.assert_allclose(both[name], together, rtol=1e-5)
@@ -96,32 +77,21 @@ def test_places_in_a_row_are_distances_enough(run):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (
-            "--config.data.sentinels=1",
-            "config.data: a text of 52 tokens has 3 spans, and there are 1",
-        ),
-        (
-            "--config.data.target_len=9",
-            "config.data: target_len is 9; what is taken out of 52 tokens",
-        ),
-        (
-            "--config.data.source_len=4",
-            "config.data: source_len 4 and target_len 16 leave room for",
-        ),
-        ("--config.data.objective=magic", "objective is 'magic'; expected one of span_corruption"),
-        ("--config.data.density=1", "data.density is 1.0; expected a number, above 0 and below 1"),
-        ("--config.data.mode=pack", "the config has no key data.mode;"),
-        ("--config.data.side=both", "side is 'both'; expected one of source, target"),
-        ("--config.loss.chunks=3", "chunks is 3; expected a divisor of every length"),
-        ("--config.train.accumulate=3", "data.batch_size is 8, which makes batches of 8 rows"),
-        ("--config.checkpoint.best_metric=bleu", "'bleu'; expected one of loss, nll"),
-        ("--config.data.name=text:no.txt", "no.txt cannot be read"),
+        ("sentinels=1", "config.data: a text of 52 tokens has 3 spans, and there are 1"),
+        ("target_len=9", "config.data: target_len is 9; what is taken out of 52 tokens"),
+        ("source_len=4", "config.data: source_len 4 and target_len 16 leave room for"),
+        ("objective=magic", "objective is 'magic'; expected one of span_corruption"),
+        ("density=1", "data.density is 1.0; expected a number, above 0 and below 1"),
+        ("mode=pack", "the config has no key data.mode;"),
+        ("side=both", "side is 'both'; expected one of source, target"),
+        ("name=text:no.txt", "no.txt cannot be read"),
     ],
 )
 def test_a_wrong_value_is_one_line_before_anything_is_made(
     refused, in_production, tmp_path, override, said
 ):
-    assert said in refused("train", TINY, override, f"--workdir={tmp_path / 'run'}")
+    change = f"--config.data.{override}"
+    assert said in refused("train", TINY, change, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 
 
@@ -130,8 +100,3 @@ def test_a_text_file_of_ones_own_is_learnt(launched, tmp_path):
     given = (TINY, f"--config.data.name=text:{tmp_path}/a.txt", "--config.train.steps=2")
     code, out, err = launched("train", *given, f"--workdir={tmp_path / 'run'}")
     assert code == 0 and "evaluation at step 2" in out, err
-
-
-def test_what_is_none_in_the_config_can_be_set(launched):
-    code, out, _ = launched("train", TINY, "--config.optim.clip_norm=2", "--help=config")
-    assert code == 0 and re.search(r"^  optim.clip_norm +2.0 ", out, re.MULTILINE)

@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import crossattn as xa
 from configs import greek_english
 from crossattn.data.sources import phrases
+from crossattn.models import transformer
 from crossattn.train.alignment import Recipe
 from experiments import train
 from experiments.runs import parameters
 from experiments.tasks import make_task
 from experiments.tasks.alignment import aligned_pairs, score
-from experiments.tasks.alignment_loss import alignment_loss, coverage_loss
+from experiments.tasks.alignment_loss import TransformerWithLexicon, alignment_loss, coverage_loss
+from tests import numpy_model as oracle
 
 
 def tiny(**loss):
@@ -162,3 +165,18 @@ def test_evaluation_takes_every_link_for_latent(batch, options):
     bare = {name: value for name, value in batch.items() if "link" not in name}
     loss, sums = alignment_loss(model(SCORES), bare, jnp.asarray(WEIGHTS), options)
     assert np.isfinite(loss) and set(sums) == {"alignment"}
+
+
+SOURCE = np.random.default_rng(0).integers(3, 64, (2, 6))
+
+
+@pytest.mark.parametrize("config", [transformer.tiny(), transformer.tiny(source_vocab_size=64)])
+def test_word_scores_are_log_probabilities_of_single_words(config):
+    build = lambda rngs: TransformerWithLexicon(config, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+    every = jnp.broadcast_to(jnp.arange(config.vocab_size), (2, config.vocab_size))
+    scores = jax.jit(lambda source: xa.apply(build, params, source, every, method="word_scores"))
+    found = scores(SOURCE)
+    assert found.shape == (2, 64, 6)
+    np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(scores(SOURCE[:, ::-1]), found[:, :, ::-1], rtol=1e-5)

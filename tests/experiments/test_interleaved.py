@@ -14,6 +14,7 @@ from crossattn.functional import flatten
 from experiments import train
 from experiments.errors import SettingsError
 from experiments.settings import check
+from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.interleaved import IMAGE, InterleavedTask, interleaved
 from tests.experiments.conftest import ROOT
 
@@ -57,28 +58,14 @@ def test_a_row_is_pictures_and_captions_in_turn():
         [-1, 0, 0, 0, 0, -1, -1, -1, -1, -1],
     ]
     assert rows["image_positions"].tolist() == [[1, 5], [1, -1]]
-    assert rows["images"].shape == (2, 2, 1, 1, 1) and rows["images"].ravel().tolist() == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert rows["images"].shape == (2, 2, 1, 1, 1)
+    assert rows["images"].ravel().tolist() == [0, 1, 2, 3]
     assert rows["target_segment_ids"].sum(-1).tolist() == [8, 6]
-
-
-def test_an_image_may_take_several_places():
-    batch = {
-        "caption": np.array([[5, 2], [7, 2]]),
-        "caption_segment_ids": np.ones((2, 2), np.int32),
-        "image": np.zeros((2, 1, 1, 1), np.float32),
-        "valid": np.array([1, 1]),
-    }
-    rows = interleaved(batch, 2, image_tokens=3)
-    three = [IMAGE] * 3
-    assert rows["target_in"].tolist() == [[1, *three, 5, 2, *three, 7]]
-    assert rows["target_out"].tolist() == [[*three, 5, 2, *three, 7, 2]]
-    assert rows["shots"].tolist() == [[-1, -1, -1, 0, 0, -1, -1, -1, 1, 1]]
-    assert rows["image_positions"].tolist() == [[1, 6]]
+    first = {name: x[:2] for name, x in batch.items()}
+    rows, three = interleaved(first, 2, image_tokens=3), [IMAGE] * 3
+    assert rows["target_in"].tolist() == [[1, *three, 5, 6, 2, *three, 7, 2, 0, 0]]
+    assert rows["shots"].tolist() == [[*[-1] * 3, *[0] * 3, *[-1] * 3, 1, 1, *[-1] * 3]]
+    assert rows["image_positions"].tolist() == [[1, 7]]
 
 
 @pytest.mark.slow
@@ -178,7 +165,7 @@ def test_pictures_are_augmented_each_by_itself(task):
     config = emoji_flamingo.get_config("tiny")
     config.data.flip = True
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 8, 8, 3)), jnp.float32)
-    found = InterleavedTask(config)._augmented(images, jax.random.key(0))
+    found = augmented_as(config.data, images, jax.random.key(0))
     same, turned = ((found == x).all((2, 3, 4)) for x in (images, images[:, :, :, ::-1]))
     assert (same ^ turned).all() and 0 < same.sum() < 12
 

@@ -54,12 +54,3 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     code, out, _ = launched("train", TINY, *STEPS, f"--workdir={tmp_path}")
     assert code == 0 and "going on from the checkpoint of step" in out, (out, err)
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(tiny_run))
-
-
-def test_a_finished_run_says_so_and_where_the_results_are(launched, tiny_run):
-    before = losses(tiny_run)
-    code, out, _ = launched("train", TINY, *STEPS, f"--workdir={tiny_run}")
-    assert code == 0
-    assert f"the run in {tiny_run} is finished: all 32 steps are made" in out
-    assert f"results are in {tiny_run}" in out
-    assert losses(tiny_run) == before

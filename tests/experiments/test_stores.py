@@ -80,7 +80,8 @@ def test_what_reads_a_run_reads_it_in_a_store(copied, launched, tiny_run):
     code, out, err = launched("evaluate", f"--workdir={copied}", "--limit=4", "--split=validation")
     assert code == 0 and "bleu" in out, err
     results = storage.folder(copied) / "results-validation.json"
-    assert json.loads(results.read_text())["sentences"] == 4
+    scores = json.loads(results.read_text())
+    assert scores["sentences"] == 4 and scores["validation_loss"] > 0 and "loss" not in scores
     there = launched("translate", "The file is open.", f"--workdir={copied}")
     assert there[:2] == launched("translate", "The file is open.", f"--workdir={tiny_run}")[:2]
     assert there[0] == 0

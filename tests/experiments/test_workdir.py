@@ -24,7 +24,7 @@ from tests.experiments.conftest import STEPS, TINY, start
     ],
 )
 @pytest.mark.parametrize("launcher", ["train", "evaluate", "demo"])
-def test_a_name_that_could_not_be_read_again(refused, launcher, name, said, tmp_path, monkeypatch):
+def test_a_name_that_could_not_be_read_again(refused, launcher, name, said):
     given = [TINY] if launcher == "train" else []
     assert said in refused(launcher, *given, f"--workdir={name}")
 
@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_one(refused, tmp_path):
 
 def test_evaluation_that_could_not_be_written_is_not_begun(refused, copied_run, monkeypatch):
     (copied_run / "results-test.json").mkdir()
-    monkeypatch.setattr("experiments.report.translation_results", pytest.fail)
+    monkeypatch.setattr("experiments.tasks.translation.TranslationTask.report", pytest.fail)
     assert "results-test.json cannot be written" in refused("evaluate", f"--workdir={copied_run}")
     line = refused("evaluate", f"--workdir={copied_run}", "--split=a/b")
     assert "results-a/b.json cannot be written" in line
@@ -73,10 +73,7 @@ def test_evaluation_that_could_not_be_written_is_not_begun(refused, copied_run, 
         ('{"data": {"data.name": null}}', "does not accept dots"),
         ('{"task": "translation"}', "config.model.name is missing; expected one of"),
         ('{"task": "translation", "model.name": 3}', "config.model.name is 3; expected one of"),
-        (
-            '{"task": "translation", "model.name": "transformer"}',
-            "the config lacks seed, data.name",
-        ),
+        ('{"task": "translation", "model.name": "transformer"}', "config lacks seed, data.name"),
         ('{"task": "../up"}', "config.task is '../up'; expected one of"),
         ('{"task": ["translation"]}', "config.task is ['translation']"),
     ],
@@ -85,12 +82,9 @@ def test_a_config_that_is_damaged(refused, tmp_path, text, said):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     line = refused("evaluate", f"--workdir={tmp_path}")
     assert said in line and "config.json" in line
-
-
-def test_training_over_a_damaged_config(refused, tmp_path):
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    line = refused("train", TINY, f"--workdir={tmp_path}")
-    assert "is damaged (it is nested too deeply)" in line and "resume" in line
+    if "nested" in said:
+        line = refused("train", TINY, f"--workdir={tmp_path}")
+        assert f"is damaged ({said})" in line and "resume" in line
 
 
 @pytest.mark.parametrize(
@@ -112,16 +106,7 @@ def test_a_value_of_a_saved_config_that_does_not_fit(refused, tmp_path, key, val
     assert said in line and len(line) < 700
 
 
-def test_a_log_that_is_damaged_at_its_end_does_not_stop_a_resume(launched, copied_run):
-    path = copied_run / "metrics.jsonl"
-    before = path.read_bytes()
-    path.write_bytes(before + b'{"step": 3, "kind\xff\xfe')
-    code, out, err = launched("train", TINY, *STEPS, f"--workdir={copied_run}")
-    assert code == 0 and "is finished" in out and not err
-    assert path.read_bytes() == before
-
-
-def test_another_tokenizer_than_the_runs_own_is_refused(refused, copied_run):
+def test_a_tokenizer_that_is_another_unchecked_or_lost_is_told(refused, launched, copied_run):
     path = copied_run / "assets" / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
@@ -131,20 +116,14 @@ def test_another_tokenizer_than_the_runs_own_is_refused(refused, copied_run):
     for launcher, given in (("evaluate", []), ("translate", ["a cat"]), ("train", [TINY, *STEPS])):
         line = refused(launcher, f"--workdir={copied_run}", *given)
         assert "is not the tokenizer that this run was trained with" in line
-
-
-def test_a_lost_tokenizer_is_not_trained_anew(refused, copied_run):
-    (copied_run / "assets" / "tokenizer.json").unlink()
-    for launcher, given in (("evaluate", []), ("train", [TINY, *STEPS])):
-        line = refused(launcher, f"--workdir={copied_run}", *given)
-        assert "tokenizer.json is missing, but" in line and "restore the file" in line
-    assert not (copied_run / "assets" / "tokenizer.json").exists()
-
-
-def test_a_tokenizer_without_a_checksum_is_taken_with_a_note(launched, copied_run):
     (copied_run / "assets" / "sha256.json").unlink()
     code, _, err = launched("translate", f"--workdir={copied_run}", "a cat")
     assert code == 0 and err.startswith("note: ") and "sha256.json is missing" in err
+    path.unlink()
+    for launcher, given in (("evaluate", []), ("train", [TINY, *STEPS])):
+        line = refused(launcher, f"--workdir={copied_run}", *given)
+        assert "tokenizer.json is missing, but" in line and "restore the file" in line
+    assert not path.exists()
 
 
 def test_stacks_of_other_libraries_are_in_a_file_and_not_on_the_screen(

@@ -66,7 +66,3 @@ def test_the_notebook_is_valid_small_and_starts_by_installing(path):
     assert "If that fails" in about and "make wheel" in about and "crossattn-*.whl" in first.source
     for cell in notebook.cells:
         assert not any(o.output_type == "error" for o in cell.get("outputs", []))
-
-
-def test_there_are_notebooks():
-    assert NOTEBOOKS
