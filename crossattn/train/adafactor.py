@@ -1,11 +1,9 @@
-"""Adafactor, the second moment of a matrix kept as a mean of its rows and one of its columns.
+"""Adafactor: the second moment of a matrix, stored as means over its rows and over its columns.
 
-Which axes are the rows of a matrix and which its columns is given, not read off sizes.
-An attention kernel [embed, heads, head_dim] has columns of two axes, so that it is factored although no two
-of its axes are large; and layers stacked for a scan are as many matrices, each with a size of its own.
-
-The means keep the rank of their parameter, with 1 in the place of what they were taken over. So the table
-of rules that places the parameter places them too.
+The axes of rows and columns are given, not guessed from sizes as optax does: an attention kernel
+[embed, heads, head_dim] has columns of two axes, and is factored although no two of its axes are large;
+layers stacked for a scan are separate matrices. A mean has the rank of its parameter, with size 1 along the
+reduced axes, so the sharding rules of the parameter place it too.
 """
 
 import math
@@ -16,20 +14,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-_LEAST = 128  # rows and columns; smaller matrices are not worth it
+_LEAST = 128  # rows and columns of a matrix to factor
 _EPSILON = 1e-30  # added to squared gradients
-_SMALLEST = 1e-3  # size that a parameter counts with at least
+_SMALLEST = 1e-3  # least root mean square of a parameter
 _DECAY = 0.8
 
 
 @dataclass(frozen=True)
 class Sides:
-    """What the axes of a parameter are.
+    """Axes of a parameter.
 
     Attributes:
-      rows: those of its matrices' rows, () of what is no matrix.
-      columns: those of its matrices' columns, likewise.
-      stacked: those that count parameters, each of which is scaled by itself.
+      rows: axes of a matrix's rows; () for a parameter that is no matrix.
+      columns: axes of a matrix's columns, likewise.
+      stacked: axes that count parameters, each of which is scaled separately.
     """
 
     rows: tuple[int, ...] = ()
@@ -37,24 +35,19 @@ class Sides:
     stacked: tuple[int, ...] = ()
 
     def of_large(self, shape: tuple[int, ...]) -> "Sides":
-        """Without rows and columns where these are few."""
+        """Returns the sides without rows and columns if these are few."""
         sizes = [math.prod(shape[axis] for axis in side) for side in (self.rows, self.columns)]
         factored = bool(self.rows and self.columns) and min(sizes) >= _LEAST
         return self if factored else Sides(stacked=self.stacked)
 
-    def others(self, rank: int) -> tuple[int, ...]:
-        """The axes of one parameter."""
-        return tuple(axis for axis in range(rank) if axis not in self.stacked)
-
 
 class FactoredMoments(NamedTuple):
-    """The second moments.
+    """Second moments.
 
     Attributes:
       count: updates made.
-      rows: means of squared gradients over the columns of each parameter; its whole second moment where it
-        is no matrix.
-      columns: means over the rows.
+      rows: means of squared gradients over columns; for a parameter that is no matrix, its squared gradients.
+      columns: means over rows.
     """
 
     count: Any
@@ -63,10 +56,11 @@ class FactoredMoments(NamedTuple):
 
 
 def scale_by_adafactor(sides: Any) -> optax.GradientTransformation:
-    """From gradients to steps relative to the size of each parameter, at most about 1.
+    """Scales gradients to steps relative to the size of each parameter, at most about 1.
 
-    ``sides`` are those of each parameter, in the parameters' structure. Source: Shazeer and Stern 2018,
-    algorithms 4 and 5, https://arxiv.org/abs/1804.04235, without momentum, as T5 has it.
+    sides: a ``Sides`` for each parameter, in the parameters' structure.
+    Source: Shazeer and Stern 2018, algorithms 4 and 5, https://arxiv.org/abs/1804.04235, without momentum,
+    as in T5.
     """
 
     def init(params: Any) -> FactoredMoments:
@@ -105,15 +99,15 @@ def scale_by_adafactor(sides: Any) -> optax.GradientTransformation:
 
 
 def _zeros(shape: tuple[int, ...], over: tuple[int, ...]) -> jax.Array:
-    """What a mean over some axes is before the first update."""
     return jnp.zeros([1 if axis in over else size for axis, size in enumerate(shape)], jnp.float32)
 
 
 def _step(
     own: Sides, grad: jax.Array, rows: jax.Array, columns: jax.Array, param: jax.Array
 ) -> jax.Array:
-    """The gradient over the root of its second moment, cut to size 1, times the parameter's size."""
-    own, axes = own.of_large(grad.shape), own.others(grad.ndim)
+    """Divides the gradient by the root of its second moment, clips it, and scales it by the parameter."""
+    own = own.of_large(grad.shape)
+    axes = tuple(axis for axis in range(grad.ndim) if axis not in own.stacked)
     step = grad * jax.lax.rsqrt(rows)
     if own.rows:
         step = step * jnp.sqrt(rows.mean(own.rows, keepdims=True)) * jax.lax.rsqrt(columns)
@@ -122,5 +116,5 @@ def _step(
 
 
 def _size(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The root of the mean square over some axes."""
+    """Returns the root mean square over some axes."""
     return jnp.sqrt(jnp.square(x.astype(jnp.float32)).mean(axes, keepdims=True))

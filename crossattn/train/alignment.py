@@ -1,8 +1,7 @@
-"""Word alignment from attention, and how far it is from human links.
+"""Word alignment from attention, and its scores against human links.
 
-Attention is between sub-word tokens, human links are between words: ``word_weights`` sums one into
-the other. ``Recipe`` says which attention to read; it is chosen on validation data and stated with
-the score.
+Attention is between sub-word tokens, human links are between words: ``word_weights`` converts. A ``Recipe``
+names the attention to read; it is chosen on validation data and stated with the score.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,25 +14,23 @@ from jaxtyping import Float, Int
 Links = Iterable[tuple[int, int]]
 
 ROW_OFFSETS = (0, 1, 2)
-"""How many steps after the one that predicts a token its row of attention may be."""
+"""Rows of attention of a token, counted from the one that predicts it."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How links are read off cross-attention weights [L N T S].
+    """Reading of links from cross-attention weights [L N T S].
 
     Attributes:
       layer: decoder layer, counted from 0, negative from the last.
       head: head, or None for the mean of the layer's heads.
-      row_offset: which row of attention is a token's. 0 is the row that predicts it, 1 the row whose input
-        it is (Chen et al. 2020, "Accurate word alignment induction from neural MT"), 2 the row after
-        that, which has read the following token as well: what "the" belongs to is known then. The
-        last token of a text has no such row and stays without attention.
-      unlinked: leave a target word alone that attends more to what is outside every word (the end
-        of the source) than to any word; False links every word.
-      threshold: leave a source word alone to which no target word attends this much. A word that the
-        translation leaves out is the choice of some target word even so. Matters where links are
-        symmetrised.
+      row_offset: the row of a token. 0 predicts it, 1 has it as input (Chen et al. 2020, "Accurate word
+        alignment induction from neural MT"), 2 has read the next token as well, such as the noun after
+        "the"; the last token of a text has no such row, and no attention.
+      unlinked: do not link a target word that attends more to positions outside every word (the end of
+        the source) than to any word.
+      threshold: do not link a source word to which no target word attends this much, when symmetrising: a
+        word that the translation omits.
       symmetrise: "none" links each target word to its most attended source word; "union" and
         "intersection" combine that with each source word's most attending target word, and
         "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003).
@@ -64,9 +61,9 @@ class Recipe:
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
     ) -> Float[np.ndarray, "tokens S"]:
-        """One row for each of the first ``tokens`` target tokens.
+        """Returns a row for each of the first ``tokens`` target tokens.
 
-        Rows of offset 1 need one row more than there are tokens: that of end-of-sentence.
+        Offset 1 needs one row more than there are tokens, that of end-of-sentence.
         """
         chosen = weights[self.layer]
         chosen = chosen.mean(0) if self.head is None else chosen[self.head]
@@ -76,14 +73,13 @@ class Recipe:
         return rows
 
     def links(self, matrix: Float[np.ndarray, "target source"]) -> set[tuple[int, int]]:
-        """(source word, target word) pairs from a word matrix."""
+        """Returns (source word, target word) pairs of a word matrix."""
         if self.unlinked:
             outside = 1.0 - matrix.sum(1, keepdims=True)
             matrix = np.where(matrix.max(1, keepdims=True) > outside, matrix, 0.0)
         forward = {(int(s), t) for t, s in enumerate(matrix.argmax(1)) if matrix[t].any()}
         if self.symmetrise == "none":
             return forward
-        # A source word's rivals are compared by share of each target word's attention.
         most = matrix.max(0)
         chosen = (most > 0) & (most >= self.threshold)
         backward = {(s, int(t)) for s, t in enumerate(matrix.argmax(0)) if chosen[s]}
@@ -96,7 +92,7 @@ def word_weights(
     source_words: Int[np.ndarray, " S"],
     shape: tuple[int, int],
 ) -> Float[np.ndarray, "target source"]:
-    """Attention between words: mean over a target word's tokens, sum over a source word's.
+    """Converts attention to words: mean over a target word's tokens, sum over a source word's.
 
     Args:
       weights: a row for each target token, a column for each source token.
@@ -110,7 +106,7 @@ def word_weights(
 
 
 def symmetrised(forward: Links, backward: Links, method: str) -> set[tuple[int, int]]:
-    """Two directions' links combined. Source: Koehn, Och and Marcu 2003; Och and Ney 2003."""
+    """Combines the links of two directions. Source: Koehn, Och and Marcu 2003; Och and Ney 2003."""
     forward, backward = set(forward), set(backward)
     union, grown = forward | backward, forward & backward
     if method == "union":
@@ -133,9 +129,9 @@ def symmetrised(forward: Links, backward: Links, method: str) -> set[tuple[int, 
 def alignment_scores(
     predicted: Sequence[set[tuple[int, int]]], gold: Sequence[set[tuple[int, int]]]
 ) -> dict[str, float]:
-    """AER, precision and recall in percent over a corpus, every gold link counted as sure.
+    """Computes AER, precision and recall of a corpus in percent, with all gold links sure.
 
-    Then ``AER = 1 - 2 |A and G| / (|A| + |G|)``.
+    ``AER = 1 - 2 |A and G| / (|A| + |G|)``.
 
     Raises:
       ValueError: the two lists differ in length.
@@ -153,10 +149,7 @@ def alignment_scores(
 
 
 def anchors(source_words: Sequence[str], target_words: Sequence[str]) -> set[tuple[int, int]]:
-    """Near-certain links without human annotation: words spelt alike, once on either side.
-
-    Names, numbers and commands that a translation keeps. Single characters do not count.
-    """
+    """Returns near-certain links: words of two characters or more that occur once, alike, on either side."""
 
     def unique(words: Sequence[str]) -> dict[str, int]:
         return {w: i for i, w in enumerate(words) if len(w) > 1 and words.count(w) == 1}

@@ -1,6 +1,6 @@
-"""Checkpoints: Orbax's, each with a seal, and the step before where one cannot be read.
+"""Checkpoints of Orbax, each with a seal; a damaged one gives way to the one before.
 
-Everything is read back into a target (shapes, dtypes and shardings), so a run may be saved on one mesh and
+A checkpoint is read into a target (shapes, dtypes and shardings), so a run may be saved on one mesh and
 loaded on another. All processes call every function; process 0 alone seals, checks and moves files.
 
 Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the record (the data's position, metrics) as
@@ -31,13 +31,13 @@ _SEAL = "_FILES.json"
 
 @dataclass(frozen=True)
 class Restored:
-    """What was read of a checkpoint.
+    """Contents of a checkpoint.
 
     Attributes:
       state: on the target's devices.
       data_state: for this process's iterator.
       info: as saved.
-      same_position: whether data_state is the one that this process saved, or that all saved.
+      same_position: whether this process, or every process, saved this data_state.
     """
 
     state: TrainState
@@ -47,10 +47,10 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoints of one run.
 
-    keep: how many of the newest stay; best_metric: the metric whose best checkpoint stays too;
-    best_mode: "max" or "min"; note: is told in one line what was skipped, and why.
+    keep: number of the newest that stay; best_metric: metric whose best checkpoint stays too;
+    best_mode: "max" or "min"; note: receives one line about each checkpoint that cannot be read.
     """
 
     def __init__(
@@ -71,10 +71,9 @@ class Checkpoints:
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(quiet_orbax())
         context = _context()
-        # A function, because Orbax copies its context, and would copy the object of a method.
+        # Not a bound method: Orbax copies its context, and would copy the method's object.
         context.async_options.post_finalization_callback = lambda: self._seal()
-        policies = ocp.training.preservation_policies
-        best = _Best()
+        policies, best = ocp.training.preservation_policies, _Best()
         self._goodness = best.goodness
         kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
         self._orbax = ocp.training.Checkpointer(
@@ -89,7 +88,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of the checkpoints that are committed, oldest first."""
+        """Steps of the committed checkpoints, oldest first."""
         saving = None if self._saving is None else self._saving[0]
         return [each.step for each in self._orbax.checkpoints if each.step != saving]
 
@@ -102,10 +101,10 @@ class Checkpoints:
         metrics: Mapping[str, float] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        """Starts to write a checkpoint; the state may be donated as soon as this returns.
+        """Starts to write a checkpoint; the caller may donate the state as soon as this returns.
 
         Raises:
-            CheckpointError: it, or the one before it, could not be written.
+            CheckpointError: this checkpoint, or the one before it, could not be written.
         """
         if any(each.step == step for each in self._orbax.checkpoints):
             return
@@ -118,7 +117,7 @@ class Checkpoints:
             "best": list(self._best),
             "info": dict(info or {}),
         }
-        # It is written later; by then the caller may have changed what it gave.
+        # A copy: Orbax writes it later, when the caller may have changed its values.
         record = json.loads(json.dumps(record))
         record["checksum"] = _crc_of(record)
         self.wait()
@@ -129,70 +128,63 @@ class Checkpoints:
             response = self._orbax.save_checkpointables_async(
                 step, trees, force=True, custom_metadata=record
             )
-        except Exception as error:  # Orbax raises whatever its writers come upon.
+        except Exception as error:  # Orbax raises errors of all kinds.
             raise self._failed(error) from error
         self._saving = step, response
 
     def restore(self, target: TrainState) -> Restored | None:
-        """The newest checkpoint that can be read, or None if there never was one.
+        """Reads the newest checkpoint that can be read; returns None if there is no checkpoint at all.
 
-        Newer ones that cannot be read are put aside in `unreadable/` next to the directory.
+        Newer ones that cannot be read are moved to `unreadable/` next to the directory.
 
         Raises:
             CheckpointError: there are checkpoints, but none can be read into the target.
         """
-        failures: dict[int, str] = {}
-        for step in reversed(self.steps):
-            try:
-                record, trees = _read(self.directory / str(step), lambda _: _trees(target))
-            except Exception as error:  # Orbax raises whatever its readers come upon.
-                failures[step] = _one_line(error)
-                continue
-            self._put_aside(failures, step)
-            number = jax.numpy.asarray(step, target.step.dtype)
-            state = TrainState(
-                step=jax.device_put(number, _abstract(target.step).sharding),
-                params=trees["params"],
-                opt_state=trees["opt_state"],
-                ema=trees.get("ema"),
-            )
-            data, count = record["data"], jax.process_count()
-            own = data[jax.process_index() if len(data) == count else 0]
-            same = len(data) == count or all(other == own for other in data)
-            return Restored(state, _from_json(own), record["info"], same)
-        if failures:
+        found, failures = _newest(self.directory, self.steps[::-1], lambda _: _trees(target))
+        if found is None and failures:
             step, cause = next(iter(failures.items()))
             raise CheckpointError(
                 f"none of the checkpoints in {self.directory} can be read (step {step}: {cause});"
                 " start over with resume 'never' or with a new work directory"
             )
-        return None
+        if found is None:
+            return None
+        step, record, trees = found
+        self._put_aside(failures, step)
+        number = jax.numpy.asarray(step, target.step.dtype)
+        state = TrainState(
+            jax.device_put(number, _abstract(target.step).sharding), **{"ema": None, **trees}
+        )
+        data, count = record["data"], jax.process_count()
+        own = data[jax.process_index() if len(data) == count else 0]
+        same = len(data) == count or all(other == own for other in data)
+        return Restored(state, _from_json(own), record["info"], same)
 
     def wait(self) -> None:
-        """Until what was being saved is committed.
+        """Waits until the checkpoint in progress is committed.
 
         Raises:
-            CheckpointError: it could not be written; earlier checkpoints are as they were.
+            CheckpointError: it could not be written; earlier checkpoints are unchanged.
         """
         if self._saving is not None:
             try:
-                self._saving[1].result()  # Orbax gives its thread back only to who asks for this.
+                self._saving[1].result()  # frees Orbax's thread, too
             except Exception as error:
                 raise self._failed(error) from error
             self._saving = None
 
     def close(self) -> None:
-        """Waits, then lets go of the directory. Raises as `wait` does."""
+        """Waits, then closes Orbax's checkpointer. Raises as `wait` does."""
         with self._quiet:
             try:
                 self.wait()
             finally:
                 self._saving = None
-                with contextlib.suppress(Exception):  # `wait` has said it.
+                with contextlib.suppress(Exception):  # `wait` has raised it.
                     self._orbax.close()
 
     def _seal(self) -> None:
-        """Called by Orbax, in its thread, when all files of a checkpoint are written, before it commits."""
+        """Seals a checkpoint; Orbax calls it in its thread before it commits the files."""
         if processes.is_main():
             for folder in storage.children(self.directory):
                 if folder.name.partition(".")[0] == str(self._sealing):  # or its temporary name
@@ -201,7 +193,7 @@ class Checkpoints:
     def _goodness_of(self, step: int) -> float:
         try:
             return _goodness(_read_record(self.directory / str(step))["metrics"], *self._best)
-        except Exception:  # Damaged: `restore` says so, and it is not the best of any.
+        except Exception:  # Damaged, which `restore` reports.
             return -math.inf
 
     def _failed(self, error: Exception) -> CheckpointError:
@@ -228,7 +220,7 @@ class Checkpoints:
 
 
 class _Best:
-    """Orbax's policy by which the best checkpoint stays; goodness: of each step, none where all are alike."""
+    """Policy of Orbax that keeps the best checkpoint; ``goodness`` of a step is empty without a metric."""
 
     def __init__(self):
         self.goodness: dict[int, float] = {}
@@ -246,49 +238,45 @@ class _Best:
 def load_params(
     directory: str | Folder, target: Any, *, step: int | str = "last", average: bool = True
 ) -> tuple[Any, int]:
-    """(parameters, step) for evaluation, without the optimiser; changes nothing on disk.
+    """Reads (parameters, step) for evaluation, without the optimiser; changes nothing on disk.
 
     Args:
         directory: the checkpoints of a run.
         target: the parameters' shapes, dtypes and shardings (jax.eval_shape of init will do).
         step: a number, "last" (the newest that can be read) or "best" by the run's metric.
-        average: takes the averaged parameters where the run kept them.
+        average: reads the averaged parameters if the run has them.
 
     Raises:
-        CheckpointError: no such checkpoint, or it cannot be read into the target.
+        CheckpointError: there is no such checkpoint, or it cannot be read into the target.
     """
     directory = storage.absolute(directory)
     if not directory.is_dir():
         raise CheckpointError(f"there are no checkpoints in {directory}: train first")
-    failures = []
 
     def wanted(record: Mapping[str, Any]) -> dict[str, Any]:
         return {"ema" if average and "ema" in record["arrays"] else "params": target}
 
     with quiet_orbax():
-        for candidate in _candidates(step, directory):
-            try:
-                _, trees = _read(directory / str(candidate), wanted)
-            except Exception as error:  # Orbax raises whatever its readers come upon.
-                failures.append(f"step {candidate}: {_one_line(error)}")
-                continue
-            if failures and processes.is_main():
-                cause = "; ".join(failures)
-                _LOG.warning("cannot read a checkpoint (%s): taking step %d", cause, candidate)
-            (params,) = trees.values()
-            return params, candidate
-    raise CheckpointError(f"no checkpoint in {directory} can be read ({'; '.join(failures)})")
+        found, failures = _newest(directory, _candidates(step, directory), wanted)
+    cause = "; ".join(f"step {step}: {error}" for step, error in failures.items())
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {directory} can be read ({cause})")
+    taken, _, trees = found
+    if failures and processes.is_main():
+        _LOG.warning("cannot read a checkpoint (%s): taking step %d", cause, taken)
+    (params,) = trees.values()
+    return params, taken
 
 
 def steps_in(directory: Folder) -> list[int]:
-    """The steps whose checkpoints lie in a directory, oldest first."""
+    """Returns the steps of the checkpoints in a directory, oldest first."""
     names = (each.name for each in storage.children(directory))
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Orbax also logs, with its stack, what it raises; here it is raised again in one line."""
+    """Hides the stack traces that Orbax logs of errors that it raises as well."""
 
     def other(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
@@ -302,9 +290,9 @@ def quiet_orbax() -> Iterator[None]:
 
 
 def seal(folder: Folder) -> None:
-    """Writes down size and CRC of every file of a checkpoint, beside them.
+    """Writes the size and CRC of every file of a checkpoint into a file next to them.
 
-    Orbax adds times to its metadata when it commits; the record in them has a checksum of its own.
+    Orbax adds times to its metadata when it commits; the record in it has a checksum of its own.
     """
     files = _fingerprints(folder)
     files.pop("_CHECKPOINT_METADATA", None)
@@ -312,10 +300,10 @@ def seal(folder: Folder) -> None:
 
 
 def check_seal(folder: Folder) -> None:
-    """Holds the files of a checkpoint to its seal.
+    """Compares the files of a checkpoint with its seal.
 
     Raises:
-        ValueError: a file is missing or not as it was sealed.
+        ValueError: a file is missing or differs from the sealed one.
     """
     try:
         sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
@@ -330,14 +318,14 @@ def check_seal(folder: Folder) -> None:
 
 
 def _same(found: list[int | None] | None, sealed: list[int | None]) -> bool:
-    """Whether a file has the size and, where both are known, the CRC that it was sealed with."""
+    """Compares sizes and, if both are known, CRCs."""
     if found is None or None not in (found[1], sealed[1]):
         return found == sealed
     return found[0] == sealed[0]
 
 
 def _fingerprints(folder: Folder) -> dict[str, list[int | None]]:
-    """The size and CRC-32 of every file but the seal; a store checks its objects' bits itself: None."""
+    """Returns [size, CRC-32] of every file but the seal; a store checks bits itself, and has no CRC."""
     remote = storage.in_store(folder)
     return {
         name: [size, None if remote else _crc_in(folder / name)]
@@ -355,28 +343,40 @@ def _crc_in(path: Folder) -> int:
 
 
 def _crc_of(value: Any) -> int:
-    """CRC-32 of a JSON-able value, however it is laid out as text."""
+    """Computes the CRC-32 of a JSON-able value in a canonical layout."""
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
 
 
 def _context() -> ocp.Context:
     context = ocp.Context()
-    # Trained float32 hardly compresses, and the cores have better things to do.
+    # Trained float32 hardly compresses.
     context.array.saving.use_compression = False
-    # Else threads wait for minutes, and the process with them, where a folder cannot be made.
+    # Otherwise the process waits for minutes if a folder cannot be made.
     context.async_options.create_directories_asynchronously = False
     return context
 
 
-def _read(
-    folder: Folder, wanted: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(record, trees) of a checkpoint: those that `wanted` names for its record, in its structure and places.
+_Wanted = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""From the record of a checkpoint to the trees to read, by name, with their shapes and places."""
 
-    Process 0 checks the files before any process asks Orbax for them, so that all agree on what can be read.
 
-    Raises:
-        ValueError: a file is missing or damaged, or what was saved is of another model.
+def _newest(
+    directory: Folder, steps: Sequence[int], wanted: _Wanted
+) -> tuple[tuple[int, dict[str, Any], dict[str, Any]] | None, dict[int, str]]:
+    """Reads (step, record, trees) of the first step that can be read; returns why the others cannot."""
+    failures: dict[int, str] = {}
+    for step in steps:
+        try:
+            return (step, *_read(directory / str(step), wanted)), failures
+        except Exception as error:  # Orbax raises errors of all kinds.
+            failures[step] = _one_line(error)
+    return None, failures
+
+
+def _read(folder: Folder, wanted: _Wanted) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads (record, trees) of a checkpoint.
+
+    Process 0 checks the files before any process reads them, so that all agree on which can be read.
     """
     checked: dict[str, Any] = {}
     if processes.is_main():
@@ -403,15 +403,11 @@ def _read(
 
 
 def _read_record(folder: Folder) -> dict[str, Any]:
-    """The JSON that was saved with a checkpoint.
-
-    Raises:
-        ValueError: it is not there, damaged, or of another step.
-    """
+    """Reads the record of a checkpoint; raises ValueError if it is missing, damaged or of another step."""
     try:
         with _context():
             record = ocp.checkpointables_metadata(str(folder)).custom_metadata
-    except Exception as error:  # Orbax raises whatever its readers come upon.
+    except Exception as error:  # Orbax raises errors of all kinds.
         raise ValueError(f"its metadata is missing or damaged ({_one_line(error)})") from error
     if not isinstance(record, dict) or str(record.get("step")) != folder.name:
         raise ValueError("its metadata is missing or damaged")
@@ -422,7 +418,7 @@ def _read_record(folder: Folder) -> dict[str, Any]:
 
 
 def _candidates(step: int | str, directory: Folder) -> list[int]:
-    """The steps to try, in order."""
+    """Returns the steps to try, in order."""
     steps = steps_in(directory)
     if step == "last" and steps:
         return steps[::-1]
@@ -448,7 +444,7 @@ def _candidates(step: int | str, directory: Folder) -> list[int]:
 
 
 def _goodness(metrics: Mapping[str, float] | None, name: str | None, mode: str) -> float:
-    """Higher is better; a metric that is missing or NaN is worst."""
+    """Returns a number that is higher for a better metric, and lowest for one that is missing or NaN."""
     value = float((metrics or {}).get(name or "", math.nan))
     if math.isnan(value):
         return -math.inf
@@ -461,7 +457,7 @@ def _trees(state: TrainState) -> dict[str, Any]:
 
 
 def _described(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Of each tree: name of each array -> dtype and shape."""
+    """Returns {tree: {name of an array: dtype and shape}}."""
     return {
         name: {
             jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}"
@@ -472,7 +468,7 @@ def _described(trees: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and place of an array; the first local device where it has no place."""
+    """Returns shape, dtype and sharding of an array; without one, the first local device."""
     sharding = getattr(x, "sharding", None)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -480,18 +476,17 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _to_json(state: Any) -> dict[str, Any]:
-    """A data iterator's state, JSON-able or bytes, as JSON."""
+    """Encodes a data iterator's state, JSON-able or bytes."""
     if isinstance(state, bytes):
         return {"bytes": base64.b64encode(state).decode()}
     return {"json": json.loads(json.dumps(state, default=lambda x: x.item()))}
 
 
 def _from_json(saved: Mapping[str, Any]) -> Any:
-    """What `_to_json` was given."""
     return base64.b64decode(saved["bytes"]) if "bytes" in saved else saved["json"]
 
 
 def _one_line(error: BaseException) -> str:
-    """The error as one line of at most 200 characters."""
+    """Returns the error as one line of at most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,29 +1,44 @@
-"""Errors that a person can act on: one sentence each; launchers print it and exit with code 2."""
+"""Errors for people: launchers print their one sentence and exit with code 2."""
+
+import importlib
+from typing import Any
 
 
 class TrainError(Exception):
-    """Anything training refuses or cannot go on with; the message is meant to be shown as it is."""
+    """Condition under which training cannot start or continue."""
 
 
 class WorkdirMismatch(TrainError):
-    """The work directory was made by another config."""
+    """Work directory of another config."""
 
 
 class WorkdirBusy(TrainError):
-    """Another process is training in the work directory."""
+    """Work directory in which another process is training."""
 
 
 class NonFiniteLoss(TrainError):
-    """The loss or its gradient became NaN or infinite."""
+    """Loss or gradient that became NaN or infinite."""
 
 
 class CheckpointError(TrainError):
-    """A checkpoint could not be written, found or read."""
+    """Checkpoint that could not be written, found or read."""
 
 
 class MissingPackage(TrainError):
-    """An optional package that was asked for is not installed."""
+    """Optional package that is not installed."""
 
 
 class JoinError(TrainError):
-    """The processes of one run did not find each other."""
+    """Processes of one run that did not find each other."""
+
+
+def optional(module: str, said: str) -> Any:
+    """Imports a module of an optional package.
+
+    Raises:
+        MissingPackage: it is not installed; ``said`` is the message.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingPackage(said) from None

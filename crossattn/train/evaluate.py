@@ -1,16 +1,16 @@
-"""Scores of translations and transcripts, and what summed losses mean. BLEU and chrF are sacreBLEU's own."""
+"""Scores of translations, captions and transcripts, and means of summed losses."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 
-from crossattn.train.errors import MissingPackage
+from crossattn.train.errors import optional
 
 
 def translation_scores(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str | None = None
 ) -> dict[str, float | str]:
-    """Corpus BLEU and chrF with their signatures.
+    """Computes sacreBLEU's corpus BLEU and chrF, with their signatures.
 
     Args:
       hypotheses, references: detokenised sentences, one reference each.
@@ -20,20 +20,16 @@ def translation_scores(
       MissingPackage: sacrebleu is not installed.
     Source: Post 2018, "A call for clarity in reporting BLEU scores".
     """
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-    except ImportError:
-        raise MissingPackage("BLEU needs sacrebleu: pip install 'crossattn[train]'") from None
+    metrics = optional("sacrebleu.metrics", "BLEU needs sacrebleu: pip install 'crossattn[train]'")
     scores: dict[str, float | str] = {}
-    for name, metric in (("bleu", BLEU(tokenize=tokenize)), ("chrf", CHRF())):
+    for name, metric in (("bleu", metrics.BLEU(tokenize=tokenize)), ("chrf", metrics.CHRF())):
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
 
 
 def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Corpus BLEU and chrF, and CIDEr-D, of captions with one reference each.
+    """Computes corpus BLEU, chrF and CIDEr-D of captions with one reference each.
 
     CIDEr compares runs of one to four words, lower case and without punctuation, by how rare they are in all
     references: a caption of four words or more that is its reference has 10, one of a single word 2.5.
@@ -42,35 +38,26 @@ def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict
       MissingPackage: sacrebleu or pycocoevalcap is not installed.
     Source: Vedantam et al. 2015, "CIDEr: Consensus-based Image Description Evaluation", section 4.
     """
-    try:
-        from pycocoevalcap.cider.cider import Cider
-    except ImportError:
-        raise MissingPackage(
-            "CIDEr needs pycocoevalcap: pip install 'crossattn[captions]'"
-        ) from None
+    module, install = "pycocoevalcap.cider.cider", "pip install 'crossattn[captions]'"
+    cider = optional(module, f"CIDEr needs pycocoevalcap: {install}").Cider()
     scores = translation_scores(hypotheses, references)
     said, right = (
         {row: [" ".join(re.findall(r"\w+", text.lower()))] for row, text in enumerate(texts)}
         for texts in (hypotheses, references)
     )
-    cider, _ = Cider().compute_score(right, said)
-    return {"bleu": float(scores["bleu"]), "chrf": float(scores["chrf"]), "cider": float(cider)}
+    score, _ = cider.compute_score(right, said)
+    return {"bleu": float(scores["bleu"]), "chrf": float(scores["chrf"]), "cider": float(score)}
 
 
 def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:
-    """Errors in a hundred words of ``normalised`` texts: those substituted, left out and put in.
+    """Computes substitutions, deletions and insertions per hundred words of ``normalised`` texts.
 
-    References of which nothing counts are left out.
+    References that are empty once normalised are left out.
 
     Raises:
       MissingPackage: jiwer or whisper-normalizer is not installed.
     """
-    try:
-        import jiwer
-    except ImportError:
-        raise MissingPackage(
-            "word errors need jiwer: pip install jiwer whisper-normalizer"
-        ) from None
+    jiwer = optional("jiwer", "word errors need jiwer: pip install jiwer whisper-normalizer")
     pairs = [
         (normalised(text), normalised(written))
         for text, written in zip(references, transcripts, strict=True)
@@ -80,23 +67,21 @@ def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> fl
 
 
 def normalised(text: str) -> str:
-    """Text without what does not count: case, punctuation, spelling of numbers, fillers.
+    """Normalises case, punctuation, the spelling of numbers, and fillers.
 
     Raises:
       MissingPackage: whisper-normalizer is not installed.
     Source: Radford et al. 2022, appendix C.
     """
-    try:
-        from whisper_normalizer.english import EnglishTextNormalizer
-    except ImportError:
-        raise MissingPackage(
-            "word errors need whisper-normalizer: pip install 'crossattn[speech]'"
-        ) from None
-    return EnglishTextNormalizer()(text)
+    install = "pip install 'crossattn[speech]'"
+    english = optional(
+        "whisper_normalizer.english", f"word errors need whisper-normalizer: {install}"
+    )
+    return english.EnglishTextNormalizer()(text)
 
 
 def loss_scores(sums: Mapping[str, float]) -> dict[str, float]:
-    """Loss and accuracy a token, and perplexity, from sums over tokens."""
+    """Computes loss and accuracy a token, and perplexity, from sums over tokens."""
     weight = sums["weight"] or 1.0
     nll = sums["nll"] / weight
     return {

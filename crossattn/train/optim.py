@@ -1,8 +1,8 @@
 """Optimisers and learning-rate schedules: one frozen config in, one optax transformation out.
 
-Every optimiser here is the same chain, clip -> direction -> weight decay
--> learning rate, so that they differ in the direction only. What is decayed and what Muon may
-orthogonalise is read off the parameters' logical axes.
+Every optimiser is the chain clip -> direction -> weight decay -> learning rate, and they differ in the
+direction only. The parameters' logical axes decide which of them decay, and which of them Muon
+orthogonalises.
 """
 
 import math
@@ -17,12 +17,12 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from crossattn.train.adafactor import Sides, scale_by_adafactor
-from crossattn.train.trainable import rate_factors, scaled
+from crossattn.train.trainable import rate_factors
 from crossattn.types import NonNegative, Positive, Rate
 
 Schedule = Callable[[Any], jax.Array]
 
-# Attention's heads and head size together are one side of a matrix; the others stand alone.
+# Heads and head size together are one side of a matrix.
 _HEAD_AXES = ("heads", "kv_heads", "head_dim")
 _MATRIX_AXES = ("embed", "mlp", *_HEAD_AXES)
 # Muon updates of this root-mean-square are as large as Adam's, so one learning rate serves
@@ -32,28 +32,28 @@ _MUON_RMS = 0.2
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """What to optimise with.
+    """Settings of the optimiser.
 
-    Second moments stay float32: what a step adds to one is less than bfloat16 tells apart.
+    Second moments stay float32: a step adds less to one than bfloat16 resolves.
 
     Attributes:
       name: the optimiser.
       learning_rate: at its peak.
-      schedule: how the learning rate goes after its rise.
-      warmup_steps: steps of the linear rise.
+      schedule: the learning rate after warm-up.
+      warmup_steps: steps of linear warm-up.
       final_fraction: learning rate at the last step as a share of the peak (cosine, linear, wsd).
-      cooldown_fraction: share of the steps that wsd falls over.
+      cooldown_fraction: share of the steps in which wsd falls.
       weight_decay: decoupled, of matrices and tables.
-      clip_norm: largest global norm of the gradient; None is any.
+      clip_norm: largest global norm of the gradient; None is no clipping.
       b1, b2: decay of the first and the second moment (adamw, lion).
       eps: added to adamw's denominator.
       momentum: of muon's matrices and of sgd.
-      train: regular expression, found in the names of the parameters that are trained; None is all.
+      train: regular expression for the names of the parameters to train; None is all.
       rates: factors of the learning rate, "encoder=0.1,embedding=0.5", see ``trainable``.
       mu_dtype: of the first moment (adamw, lion, muon, sgd).
 
     Raises:
-        ValueError: learning_rate or weight_decay is below 0 or not finite, or mu_dtype is another.
+        ValueError: learning_rate or weight_decay is below 0 or not finite, or mu_dtype is of another type.
     """
 
     name: Literal["adamw", "adafactor", "lion", "muon", "sgd"] = "adamw"
@@ -84,17 +84,16 @@ class OptimConfig:
 def make_optimizer(
     config: OptimConfig,
     total_steps: int,
-    logical_axes: Any = None,
+    logical_axes: Any,
     numbers: Mapping[str, Any] | None = None,
 ) -> tuple[optax.GradientTransformation, Schedule]:
-    """(optax transformation, schedule: step -> learning rate).
+    """Returns (optax transformation, schedule: step -> learning rate).
 
-    logical_axes: a tuple of axis names for each parameter, in the parameters' structure. Without
-    it, everything of two or more axes is decayed, constants too, and Muon, which needs it, is refused.
+    logical_axes: a tuple of axis names for each parameter, in the parameters' structure.
     numbers: traced scalars in the place of fields of the config.
 
     Raises:
-        ValueError: an unknown name or schedule, rates that fit no parameter, or Muon without logical axes.
+        ValueError: the name or the schedule is unknown, or the rates match no parameter.
     """
     decays = "weight_decay" in (numbers or {}) or config.weight_decay > 0
     own: Any = SimpleNamespace(**vars(config) | dict(numbers or {}))
@@ -106,22 +105,23 @@ def make_optimizer(
         parts.append(optax.add_decayed_weights(own.weight_decay, _decay_mask(logical_axes)))
     parts.append(optax.scale_by_learning_rate(schedule))
     if rates := config.rates:
-        if logical_axes is not None:
-            rate_factors(logical_axes, rates)  # what is wrong with them shows now
+        rate_factors(logical_axes, rates)  # raises its errors now
         parts.append(
-            optax.stateless(lambda updates, _: scaled(updates, rate_factors(updates, rates)))
+            optax.stateless(
+                lambda updates, _: jax.tree.map(jnp.multiply, updates, rate_factors(updates, rates))
+            )
         )
     return optax.chain(*parts), schedule
 
 
 def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
-    """The learning rate of a step (from 0): linear warm-up to the peak, then the schedule named.
+    """Returns the learning rate by step (from 0): linear warm-up to the peak, then the named schedule.
 
     rsqrt falls as 1 / sqrt(step) from the end of the warm-up (https://arxiv.org/abs/1706.03762);
     wsd stays at the peak and falls linearly at the end (https://arxiv.org/abs/2404.06395).
 
     Raises:
-        ValueError: an unknown schedule.
+        ValueError: the schedule is unknown.
     """
     return _schedule(config, total_steps)
 
@@ -148,7 +148,7 @@ def _schedule(config: Any, total_steps: int) -> Schedule:
 
 
 def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
-    """One line on what it means that a run of ``before`` steps, ``made`` of them done, gets ``now``."""
+    """Describes what changes when a run of ``before`` steps, after ``made`` of them, gets ``now``."""
     old, new = make_schedule(config, before), make_schedule(config, now)
     steps = jnp.arange(made)
     text = f"the run has {now} steps now, {before} before: "
@@ -164,13 +164,13 @@ def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
 
 
 def _direction(config: Any, logical_axes: Any) -> optax.GradientTransformation:
-    """From a gradient to the direction of the step, before decay and learning rate."""
+    """Returns the transformation of a gradient before decay and learning rate."""
     b1, b2, eps = config.b1, config.b2, config.eps
     makers = {
         "adamw": lambda: optax.scale_by_adam(b1, b2, eps, mu_dtype=config.mu_dtype),
         "lion": lambda: optax.scale_by_lion(b1, b2, mu_dtype=config.mu_dtype),
         "sgd": lambda: optax.trace(config.momentum, True, config.mu_dtype),
-        "adafactor": lambda: _adafactor(logical_axes),
+        "adafactor": lambda: scale_by_adafactor(_map_axes(factored_sides, logical_axes)),
         "muon": lambda: _muon(config, logical_axes),
     }
     if config.name not in makers:
@@ -178,58 +178,30 @@ def _direction(config: Any, logical_axes: Any) -> optax.GradientTransformation:
     return makers[config.name]()
 
 
-def _adafactor(logical_axes: Any) -> optax.GradientTransformation:
-    """Adafactor with the sides that logical axes name; without these, those of the last two axes."""
-    if logical_axes is not None:
-        return scale_by_adafactor(jax.tree.map(factored_sides, logical_axes, is_leaf=_is_axes))
-
-    def last_two(params: Any) -> optax.GradientTransformation:
-        return scale_by_adafactor(
-            jax.tree.map(
-                lambda x: Sides((x.ndim - 2,), (x.ndim - 1,)) if x.ndim > 1 else Sides(), params
-            )
-        )
-
-    return optax.GradientTransformation(
-        lambda params: last_two(params).init(params),
-        lambda updates, state, params=None: last_two(updates).update(updates, state, params),
-    )
-
-
 def factored_sides(axes: tuple[str | None, ...]) -> Sides:
-    """Which axes of a parameter are rows and columns to Adafactor: as `matrix_sides`, and tables too."""
+    """Returns the axes of rows and columns for Adafactor: as `matrix_sides`, and those of tables."""
     stacked = tuple(index for index, name in enumerate(axes) if name == "layers")
     groups = _groups(axes, (*_MATRIX_AXES, "vocab"))
-    if len(groups) != 2:
-        return Sides(stacked=stacked)
-    return Sides(groups[0], groups[1], stacked)
+    rows, columns = groups if len(groups) == 2 else ((), ())
+    return Sides(rows, columns, stacked)
 
 
 def _muon(config: Any, logical_axes: Any) -> optax.GradientTransformation:
-    """Orthogonalised momentum for the matrices, Adam for embeddings, norms and biases."""
-    if logical_axes is None:
-        raise ValueError("muon needs logical_axes, to know which parameters are matrices")
-    sides = jax.tree.map(matrix_sides, logical_axes, is_leaf=_is_axes)
-    sides = jax.tree.map(
-        lambda dims: optax.MaskedNode() if dims is None else dims, sides, is_leaf=_is_sides
-    )
-    labels = jax.tree.map(
-        lambda dims: "muon" if isinstance(dims, MuonDimensionNumbers) else "adam",
-        sides,
-        is_leaf=lambda x: isinstance(x, MuonDimensionNumbers | optax.MaskedNode),
-    )
+    """Returns orthogonalised momentum for matrices, and Adam for embeddings, norms and biases."""
+    of_each = _map_axes(lambda axes: matrix_sides(axes) or optax.MaskedNode(), logical_axes)
+    labels = _map_axes(lambda axes: "muon" if matrix_sides(axes) else "adam", logical_axes)
     orthogonal = optax.chain(
         scale_by_muon(
-            beta=config.momentum, weight_dimension_numbers=sides, mu_dtype=config.mu_dtype
+            beta=config.momentum, weight_dimension_numbers=of_each, mu_dtype=config.mu_dtype
         ),
-        optax.stateless(lambda updates, _: jax.tree.map(_to_adam_size, updates, sides)),
+        optax.stateless(lambda updates, _: jax.tree.map(_to_adam_size, updates, of_each)),
     )
     adam = optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=config.mu_dtype)
     return optax.partition({"muon": orthogonal, "adam": adam}, labels)
 
 
 def matrix_sides(axes: tuple[str | None, ...]) -> MuonDimensionNumbers | None:
-    """Which axes of a parameter are the input and the output of a matrix; None if it is not one.
+    """Returns the axes of a matrix's input and output; None for a parameter that is no matrix.
 
     ("embed", "heads", "head_dim") maps embed to all heads; ("heads", "head_dim", "embed") back.
     "layers" and unnamed axes count several matrices; "vocab" makes a table, never a matrix.
@@ -241,7 +213,7 @@ def matrix_sides(axes: tuple[str | None, ...]) -> MuonDimensionNumbers | None:
 
 
 def _groups(axes: tuple[str | None, ...], names: tuple[str, ...]) -> list[tuple[int, ...]]:
-    """Indices of the axes of these names, each alone but for heads and head size side by side."""
+    """Returns the indices of the axes of these names; adjacent heads and head size are one group."""
     groups: list[tuple[int, ...]] = []
     for index, name in enumerate(axes):
         if name not in names:
@@ -261,21 +233,16 @@ def _to_adam_size(update: jax.Array, sides: MuonDimensionNumbers) -> jax.Array:
 
 
 def _decay_mask(logical_axes: Any) -> Any:
-    """True for matrices and tables; False for norms, constants and biases, [heads, head_dim] ones too."""
-    if logical_axes is None:
-        return lambda params: jax.tree.map(lambda x: x.ndim >= 2, params)
+    """Returns True for matrices and tables, False for norms, constants and biases."""
 
     def decayed(axes: tuple[str | None, ...]) -> bool:
         own = [name for name in axes if name != "layers"]
         is_bias = len(own) < 2 or all(name in _HEAD_AXES for name in own)
         return not is_bias and "norm" not in own and "constant" not in own
 
-    return jax.tree.map(decayed, logical_axes, is_leaf=_is_axes)
+    return _map_axes(decayed, logical_axes)
 
 
-def _is_axes(x: Any) -> bool:
-    return isinstance(x, tuple)
-
-
-def _is_sides(x: Any) -> bool:
-    return x is None or isinstance(x, MuonDimensionNumbers)
+def _map_axes(function: Callable, logical_axes: Any) -> Any:
+    """Calls a function on the tuple of axis names of each parameter."""
+    return jax.tree.map(function, logical_axes, is_leaf=lambda x: isinstance(x, tuple))

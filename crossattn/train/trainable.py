@@ -1,26 +1,24 @@
-"""Which parameters are trained and how fast, by regular expressions on their names.
+"""Trained parameters and their learning rates, by regular expressions on their names.
 
-What is frozen is not differentiated and has no state in the optimiser; steps carry it
-along as it is. Names are paths such as "decoder.stack.layers.0.cross.query.kernel".
+A frozen parameter has no gradient and no optimiser state; a step returns it as it is. Names are paths such
+as "decoder.stack.layers.0.cross.query.kernel".
 """
 
 import re
 from collections.abc import Collection
 from typing import Any
 
-import jax
-
 from crossattn.functional import flatten, nest
 
 
 def trained_names(logical_axes: Any, pattern: str | None) -> frozenset[str] | None:
-    """Names of the parameters that are trained; None for all of them.
+    """Returns the names of the trained parameters; None for all of them.
 
-    logical_axes: a tuple of axis names for each parameter, as nested dicts; what a checkpoint holds and
-    nobody trains has "constant" among them. pattern: a regular expression that is searched for in each name.
+    logical_axes: a tuple of axis names for each parameter, as nested dicts; "constant" among them excludes a
+    parameter from training. pattern: a regular expression to search for in each name.
 
     Raises:
-        ValueError: the pattern is no regular expression, or fits no parameter that can be trained.
+        ValueError: the pattern is no regular expression, or matches no parameter that can be trained.
     """
     axes = flatten(logical_axes)
     free = [name for name, own in axes.items() if "constant" not in own]
@@ -29,7 +27,7 @@ def trained_names(logical_axes: Any, pattern: str | None) -> frozenset[str] | No
 
 
 def split(params: Any, trained: Collection[str] | None) -> tuple[Any, Any]:
-    """(parameters that are trained, the others), both nested as before."""
+    """Returns (trained parameters, frozen parameters), both nested as before."""
     if trained is None:
         return params, {}
     flat = flatten(params)
@@ -40,17 +38,17 @@ def split(params: Any, trained: Collection[str] | None) -> tuple[Any, Any]:
 
 
 def join(trained: Any, frozen: Any) -> Any:
-    """The inverse of ``split``."""
+    """Inverts ``split``."""
     return nest(flatten(trained) | flatten(frozen)) if frozen else trained
 
 
 def rate_factors(params: Any, rates: str) -> Any:
-    """What each parameter's learning rate is multiplied by: a number in each one's place.
+    """Returns the factor of each parameter's learning rate, nested as the parameters.
 
-    rates: "PATTERN=FACTOR,PATTERN=FACTOR"; the first pattern that is found in a name counts; 1 where none is.
+    rates: "PATTERN=FACTOR,PATTERN=FACTOR"; the first pattern that matches a name counts; 1 where none does.
 
     Raises:
-        ValueError: a part is not of that form, or fits no parameter.
+        ValueError: a part is not of that form, or matches no parameter.
     """
     flat = dict.fromkeys(flatten(params), 1.0)
     for pattern, factor in reversed(_parsed(rates)):
@@ -87,8 +85,3 @@ def _matching(pattern: str, names: Collection[str], option: str) -> list[str]:
             f" {some}"
         )
     return matching
-
-
-def scaled(updates: Any, factors: Any) -> Any:
-    """Updates times the factors of their learning rates."""
-    return jax.tree.map(lambda update, factor: update * factor, updates, factors)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from crossattn.train import processes, storage
-from crossattn.train.errors import MissingPackage, TrainError
+from crossattn.train.errors import TrainError, optional
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
@@ -123,13 +123,12 @@ class TensorBoard(Writer):
     """Event files for TensorBoard, through tensorboardX (no TensorFlow)."""
 
     def __init__(self, directory: str | Folder):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise MissingPackage(
-                "TensorBoard events need the package tensorboardX: pip install tensorboardX"
-            ) from None
-        self._make, self._directory, self._events = SummaryWriter, storage.folder(directory), None
+        package = optional(
+            "tensorboardX",
+            "TensorBoard events need the package tensorboardX: pip install tensorboardX",
+        )
+        self._make, self._directory = package.SummaryWriter, storage.folder(directory)
+        self._events: Any = None
 
     def start(self, step: int) -> None:
         # Events at purge_step and after, from before a restart, are hidden by TensorBoard.
@@ -149,13 +148,10 @@ class WeightsAndBiases(Writer):
     """A run in Weights & Biases; `options` go to wandb.init (project, name, config, ...)."""
 
     def __init__(self, **options: Any):
-        try:
-            import wandb
-        except ImportError:
-            raise MissingPackage(
-                "logging to Weights & Biases needs the package wandb: pip install wandb"
-            ) from None
-        self._wandb, self._options, self._run = wandb, options, None
+        self._wandb = optional(
+            "wandb", "logging to Weights & Biases needs the package wandb: pip install wandb"
+        )
+        self._options, self._run = options, None
 
     def start(self, step: int) -> None:
         self._run = self._wandb.init(**self._options)

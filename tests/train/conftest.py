@@ -4,6 +4,7 @@ Compiled code is kept on disk for the session: these tests start the same run ag
 """
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,23 @@ def toy_process(compiled_code):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="module")
+def two_toy_processes(toy_process):
+    """Starts the toy program in two processes that join to one run."""
+
+    def start(workdir, options, **settings):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", **settings}
+        return [
+            toy_process(workdir, options, JAX_PROCESS_ID=str(index), **variables)
+            for index in range(2)
+        ]
+
+    return start
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from crossattn.train.adafactor import Sides, scale_by_adafactor
 from crossattn.train.optim import OptimConfig, factored_sides, make_optimizer
 from crossattn.train.state import init_state
 from experiments.settings import model_config
-from tests.conftest import on_eight_devices
 
 OPTAX = optax.chain(
     optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
@@ -112,7 +111,3 @@ def test_nothing_larger_than_a_vector_is_whole_on_every_device(eleven_billion, s
         assert not whole or math.prod(of_a_layer) <= 32128, (x.shape, place.spec)
         split += not whole
     assert split >= 18  # one side at least of each matrix
-
-
-def test_eight_devices_make_the_steps_of_one_and_keep_their_parts():
-    assert on_eight_devices("-m", "tests.train.eight_devices") == "equal\n"

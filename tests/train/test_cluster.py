@@ -4,7 +4,6 @@
 """
 
 import signal
-import socket
 import time
 
 import pytest
@@ -18,21 +17,11 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def two(toy_process):
+def two(two_toy_processes):
     """Starts both processes of a run."""
-
-    def start(workdir, **task):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        variables = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-        options = OPTIONS | {"task": {"delay": 0.05, **task}}
-        return [
-            toy_process(workdir, options, JAX_PROCESS_ID=str(index), **variables)
-            for index in range(2)
-        ]
-
-    return start
+    return lambda workdir, **task: two_toy_processes(
+        workdir, OPTIONS | {"task": {"delay": 0.05, **task}}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import sacrebleu
@@ -11,38 +12,18 @@ REFERENCES = ["le chat noir voit un petit oiseau", "la maison blanche", "deux ch
 HYPOTHESES = ["le chat noir voit un oiseau", "la maison est blanche", "deux chiens heureux"]
 
 
-def test_scores_are_sacrebleus_own():
+def test_scores_are_sacrebleus_own_with_their_signatures():
     scores = translation_scores(HYPOTHESES, REFERENCES)
     assert scores["bleu"] == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
-    assert 0 < scores["bleu"] < 100 and 0 < scores["chrf"] < 100
-
-
-def test_signatures_say_how_it_was_measured():
-    scores = translation_scores(HYPOTHESES, REFERENCES)
     assert "tok:13a" in scores["bleu_signature"] and "nc:6" in scores["chrf_signature"]
     characters = translation_scores(HYPOTHESES, REFERENCES, tokenize="char")
     assert "tok:char" in characters["bleu_signature"]
     assert characters["bleu"] != scores["bleu"]
 
 
-def test_a_perfect_translation_has_100_and_an_empty_one_0():
-    assert translation_scores(REFERENCES, REFERENCES)["bleu"] == pytest.approx(100)
-    assert translation_scores(REFERENCES, REFERENCES)["chrf"] == pytest.approx(100)
-    nothing = translation_scores([""] * 3, REFERENCES)
-    assert nothing["bleu"] == 0 and nothing["chrf"] == 0
-
-
-def test_scores_are_of_the_corpus_not_the_mean_of_sentences():
-    bleu = translation_scores(HYPOTHESES, REFERENCES)["bleu"]
-    each = [
-        translation_scores([h], [r])["bleu"] for h, r in zip(HYPOTHESES, REFERENCES, strict=True)
-    ]
-    assert abs(bleu - sum(each) / 3) > 1
-
-
 def test_without_sacrebleu_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics.bleu", None)
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(MissingPackage, match="pip install 'crossattn"):
         translation_scores(HYPOTHESES, REFERENCES)
 
@@ -53,15 +34,11 @@ def test_losses_are_means_by_weight(weight):
     scores = loss_scores({"weight": weight} | {name: weight * x for name, x in means.items()})
     accuracy = means.pop("correct")
     assert scores == pytest.approx(means | {"perplexity": 20.0, "accuracy": accuracy})
-    assert loss_scores(dict.fromkeys(("weight", "nll", "loss", "correct"), 0.0))["accuracy"] == 0
 
 
-def test_a_hopeless_loss_still_has_a_finite_perplexity():
+def test_extreme_sums_still_have_finite_scores():
     scores = loss_scores({"weight": 1.0, "nll": 5000.0, "loss": 5000.0, "correct": 0.0})
     assert math.isfinite(scores["perplexity"])
-
-
-def test_no_token_is_no_division_by_zero():
     scores = loss_scores({"weight": 0.0, "nll": 0.0, "loss": 0.0, "correct": 0.0})
     assert scores == {"loss": 0.0, "nll": 0.0, "perplexity": 1.0, "accuracy": 0.0}
 

@@ -39,10 +39,11 @@ AXES = {
 class ToyBatches:
     """Batch n is a function of n and of nothing else; rows go round the shards in turn."""
 
-    def __init__(self, rows=16, length=6, shard=(0, 1), poison_at=None, delay=0.0, broken_in=None):
-        self.rows, self.length, self.shard = rows, length, shard
-        self.poison_at, self.delay, self.position = poison_at, delay, 0
-        self.broken_in = broken_in
+    rows, length = 16, 6
+
+    def __init__(self, shard=(0, 1), poison_at=None, delay=0.0, broken_in=None):
+        self.shard, self.poison_at, self.position = shard, poison_at, 0
+        self.delay, self.broken_in = delay, broken_in
 
     def __next__(self):
         time.sleep(self.delay)
@@ -76,7 +77,6 @@ class ToyTask:
     broken_in: the shard whose sixth batch cannot be read."""
 
     dropout: float = 0.1
-    rows: int = 16
     poison_at: int | None = None
     delay: float = 0.0
     broken_in: int | None = None
@@ -108,10 +108,8 @@ class ToyTask:
         return loss, sums | {"tokens": sums["weight"]}
 
     def train_iterator(self, shard_index, shard_count):
-        shard = (shard_index, shard_count)
         return ToyBatches(
-            self.rows,
-            shard=shard,
+            shard=(shard_index, shard_count),
             poison_at=self.poison_at,
             delay=self.delay,
             broken_in=self.broken_in,
@@ -126,8 +124,17 @@ class ToyTask:
         (directory / "vocabulary.txt").write_text(str(VOCAB))
 
 
+def param_shapes():
+    return jax.eval_shape(ToyTask().init, jax.random.key(0))
+
+
+def assert_same(a, b):
+    """The same structure and the same bits."""
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
+
 def checksum(tree):
-    """Of the bits of all arrays, wherever their parts lie."""
+    """Checksum of the bits of all arrays, wherever their parts lie."""
     whole = multihost_utils.process_allgather(tree, tiled=True)
     return zlib.crc32(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(whole)))
 

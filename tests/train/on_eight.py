@@ -1,11 +1,13 @@
-"""A program for eight virtual CPU devices: gradients of loops are those of one device, and are sent once.
+"""A program for eight virtual CPU devices: losses, gradients, optimisers and runs against one device's.
 
-It prints what is wrong with each case, "" for nothing.
+It prints {case: its error, "" for none}.
 """
 
 import functools
 import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,11 @@ import optax
 
 import crossattn as xa
 from crossattn.models import perceiver_io, transformer
+from crossattn.train.config import CheckpointConfig, TrainConfig
 from crossattn.train.linear_loss import linear_cross_entropy
+from crossattn.train.loop import train
 from crossattn.train.losses import cross_entropy
+from crossattn.train.optim import OptimConfig, make_optimizer
 from crossattn.train.sharding import (
     MeshConfig,
     batch_sharding,
@@ -26,9 +31,11 @@ from crossattn.train.sharding import (
 )
 from crossattn.train.state import init_state
 from crossattn.train.step import make_train_step
+from crossattn.train.writers import Writer
 from experiments.plan.collectives import collectives
 from experiments.plan.hlo import Module
 from tests.closeness import close
+from tests.train.toy_task import ToyTask, assert_same
 
 ROWS, LENGTH, VOCAB, DIM = 16, 8, 64, 16
 RANDOM = np.random.default_rng(0)
@@ -139,11 +146,70 @@ def _build(module, config, rngs):
     return module(config, rngs=rngs)
 
 
+ADAFACTOR_AXES = {
+    "table": ("vocab", "embed"),
+    "query": ("layers", "embed", "heads", "head_dim"),
+    "up": ("layers", "embed", "mlp"),
+    "norm": ("layers", "norm"),
+}
+SHAPES = {"table": (256, 128), "query": (2, 128, 8, 16), "up": (2, 128, 256), "norm": (2, 128)}
+# Parts of eight, of the means over columns and over rows, on data 2 x fsdp 2 x tensor 2.
+ROW_PARTS = {"table": (64, 1), "query": (2, 64, 1, 1), "up": (2, 64, 1), "norm": (2, 128)}
+COLUMN_PARTS = {"table": (1, 64), "query": (2, 1, 4, 16), "up": (2, 1, 128), "norm": (1, 1)}
+
+
+def check_adafactor():
+    """Three updates, and the places of the moments."""
+    make = lambda shape: jnp.asarray(RANDOM.normal(size=shape), jnp.float32)  # noqa: E731
+    draws = [{name: make(shape) for name, shape in SHAPES.items()} for _ in range(4)]
+    config = OptimConfig(name="adafactor", learning_rate=0.1)
+    optimizer, _ = make_optimizer(config, 11, ADAFACTOR_AXES)
+    state = init_state(draws[0], optimizer)
+
+    def update(params, opt_state, grads):
+        steps, opt_state = optimizer.update(grads, opt_state, params)
+        return jax.tree.map(jnp.add, params, steps), opt_state
+
+    def updated(**options):
+        step, found = jax.jit(update, **options), (state.params, state.opt_state)
+        for grads in draws[1:]:
+            found = step(*found, grads)
+        return found
+
+    places = state_sharding(state, ADAFACTOR_AXES, make_mesh(MeshConfig(**MESHES["all"])))
+    parts = updated(out_shardings=(places.params, places.opt_state))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), parts, updated()
+    )
+    (moments,) = [each for each in parts[1] if hasattr(each, "rows")]
+    for tree, wanted in ((moments.rows, ROW_PARTS), (moments.columns, COLUMN_PARTS)):
+        for name, x in tree.items():
+            assert {shard.data.shape for shard in x.addressable_shards} == {wanted[name]}, name
+
+
+def check_offloaded():
+    """A run whose optimiser's state lies with the host, begun anew from its checkpoint."""
+    optim = OptimConfig(learning_rate=0.05, schedule="constant")
+    mesh, checkpoint = MeshConfig(fsdp=2), CheckpointConfig(every=3)
+    config = TrainConfig(steps=6, optim=optim, mesh=mesh, checkpoint=checkpoint)
+    offloaded = replace(config, offload_optimizer=True)
+    with tempfile.TemporaryDirectory() as folder:
+        here = train(ToyTask(), config, Path(folder, "here"), writers=[Writer()])
+        for part in (replace(offloaded, steps=3), offloaded):
+            there = train(ToyTask(), part, Path(folder, "there"), writers=[Writer()])
+    trees = there.state.opt_state, there.state.params
+    kinds = [{x.sharding.memory_kind for x in jax.tree.leaves(tree)} for tree in trees]
+    assert kinds[0] == {"pinned_host"} and "pinned_host" not in kinds[1], kinds
+    assert_same(here.state, there.state)
+
+
 CASES = {
     "loss on all axes": functools.partial(check_loss, "all", 4),
     "loss along seq": functools.partial(check_loss, "seq", 4),
     "accumulated": functools.partial(check_accumulated, "all"),
     "repeated": functools.partial(check_repeated, "data"),
+    "adafactor": check_adafactor,
+    "offloaded": check_offloaded,
 }
 
 
