@@ -4,7 +4,7 @@ Each kind of classifier is fitted to the training split with a few settings, and
 validation split says the classes of another split. None of them sees the order of a sequence beyond n-grams.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,43 @@ def predictions(train: Examples, validation: Examples, other: Examples) -> dict[
                 )  # the first stays first
             found[f"{kind}_{view}"] = fitted[0].predict(other.views[view])
     return found
+
+
+def scores(
+    vectors: Callable[[str], tuple[Mapping[str, np.ndarray], np.ndarray]],
+    split: str,
+    metrics: Mapping[str, Callable[[np.ndarray, np.ndarray], float]],
+) -> dict[str, float]:
+    """Returns metrics of each baseline on a split, as NAME_METRIC.
+
+    Args:
+      vectors: from the name of a split to its views and labels.
+      split: the one that is scored; settings are chosen on validation.
+      metrics: by name, functions of predicted and true classes.
+    """
+    train, validation, other = (
+        _joined(Examples(*vectors(name))) for name in ("train", "validation", split)
+    )
+    return {
+        f"{name}_{metric}": float(score(said, other.labels))
+        for name, said in predictions(train, validation, other).items()
+        for metric, score in metrics.items()
+    }
+
+
+def accuracy(said: np.ndarray, labels: np.ndarray) -> float:
+    """Returns the share of right classes."""
+    return float(np.mean(said == labels))
+
+
+def _joined(examples: Examples) -> Examples:
+    """Adds a view of all numbers side by side, if there are several."""
+    numbers = {name: x for name, x in examples.views.items() if x.dtype != object}
+    if len(numbers) < 2:
+        return examples
+    name = "_and_".join(numbers)
+    views = {**examples.views, name: np.concatenate(list(numbers.values()), 1)}
+    return Examples(views, examples.labels)
 
 
 def _of_numbers(size: int) -> dict[str, list[Any]]:

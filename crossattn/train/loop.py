@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from crossattn.train import members as several
 from crossattn.train import processes, storage
@@ -33,7 +34,7 @@ from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
 from crossattn.train.profile import Trace
-from crossattn.train.program import make_program
+from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import data_shard, make_mesh, put_batch
 from crossattn.train.state import TrainState
 from crossattn.train.storage import Folder
@@ -188,12 +189,12 @@ class _Run:
             raise CheckpointError(
                 f"resume is 'must' but there is no checkpoint in {self.workdir / 'checkpoints'}"
             )
-        data = self._batches()
+        data = batches(self.task, self.config, self.mesh)
         if restored is None:
             if processes.is_main():
                 with storage.filled(self.workdir / "assets") as assets:
                     self.task.save_assets(assets)
-            state, step = self._fresh(), 0
+            state, step = fresh_state(self.program, self.initial), 0
         else:
             state, step = restored.state, int(restored.state.step)
             self._take_position(restored, data)
@@ -201,31 +202,6 @@ class _Run:
         if 0 < step < self.config.steps:
             self.log.note(f"going on from the checkpoint of step {step}")
         return state, data, step
-
-    def _fresh(self) -> TrainState:
-        key, places, initial = self.program.key, self.program.sharding, self.initial
-        if initial is None:
-            return jax.jit(self.program.fresh, out_shardings=places)(key)
-        own, members = None if places is None else places.params, self.config.members
-        params = jax.jit(self.program.init, out_shardings=own)(key)
-        if members:
-            each = [initial(several.take(params, index)) for index in range(len(members))]
-            params = jax.jit(several.stack, out_shardings=own)(each)
-        else:
-            params = initial(params)
-        return jax.jit(self.program.begun, out_shardings=places, donate_argnums=0)(params)
-
-    def _batches(self) -> TrainIterator:
-        members, shard = self.config.members, data_shard(self.mesh)
-        if not members:
-            return self.task.train_iterator(*shard)
-        if not isinstance(self.task, TaskOfMembers):
-            raise TrainError(
-                f"{type(self.task).__name__} has no train_iterators(seeds, shard_index, shard_count), which"
-                " train.seeds and train.sweep call; give it one, or train the seeds one by one"
-            )
-        seeds = [member.seed for member in members]
-        return several.MemberBatches(self.task.train_iterators(seeds, *shard))
 
     def _take_position(self, restored: Restored, data: TrainIterator) -> None:
         data.set_state(restored.data_state)
@@ -327,3 +303,36 @@ class _Run:
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)
+
+
+def fresh_state(program: Program, initial: Initial | None = None) -> TrainState:
+    """Returns the state before the first step, of all members."""
+    key, places, members = program.key, program.sharding, program.key.ndim > 0
+    if initial is None:
+        return jax.jit(program.fresh, out_shardings=places)(key)
+    own = None if places is None else places.params
+    params = jax.jit(program.init, out_shardings=own)(key)
+    if members:
+        each = [initial(program.member(params, index)) for index in range(len(key))]
+        params = jax.jit(several.stack, out_shardings=own)(each)
+    else:
+        params = initial(params)
+    return jax.jit(program.begun, out_shardings=places, donate_argnums=0)(params)
+
+
+def batches(task: Task, config: TrainConfig, mesh: Mesh | None) -> TrainIterator:
+    """Returns this process's batches from the start of the data; of members, stacked ones.
+
+    Raises:
+        TrainError: the task has no batches by seed, and the run has members.
+    """
+    shard = data_shard(mesh)
+    if not config.members:
+        return task.train_iterator(*shard)
+    if not isinstance(task, TaskOfMembers):
+        raise TrainError(
+            f"{type(task).__name__} has no train_iterators(seeds, shard_index, shard_count), which"
+            " train.seeds and train.sweep call; give it one, or train the seeds one by one"
+        )
+    seeds = [member.seed for member in config.members]
+    return several.MemberBatches(task.train_iterators(seeds, *shard))

@@ -110,6 +110,18 @@ def stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *each: jnp.stack(each), *trees)
 
 
+def stacked(shapes: Any, count: int, along: str | None = None) -> Any:
+    """Returns the shapes of so many members' arrays, with their places, from those of one."""
+
+    def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        place = x.sharding if isinstance(x.sharding, NamedSharding) else None
+        if place is not None:
+            place = NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
+        return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=place)
+
+    return jax.tree.map(one, shapes)
+
+
 def stacked_sharding(sharding: TrainState | None, along: str | None) -> TrainState | None:
     """Returns the shardings of a state of members, from those of one; None stays None."""
     if sharding is None:

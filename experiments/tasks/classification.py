@@ -17,6 +17,7 @@ from crossattn.data.features import Feature, Image, Label, Text
 from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.types import Rate
+from experiments.baselines import accuracy, scores
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
@@ -74,6 +75,12 @@ class ClassificationTask(base.Task):
     gives = ("num_classes", "image_size", "channels", "vocab_size", "max_length")
     metrics = ("loss", "nll", "accuracy")
     headline = ("accuracy", "max")
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """The picture, if the model reads it beside a text."""
+        data = self.config.data
+        return () if None in (data.image, data.text) else (data.image,)
 
     @property
     def tokenizes(self) -> bool:
@@ -202,21 +209,8 @@ class ClassificationTask(base.Task):
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracies of the most frequent class, and of the nearest training picture or text."""
-        (train, labels), (other, expected) = (self.vectors(name) for name in ("train", split))
-        found = {"most_frequent_class": np.full(len(expected), np.bincount(labels).argmax())}
-        for name in other.keys() - {"words"}:
-            found[f"nearest_{name}"] = labels[_nearest(train[name], other[name])]
-        return {
-            f"{name}_accuracy": float((said == expected).mean()) for name, said in found.items()
-        }
-
-
-def _nearest(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns for each of the wanted vectors [n F] the index of the nearest known one."""
-    squares = (known**2).sum(-1)
-    parts = np.array_split(wanted, -(-len(wanted) // 256))
-    return np.concatenate([(squares - 2 * part @ known.T).argmin(-1) for part in parts])
+        """Returns accuracies of classifiers of pixels, tokens and n-grams of characters."""
+        return scores(self.vectors, split, {"accuracy": accuracy})
 
 
 def _classes(data: Any) -> tuple[str, ...]:

@@ -65,8 +65,17 @@ def window_surprises(
     return found
 
 
+LEFT = tuple((n, 0) for n in range(6))
+"""Windows of the tokens before a token."""
+
 BOTH_SIDES = ((0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (3, 2), (3, 3))
-"""Windows of a token that is masked."""
+"""Windows of the tokens around a masked token."""
+
+
+def countable(windows: Sequence[tuple[int, int]], vocab_size: int) -> Sequence[tuple[int, int]]:
+    """Returns the windows whose n-grams of such a vocabulary can be counted."""
+    bits = (vocab_size - 1).bit_length()
+    return [window for window in windows if (1 + sum(window)) * bits <= 63]
 
 
 def trigrams(task: Any, split: str, segments: Callable[[Any], Any]) -> dict[str, float]:

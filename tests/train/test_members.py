@@ -48,9 +48,9 @@ class Toy(ToyTask):
     def train_iterators(self, seeds, shard_index, shard_count):
         found = []
         for seed in seeds:
-            length = 4 + seed % 3 if self.buckets else 6
             poisoned = 100 * seed + 2 if seed == self.broken else None
-            found.append(ToyBatches(16, length, (shard_index, shard_count), poisoned))
+            found.append(ToyBatches((shard_index, shard_count), poisoned))
+            found[-1].length = 4 + seed % 3 if self.buckets else 6
             found[-1].position = 100 * seed
         return found
 
