@@ -77,7 +77,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/.zoo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,speech,pages]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train,speech,pages,baselines]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
