@@ -1,22 +1,30 @@
 """Score a checkpoint on a split, and print a few samples.
 
-python -m experiments.evaluate --workdir=runs/fr --split=test --num_beams=5
+    python -m experiments.evaluate --workdir=runs/fr --split=test --num_beams=5
+    python -m experiments.evaluate --workdir=runs/emoji --baselines
+
+Of several runs that were trained as one (``train.seeds``, ``train.sweep``) each is scored, and a metric is
+the mean; --member names one. --baselines also scores what needs no such model, by scikit-learn.
 """
 
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
 from crossattn.train import processes
 from experiments import launch, report
-from experiments.runs import NUM_BEAMS, SPLIT, STEP, open_run
+from experiments.runs import MEMBER, NUM_BEAMS, SPLIT, STEP, members_of, open_run, parameters
 
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
 )
+_BASELINES = flags.DEFINE_bool("baselines", False, "Also score the baselines of the task.")
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, NUM_BEAMS, _LIMIT, *launch.PROCESSES,
+    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, MEMBER, NUM_BEAMS, _LIMIT, _BASELINES,
+    *launch.PROCESSES,
 )  # fmt: skip
 
 
@@ -25,16 +33,38 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     path = launch.required_workdir() / f"results-{SPLIT.value}.json"
-    _, task, params = open_run()
+    workdir, task, params = open_run()
     launch.writable(path)
+    if _BASELINES.value and importlib.util.find_spec("sklearn") is None:
+        raise launch.Refused("--baselines needs scikit-learn: pip install 'crossattn[baselines]'")
     given = {flag.name: flag.value for flag in (NUM_BEAMS, _LIMIT) if flag.value is not None}
+    members = [] if MEMBER.value else members_of(task.config)
     results = task.report(params, SPLIT.value, **given)
+    if members:
+        reports = [results]
+        for name in list(members)[1:]:
+            own = parameters(task, workdir, STEP.value, name)
+            reports.append(task.report(own, SPLIT.value, **given))
+        results = of_all(dict(zip(members, reports, strict=True)))
+    if _BASELINES.value:
+        results |= {f"baseline_{name}": x for name, x in task.baselines(SPLIT.value).items()}
     samples = task.samples(params, SPLIT.value)[:_SAMPLES]
     if samples and processes.is_main():
         print("\n\n".join(samples))
     report.save(results, path)
     report.show(results)
     return 0
+
+
+def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME."""
+    found: dict[str, Any] = dict(next(iter(reports.values())))
+    for name, value in list(found.items()):
+        values = [report.get(name) for report in reports.values()]
+        if isinstance(value, float) and all(isinstance(x, float) for x in values):
+            found[name] = sum(values) / len(values)
+            found |= {f"{member}/{name}": x for member, x in zip(reports, values, strict=True)}
+    return found
 
 
 if __name__ == "__main__":

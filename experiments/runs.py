@@ -6,17 +6,23 @@ import jax
 from absl import flags
 
 from crossattn.train.checkpoint import load_params
+from crossattn.train.members import stacked, take
 from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.errors import SettingsError
-from experiments.settings import check, config_mesh, saved_config
+from experiments.settings import check, config_mesh, saved_config, train_config
 from experiments.tasks import find, make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
 SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 NUM_BEAMS = flags.DEFINE_integer(
     "num_beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
+)
+MEMBER = flags.DEFINE_string(
+    "member",
+    None,
+    "Which run of several that were trained as one: its name, seed_1; default: the first.",
 )
 
 
@@ -35,14 +41,28 @@ def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
         names = " or ".join(kind.__module__.rpartition(".")[2] for kind in kinds)
         raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {names}.")
     task = make_task(config, workdir / "assets")
-    return workdir, task, parameters(task, workdir, STEP.value)
+    return workdir, task, parameters(task, workdir, STEP.value, MEMBER.value)
 
 
-def parameters(task: Any, workdir: Folder, step: str = "last") -> Any:
+def members_of(config: Any) -> dict[str, int]:
+    """Returns the names of the runs that a config trains as one, with their numbers; {} for one run."""
+    members = train_config(config).members
+    return {member.name: index for index, member in enumerate(members)}
+
+
+def parameters(task: Any, workdir: Folder, step: str = "last", member: str | None = None) -> Any:
     """Returns the parameters of a checkpoint of a run, the averaged ones if it has them.
 
-    They lie on the config's mesh; if that is for another number of devices, each has all of them.
+    They lie on the config's mesh; if that is for another number of devices, each has all of them. Of
+    several runs that were trained as one, they are the named member's, or the first one's.
+
+    Raises:
+      Refused: the run has no such member.
     """
+    members = members_of(task.config)
+    if member is not None and member not in members:
+        known = ", ".join(members) or "it is one run; leave --member out"
+        raise launch.Refused(f"--member is {member!r}; expected one of the run's: {known}.")
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     try:
         mesh = config_mesh(task.config)
@@ -50,7 +70,11 @@ def parameters(task: Any, workdir: Folder, step: str = "last") -> Any:
         raise
     except ValueError:
         mesh = make_mesh()
-    target = with_sharding(shapes, params_sharding(shapes, task.logical_axes(), mesh))
+    places = params_sharding(shapes, task.logical_axes(), mesh)
     wanted = int(step) if step.isdigit() else step
+    if not members:
+        target = with_sharding(shapes, places)
+        return load_params(workdir / "checkpoints", target, step=wanted)[0]
+    target = stacked(with_sharding(shapes, places), len(members))
     params, _ = load_params(workdir / "checkpoints", target, step=wanted)
-    return params
+    return jax.jit(take, out_shardings=places)(params, members.get(member or "", 0))

@@ -38,7 +38,7 @@ def build(kind: Callable[..., T], name: str, values: Mapping[str, Any], **more: 
 def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
     """Returns the values of the training loop, from the sections train, optim, mesh and checkpoint."""
     check(config)
-    return build(
+    values = build(
         TrainConfig,
         "train",
         section_of(config, "train"),
@@ -49,6 +49,14 @@ def train_config(config: ConfigDict, resume: str = "auto") -> TrainConfig:
             CheckpointConfig, "checkpoint", section_of(config, "checkpoint"), resume=resume
         ),
     )
+    own = keys.of(config)
+    for member in values.members:
+        for name, value in member.optim.items():
+            if not (key := own[f"optim.{name}"]).takes(value):
+                raise SettingsError(
+                    f"config.train.sweep has optim.{name} {value:g}; expected {key.expected}."
+                )
+    return values
 
 
 def config_mesh(config: ConfigDict) -> Mesh | None:

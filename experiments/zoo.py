@@ -1,12 +1,14 @@
-"""Train every architecture in small, and compare each with its baseline, in one table.
+"""Train every architecture in small, and compare each with its baselines, in one table.
 
     python -m experiments.zoo
     python -m experiments.zoo --only=fashion_vit,emoji_group:image --seeds=1 --table=runs/zoo.json
 
-Each config's ``tiny`` variant is trained on its synthetic data once for each seed, of the initial parameters
-(without a checkpoint) and of the order of the data. The task of a row has its metric and baselines
-(``headline``, ``baselines``); without any, the baseline is the model before training. The exit code is 1 if
-a row could not be trained.
+Each config's ``tiny`` variant is trained on its synthetic data, all seeds as one program. The task of a row
+has its metric (``headline``), its memory and its baselines, of which the table has the best on the split that
+is scored; without any, the baseline is the model before training. ``blind`` is the same model, trained and
+scored with its memory blanked; ``shuffled`` is the model with the memory of another example. A row has learnt
+if all seeds are better than the baseline and than every blind seed. The exit code is 1 if a row could not be
+trained.
 
 A config file may name the variants that are rows, and their steps: ``ZOO = {"both": 600, "image": 800}``.
 """
@@ -24,9 +26,11 @@ import jax
 from absl import flags
 
 from crossattn import functional, models
+from crossattn.train.config import TrainConfig
 from crossattn.train.errors import NonFiniteLoss
-from crossattn.train.program import Program, make_program
-from crossattn.train.sharding import data_shard, make_mesh, put_batch
+from crossattn.train.loop import batches, fresh_state
+from crossattn.train.program import make_program
+from crossattn.train.sharding import make_mesh, put_batch
 from crossattn.train.storage import folder
 from experiments import launch, report
 from experiments.initial import initial
@@ -46,7 +50,10 @@ STEPS = 800
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _SPLIT = "test"
-_TITLES = ("architecture", "config", "task", "parameters", "baseline", "reached", "beaten by", "s")
+_TITLES = (
+    *("architecture", "config", "task", "parameters", "baseline", "reached", "blind", "shuffled"),
+    *("learnt", "s"),
+)
 
 
 @dataclass
@@ -60,6 +67,8 @@ class Row:
       metric, best: name of the score, and whether "min" or "max" of it is best.
       baseline, must_beat: name and score of the best baseline.
       reached: the score of each seed.
+      blind: of each seed trained without the memory; none where the task has no memory.
+      shuffled: of each seed with the memory of another example.
       seconds: of all runs, with compilation.
       failed: the error of a row that could not be trained.
     """
@@ -74,14 +83,17 @@ class Row:
     baseline: str = ""
     must_beat: float = 0.0
     reached: list[float] = field(default_factory=list)
+    blind: list[float] = field(default_factory=list)
+    shuffled: list[float] = field(default_factory=list)
     seconds: float = 0.0
     failed: str = ""
 
     @property
-    def beating(self) -> int:
-        """The number of runs that are better than the baseline."""
+    def learning(self) -> int:
+        """The number of seeds that are better than the baseline and than every blind seed."""
         sign = 1 if self.best == "max" else -1
-        return sum(sign * value > sign * self.must_beat for value in self.reached)
+        bar = max(sign * value for value in (self.must_beat, *self.blind))
+        return sum(sign * value > bar for value in self.reached)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -158,37 +170,58 @@ def _row(name: str, config: Any, seeds: int) -> Row:
     return row
 
 
+class Blind:
+    """A task whose model never sees its memory."""
+
+    def __init__(self, task: Any):
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def loss(self, params: Any, batch: Any, key: Any) -> Any:
+        """Returns the loss of a batch whose memory is blanked."""
+        return self._task.loss(params, self._task.blanked(batch), key)
+
+
 def _train(row: Row, config: Any, seeds: int) -> None:
-    """Trains every seed with the same compiled programs, and the first one's dropout."""
+    config.train.seeds = seeds
     values = train_config(config)
     task = make_task(config)
     task.refuse_unready()
     row.metric, row.best = task.headline
     row.architecture = _architecture(task)
-    program, begin = make_program(task, values, make_mesh(values.mesh)), initial(config, task)
-    fresh, begun = jax.jit(program.fresh), jax.jit(program.begun)
-    for seed in range(seeds):
-        config.seed = seed
-        state = fresh(jax.random.key(seed))
-        if begin is not None:
-            state = begun(begin(state.params))
-        if not seed:
-            row.parameters = functional.count(state.params)
-            row.baseline, row.must_beat = _baseline(task, row, state.params)
-        row.reached.append(_reached(task, program, state, row))
+    params = _reached(row, task, values, initial(config, task))
+    row.reached = [_score(row, task, each) for each in params]
+    if task.memory:
+        row.shuffled = [_score(row, task, each, task.shuffled) for each in params]
+        blind = _reached(row, Blind(task), values, initial(config, task))
+        row.blind = [_score(row, task, each, task.blanked) for each in blind]
 
 
-def _reached(task: Any, program: Program, state: Any, row: Row) -> float:
-    """Trains from a state, which is donated, and returns the metric."""
-    data = task.train_iterator(*data_shard(program.mesh))
+def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
+    return task.split_loss(params, _SPLIT, change)[row.metric]
+
+
+def _reached(row: Row, task: Any, values: TrainConfig, begin: Any) -> list[Any]:
+    """Trains all seeds of a row, and returns the parameters of each."""
+    program = make_program(task, values, make_mesh(values.mesh))
+    state, seeds = fresh_state(program, begin), range(values.seeds)
+    first = program.member(state.params, 0) if values.members else state.params
+    if not row.parameters:
+        row.parameters = functional.count(first)
+        row.baseline, row.must_beat = _baseline(task, row, first)
+    data = batches(task, values, program.mesh)
     try:
         for step in range(1, row.steps + 1):
-            state, metrics = program.step(state, put_batch(next(data), program.mesh))
-            if not bool(metrics["finite"]):
+            batch = put_batch(next(data), program.mesh, bool(values.members), program.along)
+            state, metrics = program.step(state, batch)
+            if not jax.device_get(metrics["finite"]).all():
                 raise NonFiniteLoss(f"step {step}: the loss or its gradient is not finite")
     finally:
         getattr(data, "close", lambda: None)()
-    return task.split_loss(state.eval_params, _SPLIT)[row.metric]
+    params = state.eval_params
+    return [program.member(params, seed) for seed in seeds] if values.members else [params]
 
 
 def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
@@ -226,16 +259,21 @@ def table(rows: Sequence[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     what = (row.architecture, row.name, row.task, f"{row.parameters:,}")
     if row.failed:
-        return (*what, "", row.failed, "failed", f"{row.seconds:.0f}")
-    middle, least, most = (f(row.reached) for f in (statistics.median, min, max))
+        return (*what, "", row.failed, "", "", "failed", f"{row.seconds:.0f}")
     of = len(row.reached)
     return (
         *what,
         f"{row.baseline}: {row.metric} {row.must_beat:.3f}",
-        f"{middle:.3f} ({least:.3f} to {most:.3f})",
-        "all" if row.beating == of else f"{row.beating} of {of}" if row.beating else "**none**",
+        *map(_spread, (row.reached, row.blind, row.shuffled)),
+        "all" if row.learning == of else f"{row.learning} of {of}" if row.learning else "**none**",
         f"{row.seconds:.0f}",
     )
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

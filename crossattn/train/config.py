@@ -1,13 +1,14 @@
 """Settings of a run, and the protocols of its task and data."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import jax
 
 from crossattn.train import xla
+from crossattn.train.members import Member, members_of
 from crossattn.train.optim import OptimConfig
 from crossattn.train.sharding import MeshConfig
 from crossattn.types import Count, Rate
@@ -40,6 +41,8 @@ class TrainConfig:
     Attributes:
       steps: optimiser steps in all; a later start may raise it.
       seed: seed of parameters, dropout and the order of the data.
+      seeds: runs that are trained as one program, with the seeds from ``seed`` on.
+      sweep: numbers of the optimiser that are trained as one program, "optim.learning_rate=1e-3,2e-3".
       accumulate: microbatches of a batch.
       ema_decay: decay of the averaged parameters; None is no average.
       prng: JAX's random implementation; None is its default.
@@ -57,6 +60,8 @@ class TrainConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     seed: Annotated[int, "[0, 4294967295]"] = 0
+    seeds: Count = 1
+    sweep: str | None = None
     accumulate: Count = 1
     ema_decay: Rate | None = None
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -77,6 +82,13 @@ class TrainConfig:
         if self.checkpoint.resume not in ("auto", "must", "never"):
             raise ValueError(f"resume is {self.checkpoint.resume!r}; use auto, must or never")
         xla.flags(self.xla_flags)
+        for member in self.members:  # what is wrong with a sweep shows now
+            replace(self.optim, **member.optim)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The runs that are trained as one program; none where there is one run."""
+        return members_of(self.seed, self.seeds, self.sweep)
 
 
 @runtime_checkable
@@ -121,3 +133,14 @@ class Task(Protocol):
 
     def save_assets(self, directory: Path) -> None:
         """Writes tokenizers and other files that inference needs; the main process only."""
+
+
+@runtime_checkable
+class TaskOfMembers(Task, Protocol):
+    """A task whose data can be iterated by several seeds, as ``train.seeds`` and ``train.sweep`` ask."""
+
+    def train_iterators(
+        self, seeds: Sequence[int], shard_index: int, shard_count: int
+    ) -> Sequence[TrainIterator]:
+        """Returns ``train_iterator`` of each seed."""
+        ...

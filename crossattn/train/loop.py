@@ -16,15 +16,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
+from crossattn.train import members as several
 from crossattn.train import processes, storage
 from crossattn.train.checkpoint import Checkpoints, Restored
-from crossattn.train.config import Task, TrainConfig, TrainIterator
+from crossattn.train.config import Task, TaskOfMembers, TrainConfig, TrainIterator
 from crossattn.train.errors import CheckpointError, NonFiniteLoss, TrainError
 from crossattn.train.metrics import Meter
 from crossattn.train.optim import of_more_steps
 from crossattn.train.profile import Trace
-from crossattn.train.program import make_program
+from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import data_shard, make_mesh, put_batch
 from crossattn.train.state import TrainState
 from crossattn.train.storage import Folder
@@ -130,7 +132,7 @@ class _Run:
         self.log, self.checkpoints = log, checkpoints
         self.mesh = make_mesh(config.mesh)
         self.program = make_program(task, config, self.mesh)
-        self.meter = Meter(log, config.log_every, self.program.schedule)
+        self.meter = Meter(log, config.log_every, self.program.schedule, config.members)
         self.trace = Trace(
             workdir / "profile", config.profile_first, config.profile_steps, self._settle
         )
@@ -174,12 +176,12 @@ class _Run:
             raise CheckpointError(
                 f"resume is 'must' but there is no checkpoint in {self.workdir / 'checkpoints'}"
             )
-        data = self.task.train_iterator(*data_shard(self.mesh))
+        data = batches(self.task, self.config, self.mesh)
         if restored is None:
             if processes.is_main():
                 with storage.filled(self.workdir / "assets") as assets:
                     self.task.save_assets(assets)
-            state, step = self._fresh(), 0
+            state, step = fresh_state(self.program, self.initial), 0
         else:
             state, step = restored.state, int(restored.state.step)
             self._take_position(restored, data)
@@ -187,14 +189,6 @@ class _Run:
         if 0 < step < self.config.steps:
             self.log.note(f"going on from the checkpoint of step {step}")
         return state, data, step
-
-    def _fresh(self) -> TrainState:
-        key, places = jax.random.key(self.config.seed), self.program.sharding
-        if self.initial is None:
-            return jax.jit(self.program.fresh, out_shardings=places)(key)
-        own = None if places is None else places.params
-        params = self.initial(jax.jit(self.task.init, out_shardings=own)(key))
-        return jax.jit(self.program.begun, out_shardings=places, donate_argnums=0)(params)
 
     def _take_position(self, restored: Restored, data: TrainIterator) -> None:
         data.set_state(restored.data_state)
@@ -209,7 +203,7 @@ class _Run:
     def _advance(self, state: TrainState, data: TrainIterator, step: int) -> TrainState:
         """Starts one step on the device."""
         with self.meter.waiting_for_input():
-            batch = put_batch(next(data), self.mesh)
+            batch = put_batch(next(data), self.mesh, bool(self.config.members), self.program.along)
         shapes = tuple((name, x.shape) for name, x in sorted(batch.items()))
         try:
             with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
@@ -217,14 +211,33 @@ class _Run:
                     state, metrics = self.program.step(state, batch)
                 else:
                     with self.meter.compiling():
-                        known = self.peak_seconds
-                        peak = None if known is None else known(state.params, batch)
-                        self.shapes_seen[shapes] = peak
+                        self.shapes_seen[shapes] = self._at_peak(state, batch)
                         state, metrics = self.program.step(state, batch)
             self.meter.add(step + 1, metrics, self.shapes_seen[shapes])
         except NonFiniteLoss as error:
             raise self._explained(error) from None
         return state
+
+    def _at_peak(self, state: TrainState, batch: Any) -> float | None:
+        """Returns the seconds that a step's model FLOPs take at the devices' peak, if that is known."""
+        if self.peak_seconds is None:
+            return None
+        if not (members := self.config.members):
+            return self.peak_seconds(state.params, batch)
+        first = jax.eval_shape(lambda *trees: several.take(trees, 0), state.params, batch)
+        known = self.peak_seconds(*first)
+        return None if known is None else known * len(members)
+
+    def _evaluated(self, state: TrainState, step: int) -> dict[str, float]:
+        """Returns the metrics of the parameters; of members the mean and each."""
+        members, params = self.config.members, state.eval_params
+        if not members:
+            return {name: float(x) for name, x in self.task.evaluate(params, step).items()}
+        each = [
+            self.task.evaluate(self.program.member(params, index), step)
+            for index in range(len(members))
+        ]
+        return several.spread_all(each, members)
 
     def _evaluate_and_save(self, state: TrainState, data: TrainIterator, step: int) -> None:
         config = self.config
@@ -233,8 +246,7 @@ class _Run:
         best = evaluate and config.checkpoint.best_metric is not None
         if evaluate:
             with self._paused():
-                values = self.task.evaluate(state.eval_params, step)
-                self.evaluation = {name: float(value) for name, value in values.items()}
+                self.evaluation = self._evaluated(state, step)
                 self.log.write(step, "eval", self.evaluation)
         if last or best or step % config.checkpoint.every == 0:
             self._save(state, data, step, self.evaluation if evaluate else None)
@@ -276,3 +288,36 @@ class _Run:
 
     def _ended(self, status: str, step: int, state: TrainState) -> TrainResult:
         return TrainResult(status, step, state, self.evaluation, self.meter.totals)
+
+
+def fresh_state(program: Program, initial: Initial | None = None) -> TrainState:
+    """Returns the state before the first step, of all members."""
+    key, places, members = program.key, program.sharding, program.key.ndim > 0
+    if initial is None:
+        return jax.jit(program.fresh, out_shardings=places)(key)
+    own = None if places is None else places.params
+    params = jax.jit(program.init, out_shardings=own)(key)
+    if members:
+        each = [initial(program.member(params, index)) for index in range(len(key))]
+        params = jax.jit(several.stack, out_shardings=own)(each)
+    else:
+        params = initial(params)
+    return jax.jit(program.begun, out_shardings=places, donate_argnums=0)(params)
+
+
+def batches(task: Task, config: TrainConfig, mesh: Mesh | None) -> TrainIterator:
+    """Returns this process's batches from the start of the data; of members, stacked ones.
+
+    Raises:
+        TrainError: the task has no batches by seed, and the run has members.
+    """
+    shard = data_shard(mesh)
+    if not config.members:
+        return task.train_iterator(*shard)
+    if not isinstance(task, TaskOfMembers):
+        raise TrainError(
+            f"{type(task).__name__} has no train_iterators(seeds, shard_index, shard_count), which"
+            " train.seeds and train.sweep call; give it one, or train the seeds one by one"
+        )
+    seeds = [member.seed for member in config.members]
+    return several.MemberBatches(task.train_iterators(seeds, *shard))

@@ -6,8 +6,9 @@ orthogonalises.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import jax
@@ -81,21 +82,27 @@ class OptimConfig:
 
 
 def make_optimizer(
-    config: OptimConfig, total_steps: int, logical_axes: Any
+    config: OptimConfig,
+    total_steps: int,
+    logical_axes: Any,
+    numbers: Mapping[str, Any] | None = None,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """Returns (optax transformation, schedule: step -> learning rate).
 
     logical_axes: a tuple of axis names for each parameter, in the parameters' structure.
+    numbers: traced scalars in the place of fields of the config.
 
     Raises:
         ValueError: the name or the schedule is unknown, or the rates match no parameter.
     """
-    schedule = make_schedule(config, total_steps)
-    parts = [_direction(config, logical_axes)]
-    if config.clip_norm is not None:
-        parts.insert(0, optax.clip_by_global_norm(config.clip_norm))
-    if config.weight_decay:
-        parts.append(optax.add_decayed_weights(config.weight_decay, _decay_mask(logical_axes)))
+    decays = "weight_decay" in (numbers or {}) or config.weight_decay > 0
+    own: Any = SimpleNamespace(**vars(config) | dict(numbers or {}))
+    schedule = _schedule(own, total_steps)
+    parts = [_direction(own, logical_axes)]
+    if own.clip_norm is not None:
+        parts.insert(0, optax.clip_by_global_norm(own.clip_norm))
+    if decays:
+        parts.append(optax.add_decayed_weights(own.weight_decay, _decay_mask(logical_axes)))
     parts.append(optax.scale_by_learning_rate(schedule))
     if rates := config.rates:
         rate_factors(logical_axes, rates)  # raises its errors now
@@ -116,6 +123,10 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
     Raises:
         ValueError: the schedule is unknown.
     """
+    return _schedule(config, total_steps)
+
+
+def _schedule(config: Any, total_steps: int) -> Schedule:
     # The first step at the peak is the last of the rise; where there is no rise it is the first of all.
     rise, final = max(config.warmup_steps, 1), config.final_fraction
     rest = max(total_steps - rise, 1)
@@ -152,7 +163,7 @@ def of_more_steps(config: OptimConfig, before: int, now: int, made: int) -> str:
     )
 
 
-def _direction(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+def _direction(config: Any, logical_axes: Any) -> optax.GradientTransformation:
     """Returns the transformation of a gradient before decay and learning rate."""
     b1, b2, eps = config.b1, config.b2, config.eps
     makers = {
@@ -175,7 +186,7 @@ def factored_sides(axes: tuple[str | None, ...]) -> Sides:
     return Sides(rows, columns, stacked)
 
 
-def _muon(config: OptimConfig, logical_axes: Any) -> optax.GradientTransformation:
+def _muon(config: Any, logical_axes: Any) -> optax.GradientTransformation:
     """Returns orthogonalised momentum for matrices, and Adam for embeddings, norms and biases."""
     of_each = _map_axes(lambda axes: matrix_sides(axes) or optax.MaskedNode(), logical_axes)
     labels = _map_axes(lambda axes: "muon" if matrix_sides(axes) else "adam", logical_axes)

@@ -8,8 +8,8 @@ the length of the batch.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import jax
@@ -33,12 +33,14 @@ class MeshConfig:
       fsdp: devices that split batch and parameters.
       tensor: devices that split heads and vocabulary.
       seq: devices that split lengths.
+      seed: devices that split the members of ``train.seeds`` and ``train.sweep``.
     """
 
     data: _Devices = -1
     fsdp: _Devices = 1
     tensor: _Devices = 1
     seq: _Devices = 1
+    seed: _Devices = 1
 
 
 def make_mesh(
@@ -54,26 +56,31 @@ def make_mesh(
             split the slices by data and fsdp.
     """
     devices = jax.devices() if devices is None else devices
-    sizes, count = list(astuple(config)), len(devices)
-    given = math.prod(size for size in sizes if size != -1)
-    if sizes.count(-1) == 1 and given > 0 and count % given == 0:
-        sizes[sizes.index(-1)] = count // given
-    if math.prod(sizes) != count or min(sizes) < 1:
-        asked = _said(astuple(config))
+    sizes, count = asdict(config), len(devices)
+    given = math.prod(size for size in sizes.values() if size != -1)
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) == 1 and given > 0 and count % given == 0:
+        sizes[free[0]] = count // given
+    if math.prod(sizes.values()) != count or min(sizes.values()) < 1:
+        asked = _said(asdict(config))
         raise ValueError(f"a mesh of {asked} does not fit {count} devices; -1 takes the rest")
     if count == 1:
         return None
-    kinds = (AxisType.Auto,) * len(MESH_AXES)
+    names = MESH_AXES if sizes["seed"] == 1 else ("seed", *MESH_AXES)
+    sizes = {name: sizes[name] for name in names}
+    kinds = (AxisType.Auto,) * len(names)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    inner = tuple(sizes)
+    inner = sizes
     try:
         if slices == 1:
-            return jax.make_mesh(inner, MESH_AXES, kinds, devices=devices)
+            return jax.make_mesh(tuple(inner.values()), names, kinds, devices=devices)
         outer = _over_slices(sizes, slices)
-        inner = tuple(size // count for size, count in zip(sizes, outer, strict=True))
+        inner = {name: size // outer[name] for name, size in sizes.items()}
         split = devices[0].device_kind in _SPLIT_AXES
-        placed = create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=split)
-        return Mesh(placed, MESH_AXES, axis_types=kinds)
+        placed = create_hybrid_device_mesh(
+            tuple(inner.values()), tuple(outer.values()), devices, allow_split_physical_axes=split
+        )
+        return Mesh(placed, names, axis_types=kinds)
     except NotImplementedError:
         sides = np.max([x.coords for x in devices], axis=0) + 1
         raise ValueError(
@@ -82,20 +89,24 @@ def make_mesh(
         ) from None
 
 
-def _over_slices(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
-    """Returns the number of slices along each axis: as many along data as divide it, the rest along fsdp."""
-    data = math.gcd(sizes[0], slices)
-    fsdp = slices // data
-    if sizes[1] % fsdp:
+def _over_slices(sizes: Mapping[str, int], slices: int) -> dict[str, int]:
+    """Returns how many slices each axis spans: as many as divide it along seed, then data, then fsdp."""
+    outer, left = dict.fromkeys(sizes, 1), slices
+    for name in ("seed", "data", "fsdp"):
+        outer[name] = math.gcd(sizes.get(name, 1), left)
+        left //= outer[name]
+    if left > 1:
         raise ValueError(
             f"a mesh of {_said(sizes)} does not fit {slices} slices of devices: data has to split them, or"
             " data and fsdp together"
         )
-    return data, fsdp, 1, 1
+    return {name: outer[name] for name in sizes}
 
 
-def _said(sizes: Sequence[int]) -> str:
-    return " x ".join(f"{name} {size}" for name, size in zip(MESH_AXES, sizes, strict=True))
+def _said(sizes: Mapping[str, int]) -> str:
+    return " x ".join(
+        f"{name} {size}" for name, size in sizes.items() if name != "seed" or size != 1
+    )
 
 
 def placement(
@@ -169,7 +180,9 @@ def data_shard(mesh: Mesh | None) -> tuple[int, int]:
     """
     if mesh is None:
         return 0, 1
-    rows = mesh.devices.reshape(mesh.shape["data"] * mesh.shape["fsdp"], -1)
+    places = [mesh.axis_names.index(name) for name in ("data", "fsdp")]
+    devices = np.moveaxis(mesh.devices, places, (0, 1))
+    rows = devices.reshape(mesh.shape["data"] * mesh.shape["fsdp"], -1)
     owners = [frozenset(device.process_index for device in row) for row in rows]
     groups = list(dict.fromkeys(owners))
     mine = [index for index, group in enumerate(groups) if jax.process_index() in group]
@@ -177,8 +190,12 @@ def data_shard(mesh: Mesh | None) -> tuple[int, int]:
     return (mine[0], len(groups)) if len(mine) == 1 else (0, 1)
 
 
-def put_batch(batch: Any, mesh: Mesh | None) -> Any:
+def put_batch(
+    batch: Any, mesh: Mesh | None, members: bool = False, along: str | None = None
+) -> Any:
     """Makes global arrays from this process's rows: axis 0 over data and fsdp, axis 1 over seq.
+
+    Arrays of members have their axis before these, along a mesh axis if there is one.
 
     Raises:
         ValueError: the rows do not divide over the devices.
@@ -188,9 +205,12 @@ def put_batch(batch: Any, mesh: Mesh | None) -> Any:
     count = data_shard(mesh)[1]
 
     def put(rows: np.ndarray) -> jax.Array:
-        shape = (rows.shape[0] * count, *rows.shape[1:])
+        lead, own = (rows.shape[:1], rows.shape[1:]) if members else ((), rows.shape)
+        shape = (own[0] * count, *own[1:])
         place = batch_sharding(shape, mesh)
-        return jax.make_array_from_process_local_data(place, rows, shape)
+        if members:
+            place = NamedSharding(mesh, PartitionSpec(along, *place.spec))
+        return jax.make_array_from_process_local_data(place, rows, (*lead, *shape))
 
     return jax.tree.map(lambda x: put(np.asarray(x)), batch)
 

@@ -4,7 +4,7 @@ The same state and batch give the same next state, bit for bit: all randomness c
 `fold_in(key(seed), step)`.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,17 +12,23 @@ import jax.numpy as jnp
 import optax
 
 from crossattn.rows import by_rows, draws_rows, row_axes
+from crossattn.train import members as several
+from crossattn.train.members import Member
 from crossattn.train.state import TrainState
 from crossattn.train.trainable import join, split
 
 LossFn = Callable[[Any, Any, jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+OptimizerOf = Callable[..., optax.GradientTransformation]
+_Optax = optax.GradientTransformation | optax.GradientTransformationExtraArgs
 
 
 def make_train_step(
     loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | OptimizerOf,
     *,
     seed: int = 0,
+    members: Sequence[Member] = (),
+    along: str | None = None,
     accumulate: int = 1,
     ema_decay: float | None = None,
     compute_dtype: Any = None,
@@ -36,8 +42,11 @@ def make_train_step(
 
     Args:
         loss_fn: `(params, batch, key) -> (loss_sum, sums)`, summed over a batch, "weight" in sums.
-        optimizer: receives the gradient of loss_sum / weight, the mean over the whole batch.
+        optimizer: receives the gradient of loss_sum / weight, the mean over the whole batch; a function
+            of the members' own numbers if they have any.
         seed: step n uses fold_in(key(seed), n), and its microbatch i fold_in(.., i).
+        members: runs with seeds of their own, along a leading axis of state, batch and metrics.
+        along: the mesh axis that splits members.
         accumulate: microbatches of a batch; the result is that of the whole batch if loss_fn is a sum over
             rows. On a mesh gradients are sent once a step, unless loss_fn draws random numbers otherwise
             than by dropout or `rows.own_rows`.
@@ -62,8 +71,11 @@ def make_train_step(
     if accumulate < 1:
         raise ValueError(f"accumulate is {accumulate}; it must be 1 or more")
 
-    def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-        key = jax.random.fold_in(jax.random.key(seed, impl=prng), state.step)
+    def step(
+        state: TrainState, batch: Any, own: jax.Array, numbers: dict[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, Any]]:
+        key = jax.random.fold_in(own, state.step)
+        update = optimizer if isinstance(optimizer, _Optax) else optimizer(**numbers)
         params, frozen = split(state.params, trained)
         gradient = _make_gradient(loss_fn, compute_dtype, frozen)
         if accumulate > 1:
@@ -78,7 +90,7 @@ def make_train_step(
         opt_state = state.opt_state
         if offloaded:
             opt_state = jax.device_put(opt_state, jax.memory.Space.Device)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
+        updates, opt_state = update.update(grads, opt_state, params)
         params = join(optax.apply_updates(params, _zero_unless(finite, updates)), frozen)
         ema = state.ema
         if ema_decay is not None:
@@ -86,10 +98,17 @@ def make_train_step(
         metrics = {"sums": sums, "grad_norm": grad_norm, "finite": finite}
         return TrainState(state.step + 1, params, opt_state, ema), metrics
 
+    def of_all(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        if not members:
+            return step(state, batch, jax.random.key(seed, impl=prng), {})
+        each = several.mapped(step, (several.STATE, 0, 0, 0), (several.STATE, 0), along)
+        return each(state, batch, several.keys(members, prng), several.swept(members))
+
+    of_all.__name__ = "step"  # which profiles show
     options: dict[str, Any] = {"compiler_options": compiler_options and dict(compiler_options)}
     if state_sharding is not None:
         options["out_shardings"] = state_sharding, None
-    return jax.jit(step, donate_argnums=0, **options)
+    return jax.jit(of_all, donate_argnums=0, **options)
 
 
 def _make_gradient(loss_fn: LossFn, compute_dtype: Any, frozen: Any) -> Callable:

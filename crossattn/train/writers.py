@@ -184,8 +184,7 @@ class Console(Writer):
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         if kind == "eval":
-            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            self.note(f"evaluation at step {step}: {shown}")
+            self.note(f"evaluation at step {step}: {_evaluation(values)}")
         elif self._bar is None:
             first, start = self._since
             left = (time.perf_counter() - start) / max(step - first, 1) * (self._total - step)
@@ -207,6 +206,17 @@ def _summary(values: Mapping[str, float]) -> str:
     speed = values.get("tokens_per_second")
     counted = "" if speed is None else f"  {speed:,.0f} tokens/s"
     return f"loss {values.get('loss', math.nan):.3f}{counted}"
+
+
+def _evaluation(values: Mapping[str, float]) -> str:
+    """Returns the metrics; of members the mean with the least and the greatest."""
+    each: dict[str, list[float]] = {}
+    for name, value in values.items():
+        each.setdefault(name.rpartition("/")[2], []).append(value)
+    return "  ".join(
+        f"{name} {mean:.4g}" + (f" ({min(own):.4g} to {max(own):.4g})" if own else "")
+        for name, (mean, *own) in each.items()
+    )
 
 
 def _clock(seconds: float) -> str:

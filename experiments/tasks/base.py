@@ -36,6 +36,7 @@ class Task:
       metrics: names of the scores of ``evaluate``, any of which may choose the best checkpoint.
       headline: the metric that compares models, and whether "min" or "max" of it is best.
       sections: dataclasses of the config's sections that are the task's own: data, tokenizer, loss, evaluate.
+      memory: values of a batch that the model reads by cross-attention; those of blind models are 0.
       mode, truncation: options of ``feature_batches`` for training: pad, bucket or pack; cut or drop.
       gives: fields of the model's config that ``sizes`` may have, which are no keys of a config.
       asks: protocol that the model keeps, see ``protocols``; None is none.
@@ -49,6 +50,7 @@ class Task:
     """
 
     sections: Mapping[str, type] = {}
+    memory: tuple[str, ...] = ()
     mode, truncation = "pad", "cut"
     gives: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
@@ -99,6 +101,17 @@ class Task:
     def train_iterator(self, shard_index: int, shard_count: int) -> TrainIterator:
         """Returns one process's share of the rows of every batch, from the start of the data."""
         return self.train_batches(self.examples("train"), self.features, (shard_index, shard_count))
+
+    def train_iterators(
+        self, seeds: Sequence[int], shard_index: int, shard_count: int
+    ) -> list[TrainIterator]:
+        """``train_iterator`` as runs of these seeds have it."""
+        found, before = [], self.config.seed
+        for seed in seeds:
+            self.config.seed = seed
+            found.append(self.train_iterator(shard_index, shard_count))
+        self.config.seed = before
+        return found
 
     def train_batches(
         self, examples: Any, features: Mapping[str, Any], shard: tuple[int, int], **options: Any
@@ -253,16 +266,45 @@ class Task:
         """Returns the names of the axes of each parameter."""
         return functional.logical_axes(self.build)
 
-    def split_loss(self, params: Any, split: str) -> dict[str, float]:
-        """Returns ``scores`` of a split without dropout, the same in every process."""
+    def split_loss(
+        self, params: Any, split: str, change: Callable[[Any], Any] | None = None
+    ) -> dict[str, float]:
+        """Returns ``scores`` of a split without dropout, the same in every process.
+
+        Args:
+          params: of the model.
+          split: train, validation or test.
+          change: of each batch, such as ``blanked`` or ``shuffled``.
+        """
         total: dict[str, float] = {}
         mesh = mesh_of(params)
         for batch in self.eval_batches(split, mesh):
+            batch = batch if change is None else change(batch)
             # One by one: programs that add up over several CPU devices deadlock when they overlap.
             sums = jax.device_get(self._eval_sums(params, spread_batch(batch, mesh)))
             for name, value in sums.items():
                 total[name] = total.get(name, 0.0) + float(value)
         return self.scores(total)
+
+    def blanked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a batch whose memories are 0, of the same lengths."""
+        return {**batch, **{name: batch[name] * 0 for name in self.memory}}
+
+    def shuffled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a batch in which each example has the memory of the one before, with its length."""
+        rows = np.flatnonzero(self.present(batch))
+        order = np.arange(len(self.present(batch)))
+        order[rows] = np.roll(rows, 1)
+        ends = ("", "_segment_ids", "_positions")
+        names = [name + end for name in self.memory for end in ends if name + end in batch]
+        return {**batch, **{name: np.asarray(batch[name])[order] for name in names}}
+
+    def present(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Returns which rows [B] of a batch have an example."""
+        if "valid" in batch:
+            return np.asarray(batch["valid"]) > 0
+        segments = next(x for name, x in batch.items() if name.endswith("_segment_ids"))
+        return np.asarray(segments).any(-1)
 
     def generator(self, params: Any, **search: Any) -> Callable[..., np.ndarray]:
         """Returns a function from arguments of ``decode.generate`` to the best tokens of each row [B T].

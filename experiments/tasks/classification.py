@@ -18,6 +18,7 @@ from crossattn.train.losses import cross_entropy
 from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
 from crossattn.types import Rate
+from experiments.baselines import accuracy, scores
 from experiments.errors import SettingsError
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
@@ -78,7 +79,9 @@ class ClassificationTask(base.Task):
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
-        self.tokenizes = config.data.text is not None
+        data = config.data
+        self.tokenizes = data.text is not None
+        self.memory = () if None in (data.image, data.text) else (data.image,)
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side=self.config.data.text or "caption", whole=True)
@@ -203,21 +206,8 @@ class ClassificationTask(base.Task):
         return {name: np.concatenate(rows) for name, rows in parts.items()}, np.concatenate(classes)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracies of the most frequent class, and of the nearest training picture or text."""
-        (train, labels), (other, expected) = (self.vectors(name) for name in ("train", split))
-        found = {"most_frequent_class": np.full(len(expected), np.bincount(labels).argmax())}
-        for name in other.keys() - {"words"}:
-            found[f"nearest_{name}"] = labels[_nearest(train[name], other[name])]
-        return {
-            f"{name}_accuracy": float((said == expected).mean()) for name, said in found.items()
-        }
-
-
-def _nearest(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Returns for each of the wanted vectors [n F] the index of the nearest known one."""
-    squares = (known**2).sum(-1)
-    parts = np.array_split(wanted, -(-len(wanted) // 256))
-    return np.concatenate([(squares - 2 * part @ known.T).argmin(-1) for part in parts])
+        """Returns accuracies of classifiers of pixels, tokens and n-grams of characters."""
+        return scores(self.vectors, split, {"accuracy": accuracy})
 
 
 def _classes(data: Any) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class DenoisingTask(TextTask):
     }
     metrics = (*TextTask.metrics, "bits_per_token")
     asks = protocols.TranslationModel
+    memory = ("source",)
 
     @classmethod
     def check(cls, config: Any) -> None:

@@ -70,6 +70,11 @@ class InterleavedTask(base.Task):
     tokenizes = True
     languages: tuple[str, ...] = ()
 
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """The pictures, if the model reads any."""
+        return ("images",) if self._sees else ()
+
     def corpus_options(self) -> dict[str, Any]:
         return dict(side="caption", whole=True)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.rows import of_all_rows, own_rows
 from crossattn.train.losses import cross_entropy
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
-from experiments.tasks import protocols, sections
+from experiments.tasks import ngrams, protocols, sections
 from experiments.tasks.base import Sums
 from experiments.tasks.texts import TextTask
 
@@ -58,21 +59,57 @@ class MaskedLanguageModelTask(TextTask):
         model, tokens, segment_ids = (
             self.bind(params), batch["target_out"], batch["target_segment_ids"],
         )  # fmt: skip
-        # Without a key, a batch has the same masks in every call.
+        masked = self.masked(batch, key)
+        read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
+        if self.checkpoint is not None:
+            read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
+        seen = jnp.where(masked, self.corpus.tokenizer.mask_id, tokens)
+        hidden = model.hidden(seen, **read, key=key)
+        options = self.config.loss
+        loss, sums = cross_entropy(
+            model.logits(hidden), tokens, masked, options.label_smoothing, options.z_loss
+        )
+        return loss, sums | {"tokens": sums["weight"]}
+
+    def masked(self, batch: Any, key: jax.Array | None) -> jax.Array:
+        """Draws which tokens [B T] are masked; without a key, the same ones in every call."""
+        tokens, frame = batch["target_out"], self.corpus.tokenizer.frame
         own = jax.random.key(0) if key is None else jax.random.fold_in(key, 0)
         own = jax.random.fold_in(own, of_all_rows(tokens.astype(jnp.uint32).sum()))
         density, shape = self.config.data.density, tokens.shape[1:]
-        taken = own_rows(lambda n: jax.random.bernoulli(own, density, (n, *shape)), len(tokens))
-        taken &= segment_ids > 0
-        read: dict[str, Any] = dict(segment_ids=(segment_ids > 0).astype(jnp.int32))
-        tokenizer = self.corpus.tokenizer
-        if self.checkpoint is not None:
-            frame = jnp.asarray((*tokenizer.frame.before, *tokenizer.frame.after))
-            taken &= ~jnp.isin(tokens, frame)
-            read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
-        hidden = model.hidden(jnp.where(taken, tokenizer.mask_id, tokens), **read, key=key)
-        options = self.config.loss
-        loss, sums = cross_entropy(
-            model.logits(hidden), tokens, taken, options.label_smoothing, options.z_loss
-        )
-        return loss, sums | {"tokens": sums["weight"]}
+        drawn = own_rows(lambda n: jax.random.bernoulli(own, density, (n, *shape)), len(tokens))
+        drawn &= batch["target_segment_ids"] > 0
+        if self.checkpoint is None:
+            return drawn
+        return drawn & ~jnp.isin(tokens, jnp.asarray((*frame.before, *frame.after)))
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns nats per masked token of n-grams of the tokens on its left, and on both sides."""
+        kinds, mask = self.corpus.tokenizer.vocab_size, self.corpus.tokenizer.mask_id
+        train = [text for text, _ in self._rows("train")]
+
+        def nats(name: str, windows: Any) -> np.ndarray:
+            rows = self._rows(name)
+            texts, masks = [text for text, _ in rows], np.concatenate([own for _, own in rows])
+            seen = [np.where(own, mask, text) for text, own in rows]
+            found = ngrams.window_surprises(train, texts, windows, kinds, seen)
+            return np.array([each[masks].mean() for each in found])
+
+        scores = {}
+        for name, windows in (("left", ngrams.LEFT), ("both_sides", ngrams.BOTH_SIDES)):
+            windows = ngrams.countable(windows, kinds)
+            best = nats("validation", windows).argmin()
+            scores[f"ngrams_{name}_nll"] = float(nats(split, windows)[best])
+        return scores
+
+    def _rows(self, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the tokens of each row of a split, and which are masked."""
+        found = []
+        for batch in self.eval_batches(split, None):
+            masked = np.asarray(self.masked(batch, None))
+            for tokens, own, segments in zip(
+                batch["target_out"], masked, batch["target_segment_ids"], strict=True
+            ):
+                there = segments > 0
+                found.append((tokens[there].astype(np.int64), own[there]))
+        return found

@@ -3,7 +3,7 @@
 The examples are those of ``help_pages``: lists "text" and "label", "boxes" and "pictures" of a page.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,9 +18,8 @@ from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
 from crossattn.train.storage import Folder
 from crossattn.types import Count, NonNegative
+from experiments.baselines import accuracy, scores
 from experiments.tasks import base, protocols, sections
-
-_BINS = 32  # of a rule of one number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +49,7 @@ class RegionsTask(base.Task):
     headline = ("accuracy", "max")
     mode = "pack"
     asks = protocols.RegionClassifier
+    memory = ("pictures",)
     tokenizes = True
 
     def __init__(self, config: Any, assets: Folder | None = None):
@@ -152,33 +152,25 @@ class RegionsTask(base.Task):
         hidden, reading = self.hidden(model, batch, return_weights=True)
         return model.logits(hidden), reading
 
-    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
-        """Returns the scores of a split, and those of baselines."""
-        return super().report(params, split, **options) | self.baselines(split)
-
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns 14 numbers of each box and its neighbours [n 14] ("boxes"), and classes [n]."""
-        pages = self.corpus.split(split)
+        """Returns inputs of baselines for the n regions of a split, and classes [n].
+
+        Inputs are 14 numbers of each box and its neighbours ("boxes"), counts of tokens ("text"), and texts
+        ("words").
+        """
+        pages, tokenizer = self.corpus.split(split), self.corpus.tokenizer
         boxes = [_numbers(np.asarray(page["boxes"]["boxes"], float)) for page in pages]
-        return {"boxes": np.concatenate(boxes)}, _Regions(pages, self.classes).label
+        texts = [text for page in pages for text in page["text"]]
+        counts = np.zeros((len(texts), tokenizer.vocab_size), np.float32)
+        for row, text in zip(counts, texts, strict=True):
+            np.add.at(row, tokenizer.encode(text)[: self.config.data.tokens], 1)
+        labels = [self.classes.index(name) for page in pages for name in page["label"]]
+        views = {"boxes": np.concatenate(boxes), "text": counts, "words": np.array(texts, object)}
+        return views, np.array(labels)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracy and macro F1 of the most frequent class, and of rules of one number.
-
-        A rule reads the height of the box, or the length of the text.
-        """
-        train, other = (_Regions(self.corpus.split(s), self.classes) for s in ("train", split))
-        most = np.full(len(other.label), np.bincount(train.label).argmax())
-        found = {"majority": most}
-        for name in ("height", "characters"):
-            found[f"{name}_alone"] = _rule(train, other, name)
-        scores = {}
-        for name, said in found.items():
-            scores[f"{name}_accuracy"] = float((said == other.label).mean())
-            each = (other.label[said == other.label], said, other.label)
-            counts = (np.bincount(which, minlength=len(self.classes)) for which in each)
-            _, scores[f"{name}_macro_f1"] = _f1(*counts)
-        return scores
+        """Returns accuracy and macro F1 of classifiers of boxes, tokens and n-grams of characters."""
+        return scores(self.vectors, split, {"accuracy": accuracy, "macro_f1": _macro_f1})
 
 
 @dataclass(frozen=True)
@@ -205,19 +197,6 @@ def _classes(name: str) -> tuple[str, ...]:
     return classes["label"]
 
 
-class _Regions:
-    """The regions of pages in a row: class, height of the box, characters of the text."""
-
-    def __init__(self, pages: Sequence[Any], classes: tuple[str, ...]):
-        boxes = [box for page in pages for box in page["boxes"]["boxes"]]
-        texts = [text for page in pages for text in page["text"]]
-        self.label = np.array(
-            [classes.index(name) for page in pages for name in page["label"]], int
-        )
-        self.height = np.array([bottom - top for _, top, _, bottom in boxes], float)
-        self.characters = np.array([len(text) for text in texts], float)
-
-
 def _numbers(boxes: np.ndarray) -> np.ndarray:
     """Returns edges and size of boxes [n 4]; and offset and size of the next and the previous box."""
     size = boxes[:, 2:] - boxes[:, :2]
@@ -230,13 +209,9 @@ def _numbers(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([boxes, size, *beside], 1)
 
 
-def _rule(train: _Regions, other: _Regions, name: str) -> np.ndarray:
-    """Predicts the most frequent class of each interval of a number, equally full in training."""
-    value = getattr(train, name)
-    edges = np.unique(np.quantile(value, np.linspace(0, 1, _BINS + 1)[1:-1]))
-    counts = np.zeros((len(edges) + 1, train.label.max(initial=0) + 1))
-    np.add.at(counts, (np.searchsorted(edges, value), train.label), 1)
-    return counts.argmax(1)[np.searchsorted(edges, getattr(other, name))]
+def _macro_f1(said: np.ndarray, labels: np.ndarray) -> float:
+    most = max(said.max(), labels.max()) + 1
+    return _f1(*(np.bincount(x, minlength=most) for x in (labels[said == labels], said, labels)))[1]
 
 
 def _f1(right: np.ndarray, said: np.ndarray, meant: np.ndarray) -> tuple[np.ndarray, float]:

@@ -111,6 +111,7 @@ class TranslationTask(TextTask):
     scored = ("bleu", "chrf")
     asks = protocols.TranslationModel
     takes_pretrained = True
+    memory = ("source",)
 
     @classmethod
     def check(cls, config: Any) -> None:

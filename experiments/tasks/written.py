@@ -45,6 +45,7 @@ class WritesText(TextTask):
     }
     asks = protocols.CaptioningModel
     measured = "examples"
+    memory = ("source",)
     truncation = "drop"
 
     @cached_property

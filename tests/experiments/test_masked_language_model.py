@@ -1,4 +1,4 @@
-"""Filling in masks: what is hidden, what is counted; and the n-grams beside it against a loop."""
+"""Filling in masks: what is hidden, what is counted, and what n-grams are given."""
 
 import math
 
@@ -9,7 +9,6 @@ import numpy as np
 from configs import finetune, masked_bytes
 from experiments.settings import check
 from experiments.tasks import make_task
-from experiments.tasks.ngrams import surprises
 
 
 def spied(task, monkeypatch):
@@ -69,27 +68,11 @@ def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_fram
     np.testing.assert_array_equal(seen["positions"], batch["target_positions"])
 
 
-def test_ngrams_equal_a_loop_and_sum_to_one():
-    rng = np.random.default_rng(0)
-    train, other = ([rng.integers(1, 5, n) for n in sizes] for sizes in ((9, 30, 2), (7, 12)))
-    *_, found = surprises(train, other, 3, 5)
-
-    def p(word, history):
-        if history is None:
-            return 1 / 5
-        after = [
-            text[i]
-            for text in train
-            for i in range(len(text))
-            if tuple([0, 0, *text][i + 2 - len(history) : i + 2]) == history
-        ]
-        kinds, lower = len(set(after)), p(word, history[1:] if history else None)
-        return (after.count(word) + kinds * lower) / (len(after) + kinds) if after else lower
-
-    expected = [
-        -math.log(p(text[i], tuple([0, 0, *text][i : i + 2])))
-        for text in other
-        for i in range(len(text))
-    ]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    assert sum(p(word, (1, 2)) for word in range(5)) == 1
+def test_baselines_count_the_masked_tokens_and_see_no_masked_neighbour():
+    task = make_task(masked_bytes.get_config("tiny"))
+    found, rows = task.baselines("test"), task._rows("test")
+    batch = next(iter(task.eval_batches("test", None)))
+    present = batch["target_segment_ids"][0] > 0
+    np.testing.assert_array_equal(rows[0][0], batch["target_out"][0][present])
+    assert 0.08 < np.concatenate([own for _, own in rows]).mean() < 0.25
+    assert 0 < found["ngrams_both_sides_nll"] < found["ngrams_left_nll"] < math.log(261)

@@ -10,7 +10,6 @@ from experiments import zoo
 from experiments.settings import check
 from experiments.tasks import make_task
 from tests.experiments.test_configs import CONFIGS, get_config
-from tests.peers import package
 
 
 def test_every_config_is_a_row_or_is_the_same_as_one():
@@ -44,33 +43,48 @@ def test_a_name_that_there_is_not_is_one_line(refused):
 
 
 @pytest.mark.parametrize(
-    ("best", "reached", "said"),
+    ("best", "reached", "blind", "said"),
     [
-        ("max", [0.6, 0.7, 0.8], "all"),
-        ("min", [0.6, 0.4, 0.4], "2 of 3"),
-        ("max", [0.1, 0.4, 0.5], "**none**"),  # level is not better
+        ("max", [0.6, 0.7, 0.8], [], "all"),
+        ("min", [0.6, 0.4, 0.4], [0.45], "2 of 3"),
+        ("max", [0.1, 0.4, 0.5], [], "**none**"),  # level is not better
+        ("max", [0.6, 0.7, 0.8], [0.1, 0.75], "1 of 3"),
+        ("min", [0.4, 0.3], [0.2, 0.6], "**none**"),
     ],
 )
-def test_a_row_says_how_many_runs_are_better(best, reached, said):
-    row = zoo.Row("some", 5, metric="m", best=best, baseline="most", must_beat=0.5, reached=reached)
+def test_a_row_says_how_many_runs_are_better(best, reached, blind, said):
+    scores = dict(must_beat=0.5, reached=reached, blind=blind, shuffled=blind)
+    row = zoo.Row("some", 5, metric="m", best=best, baseline="most", **scores)
     line = zoo.table([row]).splitlines()[-1]
     assert [cell.strip("| ") for cell in line.split(" | ")][4] == "most: m 0.500"
-    assert line.split(" | ")[6].strip() == said
-    assert f"{sorted(reached)[1]:.3f} ({min(reached):.3f} to {max(reached):.3f})" in line
+    assert line.split(" | ")[8].strip() == said
+    middle = np.median(reached)
+    assert f"{middle:.3f} ({min(reached):.3f} to {max(reached):.3f})" in line
 
 
-def test_baselines_of_classes_are_those_of_another_library():
-    package("sklearn", "test")
-    from sklearn.dummy import DummyClassifier
-    from sklearn.neighbors import KNeighborsClassifier
+def test_blind_and_shuffled_batches_keep_all_but_the_memory():
+    """Rows without an example stay where they are."""
+    config = emoji_group.get_config("both,tiny")
+    task = make_task(config)
+    assert task.memory == ("image",) and not make_task(emoji_group.get_config("image,tiny")).memory
+    random = np.random.default_rng(0)
+    batch = dict(
+        image=random.random((4, 2, 2, 3)),
+        caption=random.integers(1, 9, (4, 5)),
+        caption_segment_ids=np.ones((4, 5), int),
+        valid=np.array([1, 0, 1, 1]),
+    )
+    blank, other = task.blanked(batch), task.shuffled(batch)
+    assert not blank["image"].any()
+    np.testing.assert_array_equal(other["image"], batch["image"][[3, 1, 0, 2]])
+    for name in ("caption", "caption_segment_ids", "valid"):
+        assert blank[name] is batch[name] and other[name] is batch[name]
 
-    task = make_task(emoji_group.get_config("tiny"))
-    found = task.baselines("test")
-    (train, labels), (other, expected) = task.vectors("train"), task.vectors("test")
-    for name in train.keys() - {"words"}:
-        x = train[name]
-        nearest = KNeighborsClassifier(1).fit(x, labels).score(other[name], expected)
-        # Ties are broken otherwise.
-        assert found[f"nearest_{name}_accuracy"] == pytest.approx(nearest, abs=0.02)
-        most = DummyClassifier().fit(x, labels).score(other[name], expected)
-        assert found["most_frequent_class_accuracy"] == pytest.approx(most)
+
+def test_a_shuffled_text_brings_its_length(tmp_path):
+    task = make_task(get_config("copy_task", "tiny"))
+    batch = next(iter(task.eval_batches("test", None)))
+    other, rows = task.shuffled(batch), np.flatnonzero(batch["source_segment_ids"].any(-1))
+    for name in ("source", "source_segment_ids", "source_positions"):
+        np.testing.assert_array_equal(other[name][rows], np.roll(batch[name][rows], 1, 0))
+    np.testing.assert_array_equal(other["target_out"], batch["target_out"])

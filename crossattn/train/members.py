@@ -1,0 +1,214 @@
+"""Several runs in one program: members differ in their seed, or in numbers of the optimiser.
+
+Parameters, optimiser state and batches get a leading axis of members, over which the training step is
+vmapped; on a mesh with an axis ``seed`` it is split along that. Each member computes the numbers of its run
+alone, up to rounding.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from crossattn.train.state import TrainState
+
+SWEPT = ("learning_rate", "final_fraction", "weight_decay", "clip_norm", "b1", "b2", "eps")
+"""Numbers of the optimiser of which members may have different ones: they change no shape."""
+
+AXIS = "seed"
+"""The mesh axis that splits members."""
+
+STATE = TrainState(None, 0, 0, 0)  # type: ignore[arg-type]
+"""The axis of members in the parts of a state; all are at the same step."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the runs.
+
+    Attributes:
+      name: "seed_1", "learning_rate_0.002", or both: of its metrics and files.
+      seed: of its parameters, dropout and order of the data.
+      optim: its own fields of ``OptimConfig``.
+    """
+
+    name: str
+    seed: int
+    optim: Mapping[str, float] = field(default_factory=dict)
+
+
+def members_of(seed: int, seeds: int = 1, sweep: str | None = None) -> tuple[Member, ...]:
+    """Returns the members of a run; none for a run of one seed without a sweep.
+
+    Args:
+      seed: the first seed.
+      seeds: number of seeds, which follow each other.
+      sweep: "optim.learning_rate=1e-3,2e-3", several of these with ";" between them: each combination with
+        each seed is a member.
+
+    Raises:
+      ValueError: a key of the sweep is none of ``SWEPT``, or a value no number.
+    """
+    lists = _parsed(sweep) if sweep is not None else {}
+    if seeds == 1 and not lists:
+        return ()
+    found = []
+    for values in itertools.product(*lists.values()):
+        optim = dict(zip(lists, values, strict=True))
+        named = [f"{key}_{value:g}" for key, value in optim.items()]
+        for own in range(seed, seed + seeds):
+            name = "_".join(named + ([f"seed_{own}"] if seeds > 1 else []))
+            found.append(Member(name, own, optim))
+    return tuple(found)
+
+
+def _parsed(sweep: str) -> dict[str, list[float]]:
+    lists: dict[str, list[float]] = {}
+    for part in sweep.split(";"):
+        key, _, texts = part.partition("=")
+        section, _, name = key.strip().partition(".")
+        try:
+            values = [float(text) for text in texts.split(",")]
+        except ValueError:
+            values = []
+        if section != "optim" or name not in SWEPT or name in lists or not values:
+            expected = ", ".join(f"optim.{each}" for each in SWEPT)
+            raise ValueError(
+                f"sweep has {part!r}; expected KEY=NUMBER,NUMBER,... with a key of {expected}, each once"
+            )
+        if len(set(values)) < len(values):
+            raise ValueError(f"sweep has {part!r}, with a value twice; name each once")
+        lists[name] = values
+    return lists
+
+
+def keys(members: Sequence[Member], impl: str | None = None) -> jax.Array:
+    """Returns the random keys [members] of their seeds."""
+    return jnp.stack([jax.random.key(member.seed, impl=impl) for member in members])
+
+
+def swept(members: Sequence[Member]) -> dict[str, jax.Array]:
+    """Returns the numbers [members] of the optimiser in which members differ."""
+    return {
+        name: jnp.asarray([member.optim[name] for member in members], jnp.float32)
+        for name in members[0].optim
+    }
+
+
+def take(tree: Any, index: Any) -> Any:
+    """Returns the arrays of one member."""
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stacks the arrays of members, in their order."""
+    return jax.tree.map(lambda *each: jnp.stack(each), *trees)
+
+
+def stacked(shapes: Any, count: int, along: str | None = None) -> Any:
+    """Returns the shapes of so many members' arrays, with their places, from those of one."""
+
+    def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        place = x.sharding if isinstance(x.sharding, NamedSharding) else None
+        if place is not None:
+            place = NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
+        return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=place)
+
+    return jax.tree.map(one, shapes)
+
+
+def stacked_sharding(sharding: TrainState | None, along: str | None) -> TrainState | None:
+    """Returns the shardings of a state of members, from those of one; None stays None."""
+    if sharding is None:
+        return None
+
+    def stacked(place: NamedSharding) -> NamedSharding:
+        return NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
+
+    trees = jax.tree.map(stacked, (sharding.params, sharding.opt_state, sharding.ema))
+    return TrainState(sharding.step, *trees)
+
+
+def axis_of(mesh: Mesh | None, count: int) -> str | None:
+    """Returns the mesh axis that splits so many members; None if the mesh has none.
+
+    Raises:
+      ValueError: it does not divide them.
+    """
+    if mesh is None or AXIS not in mesh.axis_names:
+        return None
+    if not count or count % mesh.shape[AXIS]:
+        raise ValueError(
+            f"mesh.seed is {mesh.shape[AXIS]} and the run has {count or 'no'} members; expected a divisor of "
+            "train.seeds times the values of train.sweep"
+        )
+    return AXIS
+
+
+def mapped(call: Callable, in_axes: Any, out_axes: Any, along: str | None) -> Callable:
+    """Returns ``jax.vmap`` of a function over members, along a mesh axis if there is one."""
+    return jax.vmap(call, in_axes, out_axes, spmd_axis_name=along)
+
+
+def spread(name: str, values: Sequence[float], members: Sequence[Member]) -> dict[str, float]:
+    """Returns the mean of a metric by its name, and each member's as MEMBER/NAME."""
+    each = {f"{member.name}/{name}": float(x) for member, x in zip(members, values, strict=True)}
+    return {name: float(np.mean(values))} | each
+
+
+def spread_all(each: Sequence[Mapping[str, float]], members: Sequence[Member]) -> dict[str, float]:
+    """Returns ``spread`` of all metrics of members; means first."""
+    found = [spread(name, [values[name] for values in each], members) for name in each[0]]
+    means = {name: values[name] for name, values in zip(each[0], found, strict=True)}
+    return means | {name: x for values in found for name, x in values.items()}
+
+
+class MemberBatches:
+    """Batches of several iterators, stacked along a leading axis of members.
+
+    Arrays of different shapes (rows and lengths of buckets) are padded with zeros to the largest; dropout
+    of such a batch then draws other numbers than in the run alone.
+    """
+
+    def __init__(self, iterators: Sequence[Any]):
+        self._iterators = list(iterators)
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        batches = [next(each) for each in self._iterators]
+        return {name: _stacked([batch[name] for batch in batches]) for name in batches[0]}
+
+    def get_state(self) -> list[Any]:
+        """Returns the position of each iterator, JSON-able."""
+        return [_jsonable(each.get_state()) for each in self._iterators]
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Continues from positions."""
+        for each, own in zip(self._iterators, state, strict=True):
+            each.set_state(_given(own))
+
+    def close(self) -> None:
+        """Ends the iterators' workers."""
+        for each in self._iterators:
+            getattr(each, "close", lambda: None)()
+
+
+def _stacked(arrays: Sequence[Any]) -> np.ndarray:
+    arrays = [np.asarray(x) for x in arrays]
+    shape = tuple(map(max, *(x.shape for x in arrays))) if len(arrays) > 1 else arrays[0].shape
+    found = np.zeros((len(arrays), *shape), arrays[0].dtype)
+    for row, x in zip(found, arrays, strict=True):
+        row[tuple(map(slice, x.shape))] = x
+    return found
+
+
+def _jsonable(state: Any) -> Any:
+    return {"latin-1": state.decode("latin-1")} if isinstance(state, bytes) else {"json": state}
+
+
+def _given(state: Mapping[str, Any]) -> Any:
+    return state["latin-1"].encode("latin-1") if "latin-1" in state else state["json"]

@@ -1,0 +1,268 @@
+"""Compare runs: a table with intervals, what differs in their configs, and their learning curves.
+
+    python -m experiments.compare runs/a runs/b runs/c
+    python -m experiments.compare runs/a runs/b --split=test --plot=curves.png --html=compare.html
+
+Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written;
+without any, the last evaluation in the log counts. Intervals are of 95 %: by a bootstrap over groups of
+examples (families, files), paired between runs; of BLEU and chrF by sacreBLEU's own paired bootstrap; of
+several seeds the least and the greatest.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from crossattn import viz
+from crossattn.train.records import RunRecord, read_run
+from crossattn.train.storage import folder, write_whole
+from experiments import launch
+from experiments.intervals import Interval, difference, ratio
+from experiments.runs import SPLIT
+
+_METRIC = flags.DEFINE_string("metric", "loss", "Metric of the learning curves.")
+_HTML = flags.DEFINE_string("html", None, "Write one page with tables and curves into this file.")
+_TOKENIZE = flags.DEFINE_string("bleu_tokenize", "13a", "sacreBLEU's tokenizer.")
+FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, launch.PLOT)
+
+_TITLES = ("run", "steps")
+_NOT_METRICS = ("split", "sentences", "decoding_seconds", "num_beams", "cut_sources")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    if len(arguments) < 2:
+        raise launch.Refused(
+            f"got {len(arguments)} work directories; expected two or more, runs/a runs/b."
+        )
+    picture = launch.picture()
+    page = None if _HTML.value is None else folder(_HTML.value)
+    if page is not None:
+        launch.writable(page)
+    runs = {str(path): read_run(path) for path in arguments}
+    if len(runs) < len(arguments):
+        raise launch.Refused("a work directory is given twice.")
+    tables = {
+        "What differs in the configs": differing(runs),
+        f"Scores, {SPLIT.value}": scores(runs, SPLIT.value),
+        f"Differences to {next(iter(runs))}": differences(runs, SPLIT.value, _TOKENIZE.value),
+    }
+    for title, rows in tables.items():
+        if len(rows) > 1:
+            print(f"{title}\n{markdown(rows)}\n")
+    if picture is None and page is None:
+        return 0
+    figure = curves(runs, _METRIC.value)
+    if picture is not None:
+        viz.save(figure, picture)
+    if page is not None:
+        write_whole(page, as_page(tables, figure))
+    return 0
+
+
+def differing(runs: Mapping[str, RunRecord]) -> list[tuple[str, ...]]:
+    """Returns rows of the config's keys whose values are not the same in all runs."""
+    missing = object()
+    names = sorted({name for run in runs.values() for name in run.settings})
+    rows: list[tuple[str, ...]] = [("key", *runs)]
+    for name in names:
+        values = [run.settings.get(name, missing) for run in runs.values()]
+        if any(value != values[0] for value in values):
+            rows.append((name, *("not set" if x is missing else str(x) for x in values)))
+    return rows
+
+
+def scores(runs: Mapping[str, RunRecord], split: str) -> list[tuple[str, ...]]:
+    """Returns rows of each run's metrics, with intervals where its examples were written down."""
+    found = {name: _scores(run, split) for name, run in runs.items()}
+    metrics = list(dict.fromkeys(metric for own in found.values() for metric in own))
+    rows: list[tuple[str, ...]] = [("run", "steps", *metrics)]
+    for name, run in runs.items():
+        steps = max((line["step"] for line in run.metrics), default=0)
+        rows.append((name, str(steps), *(str(found[name].get(metric, "")) for metric in metrics)))
+    return rows
+
+
+def _scores(run: RunRecord, split: str) -> dict[str, Interval | str]:
+    results, spread = run.results.get(split), {}
+    if results is None:
+        lines = [line for line in run.metrics if line["kind"] == "eval"]
+        results = {k: v for k, v in lines[-1].items() if k not in ("step", "kind")} if lines else {}
+    numbers = {k: v for k, v in results.items() if isinstance(v, int | float)}
+    for name, value in numbers.items():
+        each = [x for other, x in numbers.items() if other.endswith(f"/{name}")]
+        if "/" in name or name in _NOT_METRICS or isinstance(value, bool):
+            continue
+        spread[name] = Interval(value, min(each), max(each)) if each else f"{value:.4g}"
+    return spread | _by_examples(results)
+
+
+def _by_examples(results: Mapping[str, Any]) -> dict[str, Interval]:
+    """Returns intervals of metrics that are means over examples."""
+    table = results.get("examples") or {}
+    weights, groups = table.get("weight"), table.get("group")
+    return {
+        name: ratio(values, weights, groups)
+        for name, values in table.items()
+        if name not in ("weight", "group")
+    }
+
+
+def differences(
+    runs: Mapping[str, RunRecord], split: str, tokenize: str = "13a"
+) -> list[tuple[str, ...]]:
+    """Returns rows of what each run has more than the first, with paired intervals.
+
+    Raises:
+      Refused: two runs were evaluated on other examples.
+    """
+    (first, known), *others = runs.items()
+    rows: list[tuple[str, ...]] = [("run", "metric", "difference", "said")]
+    for name, run in others:
+        found = _paired(known.results.get(split, {}), run.results.get(split, {}), first, name)
+        for metric, interval in found.items():
+            said = "differs" if interval.excludes_zero else "within its interval"
+            rows.append((name, metric, str(interval), said))
+    return rows + _texts_paired(runs, split, tokenize)
+
+
+def _paired(
+    first: Mapping[str, Any], second: Mapping[str, Any], *names: str
+) -> dict[str, Interval]:
+    one, other = (results.get("examples") or {} for results in (first, second))
+    if not one or not other:
+        return {}
+    if any(one.get(key) != other.get(key) for key in ("weight", "group")):
+        raise launch.Refused(
+            f"{names[0]} and {names[1]} were evaluated on other examples; evaluate both on the same split."
+        )
+    return {
+        metric: difference(one[metric], other[metric], one["weight"], one.get("group"))
+        for metric in one.keys() & other.keys() - {"weight", "group"}
+    }
+
+
+def _texts_paired(
+    runs: Mapping[str, RunRecord], split: str, tokenize: str
+) -> list[tuple[str, ...]]:
+    """Returns rows of sacreBLEU's paired bootstrap of the texts that the runs wrote."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.significance import PairedTest
+
+    written = {name: run.results.get(split, {}).get("samples") or [] for name, run in runs.items()}
+    if not all(written.values()):
+        return []
+    references = {name: [each["reference"] for each in texts] for name, texts in written.items()}
+    first = next(iter(runs))
+    if other := [name for name in runs if references[name] != references[first]]:
+        raise launch.Refused(
+            f"{first} and {other[0]} wrote texts of other examples; evaluate both on the same split."
+        )
+    systems = [(name, [each["translation"] for each in texts]) for name, texts in written.items()]
+    test = PairedTest(
+        systems,
+        {"BLEU": BLEU(tokenize=tokenize, references=[references[first]]),
+         "chrF2": CHRF(references=[references[first]])},
+        references=None,
+        test_type="bs",
+        n_samples=1000,
+    )  # fmt: skip
+    _, found = test()
+    rows = []
+    for index, name in enumerate(runs):
+        for metric in ("BLEU", "chrF2"):
+            result = found[metric][index]
+            score = f"{result.score:.4g} ({result.mean - result.ci:.4g} to {result.mean + result.ci:.4g})"
+            said = "baseline" if result.p_value is None else f"p = {result.p_value:.3f}"
+            rows.append((name, metric, score, said))
+    return rows
+
+
+def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:
+    """Draws a metric of all runs by step: lines of evaluations, thin ones of training, bands of members.
+
+    Raises:
+      Refused: no run has the metric.
+    """
+    from crossattn.viz.figure import GRID, Picture
+
+    figure = Picture()
+    figure.set_size_inches(8, 4.5)
+    axes = figure.subplots()
+    drawn = False
+    for index, (name, run) in enumerate(runs.items()):
+        colour = f"C{index}"
+        for kind, style in (("train", dict(alpha=0.4, linewidth=1)), ("eval", dict(marker="o"))):
+            steps, values = run.curve(kind, metric)
+            if not steps:
+                continue
+            drawn = True
+            label = name if kind == "eval" or not run.curve("eval", metric)[0] else None
+            axes.plot(steps, values, color=colour, label=label, markersize=3, **style)
+            each = [run.curve(kind, f"{member}/{metric}")[1] for member in run.members(metric)]
+            if each and all(len(own) == len(steps) for own in each):
+                low, high = np.min(each, 0), np.max(each, 0)
+                axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    if not drawn:
+        known = sorted(
+            {k for run in runs.values() for line in run.metrics for k in line if "/" not in k}
+        )
+        raise launch.Refused(
+            f"no run has the metric {metric!r} in its log; expected one of {', '.join(known)}."
+        )
+    axes.set(xlabel="step", ylabel=metric)
+    axes.grid(color=GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows as a Markdown table, the first one its head, columns aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+_STYLE = """body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+td, th { border-bottom: 1px solid #8884; padding: .3rem .8rem; text-align: left; white-space: nowrap }
+img { max-width: 100%; background: white } :root { color-scheme: light dark }"""
+
+
+def as_page(tables: Mapping[str, Sequence[Sequence[str]]], figure: Any) -> str:
+    """Returns one HTML page with the tables and the figure inside."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150, facecolor="white")
+    picture = base64.b64encode(drawn.getvalue()).decode()
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Runs compared</title>",
+        f"<style>{_STYLE}</style><h1>Runs compared</h1>",
+    ]
+    for title, rows in tables.items():
+        if len(rows) < 2:
+            continue
+        head, *body = (
+            "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row)
+            for row, kind in zip(rows, ["th"] + ["td"] * (len(rows) - 1), strict=True)
+        )
+        lines = "".join(f"<tr>{line}</tr>" for line in (head, *body))
+        parts.append(f"<h2>{html.escape(title)}</h2><table>{lines}</table>")
+    parts.append(
+        f'<h2>Learning curves</h2><img alt="learning curves" src="data:image/png;base64,{picture}">'
+    )
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    launch.run(main)

@@ -1,0 +1,44 @@
+"""Baselines solve what they can see, and nothing else."""
+
+import numpy as np
+
+from experiments.baselines import Examples, predictions
+
+RANDOM = np.random.default_rng(0)
+
+
+def drawn(count):
+    """The class is a sign of a product, which no linear rule sees, or the ending of a word."""
+    numbers = RANDOM.normal(size=(count, 4)).astype(np.float32)
+    labels = (numbers[:, 0] * numbers[:, 1] > 0).astype(np.int64)
+    stems = RANDOM.choice(["sing", "walk", "jump", "read"], count)
+    words = np.array(
+        [f"{s}{'ing' if y else 'ed'}" for s, y in zip(stems, labels, strict=True)], object
+    )
+    noise = RANDOM.normal(size=(count, 65)).astype(np.float32)
+    return Examples({"boxes": numbers, "words": words, "picture": noise}, labels)
+
+
+def test_each_kind_solves_what_it_can_see():
+    train, validation, other = drawn(600), drawn(150), drawn(300)
+    found = predictions(train, validation, other)
+    right = {name: (said == other.labels).mean() for name, said in found.items()}
+    assert right["boosted_trees_boxes"] > 0.95 and right["mlp_boxes"] > 0.9
+    assert right["logistic_boxes"] < 0.65, "a product is not linear"
+    assert right["character_ngrams_words"] == 1.0
+    assert all(right[f"{kind}_picture"] < 0.62 for kind in ("nearest", "logistic", "mlp"))
+    assert "boosted_trees_picture" not in found
+    assert len(set(found["most_frequent_class"])) == 1
+
+
+def test_settings_are_chosen_on_validation():
+    """One mislabelled neighbour in each cluster: five neighbours are better than one on validation."""
+    centres = np.repeat([[0.0, 0.0], [10.0, 10.0]], 50, axis=0)
+    labels = np.repeat([0, 1], 50)
+    points = centres + RANDOM.normal(size=(100, 2))
+    flipped = labels.copy()
+    flipped[::4] = 1 - flipped[::4]
+    train = Examples({"boxes": points}, flipped)
+    clean = Examples({"boxes": points + 0.01}, labels)
+    assert (predictions(train, clean, clean)["nearest_boxes"] == labels).mean() > 0.8
+    assert (predictions(train, train, train)["nearest_boxes"] == flipped).all()

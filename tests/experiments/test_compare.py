@@ -1,0 +1,114 @@
+"""Runs compared: what their tables say, and what is refused."""
+
+import json
+
+import pytest
+
+from crossattn.train.errors import TrainError
+from crossattn.train.records import read_run
+from experiments import compare, launch
+
+
+def write(folder, settings, log, **results):
+    """A run as training and evaluation leave it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    for split, values in results.items():
+        (folder / f"results-{split}.json").write_text(json.dumps(values))
+    return folder
+
+
+def texts(*said):
+    return [
+        {"translation": s, "reference": f"the {i} black cats sleep here"}
+        for i, s in enumerate(said)
+    ]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Three runs: the second is right more often, the third has two seeds and no results."""
+    log = [
+        {"step": 10, "kind": "train", "loss": 3.0},
+        {"step": 10, "kind": "eval", "loss": 2.0, "accuracy": 0.5},
+        {"step": 20, "kind": "eval", "loss": None, "accuracy": 0.5},
+    ]
+    members = [{"step": 20, "kind": "eval", "loss": 1.5, "a/loss": 1.0, "b/loss": 2.0}]
+    group = [i // 2 for i in range(40)]
+    right = [float(i % 4 == 0) for i in range(40)]
+    more = [float(i % 4 != 1) for i in range(40)]
+    half = {"accuracy": 0.25, "examples": dict(group=group, weight=[1.0] * 40, accuracy=right)}
+    good = {"accuracy": 0.75, "examples": dict(group=group, weight=[1.0] * 40, accuracy=more)}
+    half["samples"] = texts(*["a dog barks there"] * 20)
+    good["samples"] = texts(*[f"the {i} black cats sleep" for i in range(20)])
+    paths = (
+        write(tmp_path / "a", {"optim.learning_rate": 1e-3, "seed": 0}, log, test=half),
+        write(tmp_path / "b", {"optim.learning_rate": 2e-3, "seed": 0}, log, test=good),
+        write(tmp_path / "c", {"seed": 0, "train.seeds": 2}, members),
+    )
+    return {path.name: read_run(path) for path in paths}
+
+
+def test_a_run_reads_as_plain_records(runs):
+    assert runs["a"].curve("eval", "loss") == ([10], [2.0])
+    assert runs["c"].members("loss") == ["a", "b"]
+    assert runs["b"].results["test"]["accuracy"] == 0.75
+
+
+def test_only_keys_that_differ_are_shown(runs):
+    assert compare.differing(runs) == [
+        ("key", "a", "b", "c"),
+        ("optim.learning_rate", "0.001", "0.002", "not set"),
+        ("train.seeds", "not set", "not set", "2"),
+    ]
+
+
+def test_scores_have_intervals_of_examples_or_of_members(runs):
+    head, first, second, third = compare.scores(runs, "test")
+    rows = [dict(zip(head, row, strict=True)) for row in (first, second, third)]
+    assert rows[0]["accuracy"].startswith("0.25 (0.1") and rows[1]["accuracy"].startswith("0.75 (")
+    assert rows[2]["loss"] == "1.5 (1 to 2)" and rows[2]["accuracy"] == ""
+
+
+def test_differences_are_paired_and_texts_are_compared_by_sacrebleu(runs):
+    rows = compare.differences({name: runs[name] for name in "ab"}, "test")
+    assert rows[1][:2] == ("b", "accuracy") and rows[1][3] == "differs"
+    assert rows[1][2].startswith("0.5 (")
+    bleu = [row for row in rows if row[1] == "BLEU"]
+    assert bleu[0][3] == "baseline" and bleu[1][3].startswith("p = 0.00")
+
+
+def test_runs_on_other_examples_are_refused(runs):
+    runs["b"].results["test"]["examples"]["group"][0] = 7
+    with pytest.raises(launch.Refused, match="a and b were evaluated on other examples"):
+        compare.differences(runs, "test")
+
+
+def test_curves_have_bands_of_members_and_an_unknown_metric_is_refused(runs):
+    figure = compare.curves(runs, "loss")
+    axes = figure.axes[0]
+    assert [line.get_label() for line in axes.get_lines()][-1] == "c" and len(axes.collections) == 1
+    with pytest.raises(launch.Refused, match="'lost' in its log; expected one of accuracy,"):
+        compare.curves(runs, "lost")
+
+
+def test_the_page_has_tables_and_picture_inside(runs):
+    page = compare.as_page({"<Scores>": [("run", "x"), ("a&b", "1")]}, compare.curves(runs, "loss"))
+    assert "&lt;Scores&gt;" in page and "a&amp;b" in page and "data:image/png;base64," in page
+    assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("config.json", None, "no run in"),
+        ("config.json", "{", "no JSON"),
+        ("metrics.jsonl", '{"step"\n{"step": 1, "kind": "eval"}\n', "line 1 of"),
+    ],
+)
+def test_a_damaged_run_is_refused_in_a_sentence(runs, name, text, said):
+    path = runs["a"].workdir / name
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(TrainError, match=said):
+        read_run(path.parent)

@@ -1,0 +1,68 @@
+"""Seeds and sweeps from the command line: trained as one program, evaluated each, or one after the other."""
+
+import json
+
+import pytest
+
+from crossattn.train.records import read_run
+from experiments import launch
+from experiments.train import split_sweep
+from tests.experiments.conftest import ROOT
+
+COPY = f"--config={ROOT}/configs/copy_task.py:tiny"
+QUICK = ("--config.train.steps=2", "--config.evaluate.examples=0", "--config.train.log_every=1")
+
+
+def test_a_sweep_is_one_program_where_shapes_stay():
+    found = split_sweep(["optim.learning_rate=1,2", "model.dim=32,64", "optim.b1=0.9"])
+    assert found == (["optim.learning_rate=1,2", "optim.b1=0.9"], {"model.dim": ["32", "64"]})
+
+
+@pytest.mark.parametrize("sweeps", [["model.dim"], ["a=1,1"], ["a=1,"], ["a=1", "a=2"]])
+def test_a_sweep_that_is_none_is_refused(sweeps):
+    with pytest.raises(launch.Refused, match="--sweep"):
+        split_sweep(sweeps)
+
+
+def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path):
+    named = f"--workdir={tmp_path / 'run'}"
+    sweep = "--sweep=optim.learning_rate=1e-3,2e-3"
+    code, out, err = launched("train", COPY, named, sweep, "--config.train.seeds=2", *QUICK)
+    assert code == 0, err
+    names = [f"learning_rate_{rate}_seed_{seed}" for rate in (0.001, 0.002) for seed in (0, 1)]
+    run = read_run(tmp_path / "run")
+    assert run.members("nll") == names and run.settings["train.seeds"] == 2
+    code, _, err = launched("evaluate", named, "--limit=4")
+    assert code == 0, err
+    found = json.loads((tmp_path / "run" / "results-test.json").read_text())
+    each = [found[f"{name}/nll"] for name in names]
+    assert found["nll"] == pytest.approx(sum(each) / 4) and len(set(each)) == 4
+    code, _, err = launched("evaluate", named, "--limit=4", f"--member={names[2]}")
+    alone = json.loads((tmp_path / "run" / "results-test.json").read_text())
+    assert code == 0 and alone["nll"] == pytest.approx(each[2]), err
+    assert "expected one of the run's: learning_rate_0.001_seed_0," in refused(
+        "evaluate", named, "--member=seed_9"
+    )
+    assert "optim.b1 1.5; expected a number" in refused(
+        "train", COPY, f"--workdir={tmp_path / 'new'}", "--sweep=optim.b1=0.9,1.5", *QUICK
+    )
+
+
+def test_a_value_that_no_key_takes_is_refused_before_the_first_run(refused, tmp_path):
+    named = f"--workdir={tmp_path / 'run'}"
+    assert "no key model.dims" in refused("train", COPY, named, "--sweep=model.dims=1,2")
+    said = refused("train", COPY, named, "--sweep=model.encoder_layers=1,many", *QUICK)
+    assert "model.encoder_layers is 'many'; expected a whole number" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_values_that_change_shapes_are_trained_one_after_the_other(launched, tmp_path):
+    code, out, err = launched(
+        "train", COPY, f"--workdir={tmp_path}", "--sweep=model.encoder_layers=1,2", *QUICK
+    )
+    assert code == 0, err
+    for layers in (1, 2):
+        run = read_run(tmp_path / f"model.encoder_layers={layers}")
+        assert run.settings["model.encoder_layers"] == layers
+        assert run.curve("eval", "loss")[0] == [2]
