@@ -58,13 +58,13 @@ class Chip:
 
 
 def _tpu(
-    name: str, memory: float, available: float, flops: float, *speed: float, **torus: Any
+    name: str, memory: float, available: float, flops: float, *speed: Any, **torus: Any
 ) -> Chip:
     held = int(memory * GiB), int(available * GiB)
     return Chip(name, "tpu", *held, flops, flops, *speed, **torus)
 
 
-def _gpu(name: str, memory: int, *speed: float) -> Chip:
+def _gpu(name: str, memory: int, *speed: Any) -> Chip:
     # JAX takes three quarters of a GPU's memory, unless told otherwise.
     share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75))
     return Chip(name, "cuda", memory, int(share * memory), *speed)

@@ -49,7 +49,7 @@ def attention_kernels(module: Module) -> dict[str, tuple[Kernel, ...]]:
         if name is not None:
             kernels[name, _is_backward(run.instruction)] += run.times
     return {
-        place: tuple(Kernel(*key, times) for key, times in counts[place].items())
+        place: tuple(Kernel(name, back, times) for (name, back), times in counts[place].items())
         for place in PLACES
         if place in counts
     }
