@@ -45,10 +45,10 @@ def read_pairs(
             line is read.
     """
     files = split_files(paths, split)
+    if len(files) == 2 and (source_column is not None or target_column is not None):
+        raise DataError(f"files:{paths} names two texts, which have no columns to choose from")
     tables, first = [Lines(file) for file in files], 0
     if len(files) == 2:
-        if source_column is not None or target_column is not None:
-            raise DataError(f"files:{paths} names two texts, which have no columns to choose from")
         texts = _two_texts(*tables)
     elif is_jsonl(files[0]):
         texts = _json_texts(tables[0], source_column or "source", target_column or "target")

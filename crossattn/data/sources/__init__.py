@@ -204,18 +204,18 @@ def stat(path: Path) -> list[Any]:
 class MappedSource(Sequence):
     """A sequence whose items are computed from another's when they are asked for."""
 
-    def __init__(self, items: Sequence, function: Callable[[Any], Example]):
+    def __init__(self, items: Sequence, function: Callable[[Any], Any]):
         self.items, self._function = items, function
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> Example:
+    def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of a source of {len(self)}")
         return self._function(self.items[int(index) % len(self)])
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns several items at once, four times as fast from files as one by one."""
         return [self._function(item) for item in items_of(self.items, indices)]
 
