@@ -21,7 +21,7 @@ from absl import flags
 
 from crossattn import viz
 from experiments import inputs, launch
-from experiments.runs import NUM_BEAMS, STEP, open_run
+from experiments.runs import MEMBER, NUM_BEAMS, STEP, open_run
 from experiments.tasks.captioning import CaptioningTask
 from experiments.tasks.interleaved import InterleavedTask
 from experiments.transcribe import LANGUAGE
@@ -29,7 +29,7 @@ from experiments.transcribe import LANGUAGE
 _GALLERY = flags.DEFINE_string(
     "gallery", None, "Draw all pictures with their captions into this .png, .svg or .pdf file."
 )
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, LANGUAGE, NUM_BEAMS, launch.PLOT, _GALLERY)
 
 
 def main(arguments: Sequence[str]) -> int:

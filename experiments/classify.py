@@ -16,10 +16,10 @@ import numpy as np
 
 from crossattn import viz
 from experiments import inputs, launch
-from experiments.runs import STEP, open_run
+from experiments.runs import MEMBER, STEP, open_run
 from experiments.tasks.classification import ClassificationTask
 
-FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, launch.PLOT)
+FLAGS = (launch.CONFIG, launch.WORKDIR, STEP, MEMBER, launch.PLOT)
 _NAMED = 3  # classes
 
 

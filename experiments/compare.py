@@ -164,7 +164,10 @@ def _texts_paired(
         raise launch.Refused(
             f"{first} and {other[0]} wrote texts of other examples; evaluate both on the same split."
         )
-    systems = [(name, [each["translation"] for each in texts]) for name, texts in written.items()]
+    systems: list[tuple[str, Sequence[str]]] = [
+        (name, [each.get("translation", each.get("text", "")) for each in texts])
+        for name, texts in written.items()
+    ]
     test = PairedTest(
         systems,
         {"BLEU": BLEU(tokenize=tokenize, references=[references[first]]),
@@ -177,10 +180,10 @@ def _texts_paired(
     rows = []
     for index, name in enumerate(runs):
         for metric in ("BLEU", "chrF2"):
-            result = found[metric][index]
-            score = f"{result.score:.4g} ({result.mean - result.ci:.4g} to {result.mean + result.ci:.4g})"
+            result: Any = found[metric][index]
+            score = Interval(result.score, result.mean - result.ci, result.mean + result.ci)
             said = "baseline" if result.p_value is None else f"p = {result.p_value:.3f}"
-            rows.append((name, metric, score, said))
+            rows.append((name, metric, str(score), said))
     return rows
 
 
@@ -198,7 +201,8 @@ def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:
     drawn = False
     for index, (name, run) in enumerate(runs.items()):
         colour = f"C{index}"
-        for kind, style in (("train", dict(alpha=0.4, linewidth=1)), ("eval", dict(marker="o"))):
+        styles: Any = {"train": dict(alpha=0.4, linewidth=1), "eval": dict(marker="o")}
+        for kind, style in styles.items():
             steps, values = run.curve(kind, metric)
             if not steps:
                 continue

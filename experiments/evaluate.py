@@ -60,8 +60,8 @@ def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME."""
     found: dict[str, Any] = dict(next(iter(reports.values())))
     for name, value in list(found.items()):
-        values = [report.get(name) for report in reports.values()]
-        if isinstance(value, float) and all(isinstance(x, float) for x in values):
+        values = [x for x in (report.get(name) for report in reports.values()) if type(x) is float]
+        if type(value) is float and len(values) == len(reports):
             found[name] = sum(values) / len(values)
             found |= {f"{member}/{name}": x for member, x in zip(reports, values, strict=True)}
     return found

@@ -14,10 +14,10 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import launch
-from experiments.runs import STEP, open_run
+from experiments.runs import MEMBER, STEP, open_run
 
 _TO = flags.DEFINE_string("to", None, "The folder, new or empty.")
-FLAGS = (launch.WORKDIR, STEP, _TO)
+FLAGS = (launch.WORKDIR, STEP, MEMBER, _TO)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import inputs, launch, translate
-from experiments.runs import STEP, open_run
+from experiments.runs import MEMBER, STEP, open_run
 from experiments.tasks.language_model import LanguageModelTask
 
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
@@ -23,7 +23,7 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
     lower_bound=1,
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, _MAX_NEW_TOKENS, *translate.DECODING, *launch.PROCESSES,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, _MAX_NEW_TOKENS, *translate.DECODING, *launch.PROCESSES,
 )  # fmt: skip
 
 

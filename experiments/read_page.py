@@ -12,7 +12,7 @@ from absl import flags
 from crossattn import viz
 from crossattn.train import processes
 from experiments import launch
-from experiments.runs import SPLIT, STEP, open_run
+from experiments.runs import MEMBER, SPLIT, STEP, open_run
 from experiments.tasks.regions import RegionsTask
 
 _PAGE = flags.DEFINE_integer("page", 0, "Which page of the split, from 0.", lower_bound=0)
@@ -20,7 +20,7 @@ _REGION = flags.DEFINE_integer(
     "region", 0, "The region, from 0, whose attention is drawn.", lower_bound=0
 )
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, _PAGE, _REGION, launch.PLOT, *launch.PROCESSES,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, SPLIT, _PAGE, _REGION, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 _SHOWN = 60  # characters of a text
 

@@ -114,7 +114,7 @@ def _items_of(promise: str) -> Iterator[Item]:
     for name, case in cases().items():
         run = _run_of(promise, case)
         if run is not None:
-            yield Item(promise, name, partial(run, case=case), run)
+            yield Item(promise, name, lambda attend, run=run, case=case: run(attend, case), run)
 
 
 def _run_of(promise: str, case: Case) -> Callable[[Any, Case], None] | None:

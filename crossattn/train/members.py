@@ -201,8 +201,8 @@ def _stacked(arrays: Sequence[Any]) -> np.ndarray:
     arrays = [np.asarray(x) for x in arrays]
     shape = tuple(map(max, *(x.shape for x in arrays))) if len(arrays) > 1 else arrays[0].shape
     found = np.zeros((len(arrays), *shape), arrays[0].dtype)
-    for row, x in zip(found, arrays, strict=True):
-        row[tuple(map(slice, x.shape))] = x
+    for index, x in enumerate(arrays):
+        found[(index, *map(slice, x.shape))] = x
     return found
 
 

@@ -92,7 +92,8 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
         sharding = several.stacked_sharding(sharding, along)
     refuse_offload(config, mesh)
     if config.offload_optimizer:
-        sharding = replace(sharding, opt_state=on_host(sharding.opt_state))
+        places: Any = sharding
+        sharding = replace(places, opt_state=on_host(places.opt_state))
     step = make_train_step(
         task.loss,
         optimizer if members else optimizer(),

@@ -178,7 +178,7 @@ def load(
     options = {"finish": quantizer(model)} if int8 else {}
     params, layout = read(model, rules, files, names, place, **options)
     beside = {str(p.relative_to(folder)): p.read_bytes() for p in files_beside(folder)}
-    model = replace(model, layout=replace(layout, beside=layout.beside | beside))
+    model = replace(model, layout=replace(layout, beside={**layout.beside, **beside}))
     return model, params, read_tokenizer(folder, _kind(Settings(json.loads(model.text))))
 
 

@@ -302,9 +302,9 @@ class Task:
     def present(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Returns which rows [B] of a batch have an example."""
         if "valid" in batch:
-            return np.asarray(batch["valid"]) > 0
+            return np.asarray(batch["valid"] > 0)
         segments = next(x for name, x in batch.items() if name.endswith("_segment_ids"))
-        return np.asarray(segments).any(-1)
+        return np.asarray(np.any(segments, axis=-1))
 
     def generator(self, params: Any, **search: Any) -> Callable[..., np.ndarray]:
         """Returns a function from arguments of ``decode.generate`` to the best tokens of each row [B T].

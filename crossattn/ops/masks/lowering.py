@@ -101,11 +101,11 @@ class Prepared:
         out = jnp.where(by_query(self.reads_poison), jnp.nan, out).astype(call.q.dtype)
         if rows is None and lse is not None:
             rows = lse, jnp.ones_like(lse)
-        if call.return_lse:
-            lse = jnp.where(self.reads_nothing, -jnp.inf, lse)
-            lse = jnp.where(self.reads_poison, jnp.nan, lse)
-        lse, rows = lse if call.return_lse else None, rows if call.return_rows else None
-        return AttentionOutput(out, None, lse, rows)
+        if not call.return_lse:
+            return AttentionOutput(out, None, None, rows if call.return_rows else None)
+        repaired = jnp.where(self.reads_nothing, -jnp.inf, jnp.asarray(lse))
+        repaired = jnp.where(self.reads_poison, jnp.nan, repaired)
+        return AttentionOutput(out, None, repaired, rows if call.return_rows else None)
 
 
 def prepare(q: Array, k: Array, v: Array, bias: Array | None, mask: Mask | None, lowered: Lowered):
