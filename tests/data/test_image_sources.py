@@ -100,7 +100,11 @@ def emoji_packages(tmp_path, monkeypatch):
     images = {}
     for i, code in enumerate([*CODES, "1F680"]):
         buffer = io.BytesIO()
-        pillow.new("RGBA", (64, 64), (i, 0, 0, 255)).save(buffer, "PNG")
+        picture = pillow.new("RGBA", (64, 64), (i, 0, 0, 255))
+        for bit in range(6):  # so that no two are alike
+            green = (i >> bit & 1) * 255
+            picture.paste((0, green, 0, 255), (20, 10 * bit, 28, 10 * bit + 8))
+        picture.save(buffer, "PNG")
         images[f"img/twitter/64/{code.lower()}.png"] = buffer.getvalue()
         images[f"img/twitter/sheets/{code.lower()}.png"] = b"another size"
     files = {}
@@ -126,7 +130,7 @@ def test_emoji_come_with_their_captions_and_groups(emoji_packages):
     found = {}
     for split in sources.SPLITS:
         for example in sources.open_source("emoji/fr", split, data_dir=emoji_packages):
-            assert emoji.split_of(example["id"]) == split
+            assert emoji.split_of(example["family"]) == split
             found[example["id"]] = example
     assert set(found) == set(CODES)
     for i, code in enumerate(CODES):
@@ -134,6 +138,28 @@ def test_emoji_come_with_their_captions_and_groups(emoji_packages):
         assert example["caption"] == f"fr {code}" and example["language"] == "fr"
         assert example["group"] == ("people-body" if i < 3 else "animals-nature")
         assert pillow.open(io.BytesIO(example["image"])).getpixel((5, 5))[0] == i
+
+
+def test_families_with_the_same_picture_mirrored_or_not_are_one():
+    random = np.random.default_rng(0)
+    left, flag, other = (random.integers(0, 256, (64, 64, 4), np.uint8) for _ in range(3))
+    again = np.clip(flag.astype(int) + random.integers(-3, 4, flag.shape), 0, 255).astype(np.uint8)
+    pictures = {
+        "1FAF2": left,
+        "1FAF1": left[:, ::-1],
+        "1F1FA": flag,
+        "1F1F2": again,
+        "1F680": other,
+    }
+    pictures["1FAF2-1F3FB"] = random.integers(0, 256, (64, 64, 4), np.uint8)  # a tone of the first
+    examples = []
+    for code, pixels in pictures.items():
+        buffer = io.BytesIO()
+        pillow.fromarray(pixels).save(buffer, "PNG")
+        examples.append({"id": code, "image": buffer.getvalue()})
+    found = dict(zip(pictures, emoji.families_of(examples), strict=True))
+    assert found["1FAF2"] == found["1FAF1"] == found["1FAF2-1F3FB"] == "1FAF1"
+    assert found["1F1FA"] == found["1F1F2"] == "1F1F2" and found["1F680"] == "1F680"
 
 
 def test_several_languages_caption_every_emoji_each(emoji_packages):
@@ -281,4 +307,9 @@ def test_real_emoji_never_straddle():
             )
             if bare and bare != ":":
                 where[bare].add(split)
+    families = defaultdict(set)
+    for split in sources.SPLITS:
+        for example in real("emoji/en", split):
+            families[example["family"]].add(split)
+    assert all(len(splits) == 1 for splits in families.values()) and len(families) < 1690
     assert count == 3786 and [bare for bare, splits in where.items() if len(splits) > 1] == []

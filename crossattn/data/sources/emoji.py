@@ -1,11 +1,13 @@
 """Emoji of Twitter, 64 by 64, with captions in 28 languages: "emoji/en", or several, "emoji/en,fr".
 
 From the npm packages `emoji-datasource-twitter` (MIT; images CC BY 4.0) and `emojibase-data` (MIT). Emoji
-that differ in skin tone, gender or direction alone are one family, and a family is in one split: of a
-hundred about ten are test and ten validation.
+that differ in skin tone, gender or direction alone are one family, and so are those with the same picture,
+mirrored or not (flags of territories, left and right hands). A family is in one split: of a hundred about ten
+are test and ten validation.
 """
 
 import functools
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -33,10 +35,12 @@ CLASSES = {
 _IMAGES = ("emoji-datasource-twitter", "16.0.0")
 _CAPTIONS = ("emojibase-data", "17.0.0")
 _IMAGE_PREFIX = "package/img/twitter/64/"
+_SAME_PICTURE = 5e-4  # mean squared difference of the pixels of the same picture, drawn again
+_BLOCK = 512
 
 
 def open_split(languages: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns examples {"id", "image", "caption", "group", "language"}; English where no language is named.
+    """Returns examples {"id", "image", "caption", "group", "language", "family"}; English by default.
 
     The image is the bytes of a PNG, on a transparent ground. Several languages come one after the other, each
     with all emoji.
@@ -67,6 +71,7 @@ def _example(row: dict[str, Any], language: str) -> Example:
         "caption": records.text_of(row["captions"]).split("\n")[LANGUAGES.index(language)],
         "group": CLASSES["group"][int(row["group"])],
         "language": language,
+        "family": records.text_of(row["family"]),
     }
 
 
@@ -75,6 +80,7 @@ class Emoji(records.PackageBuilder):
 
     IMAGES_SHA256 = "f64a530c63bca463bd8317fdc4615ce63a53a0c65018e4ce2d848aaba7a28877"
     CAPTIONS_SHA256 = "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a"
+    VERSION = tfds.core.Version("2.0.0")  # families by pictures, too
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", description="All languages")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -84,6 +90,7 @@ class Emoji(records.PackageBuilder):
             "image": tfds.features.Scalar(dtype=np.str_),  # bytes; as an Image it would be decoded
             "captions": text,  # in one text, which is read four times as fast as many
             "group": tfds.features.ClassLabel(names=CLASSES["group"]),
+            "family": text,
         }
         return self.described(
             __doc__, features, "https://github.com/iamcal/emoji-data", "CC BY 4.0 and MIT"
@@ -106,8 +113,12 @@ class Emoji(records.PackageBuilder):
                 continue
             lines = "\n".join(caption for caption, _ in told)
             example = {"id": code, "image": raw, "captions": lines, "group": group}
-            found.append((split_of(code), example))
-        return self.by_split(found)
+            found.append(example)
+        families = families_of(found)
+        told = [
+            example | {"family": family} for example, family in zip(found, families, strict=True)
+        ]
+        return self.by_split([(split_of(example["family"]), example) for example in told])
 
 
 def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
@@ -119,9 +130,37 @@ def read_captions(raw: bytes) -> Mapping[str, tuple[str, int | None]]:
     return captions
 
 
-def split_of(code: str) -> str:
-    """Returns the split of an emoji's family, from its code points: 10 % test, 10 % validation."""
-    return hashed_split(family_of(code), test=10, validation=10)
+def split_of(family: str) -> str:
+    """Returns the split of a family: 10 % test, 10 % validation."""
+    return hashed_split(family, test=10, validation=10)
+
+
+def families_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the family of each emoji, from its code points and its picture.
+
+    Families with a picture in common, mirrored or not, are one, by the least of their names.
+    """
+    names, family = np.unique([family_of(each["id"]) for each in examples], return_inverse=True)
+    small = np.stack([_small(each["image"]) for each in examples])
+    flat, mirrored = small.reshape(len(small), -1), small[:, :, ::-1].reshape(len(small), -1)
+    norms, joined = (flat**2).sum(1), np.arange(len(names))
+    for other in (flat, mirrored):
+        for first in range(0, len(flat), _BLOCK):
+            rows = slice(first, first + _BLOCK)
+            distances = norms[rows, None] + norms - 2 * flat[rows] @ other.T
+            for a, b in np.argwhere(distances < _SAME_PICTURE * flat.shape[1]):
+                one, two = joined[family[first + a]], joined[family[b]]
+                joined[joined == max(one, two)] = min(one, two)
+    return [str(names[joined[number]]) for number in family]
+
+
+def _small(image: bytes) -> np.ndarray:
+    """Returns a picture as [24 24 4], its colours times its opacity."""
+    from PIL import Image
+
+    opened = Image.open(io.BytesIO(image)).convert("RGBA").resize((24, 24), Image.Resampling.BOX)
+    pixels = np.asarray(opened, np.float32) / 255
+    return np.concatenate([pixels[..., :3] * pixels[..., 3:], pixels[..., 3:]], -1)
 
 
 # Grown-ups, children and the old, each as the one without a gender.
