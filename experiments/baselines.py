@@ -71,8 +71,8 @@ def scores(
 
 
 def accuracy(said: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the share of right classes."""
-    return float(np.mean(said == labels))
+    """Returns the share of right classes; NaN of no examples."""
+    return float(np.mean(said == labels)) if len(labels) else float("nan")
 
 
 def _joined(examples: Examples) -> Examples:

@@ -60,11 +60,21 @@ def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the results of members as one: numbers are means, and each is there as MEMBER/NAME."""
     found: dict[str, Any] = dict(next(iter(reports.values())))
     for name, value in list(found.items()):
-        values = [x for x in (report.get(name) for report in reports.values()) if type(x) is float]
-        if type(value) is float and len(values) == len(reports):
-            found[name] = sum(values) / len(values)
-            found |= {f"{member}/{name}": x for member, x in zip(reports, values, strict=True)}
+        each: dict[str, Any] = {member: report.get(name) for member, report in reports.items()}
+        if all(type(x) is float for x in each.values()):
+            found[name] = sum(each.values()) / len(each)
+            found |= {f"{member}/{name}": x for member, x in each.items()}
+        elif name == "examples":
+            found[name] = {key: _mean([x[key] for x in each.values()]) for key in value}
     return found
+
+
+def _mean(lists: Sequence[list[Any]]) -> list[Any]:
+    """Returns the mean of each example's numbers; groups are the same in all lists."""
+    first = lists[0]
+    if not first or not isinstance(first[0], float):
+        return first
+    return [sum(each) / len(each) for each in zip(*lists, strict=True)]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from typing import Any
 from crossattn.train import processes
 from crossattn.train.storage import Folder, write_whole
 
+_LISTS = ("samples", "examples")  # which are in the file alone
+
 
 def save(results: Mapping[str, Any], path: Folder) -> None:
     """Writes results as JSON, in the main process."""
@@ -18,7 +20,7 @@ def show(results: Mapping[str, Any]) -> None:
     """Prints results in two columns, in the main process."""
     if not processes.is_main():
         return
-    rows = [(name, _text(value)) for name, value in results.items() if name != "samples"]
+    rows = [(name, _text(value)) for name, value in results.items() if name not in _LISTS]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"  {name:<{width}}  {text}")

@@ -195,7 +195,16 @@ class Task:
             raise SettingsError(
                 f"--{next(iter(options))} says nothing to a {self.config.task}; leave it out."
             )
-        return self.split_loss(params, split)
+        examples = self.outcomes(params, split)
+        return self.split_loss(params, split) | ({"examples": examples} if examples else {})
+
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns metrics of each example of a split, for ``experiments.compare``; {} is none.
+
+        "weight" are the units of each example, "group" those that are drawn together; every other list is a
+        metric times the weight.
+        """
+        return {}
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns scores of baselines on a split, as NAME_METRIC; {} is none."""

@@ -182,6 +182,18 @@ class ClassificationTask(base.Task):
             classes[item.indices[rows]] = item.batch[label][rows]
         return found, classes
 
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns whether the class of each example is right, and its loss; a group is a family."""
+        probabilities, classes = self.probabilities(params, split)
+        right = probabilities[np.arange(len(classes)), classes]
+        examples = self.examples(split)
+        return {
+            "group": [examples[i].get("family", i) for i in range(len(classes))],
+            "weight": [1.0] * len(classes),
+            "accuracy": (probabilities.argmax(-1) == classes).astype(float).tolist(),
+            "nll": (-np.log(np.maximum(right, 1e-30))).tolist(),
+        }
+
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns inputs of baselines, and classes [n].
 

@@ -16,6 +16,7 @@ from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.features import Boxes, Crops, Feature, Label, Texts
 from crossattn.data.pipeline import feature_eval_batches
+from crossattn.train.sharding import mesh_of, spread_batch
 from crossattn.train.storage import Folder
 from crossattn.types import Count, NonNegative
 from experiments.baselines import accuracy, scores
@@ -147,10 +148,36 @@ class RegionsTask(base.Task):
         boxes = np.asarray(batch["boxes"][0, :count], np.float64)
         return PageReading(classes, boxes, weights, np.asarray(reading.gates)[0, :count])
 
-    def _read(self, params: Any, batch: Any) -> Any:
+    def _read(self, params: Any, batch: Any, weights: bool = True) -> Any:
         model = self.bind(params)
-        hidden, reading = self.hidden(model, batch, return_weights=True)
+        found = self.hidden(model, batch, return_weights=weights)
+        hidden, reading = found if weights else (found, None)
         return model.logits(hidden), reading
+
+    def report(self, params: Any, split: str, **options: Any) -> dict[str, Any]:
+        """Returns the scores of a split; ``_unseen`` counts regions whose text is in no training page."""
+        results = super().report(params, split, **options)
+        unseen = self._unseen(split)
+        right = np.array(results["examples"]["accuracy"])[unseen]
+        score = accuracy(right, np.ones(len(right)))
+        return results | {"regions_unseen": int(unseen.sum()), "accuracy_unseen": score}
+
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns whether the class of each region is right; a group is a file."""
+        pages, mesh = self._cut(split), mesh_of(params)
+        said = [np.zeros(0, int)] * len(pages)
+        call = jax.jit(lambda p, batch: self._read(p, batch, False)[0].argmax(-1))
+        for item in self.numbered_batches(split, mesh):
+            found = jax.device_get(call(params, spread_batch(item.batch, mesh)))
+            for row, index in enumerate(item.indices):
+                if index >= 0:
+                    said[index] = found[row][item.batch["label_segment_ids"][row] > 0]
+        labels = [self.classes.index(name) for page in pages for name in page["label"]]
+        return {
+            "group": [page["id"].partition("#")[0] for page in pages for _ in page["label"]],
+            "weight": [1.0] * len(labels),
+            "accuracy": (np.concatenate(said) == labels).astype(float).tolist(),
+        }
 
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns inputs of baselines for the n regions of a split, and classes [n].
@@ -158,8 +185,8 @@ class RegionsTask(base.Task):
         Inputs are 14 numbers of each box and its neighbours ("boxes"), counts of tokens ("text"), and texts
         ("words").
         """
-        pages, tokenizer = self.corpus.split(split), self.corpus.tokenizer
-        boxes = [_numbers(np.asarray(page["boxes"]["boxes"], float)) for page in pages]
+        pages, tokenizer = self._cut(split), self.corpus.tokenizer
+        boxes = [_numbers(np.asarray(page["boxes"], float)) for page in pages]
         texts = [text for page in pages for text in page["text"]]
         counts = np.zeros((len(texts), tokenizer.vocab_size), np.float32)
         for row, text in zip(counts, texts, strict=True):
@@ -169,8 +196,32 @@ class RegionsTask(base.Task):
         return views, np.array(labels)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns accuracy and macro F1 of classifiers of boxes, tokens and n-grams of characters."""
-        return scores(self.vectors, split, {"accuracy": accuracy, "macro_f1": _macro_f1})
+        """Returns scores of classifiers of boxes, tokens and n-grams of characters."""
+        unseen = self._unseen(split)
+        metrics = {
+            "accuracy": accuracy,
+            "accuracy_unseen": lambda said, labels: accuracy(said[unseen], labels[unseen]),
+            "macro_f1": _macro_f1,
+        }
+        return scores(self.vectors, split, metrics)
+
+    def _unseen(self, split: str) -> np.ndarray:
+        """Returns which regions [n] of a split have a text that is in no training page."""
+        known = {text for page in self._cut("train") for text in page["text"]}
+        return np.array([text not in known for page in self._cut(split) for text in page["text"]])
+
+    def _cut(self, split: str) -> list[dict[str, Any]]:
+        """Returns the pages of a split with as many regions as the model reads."""
+        most = self.config.data.regions
+        return [
+            {
+                "id": page["id"],
+                "boxes": page["boxes"]["boxes"][:most],
+                "text": page["text"][:most],
+                "label": page["label"][:most],
+            }
+            for page in self.corpus.split(split)
+        ]
 
 
 @dataclass(frozen=True)

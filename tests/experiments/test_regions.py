@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
@@ -79,3 +80,18 @@ def test_what_cannot_be_trained_or_read_is_one_line(refused, tmp_path, task):
         assert said in found, found
     with pytest.raises(DataError, match="page none has no regions; there is nothing to read"):
         task.read_page({}, {"id": "none", "text": []})
+
+
+def test_outcomes_are_the_scores_by_region_and_know_which_texts_are_new(task):
+    params = task.init(jax.random.key(0))
+    results = task.report(params, "test")
+    examples, pages = results["examples"], task.corpus.split("test")
+    assert np.mean(examples["accuracy"]) == pytest.approx(results["accuracy"])
+    assert len(examples["group"]) == sum(len(page["label"]) for page in pages)
+    known = {text for page in task.corpus.split("train") for text in page["text"]}
+    new = [text not in known for page in pages for text in page["text"]]
+    assert results["regions_unseen"] == sum(new)
+    right = np.array(examples["accuracy"])[new]
+    assert results["accuracy_unseen"] == pytest.approx(
+        right.mean() if sum(new) else np.nan, nan_ok=True
+    )
