@@ -1,18 +1,13 @@
-"""Baselines of a classifier by scikit-learn, and the mean of the probabilities of two runs.
+"""Baselines of a task by scikit-learn, and the mean of the probabilities of two runs.
 
     python -m experiments.bench.classifiers --config=configs/fashion_perceiver.py
     python -m experiments.bench.classifiers runs/picture runs/caption runs/both
 
-With a config: accuracy and macro F1 on the test split of classifiers that were fitted to the training split,
-prepared as the config says: the most frequent class, nearest neighbours, logistic regression and an MLP on
-pixels, bags of tokens or both; character n-grams of texts, boosted trees on boxes. With runs: the accuracy of
-each, and of the mean of the probabilities of the first two. Needs pip install 'crossattn[bench]'.
+With a config: scores of ``task.baselines``, see ``experiments.baselines``. With runs: the accuracy of each,
+and of the mean of the probabilities of the first two. Needs pip install 'crossattn[baselines]'.
 """
 
 import runpy
-import time
-from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,63 +31,17 @@ def main() -> None:
     if bool(options.runs) == bool(options.config):
         parser.error("expected either --config or runs.")
     if options.config:
-        parser.needs("sklearn", install="crossattn[bench]")
+        parser.needs("sklearn", install="crossattn[baselines]")
         fit(options.config, options.split)
     else:
         compare(options.runs, options.split, options.step)
 
 
 def fit(path: str, split: str) -> None:
-    """Prints accuracy and macro F1 of each baseline."""
-    from sklearn.metrics import f1_score
-
-    task = make_task(read_config(path))
-    train, labels = task.vectors("train")
-    tests, expected = task.vectors(split)
-    print(f"{len(labels)} examples, {len(expected)} of {split}")
-    for name, given, model in baselines(train):
-        begun = time.perf_counter()
-        said = model.fit(given(train), labels).predict(given(tests))
-        f1 = f1_score(expected, said, average="macro")
-        seconds = time.perf_counter() - begun
-        print(f"{name:<48} {np.mean(said == expected):.4f}   F1 {f1:.4f}   {seconds:.0f} s")
-
-
-def baselines(vectors: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Callable, Any]]:
-    """Yields (name, function from vectors to inputs, classifier of scikit-learn) of each baseline."""
-    from sklearn.dummy import DummyClassifier
-    from sklearn.ensemble import HistGradientBoostingClassifier
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.neighbors import KNeighborsClassifier
-    from sklearn.neural_network import MLPClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    numbers = [name for name in vectors if name != "words"]
-
-    def side_by_side(split: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.concatenate([split[name] for name in numbers], 1)
-
-    shown, centred = " and ".join(numbers), StandardScaler(with_std=numbers == ["boxes"])
-    logistic = make_pipeline(centred, LogisticRegression(max_iter=200, tol=1e-3))
-    perceptron = make_pipeline(
-        centred, MLPClassifier((256, 128), early_stopping=True, random_state=0)
-    )
-    yield "most frequent class", side_by_side, DummyClassifier()
-    for name in numbers:
-        yield f"nearest {name}", itemgetter(name), KNeighborsClassifier(1)
-        yield f"logistic regression on {name}", itemgetter(name), logistic
-    if len(numbers) > 1:
-        yield f"logistic regression on {shown}", side_by_side, logistic
-    yield f"MLP of 256 and 128 units on {shown}", side_by_side, perceptron
-    if "boxes" in vectors:
-        trees = HistGradientBoostingClassifier(random_state=0)
-        yield "boosted trees on boxes", itemgetter("boxes"), trees
-    if "words" in vectors:
-        grams = TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 5), sublinear_tf=True)
-        linear = make_pipeline(grams, LogisticRegression(C=30.0, max_iter=500))
-        yield "logistic regression on n-grams of characters", itemgetter("words"), linear
+    """Prints the scores of each baseline."""
+    found = make_task(read_config(path)).baselines(split)
+    for name, score in found.items():
+        print(f"{name:<48} {score:.4f}")
 
 
 def compare(runs: list[str], split: str, step: str) -> None:
