@@ -15,32 +15,36 @@ from crossattn.train.config import Task
 from experiments.chips import CHIPS, KINDS
 
 
-def model_flops(task: Task, params: Any, batch: Any) -> int:
+def model_flops(task: Task, params: Any, batch: Any, members: int = 0) -> int:
     """Counts the FLOPs of a training step on the whole batch, forward and backward.
 
     Args:
       task: the task with the loss.
       params: shapes.
       batch: shapes.
+      members: runs that are trained as one, by the first axis of both; 0 is one run without that axis.
     """
 
     def loss(params, batch):
         return task.loss(params, batch, jax.random.key(0))
 
-    unplaced = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    first = 1 if members else 0
+    unplaced = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[first:], x.dtype), (params, batch)
+    )
     # Only this backend has whole products for calls with dropout or weights.
     with use_backend("reference"):
-        return 3 * products(jax.make_jaxpr(loss)(*unplaced))
+        return 3 * max(members, 1) * products(jax.make_jaxpr(loss)(*unplaced))
 
 
-def at_peak(task: Task) -> Callable[[Any, Any], float] | None:
+def at_peak(task: Task, members: int = 0) -> Callable[[Any, Any], float] | None:
     """Returns (params, batch) -> seconds of a step at the peak of all devices; None for an unknown device."""
     devices = jax.devices()
     chip = CHIPS.get(KINDS.get(devices[0].device_kind, "unknown"))
     if chip is None:
         return None
     peak = len(devices) * chip.flops
-    return lambda params, batch: model_flops(task, params, batch) / peak
+    return lambda params, batch: model_flops(task, params, batch, members) / peak
 
 
 def products(jaxpr: Any) -> int:

@@ -144,7 +144,7 @@ def run(
             settings=settings,
             writers=writers,
             initial=None if begun else initial(config, task),
-            peak_seconds=flops.at_peak(task),
+            peak_seconds=flops.at_peak(task, len(values.members)),
         )
     except WorkdirMismatch as error:
         raise WorkdirMismatch(str(error).replace("resume 'never'", "--resume=never")) from None

@@ -211,22 +211,14 @@ class _Run:
                     state, metrics = self.program.step(state, batch)
                 else:
                     with self.meter.compiling():
-                        self.shapes_seen[shapes] = self._at_peak(state, batch)
+                        known = self.peak_seconds
+                        peak = None if known is None else known(state.params, batch)
+                        self.shapes_seen[shapes] = peak
                         state, metrics = self.program.step(state, batch)
             self.meter.add(step + 1, metrics, self.shapes_seen[shapes])
         except NonFiniteLoss as error:
             raise self._explained(error) from None
         return state
-
-    def _at_peak(self, state: TrainState, batch: Any) -> float | None:
-        """Returns the seconds that a step's model FLOPs take at the devices' peak, if that is known."""
-        if self.peak_seconds is None:
-            return None
-        if not (members := self.config.members):
-            return self.peak_seconds(state.params, batch)
-        first = jax.eval_shape(lambda *trees: several.take(trees, 0), state.params, batch)
-        known = self.peak_seconds(*first)
-        return None if known is None else known * len(members)
 
     def _evaluated(self, state: TrainState, step: int) -> dict[str, float]:
         """Returns the metrics of the parameters; of members the mean and each."""

@@ -114,8 +114,8 @@ def stacked(shapes: Any, count: int, along: str | None = None) -> Any:
     """Returns the shapes of so many members' arrays, with their places, from those of one."""
 
     def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        place = x.sharding if isinstance(x.sharding, NamedSharding) else None
-        if place is not None:
+        place = x.sharding
+        if isinstance(place, NamedSharding):
             place = NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
         return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=place)
 

@@ -16,7 +16,7 @@ from absl import flags
 
 from experiments import launch
 from experiments.plan import decoding, report, search
-from experiments.plan.compiling import DoesNotFit, compile_step
+from experiments.plan.compiling import DoesNotFit, compile_step, refuse_members
 from experiments.plan.topologies import Topology, prepare, topology
 
 _TOPOLOGY = flags.DEFINE_string(
@@ -42,6 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     config = launch.required_config()
     if _SEARCH.value and _DECODE.value:
         raise launch.Refused("--search lays out training; it was given with --decode.")
+    for flag in (_SEARCH, _DECODE):
+        if flag.value:
+            refuse_members(config, f"--{flag.name}")
     if not _TOPOLOGY.value:
         raise launch.Refused("--topology is missing; name the devices, --topology=v5e:4x4.")
     prepare()

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from crossattn.train import xla
 from crossattn.train.config import TrainConfig
+from crossattn.train.members import stacked
 from crossattn.train.program import Program, make_program, refuse_offload
 from crossattn.train.sharding import batch_sharding, make_mesh, row_shares
 from experiments.errors import SettingsError
@@ -70,11 +71,19 @@ def compile_step(config: Any, topology: Topology) -> Planned:
     except ValueError as error:
         raise Refused(f"{error}") from error
     program = make_program(task, values, mesh)
+    if values.members:
+        batch = stacked(batch, len(values.members), program.along)
     state = program.target if mesh is not None else placed(program.target, None, topology)
     start = time.perf_counter()
     compiled, reasons = compiled_for(topology, program.step, state, batch)
     seconds = time.perf_counter() - start
     return Planned(config, task, topology, mesh, program, batch, compiled, reasons, seconds)
+
+
+def refuse_members(config: Any, flag: str) -> None:
+    """Raises Refused where a plan of one run is asked of a config with several."""
+    if train_config(config).members:
+        raise Refused(f"{flag} plans one run; leave train.seeds and train.sweep out.")
 
 
 def unread_task(config: Any) -> Any:

@@ -18,6 +18,7 @@ from experiments.plan.compiling import Planned, mesh_axes
 from experiments.plan.cost import cost
 from experiments.plan.hlo import Module
 from experiments.plan.kernels import Kernel, attention_kernels
+from experiments.settings import train_config
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
@@ -194,6 +195,8 @@ def plan(planned: Planned) -> Plan:
     chip, module = topology.chip, Module(planned.compiled.as_text())
     sent, spent = collectives(module, axes), cost(module, chip)
     params, batch = planned.program.target.params, planned.batch
+    members = train_config(planned.config).members
+    rows = next(iter(batch.values())).shape
     return Plan(
         topology=topology.name,
         chip=chip.name,
@@ -201,13 +204,13 @@ def plan(planned: Planned) -> Plan:
         remat=planned.config.model.get("remat", False),
         accumulate=planned.config.train.accumulate,
         parameters=sum(x.size for x in jax.tree.leaves(params)),
-        rows=next(iter(batch.values())).shape[0],
+        rows=rows[0] * rows[1] if members else rows[0],
         tokens=sum(batch[name].size for name in ("source", "target_in") if name in batch),
         memory=_memory(planned),
         collectives=tuple(sent),
         kernels=attention_kernels(module),
         reasons=planned.reasons,
-        model_flops=model_flops(planned.task, params, batch),
+        model_flops=model_flops(planned.task, params, batch, len(members)),
         hardware_flops=spent.flops,
         compute=spent.compute,
         memory_time=spent.memory,

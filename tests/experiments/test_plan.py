@@ -433,3 +433,18 @@ def test_rows_of_the_table_are_chosen_by_expressions(monkeypatch, tmp_path):
 )
 def test_what_does_not_fit_is_told_in_figures_where_the_compiler_gave_any(said, told):
     assert told in unfitting(said, "TPU v5e")
+
+
+def test_members_have_the_flops_of_as_many_runs_and_decoding_plans_one(refused):
+    config = get_config("copy_task", "tiny")
+    task = unread_task(config)
+    params, batch = jax.eval_shape(task.init, jax.random.key(0)), task.batch_shapes(1)
+    one = model_flops(task, params, batch)
+    stacked = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), (params, dict(batch))
+    )
+    assert model_flops(task, *stacked, members=3) == 3 * one > 0
+    named = f"--config={ROOT}/configs/copy_task.py:tiny"
+    flags = ("--config.train.seeds=2", "--topology=v5e:2x2")
+    for flag in ("--decode", "--search"):
+        assert f"{flag} plans one run" in refused("plan", named, *flags, flag)
