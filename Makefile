@@ -6,7 +6,7 @@
 # make conformance  who keeps which promise: our backends and other libraries (installs PyTorch and tokamax)
 # make parity  pretrained families here and in transformers, number for number (installs PyTorch)
 # make accelerators  memory and traffic of a step on 16 TPUs and 16 GPUs, by their compilers (installs them, 6 GB)
-# make zoo    every architecture in small, trained and held to a baseline: one table (11 minutes of processor time)
+# make zoo    every architecture in small, trained and held to baselines and a blind model: one table
 # make docs   the site of docs/ in build/site; a dead link or a public name without a docstring fails
 # make wheel  the library as a wheel and an sdist, in dist/
 # make fuzz   many random calls, damaged files and hostile settings, drawn anew each time (installs PyTorch)
