@@ -40,6 +40,7 @@ EXTRAS = {
     "plan-tpu": "plans for TPUs that are not here",
     "plan-gpu": "plans for GPUs that are not here",
     "notebooks": "running the notebooks",
+    "baselines": "baselines of tasks, by scikit-learn",
     "bench": "comparisons with PyTorch and transformers",
     "docs": "building the documentation",
     "test": "the test suite",

@@ -6,10 +6,10 @@
 The same command again goes on where the run stopped, or says that it is finished.
 
     python -m experiments.train ... --config.train.seeds=3
-    python -m experiments.train ... --sweep=optim.learning_rate=1e-3,2e-3,4e-3 --sweep=model.dim=64,128
+    python -m experiments.train ... --sweep="optim.learning_rate=1e-3,2e-3,4e-3;model.dim=64,128"
 
 Seeds, and numbers of the optimiser that change no shape, are trained as one program. Values of another key
-are trained one after the other, each in a folder WORKDIR/KEY=VALUE; several --sweep are combined.
+are trained one after the other, each in a folder WORKDIR/KEY=VALUE; several keys are combined.
 """
 
 import itertools
@@ -47,7 +47,9 @@ _RESUME = flags.DEFINE_enum(
 )
 
 
-_SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=VALUE,VALUE: train a run with each value.")
+_SWEEP = flags.DEFINE_string(
+    "sweep", None, "Train a run with each value: KEY=VALUE,VALUE;KEY=VALUE."
+)
 _WANDB = flags.DEFINE_string("wandb", None, "Also log to this Weights & Biases project.")
 FLAGS = (launch.CONFIG, launch.WORKDIR, _RESUME, _SWEEP, _WANDB, *launch.PROCESSES)
 
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments:
         raise launch.Refused(f"got {' '.join(arguments)}; expected only flags, see --help.")
     config, workdir = launch.required_config(), launch.required_workdir()
-    together, apart = split_sweep(_SWEEP.value)
+    together, apart = split_sweep(_SWEEP.value.split(";") if _SWEEP.value else [])
     if together:
         with config.unlocked(), config.ignore_type():
             config.train.sweep = ";".join(together)
@@ -113,7 +115,7 @@ def run_each(apart: Mapping[str, Sequence[str]], together: Sequence[str], workdi
         print(f"training {folders[-1]}", flush=True)
         command = [sys.executable, "-m", "experiments.train", *words, f"--workdir={folders[-1]}"]
         command += [f"--config.{key}={value}" for key, value in changed.items()]
-        command += [f"--sweep={sweep}" for sweep in together]
+        command += [f"--sweep={';'.join(together)}"] if together else []
         if code := subprocess.run(command).returncode:
             return code
     print(f"compare them: python -m experiments.compare {' '.join(map(str, folders))}", flush=True)

@@ -25,7 +25,7 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "prepare", "evaluate", "export", "generate", "translate", "transcribe", "classify", "caption",
+    "train", "prepare", "evaluate", "compare", "export", "generate", "translate", "transcribe", "classify", "caption",
     "demo", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (

@@ -32,10 +32,11 @@ def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path
     names = [f"learning_rate_{rate}_seed_{seed}" for rate in (0.001, 0.002) for seed in (0, 1)]
     run = read_run(tmp_path / "run")
     assert run.members("nll") == names and run.settings["train.seeds"] == 2
-    code, _, err = launched("evaluate", named, "--limit=4")
+    code, _, err = launched("evaluate", named, "--limit=4", "--baselines")
     assert code == 0, err
     found = json.loads((tmp_path / "run" / "results-test.json").read_text())
     each = [found[f"{name}/nll"] for name in names]
+    assert 0 < found["baseline_trigrams_nll"] < found["nll"]
     assert found["nll"] == pytest.approx(sum(each) / 4) and len(set(each)) == 4
     code, _, err = launched("evaluate", named, "--limit=4", f"--member={names[2]}")
     alone = json.loads((tmp_path / "run" / "results-test.json").read_text())
