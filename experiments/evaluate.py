@@ -4,7 +4,8 @@
     python -m experiments.evaluate --workdir=runs/emoji --baselines
 
 Of several runs that were trained as one (``train.seeds``, ``train.sweep``) each is scored, and a metric is
-the mean; --member names one. --baselines also scores what needs no such model, by scikit-learn.
+the mean; --member names one. METRIC_shuffled is the task's main metric where each example has the memory of
+another. --baselines also scores what needs no such model, by scikit-learn.
 """
 
 import importlib.util
@@ -39,12 +40,11 @@ def main(arguments: Sequence[str]) -> int:
         raise launch.Refused("--baselines needs scikit-learn: pip install 'crossattn[baselines]'")
     given = {flag.name: flag.value for flag in (NUM_BEAMS, _LIMIT) if flag.value is not None}
     members = [] if MEMBER.value else members_of(task.config)
-    results = task.report(params, SPLIT.value, **given)
+    results = _report(task, params, given)
     if members:
         reports = [results]
         for name in list(members)[1:]:
-            own = parameters(task, workdir, STEP.value, name)
-            reports.append(task.report(own, SPLIT.value, **given))
+            reports.append(_report(task, parameters(task, workdir, STEP.value, name), given))
         results = of_all(dict(zip(members, reports, strict=True)))
     if _BASELINES.value:
         results |= {f"baseline_{name}": x for name, x in task.baselines(SPLIT.value).items()}
@@ -54,6 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     report.save(results, path)
     report.show(results)
     return 0
+
+
+def _report(task: Any, params: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results of a split, and the main metric with the memories of other examples."""
+    results, (metric, _) = task.report(params, SPLIT.value, **options), task.headline
+    if task.memory:
+        shuffled = task.split_loss(params, SPLIT.value, task.shuffled)[metric]
+        results = {**results, f"{metric}_shuffled": shuffled}
+    return results
 
 
 def of_all(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from tests.experiments.conftest import ROOT, TINY
 from tests.experiments.test_configs import CONFIGS, get_config
 
 LAUNCHERS = (
-    "train", "prepare", "evaluate", "compare", "export", "generate", "translate", "transcribe", "classify", "caption",
-    "demo", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
+    "train", "prepare", "evaluate", "compare", "export", "generate", "translate", "transcribe", "classify",
+    "caption", "demo", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.captions", "bench.classifiers",

@@ -36,7 +36,7 @@ def test_members_are_trained_evaluated_and_taken_out(launched, refused, tmp_path
     assert code == 0, err
     found = json.loads((tmp_path / "run" / "results-test.json").read_text())
     each = [found[f"{name}/nll"] for name in names]
-    assert 0 < found["baseline_trigrams_nll"] < found["nll"]
+    assert 0 < found["baseline_trigrams_nll"] < found["nll"] and found["nll_shuffled"] > 0
     assert found["nll"] == pytest.approx(sum(each) / 4) and len(set(each)) == 4
     code, _, err = launched("evaluate", named, "--limit=4", f"--member={names[2]}")
     alone = json.loads((tmp_path / "run" / "results-test.json").read_text())
