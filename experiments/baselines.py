@@ -93,16 +93,24 @@ def _of_numbers(size: int) -> dict[str, list[Any]]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    def scaled(model: Any) -> Any:
-        return make_pipeline(StandardScaler(), model)
+    def each(*models: Any) -> list[Any]:
+        """Centres numbers, which counts and pixels want, or scales them, which boxes want."""
+        return [
+            make_pipeline(StandardScaler(with_std=scaled), model)
+            for model in models
+            for scaled in (False, True)
+        ]
 
     def mlp(*hidden: int) -> Any:
         return MLPClassifier(hidden, early_stopping=True, max_iter=60, random_state=0)
 
+    def logistic(c: float) -> Any:
+        return LogisticRegression(C=c, max_iter=300, tol=1e-3)
+
     found = {
-        "nearest": [scaled(KNeighborsClassifier(count)) for count in (1, 5)],
-        "logistic": [scaled(LogisticRegression(C=c, max_iter=300, tol=1e-3)) for c in (0.01, 1.0)],
-        "mlp": [scaled(mlp(128)), scaled(mlp(256, 128))],
+        "nearest": each(KNeighborsClassifier(1), KNeighborsClassifier(5)),
+        "logistic": each(logistic(0.01), logistic(1.0)),
+        "mlp": each(mlp(128), mlp(256, 128)),
     }
     if size <= TREES_AT_MOST:
         found["boosted_trees"] = [
