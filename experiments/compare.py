@@ -30,7 +30,7 @@ _HTML = flags.DEFINE_string("html", None, "Write one page with tables and curves
 _TOKENIZE = flags.DEFINE_string("bleu_tokenize", "13a", "sacreBLEU's tokenizer.")
 FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, launch.PLOT)
 
-_TITLES = ("run", "steps")
+_BASELINE = "baseline_"
 _NOT_METRICS = ("split", "sentences", "decoding_seconds", "num_beams", "cut_sources")
 
 
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     tables = {
         "What differs in the configs": differing(runs),
         f"Scores, {SPLIT.value}": scores(runs, SPLIT.value),
+        f"Baselines, {SPLIT.value}": baselines(runs, SPLIT.value),
         f"Differences to {next(iter(runs))}": differences(runs, SPLIT.value, _TOKENIZE.value),
     }
     for title, rows in tables.items():
@@ -96,7 +97,7 @@ def _scores(run: RunRecord, split: str) -> dict[str, Interval | str]:
     numbers = {k: v for k, v in results.items() if isinstance(v, int | float)}
     for name, value in numbers.items():
         each = [x for other, x in numbers.items() if other.endswith(f"/{name}")]
-        if "/" in name or name in _NOT_METRICS or isinstance(value, bool):
+        if "/" in name or name in _NOT_METRICS or name.startswith(_BASELINE):
             continue
         spread[name] = Interval(value, min(each), max(each)) if each else f"{value:.4g}"
     return spread | _by_examples(results)
@@ -111,6 +112,17 @@ def _by_examples(results: Mapping[str, Any]) -> dict[str, Interval]:
         for name, values in table.items()
         if name not in ("weight", "group")
     }
+
+
+def baselines(runs: Mapping[str, RunRecord], split: str) -> list[tuple[str, ...]]:
+    """Returns rows of the baselines that ``experiments.evaluate --baselines`` wrote."""
+    found = {
+        name.removeprefix(_BASELINE): f"{value:.4g}"
+        for run in runs.values()
+        for name, value in run.results.get(split, {}).items()
+        if name.startswith(_BASELINE) and "/" not in name
+    }
+    return [("baseline", "score"), *found.items()]
 
 
 def differences(

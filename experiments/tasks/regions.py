@@ -50,12 +50,12 @@ class RegionsTask(base.Task):
     headline = ("accuracy", "max")
     mode = "pack"
     asks = protocols.RegionClassifier
-    memory = ("pictures",)
     tokenizes = True
 
     def __init__(self, config: Any, assets: Folder | None = None):
         super().__init__(config, assets)
         self.classes = _classes(config.data.name)
+        self.memory = ("pictures",) if config.model.get("reads", "both") == "both" else ()
 
     def corpus_options(self) -> dict[str, Any]:
         return dict(side="text")

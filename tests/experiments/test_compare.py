@@ -56,6 +56,12 @@ def test_a_run_reads_as_plain_records(runs):
     assert runs["b"].results["test"]["accuracy"] == 0.75
 
 
+def test_baselines_stand_in_a_table_of_their_own(runs):
+    runs["b"].results["test"]["baseline_mlp_accuracy"] = 0.5
+    assert compare.baselines(runs, "test") == [("baseline", "score"), ("mlp_accuracy", "0.5")]
+    assert not any("baseline" in name for name in compare.scores(runs, "test")[0])
+
+
 def test_only_keys_that_differ_are_shown(runs):
     assert compare.differing(runs) == [
         ("key", "a", "b", "c"),
