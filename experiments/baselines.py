@@ -4,6 +4,7 @@ Each kind of classifier is fitted to the training split with a few settings, and
 validation split says the classes of another split. None of them sees the order of a sequence beyond n-grams.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +34,16 @@ def predictions(train: Examples, validation: Examples, other: Examples) -> dict[
     Raises:
       ModuleNotFoundError: scikit-learn is not installed.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     most = np.bincount(train.labels).argmax()
     found = {"most_frequent_class": np.full(len(other.labels), most)}
     for view, values in train.views.items():
         kinds = _of_texts() if values.dtype == object else _of_numbers(values.shape[1])
         for kind, candidates in kinds.items():
-            fitted = [model.fit(values, train.labels) for model in candidates]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # at the limit of iterations
+                fitted = [model.fit(values, train.labels) for model in candidates]
             if len(fitted) > 1:
                 known = validation.views[view], validation.labels
                 fitted.sort(
