@@ -7,7 +7,6 @@ Layout: DIRECTORY/STEP/{params,opt_state,ema} as Orbax trees, the record (the da
 their custom metadata, and the seal, the sizes and checksums of all these files. Orbax commits them together.
 """
 
-import base64
 import contextlib
 import json
 import logging
@@ -22,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 
 from crossattn.train import processes, storage
 from crossattn.train.errors import CheckpointError
-from crossattn.train.state import TrainState
+from crossattn.train.state import TrainState, from_json, to_json
 from crossattn.train.storage import Folder
 
 _LOG = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class Checkpoints:
         record = {
             "step": step,
             "arrays": _described(trees),
-            "data": processes.gather(_to_json(data_state)),
+            "data": processes.gather(to_json(data_state)),
             "metrics": None if metrics is None else dict(metrics),
             "best": list(self._best),
             "info": dict(info or {}),
@@ -158,7 +157,7 @@ class Checkpoints:
         data, count = record["data"], jax.process_count()
         own = data[jax.process_index() if len(data) == count else 0]
         same = len(data) == count or all(other == own for other in data)
-        return Restored(state, _from_json(own), record["info"], same)
+        return Restored(state, from_json(own), record["info"], same)
 
     def wait(self) -> None:
         """Waits until the checkpoint in progress is committed.
@@ -473,17 +472,6 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def _to_json(state: Any) -> dict[str, Any]:
-    """Encodes a data iterator's state, JSON-able or bytes."""
-    if isinstance(state, bytes):
-        return {"bytes": base64.b64encode(state).decode()}
-    return {"json": json.loads(json.dumps(state, default=lambda x: x.item()))}
-
-
-def _from_json(saved: Mapping[str, Any]) -> Any:
-    return base64.b64decode(saved["bytes"]) if "bytes" in saved else saved["json"]
 
 
 def _one_line(error: BaseException) -> str:

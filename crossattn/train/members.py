@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from crossattn.train.state import TrainState
+from crossattn.train.state import TrainState, from_json, to_json
 
 SWEPT = ("learning_rate", "final_fraction", "weight_decay", "clip_norm", "b1", "b2", "eps")
 """Numbers of the optimiser of which members may have different ones: they change no shape."""
@@ -114,10 +114,9 @@ def stacked(shapes: Any, count: int, along: str | None = None) -> Any:
     """Returns the shapes of so many members' arrays, with their places, from those of one."""
 
     def one(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        place = x.sharding
-        if isinstance(place, NamedSharding):
-            place = NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
-        return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=place)
+        return jax.ShapeDtypeStruct(
+            (count, *x.shape), x.dtype, sharding=_stacked_place(x.sharding, along)
+        )
 
     return jax.tree.map(one, shapes)
 
@@ -126,12 +125,17 @@ def stacked_sharding(sharding: TrainState | None, along: str | None) -> TrainSta
     """Returns the shardings of a state of members, from those of one; None stays None."""
     if sharding is None:
         return None
+    trees = sharding.params, sharding.opt_state, sharding.ema
+    return TrainState(
+        sharding.step, *jax.tree.map(lambda place: _stacked_place(place, along), trees)
+    )
 
-    def stacked(place: NamedSharding) -> NamedSharding:
-        return NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
 
-    trees = jax.tree.map(stacked, (sharding.params, sharding.opt_state, sharding.ema))
-    return TrainState(sharding.step, *trees)
+def _stacked_place(place: Any, along: str | None) -> Any:
+    """Returns a sharding with the axis of members first; one device stays one device."""
+    if not isinstance(place, NamedSharding):
+        return place
+    return NamedSharding(place.mesh, PartitionSpec(along, *place.spec))
 
 
 def axis_of(mesh: Mesh | None, count: int) -> str | None:
@@ -184,12 +188,12 @@ class MemberBatches:
 
     def get_state(self) -> list[Any]:
         """Returns the position of each iterator, JSON-able."""
-        return [_jsonable(each.get_state()) for each in self._iterators]
+        return [to_json(each.get_state()) for each in self._iterators]
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Continues from positions."""
         for each, own in zip(self._iterators, state, strict=True):
-            each.set_state(_given(own))
+            each.set_state(from_json(own))
 
     def close(self) -> None:
         """Ends the iterators' workers."""
@@ -204,11 +208,3 @@ def _stacked(arrays: Sequence[Any]) -> np.ndarray:
     for index, x in enumerate(arrays):
         found[(index, *map(slice, x.shape))] = x
     return found
-
-
-def _jsonable(state: Any) -> Any:
-    return {"latin-1": state.decode("latin-1")} if isinstance(state, bytes) else {"json": state}
-
-
-def _given(state: Mapping[str, Any]) -> Any:
-    return state["latin-1"].encode("latin-1") if "latin-1" in state else state["json"]

@@ -118,8 +118,8 @@ def make_program(task: Task, config: TrainConfig, mesh: Mesh | None) -> Program:
 
 def schedule_of(config: TrainConfig) -> Callable[[Any], Any]:
     """Returns the learning rate by step; of members that differ in it, that of each."""
-    each = [replace(config.optim, **member.optim) for member in config.members]
-    if not any("learning_rate" in member.optim for member in config.members):
+    each = [replace(config.optim, **member.optim) for member in config.members if member.optim]
+    if not each:
         return make_schedule(config.optim, config.steps)
     schedules = [make_schedule(own, config.steps) for own in each]
     return lambda step: np.stack([schedule(step) for schedule in schedules])

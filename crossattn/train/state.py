@@ -1,6 +1,8 @@
 """State of training: one immutable pytree, which a step maps to the next."""
 
-from collections.abc import Collection
+import base64
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +52,15 @@ def init_state(
         # A copy, because the step donates both buffers.
         ema=jax.tree.map(jnp.copy, params) if ema else None,
     )
+
+
+def to_json(state: Any) -> dict[str, Any]:
+    """Encodes a data iterator's state, JSON-able or bytes."""
+    if isinstance(state, bytes):
+        return {"bytes": base64.b64encode(state).decode()}
+    return {"json": json.loads(json.dumps(state, default=lambda x: x.item()))}
+
+
+def from_json(saved: Mapping[str, Any]) -> Any:
+    """Decodes a state that ``to_json`` encoded."""
+    return base64.b64decode(saved["bytes"]) if "bytes" in saved else saved["json"]

@@ -16,7 +16,7 @@ from crossattn.train.errors import NonFiniteLoss, TrainError
 from crossattn.train.loop import train
 from crossattn.train.losses import cross_entropy
 from crossattn.train.optim import OptimConfig
-from crossattn.train.program import make_program
+from crossattn.train.program import make_program, schedule_of
 from crossattn.train.sharding import MeshConfig, make_mesh, put_batch
 from crossattn.train.writers import Console
 from experiments.plan.collectives import collectives
@@ -114,6 +114,14 @@ def test_each_number_of_a_sweep_is_its_run_alone(run):
         own = OptimConfig(learning_rate=rate, weight_decay=decay, schedule="cosine")
         alone = run(replace(CONFIG, optim=own), name=names[index])
         close(members.take(found.state.params, index), alone.state.params)
+
+
+def test_the_logged_learning_rate_is_that_of_each_member():
+    """Also where members differ in the end of the schedule alone."""
+    optim = replace(CONFIG.optim, schedule="linear")
+    config = replace(CONFIG, optim=optim, sweep="optim.final_fraction=0,0.5")
+    np.testing.assert_allclose(schedule_of(config)(3), [0.0, 5e-3], atol=1e-9)
+    assert np.ndim(schedule_of(replace(CONFIG, seeds=2))(0)) == 0
 
 
 def test_a_run_of_members_goes_on_to_the_same_bits(run):
