@@ -83,6 +83,7 @@ class RegionsTask(base.Task):
 
     def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
         """Returns the model's vectors of the regions of a batch."""
+        batch = self.seen(batch)
         read = (batch["text"], batch["boxes"], batch["pictures"])
         return model.hidden(*read, segment_ids=batch["label_segment_ids"], **options)
 
