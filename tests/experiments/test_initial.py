@@ -81,6 +81,7 @@ def test_a_run_may_begin_from_an_earlier_checkpoint(tiny_run, launched, refused,
     assert "config.init.step is 'best', but tiny:t5 is no run" in said
 
 
+@pytest.mark.slow
 def test_published_weights_bring_all_but_the_tables_of_their_tokens(
     tiny_run, launched, refused, parameters, tmp_path
 ):

@@ -345,8 +345,19 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refused, monkeypatch, giv
 
 
 @pytest.mark.parametrize(
-    "name", ["wmt14_de_en:tiny", "fashion_perceiver:tiny", "emoji_flamingo:tiny", "finetune:translation,tiny"]
-)  # fmt: skip
+    "name",
+    [
+        "wmt14_de_en:tiny",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "fashion_perceiver:tiny",
+                "emoji_flamingo:tiny",
+                "finetune:translation,tiny",
+            )
+        ),
+    ],
+)
 def test_layouts_of_every_model_divide_rows_heads_and_lengths(monkeypatch, name):
     config = get_config(*name.split(":"))
     config.data.batch_size = 8

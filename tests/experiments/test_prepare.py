@@ -35,6 +35,7 @@ def test_a_killed_run_on_a_prepared_corpus_ends_as_the_one_that_tokenised_in_mem
     jax.tree.map(np.testing.assert_array_equal, parameters(workdir), parameters(tiny_run))
 
 
+@pytest.mark.slow
 def test_training_prepares_a_large_corpus_itself(
     launched, monkeypatch, tiny_run, parameters, tmp_path
 ):

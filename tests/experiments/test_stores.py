@@ -76,6 +76,7 @@ def copied(store, tiny_run):
     return store
 
 
+@pytest.mark.slow  # tests/train reads, damages and resumes one
 def test_what_reads_a_run_reads_it_in_a_store(copied, launched, tiny_run):
     code, out, err = launched("evaluate", f"--workdir={copied}", "--limit=4", "--split=validation")
     assert code == 0 and "bleu" in out, err

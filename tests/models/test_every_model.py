@@ -49,7 +49,10 @@ def test_it_is_built_without_a_mesh_and_its_parameters_are_a_plain_dict(name):
     assert all(len(axes[path]) == x.ndim for path, x in params.items())
 
 
-@every
+@pytest.mark.parametrize(
+    "name",
+    [n if i % 3 == 0 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(NAMES)],
+)
 def test_compiled_it_gives_what_it_gives_step_by_step(name):
     given = jax.tree.map(jnp.asarray, (params_of(name), example(name)))
     close(output(name), call(name, *given), ulps=2000)

@@ -13,7 +13,11 @@ from tests.closeness import close
 B, J, T = 2, 3, 4
 TOKENS = np.random.default_rng(0).integers(3, 64, (B, J, T))
 NEXT = np.random.default_rng(1).integers(3, 64, (B, J, 2))
-SCHEMES = [("learned", False), ("rope", True), ("relative", False)]
+SCHEMES = [
+    pytest.param("learned", False, marks=pytest.mark.slow),
+    ("rope", True),
+    ("relative", False),
+]
 
 
 def model(positions, scan):

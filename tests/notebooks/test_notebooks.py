@@ -36,11 +36,8 @@ def weights(path, monkeypatch):
     monkeypatch.setenv("WHISPER_FOLDER", str(folder))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [NOTEBOOKS[0], *(pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS[1:])],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # the warnings of the Jupyter machinery are not ours
 def test_the_notebook_runs_without_an_error(path, offline, weights, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -57,6 +57,7 @@ def start():
     )
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_compiles_and_the_others_wait_for_it(compiler):
     compiler.install(seconds=1)
     outs, errors = zip(

@@ -54,6 +54,7 @@ def test_a_function_that_keeps_its_promises_passes_and_refusals_are_skipped(tmp_
     assert re.search(r"2 passed, 1 skipped", said), said
 
 
+@pytest.mark.slow  # test_conformance finds faults in this process
 @pytest.mark.parametrize(
     ("name", "case", "smallest", "fault"),
     [
@@ -63,8 +64,8 @@ def test_a_function_that_keeps_its_promises_passes_and_refusals_are_skipped(tmp_
             "S=1",
             "of a query that reads nothing is not 0",
         ),
-        pytest.param("leaks_nan", "nan_in_future_v", "S=2", "NaN", marks=pytest.mark.slow),
-        pytest.param("sees_the_future", "causal", "S=2", "1 of 1 differ", marks=pytest.mark.slow),
+        ("leaks_nan", "nan_in_future_v", "S=2", "NaN"),
+        ("sees_the_future", "causal", "S=2", "1 of 1 differ"),
     ],
 )
 def test_a_broken_promise_says_the_smallest_case(tmp_path, name, case, smallest, fault):

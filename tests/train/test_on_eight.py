@@ -12,6 +12,7 @@ def faults():
     return json.loads(on_eight_devices("-m", "tests.train.on_eight").splitlines()[-1])
 
 
+@pytest.mark.slow  # test_sharding has losses of eight devices
 @pytest.mark.parametrize(
     "case",
     ["loss on all axes", "loss along seq", "accumulated", "repeated", "adafactor", "offloaded"],

@@ -76,7 +76,9 @@ def test_a_run_copied_from_a_disk_goes_on_and_forgets_what_it_has_not_reached(co
     assert steps_in(copied / "checkpoints") == [6, 8]
 
 
-@pytest.mark.parametrize("damage", ["short", "gone", "no seal"])
+@pytest.mark.parametrize(
+    "damage", ["short", *(pytest.param(x, marks=pytest.mark.slow) for x in ("gone", "no seal"))]
+)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage):
     newest = copied / "checkpoints" / "8"
     path = newest / "_FILES.json"
@@ -92,7 +94,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(copied, whole, damage)
     assert steps_in(copied / "unreadable") == [8]
 
 
-@pytest.mark.parametrize("written", ["metadata", "all but the commit"])
+@pytest.mark.parametrize(
+    "written", ["all but the commit", pytest.param("metadata", marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_that_was_not_committed_is_none(copied, whole, written):
     """A run killed while it wrote its only checkpoint begins anew: nothing was lost."""
     storage.delete(copied / "checkpoints" / "6")
