@@ -42,9 +42,9 @@ class Image(Feature):
             one for all.
         unreadable: "refuse" ends with the first file that is no picture; "skip" has its example left out of
             its batch.
-        permuted: put all pixels in one other order, the same for every picture of that size, so that no
-            neighbour is left beside its neighbour. Source: Jaegle et al. 2021, "Perceiver", section 4.1,
-            "permuted ImageNet".
+        permuted: put all pixels in one other order, the same for every picture of that size. Positions are
+            counted in the new order, so they say nothing of the grid. Source: "permuted ImageNet" of Jaegle et
+            al. 2021, "Perceiver", section 4.1.
     """
 
     height: int
