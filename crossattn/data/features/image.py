@@ -43,7 +43,7 @@ class Image(Feature):
         unreadable: "refuse" ends with the first file that is no picture; "skip" has its example left out of
             its batch.
         permuted: put all pixels in one other order, the same for every picture of that size. Positions are
-            counted in the new order, so they say nothing of the grid. Source: "permuted ImageNet" of Jaegle et
+            counted in the new order, so they say nothing of the grid. Source: "permuted ImageNet", Jaegle et
             al. 2021, "Perceiver", section 4.1.
     """
 
