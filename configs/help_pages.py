@@ -24,6 +24,7 @@ def get_config(arg: str = ""):
             picture_height=24,
             picture_width=96,
             margin=12.0,
+            boxes=True,
         ),
         tokenizer=dict(kind="bpe", vocab_size=4000),
         model=dict(
