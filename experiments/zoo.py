@@ -170,20 +170,6 @@ def _row(name: str, config: Any, seeds: int) -> Row:
     return row
 
 
-class Blind:
-    """A task whose model never sees its memory."""
-
-    def __init__(self, task: Any):
-        self._task = task
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def loss(self, params: Any, batch: Any, key: Any) -> Any:
-        """Returns the loss of a batch whose memory is blanked."""
-        return self._task.loss(params, self._task.blanked(batch), key)
-
-
 def _train(row: Row, config: Any, seeds: int) -> None:
     config.train.seeds = seeds
     values = train_config(config)
@@ -195,8 +181,10 @@ def _train(row: Row, config: Any, seeds: int) -> None:
     row.reached = [_score(row, task, each) for each in params]
     if task.memory:
         row.shuffled = [_score(row, task, each, task.shuffled) for each in params]
-        blind = _reached(row, Blind(task), values, initial(config, task))
-        row.blind = [_score(row, task, each, task.blanked) for each in blind]
+        config.data.blind = True
+        blind = make_task(config)
+        params = _reached(row, blind, values, initial(config, blind))
+        row.blind = [_score(row, blind, each) for each in params]
 
 
 def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:

@@ -47,9 +47,14 @@ def make_task(config: Any, assets: Folder | None = None) -> Any:
     """Returns the task of a config; ``base.Task`` has the arguments.
 
     Raises:
-      SettingsError: there is no such task.
+      SettingsError: there is no such task, or a task without a memory is to be blind.
     """
-    return find(config.task)(config, assets)
+    task = find(config.task)(config, assets)
+    if config.data.get("blind", False) and not task.memory:
+        raise SettingsError(
+            f"config.data.blind is True, but the model of this {config.task} reads no memory; leave it False."
+        )
+    return task
 
 
 def _title(name: str) -> str:

@@ -283,7 +283,7 @@ class Task:
         Args:
           params: of the model.
           split: train, validation or test.
-          change: of each batch, such as ``blanked`` or ``shuffled``.
+          change: of each batch, such as ``shuffled``.
         """
         total: dict[str, float] = {}
         mesh = mesh_of(params)
@@ -295,9 +295,11 @@ class Task:
                 total[name] = total.get(name, 0.0) + float(value)
         return self.scores(total)
 
-    def blanked(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a batch whose memories are 0, of the same lengths."""
-        return {**batch, **{name: batch[name] * 0 for name in self.memory}}
+    def seen(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what the model reads of a batch: if it is blind, memories of 0, of the same lengths."""
+        if not self.config.data.get("blind", False):
+            return batch
+        return {**batch, **{name: batch[name] * 0 for name in self.memory if name in batch}}
 
     def shuffled(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a batch in which each example has the memory of the one before, with its length."""

@@ -158,6 +158,7 @@ class ClassificationTask(base.Task):
     def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
         """Returns logits [B C] of the examples of a batch."""
         model, data, given = self.bind(params), self.config.data, {}
+        batch = self.seen(batch)
         if data.image is not None:
             given |= dict(image=batch[data.image])
         if data.text is not None:

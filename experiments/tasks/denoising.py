@@ -110,7 +110,7 @@ class DenoisingTask(TextTask):
         # The first text of each row.
         alone = {name: x * (item.batch[f"{name.partition('_')[0]}_segment_ids"] == 1)
                  for name, x in item.batch.items()}  # fmt: skip
-        batch = spread_batch(alone, mesh)
+        batch = spread_batch(self.seen(alone), mesh)
         write = self.generator(params, max_new_tokens=self.config.data.target_len)
         written = write(batch["source"], batch["source_segment_ids"])
         return [

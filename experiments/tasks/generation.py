@@ -112,7 +112,7 @@ class Translator:
         self.cut_sources = batches.cut["source"]
         hypotheses: list[Any] = [None] * len(pairs)
         for number, item in enumerate(batches):
-            batch = spread_batch(item.batch, self._mesh)
+            batch = spread_batch(self.task.seen(item.batch), self._mesh)
             arrays = batch["source"], batch["source_segment_ids"]
             key = None if self._key is None else jax.random.fold_in(self._key, number)
             best = jax.device_get(self._search(self.params, *arrays, key)).best(count)
@@ -130,7 +130,8 @@ class Translator:
         examples = [{"id": str(i), "source": s, "target": t} for i, (s, t) in enumerate(pairs)]
         attention: list[Any] = [None] * len(pairs)
         for item in self._batches(examples):
-            batch, spread = item.batch, spread_batch(item.batch, self._mesh)
+            batch = item.batch
+            spread = spread_batch(self.task.seen(batch), self._mesh)
             weights = np.asarray(
                 self._attend(
                     self.params,

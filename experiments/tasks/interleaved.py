@@ -126,6 +126,7 @@ class InterleavedTask(base.Task):
         return loss, sums
 
     def _hidden(self, model: Any, batch: Any, key: Any = None) -> jax.Array:
+        batch = self.seen(batch)
         given = {name: batch[name] for name in ("images", "image_positions") if self._sees}
         return model.hidden(
             batch["target_in"], segment_ids=batch["target_segment_ids"], **given, key=key
@@ -323,7 +324,7 @@ class InterleavedTask(base.Task):
 
         def write(images: Any, image_positions: Any, **prompt: Any) -> np.ndarray:
             given = dict(images=images, image_positions=image_positions) if self._sees else {}
-            return call(inputs=given, **prompt)
+            return call(inputs=self.seen(given), **prompt)
 
         return write
 

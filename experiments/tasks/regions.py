@@ -85,6 +85,7 @@ class RegionsTask(base.Task):
 
     def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
         """Returns the model's vectors of the regions of a batch."""
+        batch = self.seen(batch)
         boxes = batch["boxes"]
         if not self.config.data.boxes:
             places = batch["label_positions"].astype(boxes.dtype)

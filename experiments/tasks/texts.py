@@ -181,6 +181,7 @@ class TextTask(base.Task):
     def read_source(self, model: Any, batch: Any, key: Any, return_weights: bool = False):
         """Returns the last vectors of an encoder-decoder, and the weights of cross-attention or None."""
         near = getattr(self.model_config, "positions", None) in _DISTANCES
+        batch = self.seen(batch)
         return model.hidden(
             batch["source"],
             batch["target_in"],

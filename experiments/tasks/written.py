@@ -79,7 +79,7 @@ class WritesText(TextTask):
         return [config.data.target_len]
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
-        model = self.bind(params)
+        model, batch = self.bind(params), self.seen(batch)
         hidden, _ = model.hidden(
             batch["source"],
             batch["target_in"],
@@ -149,7 +149,9 @@ class WritesText(TextTask):
         generate = self.generator(
             params, **self.search(self.config.data.target_len, num_beams=beams)
         )
-        return lambda source, prefix: generate(source, prefix=prefix)
+        return lambda source, prefix: generate(
+            self.seen({"source": source})["source"], prefix=prefix
+        )
 
     def decoded(self, ids: list[int]) -> str:
         """Returns the text of tokens."""

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -66,6 +67,9 @@ def test_blind_and_shuffled_batches_keep_all_but_the_memory():
     """Rows without an example stay where they are."""
     config = emoji_group.get_config("both,tiny")
     task = make_task(config)
+    blind_config = emoji_group.get_config("both,tiny")
+    blind_config.data.blind = True
+    blind = make_task(blind_config)
     assert task.memory == ("image",) and not make_task(emoji_group.get_config("image,tiny")).memory
     random = np.random.default_rng(0)
     batch = dict(
@@ -74,8 +78,8 @@ def test_blind_and_shuffled_batches_keep_all_but_the_memory():
         caption_segment_ids=np.ones((4, 5), int),
         valid=np.array([1, 0, 1, 1]),
     )
-    blank, other = task.blanked(batch), task.shuffled(batch)
-    assert not blank["image"].any()
+    blank, other = blind.seen(batch), task.shuffled(batch)
+    assert not blank["image"].any() and task.seen(batch) is batch
     np.testing.assert_array_equal(other["image"], batch["image"][[3, 1, 0, 2]])
     for name in ("caption", "caption_segment_ids", "valid"):
         assert blank[name] is batch[name] and other[name] is batch[name]
@@ -88,3 +92,27 @@ def test_a_shuffled_text_brings_its_length(tmp_path):
     for name in ("source", "source_segment_ids", "source_positions"):
         np.testing.assert_array_equal(other[name][rows], np.roll(batch[name][rows], 1, 0))
     np.testing.assert_array_equal(other["target_out"], batch["target_out"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["copy_task", "t5_1b:span_corruption", "emoji_captions", "emoji_llava", "help_pages:both"],
+)
+def test_no_value_of_the_memory_reaches_a_blind_model(name):
+    file, _, variant = name.partition(":")
+    config = get_config(file, f"{variant},tiny".removeprefix(","))
+    config.data.blind = True
+    blind = make_task(config)
+    seeing = make_task(get_config(file, f"{variant},tiny".removeprefix(",")))
+    params = blind.init(jax.random.key(0))
+    batch = next(iter(blind.eval_batches("test", None)))
+    moved = {name: np.roll(batch[name], 1, 0) for name in blind.memory}
+
+    def losses(task):
+        loss = jax.jit(lambda p, x: task.loss(p, x, None)[0])
+        return [float(loss(params, x)) for x in (batch, {**batch, **moved})]
+
+    one, other = losses(blind)
+    assert one == other and np.isfinite(one)
+    one, other = losses(seeing)
+    assert one != other
