@@ -32,7 +32,7 @@ class RegionsData(sections.Data):
       tokens: the most tokens of a region's text, its end included.
       picture_height, picture_width: of a region's picture, in pixels.
       margin: around a box in its picture, in points.
-      boxes: whether the model sees where a region stands and how large it is, or its place in the order alone.
+      boxes: whether the model sees where a region stands and how large it is, or its place in order alone.
     """
 
     regions: Count
@@ -190,9 +190,9 @@ class RegionsTask(base.Task):
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns inputs of baselines for the n regions of a split, and classes [n].
 
-        Inputs are what the model reads: pixels of the crops ("picture"), counts of the tokens ("text") and the
-        text of the tokens ("words"); 14 numbers of each box and its neighbours ("boxes"), or the place of a
-        region and the number of regions of its page ("order").
+        Inputs are what the model reads: pixels of the crops ("picture"), counts of the tokens ("text") and
+        their text ("words"); 14 numbers of each box and its neighbours ("boxes"), or the place of a region
+        and the number of regions of its page ("order").
         """
         data, tokenizer = self.config.data, self.corpus.tokenizer
         reads = self.config.model.get("reads", "both")
