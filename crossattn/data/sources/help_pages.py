@@ -359,14 +359,14 @@ class _Blocks(HTMLParser):
 @functools.cache
 def made_pages(split: str) -> list[dict[str, Any]]:
     """Returns pages of a title and seven blocks of words drawn at random, each set in one of four looks."""
-    first = sum(itertools.takewhile(lambda n: n != _MADE[split], _MADE.values()))
+    first = sum(_MADE[name] for name in itertools.takewhile(lambda name: name != split, _MADE))
     rows = []
     for number in range(first, first + _MADE[split]):
         rng = np.random.default_rng(number)
         begins, classes = _CONVENTIONS[number % len(_CONVENTIONS)]
         looks = rng.integers(len(_LOOKS), size=7)
-        blocks = [_made_block("title", "h2", [rng.choice(begins)], rng)]
-        blocks += [_made_block(classes[i], _LOOKS[i], rng.choice(_SAID, 1), rng) for i in looks]
+        blocks = [_made_block("title", "h2", rng.choice(begins), rng)]
+        blocks += [_made_block(classes[i], _LOOKS[i], rng.choice(_SAID), rng) for i in looks]
         rows += pages_of(f"{split}/{number}", blocks, f"{rng.choice(_STYLES[0])} {_MADE_STYLE}")
     return rows
 
@@ -380,14 +380,14 @@ _LOOKS = ("p", "h3", "h4", "h5")
 _MADE_STYLE = (
     "body{font-size:10px} h2{font-size:14px; text-align:center} h3{font-size:1em}"
     "h4{font-size:1em; font-weight:normal; background-color:#aaa}"
-    "h5{font-size:1em; font-weight:normal; border-left:6px solid black}"
+    "h5{font-size:1em; font-weight:normal; text-align:right}"
 )
 _SAID = ("You can see", "This opens", "Choose", "Press", "Width of", "Name of", "Be careful with")
 _THINGS = ("the page", "a table", "the cursor", "a file", "the window", "a picture", "the text")
 
 
-def _made_block(kind: str, tag: str, begins: Sequence[str], rng: np.random.Generator) -> Block:
-    text = " ".join([*begins, *rng.choice(_THINGS, 1 if kind == "title" else 4)])
+def _made_block(kind: str, tag: str, begin: str, rng: np.random.Generator) -> Block:
+    text = " ".join([begin, *rng.choice(_THINGS, 1 if kind == "title" else 4)])
     return Block(kind, tag, text, text)
 
 
