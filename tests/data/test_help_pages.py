@@ -140,7 +140,9 @@ def test_a_made_up_page_is_told_by_the_words_of_its_title_and_the_looks_of_its_b
             begins.add(title)
             png = pillow.open(io.BytesIO(page["pictures"]["page"]))
             for label, box in zip(page["label"][1:], page["boxes"]["boxes"][1:], strict=True):
-                pixels = np.asarray(png)[int(box[1]) + 1 : int(box[3]) - 1, int(box[0]) + 1 : int(box[2])]
+                pixels = np.asarray(png)[
+                    int(box[1]) + 1 : int(box[3]) - 1, int(box[0]) + 1 : int(box[2])
+                ]
                 left = pixels[:, :12].min()
                 look = "grey" if np.median(pixels) < 255 else "right" if left == 255 else "left"
                 classes.setdefault((look, title in ("About", "Notes")), set()).add(label)

@@ -77,7 +77,11 @@ def test_baselines_are_fitted_to_training(task):
     most = max(set(train), key=train.count)
     frequent = found["most_frequent_class_accuracy"]
     assert frequent == pytest.approx(labels.count(most) / len(labels))
-    for name in ("boosted_trees_order", "character_ngrams_words", "logistic_order_and_picture_and_text"):
+    for name in (
+        "boosted_trees_order",
+        "character_ngrams_words",
+        "logistic_order_and_picture_and_text",
+    ):
         assert frequent < found[f"{name}_accuracy"] and 0 < found[f"{name}_macro_f1"] <= 1
 
 
