@@ -71,7 +71,7 @@ def of_texts(
         np.array(metric._extract_corpus_statistics(texts, [references]), np.int64)
         for texts in systems
     ]
-    sums = _by_group(np.concatenate(counts, 1).T, groups)
+    sums = _by_group([*np.concatenate(counts, 1).T], groups)
     size = counts[0].shape[1]
 
     def score(total: np.ndarray, system: int) -> np.ndarray:

@@ -70,7 +70,7 @@ def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
 
 def test_texts_of_a_family_are_drawn_together():
     four = [[text for text in texts for _ in range(4)] for texts in (BAD, GOOD, REFERENCES)]
-    groups = np.repeat(np.arange(60), 4)
+    groups = np.repeat(np.arange(60), 4).tolist()
     alone, _ = of_texts(BLEU(), [BAD], REFERENCES)
     grouped, _ = of_texts(BLEU(), four[:1], four[2], groups)
     apart, _ = of_texts(BLEU(), four[:1], four[2])
