@@ -146,6 +146,8 @@ def translation_loss(**changes: Any) -> dict[str, Any]:
         alignment_weight=1.0,
         alignment_share=1.0,
         alignment_layer=placeholder(int),
+        alignment_head=0,
+        alignment_head_weight=0.5,
         alignment_diagonal=8.0,
         alignment_coverage=0.0,
     )
