@@ -26,7 +26,7 @@ def get_config(arg: str = ""):
         optim = parts.adamw(train="projector", warmup_steps=20)
         sections = dict(init=parts.language_and_pictures("projector"), optim=optim)
     elif kind == "tuned":
-        init = {"from": placeholder(str), "step": "best"}
+        init = {"from": placeholder(str)}
         optim = parts.adamw(train="^(projector|decoder|input)", warmup_steps=50)
         sections = dict(init=init, optim=optim)
     steps = {"whole": 600, "projector": 100, "tuned": 200}[kind]

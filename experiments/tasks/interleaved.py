@@ -28,7 +28,7 @@ from experiments.errors import SettingsError
 from experiments.settings import model_config
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
-from experiments.tasks.ngrams import trigrams
+from experiments.tasks.ngrams import surprises, trigrams
 from experiments.tasks.shots import Rows
 from experiments.tasks.texts import token_loss
 
@@ -143,8 +143,18 @@ class InterleavedTask(base.Task):
         return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams counted in captions."""
-        return trigrams(self, split, lambda batch: batch["shots"] + 1)
+        """Returns the nats per token of trigrams counted in captions, and of those told what is shared."""
+        found = trigrams(self, split, lambda batch: batch["shots"] + 1)
+        if not self.config.data.get("together"):
+            return found
+        text, told = self.features["target"], list[np.ndarray]()
+        train, other = (
+            [[text.prepare(each["caption"]) for each in own] for own in self.rows(x).groups()]
+            for x in ("train", split)
+        )
+        for known, new in zip(train, other, strict=True):
+            told.append(surprises(known, new, 3, self.corpus.tokenizer.vocab_size)[-1])
+        return found | {"trigrams_told_nll": float(np.concatenate(told).mean())}
 
     @cached_property
     def features(self) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class Rows:
             np.flatnonzero(self.group == group) for group in range(max(self.group) + 1)
         ]
 
+    def groups(self) -> list[Sequence[Example]]:
+        """Returns the examples of each group, by the order of the shared values."""
+        return [MappedSource(own.tolist(), self.examples.__getitem__) for own in self._members]
+
     def before(self, last: int, count: int, seed: int = 0) -> Int[np.ndarray, " count"]:
         """Draws examples of the group of ``last``, of families of their own; fewer where there are no more.
 

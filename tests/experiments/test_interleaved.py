@@ -19,6 +19,7 @@ from experiments.errors import SettingsError
 from experiments.settings import check
 from experiments.tasks.augmentation import augmented_as
 from experiments.tasks.interleaved import InterleavedTask
+from experiments.tasks.ngrams import surprises
 from experiments.tasks.shots import Rows
 from tests.experiments.conftest import ROOT
 
@@ -101,6 +102,19 @@ def test_rows_of_a_run_share_a_language():
             assert (
                 len({word in german for word in text if word in (*german, "a", "something")}) == 1
             )
+    found, expected = task.baselines("test"), []
+    for language in ("de", "en"):
+        known, new = (
+            [
+                np.array(task.features["target"].prepare(example["caption"]))
+                for example in open_source("shapes/en,de", split)
+                if example["language"] == language
+            ]
+            for split in ("train", "test")
+        )
+        expected += surprises(known, new, 3, task.corpus.tokenizer.vocab_size)[-1].tolist()
+    assert found["trigrams_told_nll"] == pytest.approx(np.mean(expected))
+    assert found["trigrams_told_nll"] < found["trigrams_nll"] - 0.05
     config.data.together = "tongue"
     with pytest.raises(DataError, match="this task reads 'tongue'"):
         InterleavedTask(config).refuse_unready()
