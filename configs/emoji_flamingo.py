@@ -24,12 +24,10 @@ def get_config(arg: str = ""):
     if kind != "text":
         resampler = dict(interval=1, image_latents=8, resampler_layers=2)
         model = parts.language_model_of_captions("flamingo", **parts.READS_PATCHES, **resampler)
-    if kind == "gated":
         # At the rate of the rest, gates stay at 0.1.
-        optim = parts.adamw(train=_NEW, rates=r"\.gate$=10", warmup_steps=50)
-        sections = dict(init=parts.language_and_pictures(_NEW), optim=optim)
+        sections = dict(optim=parts.adamw(rates=r"\.gate$=10"))
+    if kind == "gated":
+        sections["optim"].update(train=_NEW, warmup_steps=50)
+        sections["init"] = parts.language_and_pictures(_NEW)
     config = parts.captions(model, steps=300 if kind == "gated" else 600, **sections)
-    if "tiny" in words:
-        small = {} if kind == "text" else dict(image_latents=4, resampler_layers=1)
-        parts.tiny_captions(config, **small)
-    return config
+    return parts.tiny_captions(config) if "tiny" in words else config

@@ -295,15 +295,15 @@ def language_and_pictures(new: str) -> dict[str, Any]:
     return sources | {"take": take, "new": new}
 
 
-def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """Changes a config of ``captions`` to seconds of synthetic shapes; ``model`` has other small sizes."""
+def tiny_captions(whole: ConfigDict) -> ConfigDict:
+    """Changes a config of ``captions`` to seconds of synthetic shapes."""
     whole.data.update(name="shapes", batch_size=8, examples=3, height=16, width=16, shift=0)
     whole.data.together = None
     whole.tokenizer.vocab_size = 300
-    whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
+    whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, dropout_rate=0.0)
     if "image_dim" in whole.model:
-        whole.model.update(image_dim=16, image_layers=1, image_heads=2, patch_size=4)
-    whole.optim.warmup_steps = 4
+        whole.model.update(image_dim=32, image_layers=1, image_heads=2, patch_size=4)
+    whole.optim.update(learning_rate=4e-3, warmup_steps=4)
     whole.train.update(steps=16, log_every=4, eval_every=0)
     whole.checkpoint.every = 8
     return whole
