@@ -58,8 +58,10 @@ def _tiny(config: ConfigDict, words: list[str]) -> ConfigDict:
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
     config.data.update(row_len=24, height=16, width=16, shift=1)
     config.tokenizer.vocab_size = 400
-    width = 128 if "patches" in words else 64
-    config.model.encoder.update(dim=32, num_heads=2, mlp_dim=width, layers=1, patch_size=4)
+    config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1, patch_size=4)
+    if "patches" in words:
+        config.data.update(height=8, width=8)
+        config.model.encoder.mlp_dim = 128
     config.model.decoder.update(dim=48, num_heads=2, mlp_dim=96, layers=1)
     config.optim.warmup_steps = 4
     config.train.update(steps=24, log_every=6, eval_every=0)

@@ -297,12 +297,14 @@ def language_and_pictures(new: str) -> dict[str, Any]:
 
 def tiny_captions(whole: ConfigDict) -> ConfigDict:
     """Changes a config of ``captions`` to seconds of synthetic shapes."""
-    whole.data.update(name="shapes", batch_size=8, examples=3, height=16, width=16, shift=0)
+    whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8, shift=0)
     whole.data.together = None
     whole.tokenizer.vocab_size = 300
     whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, dropout_rate=0.0)
     if "image_dim" in whole.model:
         whole.model.update(image_dim=32, image_layers=1, image_heads=2, patch_size=4)
+    if "resampler_layers" in whole.model:
+        whole.model.update(interval=2, resampler_layers=1)
     whole.optim.update(learning_rate=4e-3, warmup_steps=4)
     whole.train.update(steps=16, log_every=4, eval_every=0)
     whole.checkpoint.every = 8

@@ -152,7 +152,7 @@ def test_gates_and_resampler_alone_learn_on_a_language_model_and_an_encoder_that
         np.testing.assert_array_equal(x, after[name.replace("encoder", "vision", 1)], name)
     assert len(seeing) == sum(name.startswith("vision.") for name in after)
     gates = [x for name, x in after.items() if name.endswith("gate")]
-    assert len(gates) == 4 and all(gates)
+    assert len(gates) == 2 and all(gates)
     said = refused("caption", f"--workdir={begun[0]}", str(tmp_path / "a.png"))
     assert "config.model.name is 'decoder', which reads no pictures" in said
     *_, last = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
@@ -246,7 +246,7 @@ def test_a_caption_is_the_likeliest_after_its_prompt(task, params):
     end = ids.index(2) + 1 if 2 in ids else len(ids)
     assert logits.argmax(-1).tolist()[:end] == ids[:end]
     read = task.read_weights(params)(source, tokens)
-    assert read.shape == (1, tokens.shape[1] - 1, 4, 4)
+    assert read.shape == (1, tokens.shape[1] - 1, 2, 2)
     assert (read[0, 0] == 0).all() and (read[0, 1:].sum((-1, -2)) > 0).all()
 
 
