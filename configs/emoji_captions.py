@@ -1,6 +1,7 @@
 """Captions of emoji, in English and in German, by one model that is told the language.
 
-Arguments: de (German beside English), fr (French beside English); tiny.
+Arguments: de (German beside English), fr (French beside English); patches, whose encoder of sixteen patches
+begins a Flamingo and a LLaVA; tiny.
 
     python -m experiments.train --config=configs/emoji_captions.py --workdir=runs/captions
     python -m experiments.caption --workdir=runs/captions cat.png --language=de --plot=read.png
@@ -14,8 +15,8 @@ ZOO = {"": 400}
 
 
 def get_config(arg: str = ""):
-    """``de`` or ``fr``; tiny."""
-    words = parts.words(arg, ("de", "fr"))
+    """``de`` or ``fr``; patches; tiny."""
+    words = parts.words(arg, ("de", "fr", "patches"))
     languages = f"en,{parts.choice(words, ('de', 'fr'))}"
     reader = parts.picture_model(
         "vit", dim=128, num_heads=4, mlp_dim=384, layers=4, patch_size=8, dropout_rate=0.1
@@ -45,14 +46,22 @@ def get_config(arg: str = ""):
         checkpoint=parts.checkpoint(every=500, best_metric="chrf"),
         evaluate=dict(examples=1000, decoding=dict(num_beams=2, batch_size=64)),
     )
-    return _tiny(config) if "tiny" in words else config
+    if "patches" in words:
+        config.model.encoder.update(patch_size=16, mlp_dim=512, class_token=False)
+        config.train.update(steps=1000, eval_every=250)
+        config.checkpoint.update(every=250, best_metric="accuracy")
+        config.evaluate.examples = 0
+    return _tiny(config, words) if "tiny" in words else config
 
 
-def _tiny(config: ConfigDict) -> ConfigDict:
+def _tiny(config: ConfigDict, words: list[str]) -> ConfigDict:
     config.data.update(name="shapes/en,de", languages="en,de", batch_size=16, target_len=12)
     config.data.update(row_len=24, height=16, width=16, shift=1)
     config.tokenizer.vocab_size = 400
     config.model.encoder.update(dim=32, num_heads=2, mlp_dim=64, layers=1, patch_size=4)
+    if "patches" in words:
+        config.data.update(height=8, width=8)
+        config.model.encoder.mlp_dim = 128
     config.model.decoder.update(dim=48, num_heads=2, mlp_dim=96, layers=1)
     config.optim.warmup_steps = 4
     config.train.update(steps=24, log_every=6, eval_every=0)

@@ -1,20 +1,34 @@
-"""A LLaVA that captions emoji after none, two or four examples: what the Flamingo has, but for how it reads.
+r"""A LLaVA that captions emoji after none, two or four examples: what the Flamingo has, but for how it reads.
 
-Arguments: whole; tiny. Its language model alone is ``emoji_flamingo.py:text``.
+Arguments: projector, stage one of Liu et al. 2023, which begins from the folders of a language model and of a
+captioner and trains the projector alone; tuned, stage two, which goes on from stage one and trains projector
+and language model; neither, all at once from the start; tiny.
 
-    python -m experiments.train --config=configs/emoji_llava.py --workdir=runs/llava
+    python -m experiments.train --config=configs/emoji_llava.py:projector --workdir=runs/projector \
+        --config.init.from=runs/text,runs/captions
+    python -m experiments.train --config=configs/emoji_llava.py:tuned --workdir=runs/llava \
+        --config.init.from=runs/projector
 """
+
+from ml_collections.config_dict import placeholder
 
 from configs import parts
 
+ZOO = {"": 600}
+
 
 def get_config(arg: str = ""):
-    """``whole``; tiny."""
-    words = parts.words(arg, ("whole",))
-    model = parts.language_model_of_captions(
-        "llava", image_dim=128, image_layers=2, image_heads=4, patch_size=8
-    )
-    config = parts.captions(model, steps=500)
-    if "tiny" in words:
-        parts.tiny_captions(config, image_dim=16, image_layers=1, image_heads=2, patch_size=4)
-    return config
+    """``whole``, ``projector`` or ``tuned``; tiny."""
+    words = parts.words(arg, ("whole", "projector", "tuned"))
+    kind = parts.choice(words, ("whole", "projector", "tuned"))
+    model, sections = parts.language_model_of_captions("llava", **parts.READS_PATCHES), {}
+    if kind == "projector":
+        optim = parts.adamw(train="projector", warmup_steps=20)
+        sections = dict(init=parts.language_and_pictures("projector"), optim=optim)
+    elif kind == "tuned":
+        init = {"from": placeholder(str)}
+        optim = parts.adamw(train="^(projector|decoder|input)", warmup_steps=50)
+        sections = dict(init=init, optim=optim)
+    steps = {"whole": 600, "projector": 100, "tuned": 200}[kind]
+    config = parts.captions(model, steps=steps, **sections)
+    return parts.tiny_captions(config) if "tiny" in words else config

@@ -249,26 +249,34 @@ def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     return whole
 
 
+CAPTION_LANGUAGES = "en,de,fr,it,pl,lt,fi,hu,vi,ru,hi,bn,th,ja,ko,zh"
+"""Languages of emoji's captions that tell themselves by their first words."""
+
+
 def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDict:
-    """Returns the config of captioning emoji, five in a row, with a model and other ``sections``."""
+    """Returns the config of captioning emoji with a model and other ``sections``.
+
+    A row has five emoji, captioned in one language, which the model is not told.
+    """
     data = dict(
-        name="emoji/en",
+        name=f"emoji/{CAPTION_LANGUAGES}",
         data_dir=placeholder(str),
         batch_size=16,
         examples=5,
         text_len=16,
-        height=32,
-        width=32,
-        shift=2,
+        together="language",
+        height=64,
+        width=64,
+        shift=4,
     )
     usual = dict(
         data=data,
-        tokenizer=dict(kind="bpe", vocab_size=1000),
+        tokenizer=dict(kind="bpe", vocab_size=8000),
         model=model,
         loss=cross_entropy(),
         optim=adamw(),
-        train=train(steps=steps, eval_every=50),
-        checkpoint=checkpoint(every=50, best_metric="nll", best_mode="min"),
+        train=train(steps=steps, eval_every=100),
+        checkpoint=checkpoint(every=100, best_metric="nll", best_mode="min"),
     )
     return experiment("interleaved", **usual | sections)
 
@@ -278,12 +286,31 @@ def language_model_of_captions(name: str, **changes: Any) -> dict[str, Any]:
     return model(name, **{"layers": 4, "activation": "gelu", "dim": 128, "mlp_dim": 512, **changes})
 
 
-def tiny_captions(whole: ConfigDict, **model: Any) -> ConfigDict:
-    """Changes a config of ``captions`` to seconds of synthetic shapes; ``model`` has other small sizes."""
+READS_PATCHES = dict(image_dim=128, image_layers=4, image_heads=4, patch_size=16)
+"""The encoder of pictures of ``emoji_captions:patches``, in a language model that sees."""
+
+
+def language_and_pictures(new: str) -> dict[str, Any]:
+    """Returns ``init`` from a language model and a captioner, of which the encoder of pictures is taken.
+
+    The language model's last step may have overfitted, so the best is taken; ``new`` begins afresh.
+    """
+    take = r"^(vision|input|decoder\.(norm|stack))"
+    sources = {"from": placeholder(str), "step": "best", "rename": r"^encoder\.=vision."}
+    return sources | {"take": take, "new": new}
+
+
+def tiny_captions(whole: ConfigDict) -> ConfigDict:
+    """Changes a config of ``captions`` to seconds of synthetic shapes."""
     whole.data.update(name="shapes", batch_size=8, examples=3, height=8, width=8, shift=0)
+    whole.data.together = None
     whole.tokenizer.vocab_size = 300
-    whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, **model)
-    whole.optim.warmup_steps = 4
+    whole.model.update(dim=32, num_heads=2, mlp_dim=64, layers=2, dropout_rate=0.0)
+    if "image_dim" in whole.model:
+        whole.model.update(image_dim=32, image_layers=1, image_heads=2, patch_size=4)
+    if "resampler_layers" in whole.model:
+        whole.model.update(interval=2, resampler_layers=1)
+    whole.optim.update(learning_rate=4e-3, warmup_steps=4)
     whole.train.update(steps=16, log_every=4, eval_every=0)
     whole.checkpoint.every = 8
     return whole

@@ -1,12 +1,12 @@
-"""Initialises parameters from a run or from published weights: ``config.init``.
+"""Initialises parameters from runs or from published weights: ``config.init``.
 
-A parameter that only one of source and model has, or that has another shape, is refused unless
-``init.take`` or ``init.new`` names it.
+A parameter that only one of sources and model has, or that has another shape, is refused unless
+``init.take`` or ``init.new`` names it. No parameter is taken from two sources.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,10 +27,12 @@ _NAMED = 5  # the most names in a message
 
 
 def run_begun_with(config: Any) -> Folder | None:
-    """Returns the run that ``init.from`` names, whose ``assets`` have its tokenizers; None for weights."""
+    """Returns the first run that ``init.from`` names, whose ``assets`` have tokenizers; None for weights."""
     source = config.get("init", {}).get("from")
-    if not source:
-        return None
+    return _run(source.partition(",")[0]) if source else None
+
+
+def _run(source: str) -> Folder | None:
     folder = storage.folder(source)
     return folder if (folder / "checkpoints").is_dir() else None
 
@@ -44,11 +46,23 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     section = config.get("init", {})
     if not section.get("from"):
         return None
-    given = _renamed(_read(section, config), section.get("rename"))
+    first = run_begun_with(config)
+    taken, tokenized = dict[str, Any](), set[str]()
+    for source in section["from"].split(","):
+        given = _renamed(_read(source, section.get("step")), section.get("rename"))
+        own = _taken(given, section.get("take"))
+        if twice := own.keys() & taken.keys():
+            raise SettingsError(
+                f"config.init.from is {section['from']!r}, of which two have {_some(sorted(twice))}; say by"
+                " init.take which is taken."
+            )
+        if first is not None and not taken:
+            tokenized = {*own}  # by the tokenizers of this run, which are the task's
+        taken |= own
     shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
-    begun = _begun(shapes, _taken(given, section.get("take")), section.get("new"), section["from"])
-    if run_begun_with(config) is None and task.checkpoint is None:
-        _refuse_tables(begun, task, section["from"])
+    begun = _begun(shapes, taken, section.get("new"), section["from"])
+    if task.checkpoint is None:
+        _refuse_tables([name for name in begun if name not in tokenized], task, section["from"])
 
     def begin(fresh: Any) -> Any:
         flat = flatten(fresh)
@@ -59,10 +73,9 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     return begin
 
 
-def _read(section: Any, config: Any) -> Mapping[str, Any]:
+def _read(source: str, step: str | None) -> Mapping[str, Any]:
     """Reads the parameters of a run's checkpoint, or of published weights."""
-    source, step = section["from"], section.get("step")
-    run = run_begun_with(config)
+    run = _run(source)
     if run is not None:
         task = make_task(saved_config(run), run / "assets")
         return flatten(parameters(task, run, step or "last"))
@@ -128,8 +141,8 @@ def _begun(
     return begun
 
 
-def _refuse_tables(begun: Mapping[str, Any], task: Any, source: str) -> None:
-    """Refuses published tables of tokens, whose tokenizer is not the task's."""
+def _refuse_tables(begun: Sequence[str], task: Any, source: str) -> None:
+    """Refuses tables of tokens whose tokenizer is not the task's."""
     axes = flatten(task.logical_axes())
     if tables := [name for name in begun if "vocab" in axes[name]]:
         raise SettingsError(

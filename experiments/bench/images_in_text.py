@@ -15,12 +15,12 @@ import numpy as np
 
 from configs import emoji_flamingo, emoji_llava
 from crossattn import functional, models, use_backend
+from crossattn.data.features.interleaved import interleaved
 from crossattn.models import Flamingo
 from crossattn.train.linear_loss import linear_cross_entropy
 from experiments.bench import contest
 from experiments.options import Options
 from experiments.settings import model_config
-from experiments.tasks.interleaved import interleaved
 
 IMAGES, CAPTION, VOCABULARY, CALLS = (1, 2, 4, 8), 16, 1000, 9
 
@@ -56,16 +56,8 @@ def row(reads: str, images: int, side: int, rows: int) -> str:
     """Measures and formats a line of the table."""
     build, image_tokens = model(reads, images, side)
     random = np.random.default_rng(0)
-    batch = interleaved(
-        {
-            "caption": random.integers(3, VOCABULARY, (rows * images, CAPTION)),
-            "caption_segment_ids": np.ones((rows * images, CAPTION), np.int32),
-            "image": random.random((rows * images, side, side, 3), np.float32),
-            "valid": np.ones(rows * images, np.int32),
-        },
-        images,
-        image_tokens,
-    )
+    batch = interleaved(random.integers(3, VOCABULARY, (rows, images, CAPTION)), image_tokens)
+    batch["images"] = random.random((rows, images, side, side, 3), np.float32)
 
     def loss(params: Any, batch: Any) -> jax.Array:
         made = functional.bind(build, params)

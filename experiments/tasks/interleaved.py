@@ -2,10 +2,10 @@
 
 A row is ``<s> <image> caption </s> <image> caption </s> ...``. A model whose ``hidden`` takes no ``images``
 learns the text alone. An image takes ``image_tokens`` places of the row, a property of the model's config; 1
-without one.
+without one. With ``config.data.together``, the examples of a row share a value that the model is not told.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,24 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import models
-from crossattn.data.examples import FeatureExamples
-from crossattn.data.features import Image, Text
-from crossattn.data.packing import Layout
+from crossattn.data.features import Image, Images, Interleaved, Text
+from crossattn.data.features.interleaved import IMAGE
+from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
-from crossattn.data.tokenizers import BOS, PAD, UNK
+from crossattn.data.tokenizers import BOS
 from crossattn.decode.config import right_aligned
 from crossattn.train.evaluate import translation_scores
-from crossattn.train.sharding import mesh_of, rows_on, spread_batch
+from crossattn.train.sharding import mesh_of, row_shares, rows_on, spread_batch
 from crossattn.types import Count
 from experiments.errors import SettingsError
 from experiments.settings import model_config
 from experiments.tasks import base, protocols, sections
 from experiments.tasks.augmentation import augmented_as
-from experiments.tasks.ngrams import trigrams
+from experiments.tasks.ngrams import surprises, trigrams
+from experiments.tasks.shots import Rows
 from experiments.tasks.texts import token_loss
-
-IMAGE = UNK
-"""The token of an image. No text has it, because tokenizers fall back on bytes."""
 
 SHOTS = (0, 2, 4)
 """Numbers of examples before the captions that ``report`` scores."""
@@ -47,10 +45,12 @@ class InterleavedData(sections.Pictures, sections.Data):
     Attributes:
       examples: pictures with captions in a row.
       text_len: the most tokens of a caption, its end included.
+      together: value of examples that those of a row have in common, such as language; None is none.
     """
 
     examples: Count
     text_len: sections.Length
+    together: str | None = None
 
 
 class InterleavedTask(base.Task):
@@ -95,8 +95,9 @@ class InterleavedTask(base.Task):
         return protocols.InterleavedModel if _sees(config) else protocols.LanguageModel
 
     def refuse_unready(self) -> None:
-        """Raises DataError where examples have no picture or no caption."""
-        self.corpus.refuse_lacking("image", "caption")
+        """Raises DataError where examples have no picture, no caption, or nothing in common."""
+        together = self.config.data.get("together")
+        self.corpus.refuse_lacking("image", "caption", *([together] if together else []))
 
     @cached_property
     def _sees(self) -> bool:
@@ -142,8 +143,18 @@ class InterleavedTask(base.Task):
         return {name: scores[name] for name in self.metrics}
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns the nats per token of trigrams counted in captions."""
-        return trigrams(self, split, lambda batch: batch["shots"] + 1)
+        """Returns the nats per token of trigrams counted in captions, and of those told what is shared."""
+        found = trigrams(self, split, lambda batch: batch["shots"] + 1)
+        if not self.config.data.get("together"):
+            return found
+        text, told = self.features["target"], list[np.ndarray]()
+        train, other = (
+            [[text.prepare(each["caption"]) for each in own] for own in self.rows(x).groups()]
+            for x in ("train", split)
+        )
+        for known, new in zip(train, other, strict=True):
+            told.append(surprises(known, new, 3, self.corpus.tokenizer.vocab_size)[-1])
+        return found | {"trigrams_told_nll": float(np.concatenate(told).mean())}
 
     @cached_property
     def features(self) -> dict[str, Any]:
@@ -155,104 +166,100 @@ class InterleavedTask(base.Task):
         }
 
     @property
-    def _one_a_row(self) -> dict[str, Any]:
-        return {"image": self.features["source"], "caption": self.features["target"]}
+    def _of_rows(self) -> dict[str, Any]:
+        """The features of a row: its pictures, and its captions between them."""
+        picture, text = self.features["source"], self.features["target"]
+        count = self.config.data.examples
+        return {
+            "images": Images(picture, count),
+            "target": Interleaved(text, count, self._image_tokens),
+        }
 
     def batch_shapes(self, multiple: int) -> dict[str, jax.ShapeDtypeStruct]:
-        data = self.config.data
-        alone = base.feature_batch(self._one_a_row, data.batch_size * data.examples)
-        return base.shapes_of(interleaved(alone, data.examples, self._image_tokens))
+        return base.shapes_of(base.feature_batch(self._of_rows, self.config.data.batch_size))
 
-    def train_iterator(self, shard_index: int, shard_count: int) -> "InterleavedBatches":
-        data = self.config.data
-        batches = self.train_batches(
-            self.examples("train"),
-            self._one_a_row,
-            (shard_index, shard_count),
-            batch_size=data.batch_size * data.examples,
-            batch_multiple=data.examples,
-        )
-        return InterleavedBatches(batches, data.examples, self._image_tokens)
+    def rows(self, split: str) -> Rows:
+        """Returns the examples of a split, to be put into rows."""
+        if split not in self._rows:
+            self._rows[split] = Rows(self.examples(split), self.config.data.get("together"))
+        return self._rows[split]
 
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
-        examples, count = self._shuffled(split), self.config.data.examples
-        size = rows_on(mesh, self.config.data.batch_size) * count
-        for first in range(0, len(examples), size):
-            chosen = [examples[i] for i in range(len(examples))[first : first + size]]
-            chosen += [None] * (size - len(chosen))
-            yield interleaved(self._batch(chosen), count, self._image_tokens)
+    @cached_property
+    def _rows(self) -> dict[str, Rows]:
+        return {}
 
-    def _shuffled(self, split: str) -> Sequence[Any]:
-        """Returns the examples of a split in one random order, which says nothing about their lengths."""
-        examples = self.examples(split)
-        order = np.random.default_rng(0).permutation(len(examples)).tolist()
-        return MappedSource(order, lambda index: examples[index])
+    def train_iterator(self, shard_index: int, shard_count: int) -> Any:
+        rows = self.rows("train").ending(self.config.data.examples - 1, self.config.seed)
+        return self.train_batches(rows, self._of_rows, (shard_index, shard_count))
 
-    def _batch(self, examples: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Returns a batch with an example, or None, in each row."""
-        rows = np.array([row for row, each in enumerate(examples) if each is not None], np.int64)
-        prepared = FeatureExamples([examples[row] for row in rows], self._one_a_row, "cut")
-        numbers, zeros = np.arange(len(rows)), np.zeros(len(rows), np.int64)
-        starts = dict.fromkeys(prepared.widths, zeros)
-        return prepared.fill(
-            Layout(len(examples), prepared.widths, numbers, rows, starts, zeros + 1)
+    def numbered_batches(self, split: str, mesh: Any) -> EvalBatches:
+        return self._batches(self.rows(split).once(self.config.data.examples), mesh, self._of_rows)
+
+    def _batches(self, rows: Sequence[Any], mesh: Any, features: Any) -> EvalBatches:
+        size = rows_on(mesh, self.config.data.batch_size)
+        return feature_eval_batches(
+            rows, features, batch_size=size, batch_multiple=row_shares(mesh)
         )
 
     def report(self, params: Any, split: str, *, limit: int | None = None) -> dict[str, Any]:
         """Returns the losses of a split, and scores of its captions after 0, 2 and 4 examples.
 
         Every caption is the last of a row once, after K others with their pictures: ``nll_K_shot`` is its
-        loss, ``nll_K_shot_shuffled`` the loss with another picture in place of its own, ``chrf_K_shot`` and
-        ``bleu_K_shot`` score greedy captions.
+        loss, ``nll_K_shot_shuffled`` the loss with another picture in place of its own, ``gain_K_shot`` what
+        K examples take off the loss, ``chrf_K_shot`` and ``bleu_K_shot`` score greedy captions.
         """
         results: dict[str, Any] = self.split_loss(params, split)
-        own = jax.jit(self._last_nll)
+        own, found = jax.jit(self._last_nll), dict[str, np.ndarray]()
         for count in [count for count in SHOTS if count < self.config.data.examples]:
-            total: dict[str, float] = {}
-            for batch in self._shots(split, count, mesh_of(params), limit):
-                sums = jax.device_get(own(params, spread_batch(batch, mesh_of(params)), count))
-                total = {name: total.get(name, 0.0) + float(x) for name, x in sums.items()}
-            weight = total.pop("weight")
-            results |= {name.format(count): x / weight for name, x in total.items()}
-            said, right = self.texts(params, split, count, limit)
-            scores = translation_scores(said, right)
+            told: list[Any] = []
+            for item in self._shots(split, count, mesh_of(params), limit):
+                sums = jax.device_get(own(params, spread_batch(item.batch, mesh_of(params))))
+                told.append(np.stack(sums, -1)[item.indices >= 0])
+            weight, *losses = np.concatenate(told).T
+            found |= {"weight": weight, f"nll_{count}_shot": losses[0]}
+            if self._sees:
+                found[f"nll_{count}_shot_shuffled"] = losses[1]
+            if count:
+                found[f"gain_{count}_shot"] = found["nll_0_shot"] - losses[0]
+            scores = translation_scores(*self.texts(params, split, count, limit))
             results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
-        return results
+        weight = found["weight"].sum()
+        results |= {k: float(x.sum() / weight) for k, x in found.items() if k != "weight"}
+        family = self.rows(split).family[self._order(split, limit)]
+        table = {name: x.tolist() for name, x in found.items()}
+        return results | {"examples": table | {"group": family.tolist()}}
 
-    def _shots(
-        self, split: str, count: int, mesh: Any, limit: int | None
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields rows whose last caption, after ``count`` others, is each of the first ``limit`` once.
+    def _order(self, split: str, limit: int | None) -> np.ndarray:
+        """Returns the numbers of the examples that are scored, all or some drawn at random."""
+        return np.random.default_rng(0).permutation(len(self.examples(split)))[:limit]
 
-        ``others`` are the images with another's in the last place. Rows are as long as those of training,
-        so that one program serves every count.
+    def _shots(self, split: str, count: int, mesh: Any, limit: int | None) -> EvalBatches:
+        """Returns batches of rows whose last caption, after ``count`` others, is each of the chosen once.
+
+        ``other`` is the picture of another example. Rows are as long as those of training, so that one
+        program serves every count.
         """
-        examples, width = self._shuffled(split), self.config.data.examples
-        size = rows_on(mesh, self.config.data.batch_size)
+        rows, order = self.rows(split), self._order(split, limit)
 
-        def row(last: int, shown: int) -> list[Any]:
-            chosen = [*range(last - count, last), shown]
-            found: list[Any] = [examples[i % len(examples)] for i in chosen]
-            return found + [None] * (width - len(found))
+        def row(place: int) -> dict[str, Any]:
+            last, other = order[place], rows.examples[int(order[(place + 1) % len(order)])]
+            return rows.row([*rows.before(last, count), last]) | {"other": other["image"]}
 
-        every = range(len(examples))[:limit]
-        for first in every[::size]:
-            rows = every[first : first + size]
-            empty = [None] * (width * (size - len(rows)))
-            own, others = (
-                self._batch([x for i in rows for x in row(i, i + step)] + empty) for step in (0, 1)
-            )
-            batch = interleaved(own, width, self._image_tokens)
-            yield batch | {"others": others["image"].reshape(batch["images"].shape)}
+        features = self._of_rows | {"other": self.features["source"]}
+        return self._batches(MappedSource(range(len(order)), row), mesh, features)
 
-    def _last_nll(self, params: Any, batch: Any, count: Any) -> base.Sums:
-        """Returns summed losses of the captions after ``count`` others, with their and another's picture."""
-        model, last = self.bind(params), batch["shots"] == count
-        sums = {"weight": last.sum()}
-        for name, images in (("nll_{}_shot", "images"), ("nll_{}_shot_shuffled", "others")):
-            nll = _nll(model, self._hidden(model, batch | {"images": batch[images]}), batch)
-            sums[name] = jnp.where(last, nll, 0).sum()
-        return sums
+    def _last_nll(self, params: Any, batch: Any) -> tuple[jax.Array, ...]:
+        """Returns tokens and losses [B] of the last captions, with their own and with another's picture."""
+        model, shots, images = self.bind(params), batch["shots"], batch["images"]
+        place = jnp.max(shots, axis=-1, keepdims=True)
+        last = (shots == place) & (place >= 0)
+        here = (jnp.arange(images.shape[1]) == place)[..., None, None, None]
+        others = jnp.where(here, batch["other"][:, None], images)
+        losses = (
+            jnp.where(last, _nll(model, self._hidden(model, batch | {"images": x}), batch), 0)
+            for x in ((images, others) if self._sees else (images,))
+        )
+        return last.sum(-1), *(x.sum(-1) for x in losses)
 
     def texts(
         self, params: Any, split: str, count: int, limit: int | None = None
@@ -261,17 +268,16 @@ class InterleavedTask(base.Task):
         data, tokenizer, mesh = self.config.data, self.corpus.tokenizer, mesh_of(params)
         width = 1 + data.examples * (data.text_len + self._image_tokens) - data.text_len
         write, said = self._writer(params, 1), []
-        for batch in self._shots(split, count, mesh, limit):
-            ends = batch["image_positions"][:, count] + self._image_tokens
-            rows = zip(batch["target_in"], ends, strict=True)
+        for item in self._shots(split, count, mesh, limit):
+            ends = item.batch["image_positions"].max(-1) + self._image_tokens
+            rows = zip(item.batch["target_in"], ends, strict=True)
             prompts = [row[: max(1, end)].tolist() for row, end in rows]
-            given = {name: batch[name] for name in ("images", "image_positions")}
+            given = {name: item.batch[name] for name in ("images", "image_positions")}
             given["prefix"], given["prefix_lengths"] = right_aligned(prompts, width)
             tokens = write(**spread_batch(given, mesh)).tolist()
-            real = batch["image_positions"][:, count] >= 0
-            said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(real)]
-        examples = self._shuffled(split)
-        return said, [examples[i]["caption"] for i in range(len(examples))[:limit]]
+            said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(item.indices >= 0)]
+        examples = self.examples(split)
+        return said, [examples[int(i)]["caption"] for i in self._order(split, limit)]
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns captions without examples, captions after as many as rows have, and the references."""
@@ -327,72 +333,6 @@ class InterleavedTask(base.Task):
             return call(inputs=self.seen(given), **prompt)
 
         return write
-
-
-class InterleavedBatches:
-    """Batches of rows with several examples each, made of batches with one."""
-
-    def __init__(self, batches: Any, examples: int, image_tokens: int):
-        self._batches, self._examples, self._image_tokens = batches, examples, image_tokens
-        self.examples = batches.examples
-
-    def __next__(self) -> dict[str, np.ndarray]:
-        return interleaved(next(self._batches), self._examples, self._image_tokens)
-
-    def get_state(self) -> Any:
-        """Returns the position in the data."""
-        return self._batches.get_state()
-
-    def set_state(self, state: Any) -> None:
-        """Continues from a position in the data."""
-        self._batches.set_state(state)
-
-    def close(self) -> None:
-        """Stops the prefetching thread."""
-        self._batches.close()
-
-
-def interleaved(
-    batch: Mapping[str, np.ndarray], examples: int, image_tokens: int = 1
-) -> dict[str, np.ndarray]:
-    """Makes rows ``<s> <image> caption </s> <image> ...`` of so many examples each.
-
-    Args:
-      batch: "image" and "caption" of one example a row.
-      examples: of a row.
-      image_tokens: repetitions of ``<image>``.
-
-    Returns:
-      ``target_in``, ``target_out``, ``target_segment_ids`` and ``shots`` [rows T], the index of the example
-      whose caption has this token of ``target_out``, -1 for other tokens; ``images`` [rows examples H W C],
-      and ``image_positions`` [rows examples], the place of its first token, -1 for no image.
-    """
-    captions, here = batch["caption"], batch["valid"] > 0
-    rows, length = len(captions) // examples, captions.shape[1]
-    tokens = np.full((rows, examples * (length + image_tokens) + 1), PAD, np.int32)
-    shots = np.full_like(tokens, -1)
-    positions = np.full((rows, examples), -1, np.int32)
-    real = (batch["caption_segment_ids"] > 0).sum(-1) * here
-    for row in range(rows):
-        tokens[row, 0], end = BOS, 1
-        for example in range(examples):
-            index = row * examples + example
-            if not here[index]:
-                continue
-            count, first = real[index], end + image_tokens
-            tokens[row, end:first] = IMAGE
-            tokens[row, first : first + count] = captions[index, :count]
-            shots[row, first : first + count] = example
-            positions[row, example], end = end, first + count
-    images = batch["image"]
-    return {
-        "target_in": tokens[:, :-1],
-        "target_out": tokens[:, 1:],
-        "target_segment_ids": (tokens[:, :-1] != PAD).astype(np.int32),
-        "shots": shots[:, 1:],
-        "images": images.reshape(rows, examples, *images.shape[1:]),
-        "image_positions": positions,
-    }
 
 
 def _alone(source: Any) -> dict[str, Any]:

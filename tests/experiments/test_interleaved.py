@@ -1,6 +1,7 @@
 """Captions after pictures: how rows are made, a language model that learns to see, and what it writes."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,18 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import emoji_flamingo, emoji_llava
+from configs import emoji_captions, emoji_flamingo, emoji_llava
+from crossattn.data.errors import DataError
+from crossattn.data.features.interleaved import IMAGE, interleaved
 from crossattn.data.sources import open_source
 from crossattn.functional import flatten
 from experiments import train
 from experiments.errors import SettingsError
 from experiments.settings import check
 from experiments.tasks.augmentation import augmented_as
-from experiments.tasks.interleaved import IMAGE, InterleavedTask, interleaved
+from experiments.tasks.interleaved import InterleavedTask
+from experiments.tasks.ngrams import surprises
+from experiments.tasks.shots import Rows
 from tests.experiments.conftest import ROOT
 
 CONFIG = f"--config={ROOT}/configs/emoji_flamingo.py"
-SHORT = ("--config.train.steps=4", "--config.checkpoint.every=4", "--config.model.layers=1")
+CAPTIONS, LLAVA = (f"--config={ROOT}/configs/emoji_{name}.py" for name in ("captions", "llava"))
+SHORT = [f"--config.{key}=2" for key in ("train.steps", "checkpoint.every", "train.eval_every")]
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +42,8 @@ def params(task):
 
 
 def test_a_row_is_pictures_and_captions_in_turn():
-    captions = np.array([[5, 6, 2, 0], [7, 2, 0, 0], [8, 9, 9, 2], [4, 2, 0, 0]])
-    images = np.arange(4, dtype=np.float32).reshape(4, 1, 1, 1)
-    batch = {
-        "caption": captions,
-        "caption_segment_ids": (captions > 0).astype(np.int32),
-        "image": images,
-        "valid": np.array([1, 1, 1, 0]),
-    }
-    rows = interleaved(batch, 2)
+    captions = np.array([[[5, 6, 2, 0], [7, 2, 0, 0]], [[8, 9, 9, 2], [0, 0, 0, 0]]])
+    rows = interleaved(captions)
     assert rows["target_in"].tolist() == [
         [1, IMAGE, 5, 6, 2, IMAGE, 7, 2, 0, 0],
         [1, IMAGE, 8, 9, 9, 2, 0, 0, 0, 0],
@@ -58,40 +57,124 @@ def test_a_row_is_pictures_and_captions_in_turn():
         [-1, 0, 0, 0, 0, -1, -1, -1, -1, -1],
     ]
     assert rows["image_positions"].tolist() == [[1, 5], [1, -1]]
-    assert rows["images"].shape == (2, 2, 1, 1, 1)
-    assert rows["images"].ravel().tolist() == [0, 1, 2, 3]
     assert rows["target_segment_ids"].sum(-1).tolist() == [8, 6]
-    first = {name: x[:2] for name, x in batch.items()}
-    rows, three = interleaved(first, 2, image_tokens=3), [IMAGE] * 3
+    rows, three = interleaved(captions[:1], 3), [IMAGE] * 3
     assert rows["target_in"].tolist() == [[1, *three, 5, 6, 2, *three, 7, 2, 0, 0]]
     assert rows["shots"].tolist() == [[*[-1] * 3, *[0] * 3, *[-1] * 3, 1, 1, *[-1] * 3]]
     assert rows["image_positions"].tolist() == [[1, 7]]
 
 
+def test_a_row_has_one_language_and_a_family_only_once():
+    languages, families = "en de fr".split(), "cat dog cow owl ant".split()
+    known = [
+        {"image": f"{family} {tone}", "caption": f"{language} {family}", "language": language,
+         "family": family}
+        for language in languages for family in families for tone in range(3)
+    ]  # fmt: skip
+    rows = Rows(known, "language")
+    found = rows.ending(4, seed=1)
+    assert len(found) == len(known)
+    for number, row in enumerate(found):
+        assert row["images"][-1] == known[number]["image"]
+        words = [caption.split() for caption in row["target"]]
+        assert {language for language, _ in words} == {known[number]["language"]}
+        own = [family for _, family in words]
+        assert len(own) == len(set(own)) == len(row["images"]) and len(own) > 1
+    assert [rows.before(7, 2).tolist()] == [rows.before(7, 4).tolist()[:2]]
+    assert list(found) == list(rows.ending(4, seed=1)) != list(rows.ending(4, seed=2))
+    once = [
+        (image, caption)
+        for row in rows.once(4)
+        for image, caption in zip(row["images"], row["target"], strict=True)
+    ]
+    assert sorted(once) == sorted((x["image"], x["caption"]) for x in known)
+    assert all(len({text[:2] for text in row["target"]}) == 1 for row in rows.once(4))
+
+
+def test_rows_of_a_run_share_a_language():
+    config = emoji_flamingo.get_config("tiny")
+    config.data.name, config.data.together = "shapes/en,de", "language"
+    task = InterleavedTask(config)
+    german = ("ein", "etwas")
+    for batch in (next(task.train_iterator(0, 1)), next(iter(task.eval_batches("test", None)))):
+        for tokens in batch["target_in"][batch["valid"] > 0]:
+            text = task.corpus.tokenizer.decode(tokens[tokens != IMAGE].tolist()).split()
+            assert (
+                len({word in german for word in text if word in (*german, "a", "something")}) == 1
+            )
+    found, expected = task.baselines("test"), []
+    for language in ("de", "en"):
+        known, new = (
+            [
+                np.array(task.features["target"].prepare(example["caption"]))
+                for example in open_source("shapes/en,de", split)
+                if example["language"] == language
+            ]
+            for split in ("train", "test")
+        )
+        expected += surprises(known, new, 3, task.corpus.tokenizer.vocab_size)[-1].tolist()
+    assert found["trigrams_told_nll"] == pytest.approx(np.mean(expected))
+    assert found["trigrams_told_nll"] < found["trigrams_nll"] - 0.05
+    config.data.together = "tongue"
+    with pytest.raises(DataError, match="this task reads 'tongue'"):
+        InterleavedTask(config).refuse_unready()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Runs of a language model and of a captioner, that others begin with."""
+    folder = tmp_path_factory.mktemp("begun")
+    for name, config in (
+        ("text", emoji_flamingo.get_config("text,tiny")),
+        ("captions", emoji_captions.get_config("patches,tiny")),
+    ):
+        config.train.steps = config.checkpoint.every = config.train.eval_every = 2
+        train.run(config, folder / name)
+    return f"{folder}/text", f"{folder}/captions"
+
+
 @pytest.mark.slow
-def test_gates_and_resampler_alone_learn_on_a_language_model_that_stays_as_it_is(
-    launched, parameters, refused, tmp_path
+def test_gates_and_resampler_alone_learn_on_a_language_model_and_an_encoder_that_stay_as_they_are(
+    launched, parameters, refused, begun, tmp_path
 ):
-    text_run, workdir = tmp_path / "text", tmp_path / "run"
-    code, _, err = launched("train", f"{CONFIG}:text,tiny", *SHORT, f"--workdir={text_run}")
+    text, captions = (flatten(parameters(Path(run))) for run in begun)
+    begin, workdir = f"--config.init.from={','.join(begun)}", tmp_path / "run"
+    gated = (f"{CONFIG}:gated,tiny", *SHORT, begin, f"--workdir={workdir}")
+    said = refused("train", *gated, f"--config.init.from={begun[0]},{begun[0]}")
+    assert "of which two have decoder." in said and not workdir.exists()
+    code, _, err = launched("train", *gated)
     assert code == 0, err
-    arguments = (
-        f"{CONFIG}:gated,tiny",
-        *SHORT,
-        f"--config.init.from={text_run}",
-        "--config.model.interval=1",
-    )
-    code, _, err = launched("train", *arguments, f"--workdir={workdir}")
-    assert code == 0, err
-    before, after = flatten(parameters(text_run)), flatten(parameters(workdir))
-    for name, x in before.items():
+    after = flatten(parameters(workdir))
+    for name, x in text.items():
         np.testing.assert_array_equal(x, after[name], name)
+    seeing = {name: x for name, x in captions.items() if name.startswith("encoder.")}
+    for name, x in seeing.items():
+        np.testing.assert_array_equal(x, after[name.replace("encoder", "vision", 1)], name)
+    assert len(seeing) == sum(name.startswith("vision.") for name in after)
     gates = [x for name, x in after.items() if name.endswith("gate")]
     assert len(gates) == 2 and all(gates)
-    said = refused("caption", f"--workdir={text_run}", str(tmp_path / "a.png"))
+    said = refused("caption", f"--workdir={begun[0]}", str(tmp_path / "a.png"))
     assert "config.model.name is 'decoder', which reads no pictures" in said
     *_, last = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     assert last["nll"] != last["nll_shuffled"]
+
+
+@pytest.mark.slow
+def test_a_projector_learns_alone_and_then_with_its_language_model(
+    launched, parameters, begun, tmp_path
+):
+    known, stages = flatten(parameters(Path(begun[0]))), {}
+    source = ",".join(begun)
+    for stage in ("projector", "tuned"):
+        arguments = (f"{LLAVA}:{stage},tiny", *SHORT, f"--config.init.from={source}")
+        code, _, err = launched("train", *arguments, f"--workdir={tmp_path}/{stage}")
+        assert code == 0, err
+        stages[stage], source = flatten(parameters(tmp_path / stage)), f"{tmp_path}/projector"
+    one, two = stages["projector"], stages["tuned"]
+    for name, x in known.items():
+        np.testing.assert_array_equal(x, one[name], name)
+    changed = {name.partition(".")[0] for name in one if not np.array_equal(one[name], two[name])}
+    assert changed == {"projector", "decoder", "input"}
 
 
 @pytest.mark.parametrize("config", [emoji_flamingo, emoji_llava])
@@ -109,6 +192,7 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
     order = np.random.default_rng(0).permutation(len(examples)).tolist()
     prepared = [task.features["source"].prepare(x["image"]) for x in examples]
     ids = [task.features["target"].prepare(x["caption"]).tolist() for x in examples]
+    rows = task.rows("validation")
     width = 1 + 3 * task.config.data.text_len + 3
     logits = jax.jit(
         lambda p, tokens, images, places: task.bind(p)(
@@ -119,25 +203,30 @@ def test_losses_after_examples_are_of_every_caption_and_those_before_it(task, pa
     def nll(count, last, shown):
         """Of one caption after others, told by a row of its own."""
         tokens, places, images = [1], [], []
-        for i in [*range(last - count, last), last]:
+        for i in [*rows.before(last, count), last]:
             places.append(len(tokens))
-            images.append(prepared[order[shown if i == last else i]])
-            tokens += [IMAGE, *ids[order[i]]]
+            images.append(prepared[shown if i == last else i])
+            tokens += [IMAGE, *ids[i]]
         end = len(tokens)
+        assert len(places) == count + 1 == len(set(places))
         images += [images[0]] * (3 - len(images))
         places += [-1] * (3 - len(places))
         row = jnp.asarray([tokens + [0] * (width - end)])
         found = np.asarray(logits(params, row, np.stack(images)[None], np.array([places])), float)[
             0
         ]
-        own = range(end - len(ids[order[last]]), end)
+        own = range(end - len(ids[last]), end)
         return sum(np.log(np.exp(found[t - 1]).sum()) - found[t - 1, tokens[t]] for t in own)
 
-    weight = sum(len(ids[order[i]]) for i in range(5))
+    chosen, table = order[:5], report["examples"]
+    assert table["weight"] == [len(ids[last]) for last in chosen]
     for count in (0, 2):
-        for name, step in (("", 0), ("_shuffled", 1)):
-            expected = sum(nll(count, i, i + step) for i in range(5)) / weight
-            assert report[f"nll_{count}_shot{name}"] == pytest.approx(expected, rel=1e-4)
+        for name, shown in (("", chosen), ("_shuffled", [*chosen[1:], chosen[0]])):
+            expected = [nll(count, *each) for each in zip(chosen, shown, strict=True)]
+            assert table[f"nll_{count}_shot{name}"] == pytest.approx(expected, rel=1e-4)
+            mean = sum(expected) / sum(table["weight"])
+            assert report[f"nll_{count}_shot{name}"] == pytest.approx(mean, rel=1e-4)
+    assert report["gain_2_shot"] == pytest.approx(report["nll_0_shot"] - report["nll_2_shot"])
     assert report["nll_2_shot"] != report["nll_2_shot_shuffled"]
     assert "nll_4_shot" not in report and 0 <= report["chrf_2_shot"] <= 100
     assert "nll" in report and "nll_shuffled" in report

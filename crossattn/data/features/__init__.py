@@ -13,6 +13,7 @@ from crossattn.data.features.base import Feature
 from crossattn.data.features.boxes import Boxes
 from crossattn.data.features.crops import Crops
 from crossattn.data.features.image import Image
+from crossattn.data.features.interleaved import Images, Interleaved
 from crossattn.data.features.label import Label
 from crossattn.data.features.links import Links
 from crossattn.data.features.packed import PackedTexts
@@ -27,6 +28,8 @@ __all__ = [
     "Crops",
     "Feature",
     "Image",
+    "Images",
+    "Interleaved",
     "Label",
     "Links",
     "PackedTexts",
