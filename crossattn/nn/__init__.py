@@ -10,6 +10,7 @@ from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, Token
 from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding
+from crossattn.nn.persistent import PersistentVectors
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
@@ -47,6 +48,7 @@ __all__ = [
     "MultiHeadAttention",
     "OutputConfig",
     "PatchEmbedding",
+    "PersistentVectors",
     "PositionBias",
     "PositionScheme",
     "RelativeBias",

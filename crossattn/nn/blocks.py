@@ -245,20 +245,20 @@ def _read(attention: Any, memory: Any) -> Any:
 
 
 class EncoderBlock(Block):
-    """Self-attention, then feed-forward."""
+    """Self-attention, then feed-forward, unless the config has no size of it."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        super().__init__(
-            scope="encoder_attention",
-            attention=config.self_attention(rngs),
-            feedforward=config.feedforward(rngs),
-        )
+        sublayers = {"attention": config.self_attention(rngs)}
+        if config.mlp.hidden is not None:
+            sublayers["feedforward"] = config.feedforward(rngs)
+        super().__init__(scope="encoder_attention", **sublayers)
 
 
 class DecoderBlock(Block):
     """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
 
-    Self-attention is causal unless a call names another mask; cross-attention reads "source".
+    Self-attention is causal unless a call names another mask; cross-attention reads "source". A config
+    without the size of feed-forward has none.
 
     Source: Vaswani et al. 2017, figure 1.
     """
@@ -267,7 +267,8 @@ class DecoderBlock(Block):
         sublayers = {"attention": config.self_attention(rngs, causal=True)}
         if memory_dim is not None:
             sublayers["cross"] = config.cross_attention(rngs, memory_dim=memory_dim)
-        sublayers["feedforward"] = config.feedforward(rngs)
+        if config.mlp.hidden is not None:
+            sublayers["feedforward"] = config.feedforward(rngs)
         super().__init__(scope="decoder_attention", **sublayers)
 
 

@@ -35,6 +35,7 @@ class AttentionConfig:
       qk_norm: norm on query and key heads.
       rope_base: base of rotary positions in self-attention; None is no rotation.
       rope_scaling: the scaling of rotary frequencies; None is none.
+      num_persistent: persistent vectors of each head in self-attention, P; None is none.
       dropout_rate: of attention weights.
     """
 
@@ -49,6 +50,7 @@ class AttentionConfig:
     qk_norm: bool = False
     rope_base: Positive | None = None
     rope_scaling: RopeScaling | None = None
+    num_persistent: Count | None = None
     dropout_rate: Rate = 0.0
 
 
@@ -57,13 +59,13 @@ class FeedForwardConfig:
     """The shape of a feed-forward network.
 
     Attributes:
-      hidden: size of the hidden layer, F.
+      hidden: size of the hidden layer, F; None is no network.
       activation: between its layers, see ``FeedForward``.
       use_bias: biases in linear layers.
       dropout_rate: of hidden features.
     """
 
-    hidden: Count
+    hidden: Count | None
     activation: Activation = "relu"
     use_bias: bool = True
     dropout_rate: Rate = 0.0
@@ -102,8 +104,10 @@ class BlockConfig:
     condition_dim: int | None = None
 
     @classmethod
-    def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
+    def of(cls, dim: int, num_heads: int, mlp_dim: int | None, **values: Any) -> "BlockConfig":
         """Makes a block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
+
+        ``mlp_dim`` None leaves the feed-forward network out: with ``num_persistent``, all-attention layers.
 
         Raises:
           TypeError: a name is unknown.
@@ -175,7 +179,8 @@ class BlockConfig:
 
         ``norm_memory`` normalises them, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
         """
-        shape = replace(self.cross or self.attention, rope_base=None, rope_scaling=None)
+        own = dict(rope_base=None, rope_scaling=None, num_persistent=None)
+        shape = replace(self.cross or self.attention, **own)
         options: dict[str, Any] = dict(dtype=self.dtype, rngs=rngs)
         if norm_memory:
             memory_norm = norm(self.norm, memory_dim, epsilon=self.norm_epsilon, **options)
@@ -184,13 +189,22 @@ class BlockConfig:
         return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
-        """Makes a sublayer with a feed-forward network."""
+        """Makes a sublayer with a feed-forward network.
+
+        Raises:
+          ValueError: this shape has none.
+        """
+        if self.mlp.hidden is None:
+            raise ValueError(
+                "mlp_dim is None, but this block has a feed-forward network; expected its size."
+            )
         network = FeedForward(self.dim, **vars(self.mlp), dtype=self.dtype, rngs=rngs)
         return Sublayer(network, Residual(self, rngs, gated=gated))
 
 
 # Flat names, and those of the parts; "use_bias" is both attention's and the network's.
 _SAME = ("num_heads", "num_kv_heads", "head_dim", "use_bias", "key_bias", "qk_norm", "rope_base")
+_SAME += ("num_persistent",)
 _ATTENTION_KEYS = {name: name for name in _SAME} | {
     "attention_scale": "scale",
     "attention_dropout_rate": "dropout_rate",
