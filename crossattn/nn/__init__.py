@@ -2,6 +2,7 @@
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockState, DecoderBlock, EncoderBlock
+from crossattn.nn.chunked import ChunkedAttention
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
@@ -33,6 +34,7 @@ __all__ = [
     "Block",
     "BlockConfig",
     "CachedStates",
+    "ChunkedAttention",
     "ClassOutput",
     "DecoderBlock",
     "DecoderStack",

@@ -279,7 +279,7 @@ class MultiHeadAttention(nnx.Module):
             positions = self._query_positions(x, memory) if positions is None else positions
             query = self._rotated(query, positions)
         lead, shared = query.shape[:-2], memory.keys.ndim - 3
-        query = query.reshape(*lead[:shared], -1, *query.shape[-2:])
+        query = query.reshape(*lead[:shared], count * T, *query.shape[-2:])
         if bias is not None:
             bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
         reading: Any = attend

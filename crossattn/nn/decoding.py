@@ -126,7 +126,7 @@ class DecoderStack(nnx.Module):
           segment_ids: of the texts packed into a row; 0 is padding.
           source_segment_ids: of the memory ``source``.
           memory_masks: of other memories, by name, besides their padding masks.
-          positions: None is ``arange``.
+          positions: None is ``arange``. Sublayers ``by_position`` count chunks by them, of one text a row.
           condition, capture: see ``Block``; ``reading`` names the weights that ``layer_weights`` gives.
 
         Raises:
@@ -141,6 +141,7 @@ class DecoderStack(nnx.Module):
             mask = mask & masks.segments(segment_ids)
             if source_segment_ids is not None:
                 source_mask = masks.segments(segment_ids, source_segment_ids)
+        placed = {} if positions is None else self._placed(positions)
         positions = jnp.arange(T) if positions is None else positions
         x, states = self.stack(
             x,
@@ -153,6 +154,7 @@ class DecoderStack(nnx.Module):
             bias=self.bias(positions, positions),
             condition=condition,
             capture=capture,
+            **placed,
         )
         return x if self.norm is None else self.norm(x), states
 
@@ -202,6 +204,12 @@ class DecoderStack(nnx.Module):
             )
         return tuple(f"{name}.weights" for name in last)
 
+    def _placed(self, positions: Array, num_beams: int = 1) -> dict[str, Array]:
+        """Returns the positions of tokens in their text, of all beams folded, if a sublayer reads by them."""
+        if not any(block.by_position for block in self.stack.kinds()):
+            return {}
+        return {"text_positions": jnp.repeat(positions, num_beams, axis=-1)}
+
     def _decode(
         self,
         embed: Any,
@@ -216,8 +224,8 @@ class DecoderStack(nnx.Module):
         token_positions = states.token_positions(T)
         x = embed(tokens, token_positions, states.context)
         read = {}
+        rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
         if memory_masks is not None:
-            rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
             read = memory_masks(rows, states.context)
             # Queries are folded: all beams of a position, then those of the next.
             read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
@@ -238,6 +246,7 @@ class DecoderStack(nnx.Module):
             bias=bias,
             condition=None if condition is None else condition(states.context),
             capture=capture,
+            **self._placed(rows, J),
         )
         x = beams.unfold(x if self.norm is None else self.norm(x), J)
         weights = layer_weights(layers)

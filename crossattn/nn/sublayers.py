@@ -12,9 +12,11 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.chunked import ChunkedAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import Linear, NormName, linear, norm
+from crossattn.nn.positions import RelativeBias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions.rotary import RopeScaling
 from crossattn.types import Array, Count, Float, Key, Positive, Rate
@@ -188,6 +190,28 @@ class BlockConfig:
         attention = MultiHeadAttention(self.dim, memory_dim=memory_dim, **vars(shape), **options)
         return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
+    def chunked_attention(
+        self,
+        rngs: nnx.Rngs,
+        *,
+        chunk: int,
+        memory_dim: int,
+        reads: str = "neighbours",
+        relative: bool = False,
+        **options: Any,
+    ) -> "Sublayer":
+        """Makes a sublayer in which ``x`` reads neighbours of its chunks of so many tokens, [*B C K R M].
+
+        ``relative`` adds a bias of distances with the "relative" scheme's buckets; for the other options see
+        ``cross_attention``, and for the neighbours ``ChunkedAttention``.
+        """
+        own = self.cross_attention(rngs, memory_dim=memory_dim, reads=reads, **options)
+        bias, heads = None, (self.cross or self.attention).num_heads
+        if relative:
+            sizes = self.relative_buckets, self.relative_distance
+            bias = RelativeBias(heads, *sizes, bidirectional=True, rngs=rngs)
+        return replace(own, inner=ChunkedAttention(own.inner, chunk, bias), by_position=True)
+
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
         """Makes a sublayer with a feed-forward network.
 
@@ -319,9 +343,12 @@ class Sublayer:
       residual: the norm and the residual connection.
       reads: the name of the memory that attention reads, or ``ITSELF``; None is a feed-forward network.
       causal: self-attention reads no later positions, unless a call passes another mask.
+      by_position: attention to a memory is called with ``positions``, those of ``x`` in its text; None is a
+        whole text.
     """
 
     inner: nnx.Module
     residual: Residual
     reads: str | None = None
     causal: bool = False
+    by_position: bool = False
