@@ -66,7 +66,7 @@ class Block(nnx.Module):
             setattr(self, name, sublayer.inner)
             setattr(self, f"{name}_residual", sublayer.residual)
         self._order = tuple(
-            (name, own.reads, own.causal, own.by_position) for name, own in sublayers.items()
+            (name, (own.reads, own.causal, own.by_position)) for name, own in sublayers.items()
         )
         self.scope = scope
 
@@ -74,25 +74,25 @@ class Block(nnx.Module):
     def sublayers(self) -> dict[str, Sublayer]:
         """The sublayers by name, in order."""
         return {
-            name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), *options)
-            for name, *options in self._order
+            name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), *how)
+            for name, how in self._order
         }
 
     @property
     def readers(self) -> dict[str, str]:
         """The sublayers that read memories, with the names of these memories."""
-        return {name: reads for name, reads, *_ in self._order if reads not in (None, ITSELF)}
+        return {name: reads for name, (reads, *_) in self._order if reads not in (None, ITSELF)}
 
     @property
     def by_position(self) -> bool:
         """Whether a sublayer reads a memory by the positions of the tokens in their text."""
-        return any(by_position for *_, by_position in self._order)
+        return any(by_position for _, (*_, by_position) in self._order)
 
     @property
     def capturable(self) -> list[str]:
         """The names that ``capture`` may have."""
-        names = [prefix + name for name, *_ in self._order for prefix in ("", "+")]
-        return names + [f"{name}.weights" for name, reads, *_ in self._order if reads]
+        names = [prefix + name for name, _ in self._order for prefix in ("", "+")]
+        return names + [f"{name}.weights" for name, (reads, *_) in self._order if reads]
 
     @on_any_mesh
     def __call__(
@@ -208,7 +208,7 @@ class Block(nnx.Module):
 
     def _self_attention(self) -> list[str]:
         """Returns the name of the sublayer that has the state's cache, if there is one."""
-        own = [name for name, reads, *_ in self._order if reads == ITSELF]
+        own = [name for name, (reads, *_) in self._order if reads == ITSELF]
         if len(own) > 1:
             raise ValueError(
                 f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "

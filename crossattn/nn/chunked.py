@@ -111,12 +111,14 @@ class ChunkedAttention(nnx.Module):
                 f"x has batch axes {batch}, and the memory of chunks {own}; expected the same and one more, "
                 "the chunks."
             )
-        read = self._whole if positions is None else self._at
         options: dict[str, Any] = dict(dropout_key=dropout_key, return_weights=return_weights)
-        out, weights = read(x, memory, positions, options)
+        if positions is None:
+            out, weights = self._whole(x, memory, options)
+        else:
+            out, weights = self._at(x, memory, positions, options)
         return (out, weights) if return_weights else out
 
-    def _whole(self, x: Array, memory: Memory, _: None, options: dict[str, Any]) -> tuple:
+    def _whole(self, x: Array, memory: Memory, options: dict[str, Any]) -> tuple:
         """Reads each chunk's memory with the m tokens from the chunk's last one on."""
         T, m, C = x.shape[-2], self.chunk, memory.keys.shape[-4]
         if C != T // m:

@@ -20,7 +20,7 @@ from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, by_row
 from crossattn.nn.sublayers import BlockConfig
 from crossattn.ops import beams, masks
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Float, Int, Key, Shaped
 
 
 class DecoderStack(nnx.Module):
@@ -104,6 +104,21 @@ class DecoderStack(nnx.Module):
         return CachedStates.empty(layers, batch, num_beams, cache_length, context)
 
     @on_any_mesh
+    def reread(self, states: CachedStates, *, chunk: Any = None, **memories: Any) -> CachedStates:
+        """Reads memories between steps of decoding: ``Encoded`` or vectors, by name.
+
+        Args:
+          states: of ``prefill`` or ``decode``.
+          chunk: number of the chunk from which on neighbours [B C K R M] are written into those of the
+            states, [] or one a row, [B]; it may be traced, and the states keep their shapes. None replaces
+            whole memories, also by ones of other lengths.
+
+        Raises:
+          ValueError: no layer reads a memory of that name, or the states have no room for its chunks.
+        """
+        return states.with_memories(self.stack.looped(self.read(**memories)), chunk)
+
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -161,8 +176,10 @@ class DecoderStack(nnx.Module):
     @on_any_mesh
     def decode(
         self,
-        embed: Callable[[Int[Array, "B J T"], Int[Array, "..."], Any], Float[Array, "B J T D"]],
-        tokens: Int[Array, "B J T"],
+        embed: Callable[
+            [Shaped[Array, "B J T *F"], Int[Array, "..."], Any], Float[Array, "B J T D"]
+        ],
+        tokens: Shaped[Array, "B J T *F"],
         states: CachedStates,
         *,
         memory_masks: Callable[[Int[Array, "*B T"], Any], Mapping[str, Array]] | None = None,
@@ -176,7 +193,7 @@ class DecoderStack(nnx.Module):
         Args:
           embed: makes vectors of tokens, their positions [T] or [B 1 T] in their row's text, and the
             ``context`` of the states.
-          tokens: [B J T].
+          tokens: [B J T]; or frames [B J T *F], whatever ``embed`` takes.
           states: of ``prefill``.
           memory_masks: makes masks [B 1 T S] of memories, by name, of the tokens' positions [T] or [B T] in
             their row's text, and of the ``context`` of the states.
@@ -220,7 +237,7 @@ class DecoderStack(nnx.Module):
         states: CachedStates,
     ) -> Any:
         """Decodes rows that are all at the same position."""
-        (J, T), X = tokens.shape[-2:], states.cache_length
+        (J, T), X = tokens.shape[1:3], states.cache_length
         token_positions = states.token_positions(T)
         x = embed(tokens, token_positions, states.context)
         read = {}
@@ -285,7 +302,7 @@ class Autoregressive(nnx.Module):
 
     @on_any_mesh
     def decode_hidden(
-        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+        self, tokens: Shaped[Array, "B J T *F"], states: Any, *, return_weights: bool = False
     ) -> Any:
         """Computes the vectors [B J T D] of ``decode_step`` before its output layer, and the new states."""
         return self.decoder.decode(
@@ -298,7 +315,7 @@ class Autoregressive(nnx.Module):
 
     @on_any_mesh
     def decode_step(
-        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+        self, tokens: Shaped[Array, "B J T *F"], states: Any, *, return_weights: bool = False
     ) -> Any:
         """Computes logits [B J T V] after the next T tokens of each sequence, and the new states.
 
