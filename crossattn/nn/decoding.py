@@ -156,7 +156,9 @@ class DecoderStack(nnx.Module):
             mask = mask & masks.segments(segment_ids)
             if source_segment_ids is not None:
                 source_mask = masks.segments(segment_ids, source_segment_ids)
-        placed = {} if positions is None else self._placed(positions)
+        placed = {}
+        if positions is not None and self._by_position:
+            placed["text_positions"] = positions
         positions = jnp.arange(T) if positions is None else positions
         x, states = self.stack(
             x,
@@ -221,11 +223,10 @@ class DecoderStack(nnx.Module):
             )
         return tuple(f"{name}.weights" for name in last)
 
-    def _placed(self, positions: Array, num_beams: int = 1) -> dict[str, Array]:
-        """Returns the positions of tokens in their text, of all beams folded, if a sublayer reads by them."""
-        if not any(block.by_position for block in self.stack.kinds()):
-            return {}
-        return {"text_positions": jnp.repeat(positions, num_beams, axis=-1)}
+    @property
+    def _by_position(self) -> bool:
+        """Whether a layer reads a memory by the positions of the tokens in their text."""
+        return any(block.by_position for block in self.stack.kinds())
 
     def _decode(
         self,
@@ -240,12 +241,15 @@ class DecoderStack(nnx.Module):
         (J, T), X = tokens.shape[1:3], states.cache_length
         token_positions = states.token_positions(T)
         x = embed(tokens, token_positions, states.context)
-        read = {}
-        rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
+        rows, read, placed = token_positions, {}, {}
+        if rows.ndim > 1 and (memory_masks is not None or self._by_position):
+            rows = rows.reshape(-1, T)
         if memory_masks is not None:
             read = memory_masks(rows, states.context)
             # Queries are folded: all beams of a position, then those of the next.
             read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
+        if self._by_position:
+            placed["text_positions"] = jnp.repeat(rows, J, axis=-1)
         positions = jnp.asarray(states.positions) + jnp.arange(T)
         mask = masks.window(self.before, offset=states.positions)
         bias = self.bias(positions, jnp.arange(X))
@@ -263,7 +267,7 @@ class DecoderStack(nnx.Module):
             bias=bias,
             condition=None if condition is None else condition(states.context),
             capture=capture,
-            **self._placed(rows, J),
+            **placed,
         )
         x = beams.unfold(x if self.norm is None else self.norm(x), J)
         weights = layer_weights(layers)
