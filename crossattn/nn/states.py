@@ -87,9 +87,9 @@ class CachedStates:
 
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
-        """The padding mask of the first memory; None without memories."""
-        read = next((m for state in self.layers for m in state.memories.values()), None)
-        return None if read is None else read.readable
+        """The padding mask of the first memory; None without memories but those of chunks."""
+        read = (m for state in self.layers for m in state.memories.values() if m.keys.ndim == 4)
+        return next((m.readable for m in read), None)
 
     @property
     def cache_length(self) -> int:

@@ -149,6 +149,7 @@ def test_rows_with_padding_that_go_back_read_the_chunks_of_their_own_text(num_be
 def test_memories_that_come_later_are_held_to_those_of_the_states():
     model = xa.functional.bind(build, PARAMS)
     states = model.prefill(BATCH, 1, T, shape=(K, R))
+    assert states.source_valid is None  # no one mask says what all tokens may read
     vectors = jnp.ones((BATCH, 1, K, R, D))
     for options, said in (
         (
