@@ -57,7 +57,8 @@ def rotate(x, positions, base=10000.0):
 def attention(p, x, memory=None, allowed=None, *, bias=None, rope=None, softcap=None):
     """Output [B, T, D] and weights [B, N, T, S], one head at a time.
 
-    ``rope`` is None or (query positions [T], key positions [S]).
+    ``rope`` is None or (query positions [T], key positions [S]). Persistent vectors stand after the memory,
+    without mask, bias and rotation.
     """
     memory = x if memory is None else memory
     N, K = p["query"]["kernel"].shape[1], p["key"]["kernel"].shape[1]
@@ -66,6 +67,7 @@ def attention(p, x, memory=None, allowed=None, *, bias=None, rope=None, softcap=
         q = _head(p, "query", x, n)
         k = _head(p, "key", memory, n * K // N)
         v = _head(p, "value", memory, n * K // N)
+        unrotated = q
         if rope is not None:
             q, k = rotate(q, rope[0]), rotate(k, rope[1])
         logits = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
@@ -75,6 +77,16 @@ def attention(p, x, memory=None, allowed=None, *, bias=None, rope=None, softcap=
             logits = logits + bias[..., n, :, :]
         if allowed is not None:
             logits = np.where(allowed, logits, -np.inf)
+        if "persistent" in p:
+            own = {name: x[:, n * K // N].astype(np.float64) for name, x in p["persistent"].items()}
+            keys, values = (
+                own["keys"] * k.shape[-1] ** 0.5,
+                own["values"] * len(own["values"]) ** 0.5,
+            )
+            more = unrotated @ keys.T / np.sqrt(q.shape[-1])
+            more = more if softcap is None else softcap * np.tanh(more / softcap)
+            logits = np.concatenate([logits, more], -1)
+            v = np.concatenate([v, np.broadcast_to(values, (*v.shape[:-2], *values.shape))], -2)
         weights.append(softmax(logits))
         out = out + weights[-1] @ v @ p["out"]["kernel"][n].astype(np.float64)
     return out + p["out"].get("bias", 0), np.stack(weights, axis=-3)
@@ -129,6 +141,8 @@ def block(
     if "cross" in p:
         read = lambda y: attention(p["cross"], y, memory, source_allowed)[0]  # noqa: E731
         x = residual(p["cross_residual"], x, read, first)
+    if "feedforward" not in p:
+        return x
     return residual(
         p["feedforward_residual"], x, lambda y: feedforward(p["feedforward"], y, act), first
     )

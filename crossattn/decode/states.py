@@ -6,7 +6,8 @@ A model that generates has
     logits, states = model.decode_step(tokens, states)
 
 ``prefill`` reads the inputs once, for ``num_beams`` sequences a row. ``decode_step`` reads the next T tokens
-[B J T] and returns the logits [B J T V] of the tokens after them, and states of the same structure.
+[B J T] and returns the logits [B J T V] of the tokens after them, and states of the same structure. A model
+of frames [B J T F] decodes likewise, in a loop of its own.
 """
 
 from collections.abc import Callable

@@ -5,7 +5,8 @@
 
     y <- y + Attend(LN y, LN y, causal); (y <- y + Attend(LN y, vectors);) y <- y + MLP(LN y)
 
-A ``memory_dim`` adds cross-attention to vectors of any encoder.
+A ``memory_dim`` adds cross-attention to vectors of any encoder. A block with ``num_persistent`` vectors and
+without a feed-forward network, ``mlp_dim`` None, makes the all-attention decoder of Sukhbaatar et al. 2019.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3.
 """

@@ -2,6 +2,7 @@
 
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockState, DecoderBlock, EncoderBlock
+from crossattn.nn.chunked import ChunkedAttention
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
@@ -10,6 +11,7 @@ from crossattn.nn.inputs import InputConfig, PositionBias, PositionScheme, Token
 from crossattn.nn.layers import Embedding, linear, norm
 from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorOutput, logits_of
 from crossattn.nn.patches import PatchEmbedding
+from crossattn.nn.persistent import PersistentVectors
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.readied import for_decoding, in_compute_dtype
 from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
@@ -32,6 +34,7 @@ __all__ = [
     "Block",
     "BlockConfig",
     "CachedStates",
+    "ChunkedAttention",
     "ClassOutput",
     "DecoderBlock",
     "DecoderStack",
@@ -47,6 +50,7 @@ __all__ = [
     "MultiHeadAttention",
     "OutputConfig",
     "PatchEmbedding",
+    "PersistentVectors",
     "PositionBias",
     "PositionScheme",
     "RelativeBias",

@@ -6,6 +6,7 @@ origin of the memory decides which kind of attention it is.
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 
 from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
+from crossattn.nn.persistent import PersistentVectors
 from crossattn.ops import masks
 from crossattn.ops.arguments import check_mask, refuse_unknown
 from crossattn.ops.attend import attend
@@ -38,6 +40,8 @@ class MultiHeadAttention(nnx.Module):
       out_bias: a bias in the projection of the output; None is ``use_bias``.
       qk_norm: root-mean-square norm on each query and key head (Dehghani et al. 2023).
       memory_norm: a norm of the vectors that the memory is made from; None is none.
+      num_persistent: learnt keys and values of each head that every query reads beside its memory, P; see
+        ``PersistentVectors``; None is none.
       rope_base: base wavelength of rotary positions; None is no rotation.
       rope_scaling: the scaling of rotary frequencies; None is none.
       scale: factor of the logits; None is ``head_dim ** -0.5``.
@@ -65,6 +69,7 @@ class MultiHeadAttention(nnx.Module):
         out_bias: bool | None = None,
         qk_norm: bool = False,
         memory_norm: nnx.Module | None = None,
+        num_persistent: int | None = None,
         rope_base: float | None = None,
         rope_scaling: rotary.RopeScaling | None = None,
         scale: float | None = None,
@@ -95,11 +100,15 @@ class MultiHeadAttention(nnx.Module):
         self.query_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.key_norm = norm("rms", head_dim, dtype=dtype, rngs=rngs) if qk_norm else None
         self.memory_norm: Any = memory_norm
+        sizes = kv_heads, head_dim, value_dim
+        self.persistent = (
+            PersistentVectors(num_persistent, *sizes, rngs=rngs) if num_persistent else None
+        )
         self.rope_base, self.rope_scaling = rope_base, rope_scaling
         self.scale = scale
         self.softcap = softcap
         self.dropout_rate = dropout_rate
-        self.kv_shape = (kv_heads, head_dim, value_dim)
+        self.kv_shape = sizes
         self.dtype = dtype
 
     @on_any_mesh
@@ -227,7 +236,8 @@ class MultiHeadAttention(nnx.Module):
           bias: added to the logits, [*#B #N #T #S] or without batch axes.
           dropout_key: turns dropout on.
           backend: see ``attend``.
-          return_weights: also return the weights [*B N T S], float32.
+          return_weights: also return the weights [*B N T S], float32; with persistent vectors
+            [*B N T (S P)], those of the memory first.
 
         Returns:
           [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
@@ -264,15 +274,18 @@ class MultiHeadAttention(nnx.Module):
         query = self.query(x)
         if self.query_norm is not None:
             query = self.query_norm(query)
-        query = for_each_example(query, query.shape[:-3], memory.keys.shape[:-3])
+        unrotated = query = for_each_example(query, query.shape[:-3], memory.keys.shape[:-3])
         if self.rope_base is not None:
             positions = self._query_positions(x, memory) if positions is None else positions
             query = self._rotated(query, positions)
         lead, shared = query.shape[:-2], memory.keys.ndim - 3
-        query = query.reshape(*lead[:shared], -1, *query.shape[-2:])
+        query = query.reshape(*lead[:shared], count * T, *query.shape[-2:])
         if bias is not None:
             bias = bias.reshape((1,) * (query.ndim - bias.ndim) + bias.shape)
-        result = attend(
+        reading: Any = attend
+        if self.persistent is not None:
+            reading = partial(self.persistent.attend, unrotated.reshape(query.shape))
+        result = reading(
             query,
             memory.keys,
             memory.values,

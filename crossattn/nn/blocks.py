@@ -65,27 +65,34 @@ class Block(nnx.Module):
                 )
             setattr(self, name, sublayer.inner)
             setattr(self, f"{name}_residual", sublayer.residual)
-        self._order = tuple((name, own.reads, own.causal) for name, own in sublayers.items())
+        self._order = tuple(
+            (name, (own.reads, own.causal, own.by_position)) for name, own in sublayers.items()
+        )
         self.scope = scope
 
     @property
     def sublayers(self) -> dict[str, Sublayer]:
         """The sublayers by name, in order."""
         return {
-            name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), reads, causal)
-            for name, reads, causal in self._order
+            name: Sublayer(getattr(self, name), getattr(self, f"{name}_residual"), *how)
+            for name, how in self._order
         }
 
     @property
     def readers(self) -> dict[str, str]:
         """The sublayers that read memories, with the names of these memories."""
-        return {name: reads for name, reads, _ in self._order if reads not in (None, ITSELF)}
+        return {name: reads for name, (reads, *_) in self._order if reads not in (None, ITSELF)}
+
+    @property
+    def by_position(self) -> bool:
+        """Whether a sublayer reads a memory by the positions of the tokens in their text."""
+        return any(by_position for _, (*_, by_position) in self._order)
 
     @property
     def capturable(self) -> list[str]:
         """The names that ``capture`` may have."""
-        names = [prefix + name for name, _, _ in self._order for prefix in ("", "+")]
-        return names + [f"{name}.weights" for name, reads, _ in self._order if reads]
+        names = [prefix + name for name, _ in self._order for prefix in ("", "+")]
+        return names + [f"{name}.weights" for name, (reads, *_) in self._order if reads]
 
     @on_any_mesh
     def __call__(
@@ -98,6 +105,7 @@ class Block(nnx.Module):
         mask: Mask | Bool[Array, "..."] | None = None,
         memory_masks: Mapping[str, Any] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
+        text_positions: Int[Array, "*#B T"] | None = None,
         bias: Float[Array, "..."] | None = None,
         condition: Float[Array, "*B C"] | None = None,
         capture: Collection[str] = (),
@@ -116,14 +124,17 @@ class Block(nnx.Module):
             the sublayer is, and everything where it is not.
           memory_masks: by the name of a memory, the mask of attention to it, besides its padding mask.
           positions: of the tokens, for rotary positions; None continues those of the cache, or is ``arange``.
+          text_positions: of the tokens in their text, for sublayers ``by_position``; None is a whole text.
           bias: added to the logits of self-attention.
           condition: a vector of each example for blocks with a ``condition_dim``; see ``Residual``.
           capture: activations to keep in the state, of a sublayer NAME: "NAME" is its output [*B T D];
-            "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S].
+            "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S], and [*B N T (S P)]
+            with P persistent vectors, which stand last.
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has
-            one that no sublayer reads, or a cache that several would share; ``capture`` or
+            one that no sublayer reads, or a cache that several would share; a sublayer ``by_position`` gets
+            a part of a text without its positions; ``capture`` or
             ``memory_masks`` has a name that the block does not know; a causal sublayer's mask leaves
             open whether later positions may be read; or as ``Residual`` does.
         """
@@ -150,6 +161,13 @@ class Block(nnx.Module):
                 with jax.named_scope(self.scope):  # by which a plan finds its kernel
                     update = own.inner(hidden, cache, allowed, **options)
             else:
+                if own.by_position:
+                    options["positions"] = text_positions
+                    if text_positions is None and cache is not None:
+                        raise ValueError(
+                            f"{name} reads {own.reads!r} by position, and the state has a cache, so that "
+                            "x may be a part of a text; give text_positions=."
+                        )
                 memory = projected.get(name)
                 memory = _read(own.inner, memories[own.reads]) if memory is None else memory
                 with jax.named_scope("cross_attention"):
@@ -191,7 +209,7 @@ class Block(nnx.Module):
 
     def _self_attention(self) -> list[str]:
         """Returns the name of the sublayer that has the state's cache, if there is one."""
-        own = [name for name, reads, _ in self._order if reads == ITSELF]
+        own = [name for name, (reads, *_) in self._order if reads == ITSELF]
         if len(own) > 1:
             raise ValueError(
                 f"the state has one cache, and this {type(self).__name__} has {len(own)} sublayers of "
@@ -245,20 +263,20 @@ def _read(attention: Any, memory: Any) -> Any:
 
 
 class EncoderBlock(Block):
-    """Self-attention, then feed-forward."""
+    """Self-attention, then feed-forward, unless the config has no size of it."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        super().__init__(
-            scope="encoder_attention",
-            attention=config.self_attention(rngs),
-            feedforward=config.feedforward(rngs),
-        )
+        sublayers = {"attention": config.self_attention(rngs)}
+        if config.mlp.hidden is not None:
+            sublayers["feedforward"] = config.feedforward(rngs)
+        super().__init__(scope="encoder_attention", **sublayers)
 
 
 class DecoderBlock(Block):
     """Masked self-attention, cross-attention (unless ``memory_dim`` is None), feed-forward.
 
-    Self-attention is causal unless a call names another mask; cross-attention reads "source".
+    Self-attention is causal unless a call names another mask; cross-attention reads "source". A config
+    without the size of feed-forward has none.
 
     Source: Vaswani et al. 2017, figure 1.
     """
@@ -267,7 +285,8 @@ class DecoderBlock(Block):
         sublayers = {"attention": config.self_attention(rngs, causal=True)}
         if memory_dim is not None:
             sublayers["cross"] = config.cross_attention(rngs, memory_dim=memory_dim)
-        sublayers["feedforward"] = config.feedforward(rngs)
+        if config.mlp.hidden is not None:
+            sublayers["feedforward"] = config.feedforward(rngs)
         super().__init__(scope="decoder_attention", **sublayers)
 
 

@@ -20,7 +20,7 @@ from crossattn.nn.stack import Stack, layer_weights
 from crossattn.nn.states import CachedStates, by_row
 from crossattn.nn.sublayers import BlockConfig
 from crossattn.ops import beams, masks
-from crossattn.types import Array, Float, Int, Key
+from crossattn.types import Array, Float, Int, Key, Shaped
 
 
 class DecoderStack(nnx.Module):
@@ -104,6 +104,21 @@ class DecoderStack(nnx.Module):
         return CachedStates.empty(layers, batch, num_beams, cache_length, context)
 
     @on_any_mesh
+    def reread(self, states: CachedStates, *, chunk: Any = None, **memories: Any) -> CachedStates:
+        """Reads memories between steps of decoding: ``Encoded`` or vectors, by name.
+
+        Args:
+          states: of ``prefill`` or ``decode``.
+          chunk: number of the chunk from which on neighbours [B C K R M] are written into those of the
+            states, [] or one a row, [B]; it may be traced, and the states keep their shapes. None replaces
+            whole memories, also by ones of other lengths.
+
+        Raises:
+          ValueError: no layer reads a memory of that name, or the states have no room for its chunks.
+        """
+        return states.with_memories(self.stack.looped(self.read(**memories)), chunk)
+
+    @on_any_mesh
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -126,7 +141,7 @@ class DecoderStack(nnx.Module):
           segment_ids: of the texts packed into a row; 0 is padding.
           source_segment_ids: of the memory ``source``.
           memory_masks: of other memories, by name, besides their padding masks.
-          positions: None is ``arange``.
+          positions: None is ``arange``. Sublayers ``by_position`` count chunks by them, of one text a row.
           condition, capture: see ``Block``; ``reading`` names the weights that ``layer_weights`` gives.
 
         Raises:
@@ -141,6 +156,9 @@ class DecoderStack(nnx.Module):
             mask = mask & masks.segments(segment_ids)
             if source_segment_ids is not None:
                 source_mask = masks.segments(segment_ids, source_segment_ids)
+        placed = {}
+        if positions is not None and self._by_position:
+            placed["text_positions"] = positions
         positions = jnp.arange(T) if positions is None else positions
         x, states = self.stack(
             x,
@@ -153,14 +171,17 @@ class DecoderStack(nnx.Module):
             bias=self.bias(positions, positions),
             condition=condition,
             capture=capture,
+            **placed,
         )
         return x if self.norm is None else self.norm(x), states
 
     @on_any_mesh
     def decode(
         self,
-        embed: Callable[[Int[Array, "B J T"], Int[Array, "..."], Any], Float[Array, "B J T D"]],
-        tokens: Int[Array, "B J T"],
+        embed: Callable[
+            [Shaped[Array, "B J T *F"], Int[Array, "..."], Any], Float[Array, "B J T D"]
+        ],
+        tokens: Shaped[Array, "B J T *F"],
         states: CachedStates,
         *,
         memory_masks: Callable[[Int[Array, "*B T"], Any], Mapping[str, Array]] | None = None,
@@ -174,7 +195,7 @@ class DecoderStack(nnx.Module):
         Args:
           embed: makes vectors of tokens, their positions [T] or [B 1 T] in their row's text, and the
             ``context`` of the states.
-          tokens: [B J T].
+          tokens: [B J T]; or frames [B J T *F], whatever ``embed`` takes.
           states: of ``prefill``.
           memory_masks: makes masks [B 1 T S] of memories, by name, of the tokens' positions [T] or [B T] in
             their row's text, and of the ``context`` of the states.
@@ -202,6 +223,11 @@ class DecoderStack(nnx.Module):
             )
         return tuple(f"{name}.weights" for name in last)
 
+    @property
+    def _by_position(self) -> bool:
+        """Whether a layer reads a memory by the positions of the tokens in their text."""
+        return any(block.by_position for block in self.stack.kinds())
+
     def _decode(
         self,
         embed: Any,
@@ -212,15 +238,18 @@ class DecoderStack(nnx.Module):
         states: CachedStates,
     ) -> Any:
         """Decodes rows that are all at the same position."""
-        (J, T), X = tokens.shape[-2:], states.cache_length
+        (J, T), X = tokens.shape[1:3], states.cache_length
         token_positions = states.token_positions(T)
         x = embed(tokens, token_positions, states.context)
-        read = {}
+        rows, read, placed = token_positions, {}, {}
+        if rows.ndim > 1 and (memory_masks is not None or self._by_position):
+            rows = rows.reshape(-1, T)
         if memory_masks is not None:
-            rows = token_positions.reshape(-1, T) if token_positions.ndim > 1 else token_positions
             read = memory_masks(rows, states.context)
             # Queries are folded: all beams of a position, then those of the next.
             read = {name: jnp.repeat(allowed, J, axis=-2) for name, allowed in read.items()}
+        if self._by_position:
+            placed["text_positions"] = jnp.repeat(rows, J, axis=-1)
         positions = jnp.asarray(states.positions) + jnp.arange(T)
         mask = masks.window(self.before, offset=states.positions)
         bias = self.bias(positions, jnp.arange(X))
@@ -238,6 +267,7 @@ class DecoderStack(nnx.Module):
             bias=bias,
             condition=None if condition is None else condition(states.context),
             capture=capture,
+            **placed,
         )
         x = beams.unfold(x if self.norm is None else self.norm(x), J)
         weights = layer_weights(layers)
@@ -276,7 +306,7 @@ class Autoregressive(nnx.Module):
 
     @on_any_mesh
     def decode_hidden(
-        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+        self, tokens: Shaped[Array, "B J T *F"], states: Any, *, return_weights: bool = False
     ) -> Any:
         """Computes the vectors [B J T D] of ``decode_step`` before its output layer, and the new states."""
         return self.decoder.decode(
@@ -289,7 +319,7 @@ class Autoregressive(nnx.Module):
 
     @on_any_mesh
     def decode_step(
-        self, tokens: Int[Array, "B J T"], states: Any, *, return_weights: bool = False
+        self, tokens: Shaped[Array, "B J T *F"], states: Any, *, return_weights: bool = False
     ) -> Any:
         """Computes logits [B J T V] after the next T tokens of each sequence, and the new states.
 

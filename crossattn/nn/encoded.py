@@ -1,5 +1,6 @@
 """The output of an encoder: vectors of tokens, frames, patches or latents, or a concatenation of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,12 @@ class Encoded:
         """Returns ``Encoded`` itself, or makes one of vectors [*B S D]; ``segment_ids`` 0 is padding."""
         encoded = vectors if isinstance(vectors, Encoded) else cls(vectors)
         return encoded if segment_ids is None else replace(encoded, valid=segment_ids > 0)
+
+    @classmethod
+    def empty(cls, batch_shape: Sequence[int], size: int, dim: int) -> "Encoded":
+        """Returns vectors [*batch_shape size dim] of padding, room for those that come while decoding."""
+        lead = (*batch_shape, size)
+        return cls(jnp.zeros((*lead, dim)), jnp.zeros(lead, bool))
 
     @classmethod
     def concat(cls, *parts: "Encoded") -> "Encoded":

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.nn.blocks import BlockState
 from crossattn.ops.exporting import exportable
 from crossattn.ops.integers import as_int32
-from crossattn.types import AnyArray, Array, Bool, Int
+from crossattn.ops.memory import Memory
+from crossattn.types import AnyArray, Array, Bool, Int, Shaped
 
 
 @exportable
@@ -72,11 +74,22 @@ class CachedStates:
         """Marks the first ``padding`` positions of each row as padding; for states at position 0."""
         return replace(self, padding=as_int32("padding", padding))
 
+    def with_memories(
+        self, layers: tuple[BlockState, ...], chunk: Int[AnyArray, "#B"] | Any = None
+    ) -> "CachedStates":
+        """Returns states that read the memories of other layer states; see ``DecoderStack.reread``.
+
+        Raises:
+          ValueError: a memory of chunks does not fit into the one that it is written to.
+        """
+        pairs = zip(self.layers, layers, strict=True)
+        return replace(self, layers=tuple(_with_memories(*pair, chunk) for pair in pairs))
+
     @property
     def source_valid(self) -> Bool[Array, "B S"] | None:
-        """The padding mask of the first memory; None without memories."""
-        read = next((m for state in self.layers for m in state.memories.values()), None)
-        return None if read is None else read.readable
+        """The padding mask of the first memory; None without memories but those of chunks."""
+        read = (m for state in self.layers for m in state.memories.values() if m.keys.ndim == 4)
+        return next((m.readable for m in read), None)
 
     @property
     def cache_length(self) -> int:
@@ -111,7 +124,9 @@ class CachedStates:
         return replace(self, layers=layers, positions=self.positions + count)
 
 
-def by_row(decode: Callable[..., tuple], tokens: Int[Array, "B J T"], states: CachedStates) -> Any:
+def by_row(
+    decode: Callable[..., tuple], tokens: Shaped[Array, "B J T *F"], states: CachedStates
+) -> Any:
     """Maps ``decode(tokens, states) -> (x, states, weights)`` over rows that differ in their position."""
 
     def one(tokens: Array, fields: dict[str, Any]) -> tuple:
@@ -147,6 +162,42 @@ def _own_from(
     J, X = table.shape[-2:]
     own = jnp.arange(J, dtype=table.dtype)[:, None]
     return jnp.where(jnp.arange(X) >= positions[..., None, None], own, table)
+
+
+def _with_memories(state: BlockState, read: BlockState, chunk: Any) -> BlockState:
+    new = read.memories
+    if chunk is not None:
+        new = {name: _written(name, state.memories.get(name), x, chunk) for name, x in new.items()}
+    return replace(state, memories=state.memories | new)
+
+
+def _written(name: str, slots: Memory | None, new: Memory, chunk: Any) -> Memory:
+    """Writes a memory of chunks [B c S] into one of more chunks [B C S], from ``chunk`` on."""
+    shape = None if slots is None else slots.keys.shape
+    own = new.keys.shape
+    if shape is None or len(shape) < 5 or own[:1] + own[2:] != shape[:1] + shape[2:]:
+        has = "nothing" if shape is None else f"keys of shape {shape}"
+        raise ValueError(
+            f"the memory for {name} has keys of shape {own}, and the states {has}; expected chunks "
+            "[B C S K H] in both, alike but for C: give Encoded.empty to prefill."
+        )
+    B, count = own[:2]
+    if not isinstance(chunk, jax.core.Tracer) and np.any(np.asarray(chunk) + count > shape[1]):
+        raise ValueError(
+            f"chunk is {chunk}, and {count} are written; expected them among the {shape[1]} of the states."
+        )
+    places = jnp.broadcast_to(jnp.asarray(chunk)[..., None] + jnp.arange(count), (B, count))
+
+    def write(old: Any, x: Any) -> Any:
+        return old.at[jnp.arange(B)[:, None], places].set(x.astype(old.dtype), mode="drop")
+
+    masked = slots.valid is not None or new.valid is not None
+    return Memory(
+        write(slots.keys, new.keys),
+        write(slots.values, new.values),
+        write(slots.readable, new.readable) if masked else None,
+        None if slots.positions is None else write(slots.positions, new.positions),
+    )
 
 
 def _without_length(state: BlockState) -> BlockState:

@@ -12,9 +12,11 @@ from flax import nnx
 
 from crossattn.axes import placed
 from crossattn.nn.attention import MultiHeadAttention
+from crossattn.nn.chunked import ChunkedAttention
 from crossattn.nn.feedforward import Activation, FeedForward
 from crossattn.nn.inputs import PositionBias, PositionScheme
 from crossattn.nn.layers import Linear, NormName, linear, norm
+from crossattn.nn.positions import RelativeBias
 from crossattn.ops.dropout import dropout
 from crossattn.ops.positions.rotary import RopeScaling
 from crossattn.types import Array, Count, Float, Key, Positive, Rate
@@ -35,6 +37,7 @@ class AttentionConfig:
       qk_norm: norm on query and key heads.
       rope_base: base of rotary positions in self-attention; None is no rotation.
       rope_scaling: the scaling of rotary frequencies; None is none.
+      num_persistent: persistent vectors of each head in self-attention, P; None is none.
       dropout_rate: of attention weights.
     """
 
@@ -49,6 +52,7 @@ class AttentionConfig:
     qk_norm: bool = False
     rope_base: Positive | None = None
     rope_scaling: RopeScaling | None = None
+    num_persistent: Count | None = None
     dropout_rate: Rate = 0.0
 
 
@@ -57,13 +61,13 @@ class FeedForwardConfig:
     """The shape of a feed-forward network.
 
     Attributes:
-      hidden: size of the hidden layer, F.
+      hidden: size of the hidden layer, F; None is no network.
       activation: between its layers, see ``FeedForward``.
       use_bias: biases in linear layers.
       dropout_rate: of hidden features.
     """
 
-    hidden: Count
+    hidden: Count | None
     activation: Activation = "relu"
     use_bias: bool = True
     dropout_rate: Rate = 0.0
@@ -102,8 +106,10 @@ class BlockConfig:
     condition_dim: int | None = None
 
     @classmethod
-    def of(cls, dim: int, num_heads: int, mlp_dim: int, **values: Any) -> "BlockConfig":
+    def of(cls, dim: int, num_heads: int, mlp_dim: int | None, **values: Any) -> "BlockConfig":
         """Makes a block of flat values, by the names in ``BLOCK_KEYS``: the keys of config files.
+
+        ``mlp_dim`` None leaves the feed-forward network out: with ``num_persistent``, all-attention layers.
 
         Raises:
           TypeError: a name is unknown.
@@ -175,7 +181,8 @@ class BlockConfig:
 
         ``norm_memory`` normalises them, as ``x`` is; for ``gated`` and ``skip`` see ``Residual``.
         """
-        shape = replace(self.cross or self.attention, rope_base=None, rope_scaling=None)
+        own = dict(rope_base=None, rope_scaling=None, num_persistent=None)
+        shape = replace(self.cross or self.attention, **own)
         options: dict[str, Any] = dict(dtype=self.dtype, rngs=rngs)
         if norm_memory:
             memory_norm = norm(self.norm, memory_dim, epsilon=self.norm_epsilon, **options)
@@ -183,14 +190,45 @@ class BlockConfig:
         attention = MultiHeadAttention(self.dim, memory_dim=memory_dim, **vars(shape), **options)
         return Sublayer(attention, Residual(self, rngs, gated=gated, skip=skip), reads=reads)
 
+    def chunked_attention(
+        self,
+        rngs: nnx.Rngs,
+        *,
+        chunk: int,
+        memory_dim: int,
+        reads: str = "neighbours",
+        relative: bool = False,
+        **options: Any,
+    ) -> "Sublayer":
+        """Makes a sublayer in which ``x`` reads neighbours of its chunks of so many tokens, [*B C K R M].
+
+        ``relative`` adds a bias of distances with the "relative" scheme's buckets; for the other options see
+        ``cross_attention``, and for the neighbours ``ChunkedAttention``.
+        """
+        own = self.cross_attention(rngs, memory_dim=memory_dim, reads=reads, **options)
+        bias, heads = None, (self.cross or self.attention).num_heads
+        if relative:
+            sizes = self.relative_buckets, self.relative_distance
+            bias = RelativeBias(heads, *sizes, bidirectional=True, rngs=rngs)
+        return replace(own, inner=ChunkedAttention(own.inner, chunk, bias), by_position=True)
+
     def feedforward(self, rngs: nnx.Rngs, *, gated: bool = False) -> "Sublayer":
-        """Makes a sublayer with a feed-forward network."""
+        """Makes a sublayer with a feed-forward network.
+
+        Raises:
+          ValueError: this shape has none.
+        """
+        if self.mlp.hidden is None:
+            raise ValueError(
+                "mlp_dim is None, but this block has a feed-forward network; expected its size."
+            )
         network = FeedForward(self.dim, **vars(self.mlp), dtype=self.dtype, rngs=rngs)
         return Sublayer(network, Residual(self, rngs, gated=gated))
 
 
 # Flat names, and those of the parts; "use_bias" is both attention's and the network's.
 _SAME = ("num_heads", "num_kv_heads", "head_dim", "use_bias", "key_bias", "qk_norm", "rope_base")
+_SAME += ("num_persistent",)
 _ATTENTION_KEYS = {name: name for name in _SAME} | {
     "attention_scale": "scale",
     "attention_dropout_rate": "dropout_rate",
@@ -305,9 +343,12 @@ class Sublayer:
       residual: the norm and the residual connection.
       reads: the name of the memory that attention reads, or ``ITSELF``; None is a feed-forward network.
       causal: self-attention reads no later positions, unless a call passes another mask.
+      by_position: attention to a memory is called with ``positions``, those of ``x`` in its text; None is a
+        whole text.
     """
 
     inner: nnx.Module
     residual: Residual
     reads: str | None = None
     causal: bool = False
+    by_position: bool = False

@@ -105,8 +105,8 @@ class KeyPadding:
 class Segments:
     """Queries and keys of the same segment; segment 0 is padding and reads nothing."""
 
-    q_segment_ids: Int[AnyArray, "*B T"] = _axes("T")
-    k_segment_ids: Int[AnyArray, "*B S"] = _axes("S")
+    q_segment_ids: Int[AnyArray, "*#B T"] = _axes("T")
+    k_segment_ids: Int[AnyArray, "*#B S"] = _axes("S")
 
     def block(self, queries: AnyArray, keys: AnyArray) -> AnyArray:
         q, k = _rows(self.q_segment_ids[..., queries]), _columns(self.k_segment_ids[..., keys])

@@ -1,0 +1,114 @@
+"""Persistent vectors of attention against numpy: every query reads them, whatever masks hide from it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import crossattn as xa
+from crossattn.nn import BlockConfig, MultiHeadAttention
+from tests import numpy_model as oracle
+from tests.closeness import close
+
+B, T, D, P = 2, 5, 12, 3
+X = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
+
+
+def layer(num_heads=2, num_persistent=P, **options):
+    """A build of an attention layer with persistent vectors, and random parameters for it."""
+
+    def build(rngs):
+        own = dict(num_persistent=num_persistent, **options)
+        return MultiHeadAttention(D, num_heads, **own, rngs=rngs)
+
+    return build, oracle.random_params(build)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_heads": 4, "num_kv_heads": 2, "value_dim": 5}, {"softcap": 2.0}, {"rope_base": 1e4}],
+    ids=lambda options: "+".join(options) or "plain",
+)
+def test_every_query_reads_them_in_one_softmax_with_what_it_may_read(options):
+    build, params = layer(**options)
+    assert params["persistent"]["keys"].shape[0] == P
+    padding = np.arange(T) >= np.array([[0], [2]])  # row 1 begins with tokens that read nothing
+    allowed = np.tri(T, dtype=bool) & padding[:, None]
+    bias = np.random.default_rng(1).normal(size=(1, options.get("num_heads", 2), T, T))
+
+    def call(p, x):
+        mask = xa.masks.causal() & xa.masks.key_padding(jnp.asarray(padding))
+        options = dict(mask=mask, bias=jnp.asarray(bias, jnp.float32))
+        both = xa.apply(build, p, x, **options, return_weights=True)
+        return *both, xa.apply(build, p, x, **options)
+
+    out, weights, alone = jax.jit(call)(params, X)
+    rope = (np.arange(T), np.arange(T)) if "rope_base" in options else None
+    softcap = options.get("softcap")
+    expected = oracle.attention(params, X, allowed=allowed, bias=bias, rope=rope, softcap=softcap)
+    assert weights.shape[-1] == T + P
+    close((out, weights), expected)
+    close(alone, expected[0])
+    close(weights[1, :, :2, T:].sum(-1), np.ones((weights.shape[1], 2)))
+
+
+def test_gradients_of_the_vectors_are_those_of_keys_and_values_beside_the_text():
+    build, params = layer()
+
+    def beside(p):
+        q, k, v = (
+            jnp.einsum("btd,dnh->btnh", X, p[name]["kernel"]) + p[name]["bias"]
+            for name in ("query", "key", "value")
+        )
+        own = [p["persistent"]["keys"] * 6**0.5, p["persistent"]["values"] * P**0.5]
+        k, v = (
+            jnp.concatenate([x, jnp.broadcast_to(o, (B, *o.shape))], 1)
+            for x, o in zip((k, v), own, strict=True)
+        )
+        logits = jnp.einsum("btnh,bsnh->bnts", q, k) / 6**0.5
+        allowed = np.concatenate([np.tri(T, dtype=bool), np.ones((T, P), bool)], 1)
+        weights = jax.nn.softmax(jnp.where(allowed, logits, -jnp.inf))
+        out = jnp.einsum("bnts,bsnh->btnh", weights, v)
+        return jnp.einsum("btnh,nhd->btd", out, p["out"]["kernel"]) + p["out"]["bias"]
+
+    ours = lambda p: xa.apply(build, p, jnp.asarray(X), mask=xa.masks.causal())  # noqa: E731
+    found, expected = (
+        jax.jit(jax.grad(lambda p, f=f: jnp.sin(f(p)).sum()))(params) for f in (ours, beside)
+    )
+    size = max(np.abs(x).max() for x in jax.tree.leaves(expected))
+    close(found, expected, size=size)
+
+
+def test_dropout_drops_weights_of_both():
+    build, params = layer(dropout_rate=0.3)
+    call = lambda key: xa.apply(build, params, jnp.asarray(X), dropout_key=key)  # noqa: E731
+    drawn = jax.jit(jax.vmap(call))(jax.random.split(jax.random.key(0), 4000))
+    plain = jax.jit(lambda: call(None))()
+    spread = np.std(drawn, axis=0) / 4000**0.5
+    assert np.all(np.abs(drawn.mean(0) - plain) < 5 * spread)
+    only = params | {"value": jax.tree.map(np.zeros_like, params["value"])}  # vectors give all
+    first, second = (
+        xa.apply(build, only, jnp.asarray(X), dropout_key=jax.random.key(i)) for i in range(2)
+    )
+    assert not np.allclose(first, second)
+
+
+def test_their_variance_is_that_of_projected_keys_and_values_at_first():
+    attention = MultiHeadAttention(64, 2, num_persistent=200, rngs=nnx.Rngs(0))
+    own = attention.persistent.memory((3,))
+    assert own.keys.shape == own.values.shape == (3, 200, 2, 32)
+    np.testing.assert_allclose([own.keys.std(), own.values.std()], 1, rtol=0.05)
+
+
+def test_self_attention_alone_has_them_and_a_shape_without_a_network_makes_none():
+    shape = BlockConfig.of(D, 2, None, num_persistent=P)
+    assert shape.self_attention(nnx.Rngs(0)).inner.persistent is not None
+    assert shape.cross_attention(nnx.Rngs(0), memory_dim=D).inner.persistent is None
+    build = lambda rngs: xa.nn.EncoderBlock(shape, rngs=rngs)  # noqa: E731
+    params = oracle.random_params(build)
+    assert set(params) == {"attention", "attention_residual"}
+    out, _ = jax.jit(lambda p: xa.apply(build, p, jnp.asarray(X)))(params)
+    close(out, oracle.block(params, X))
+    with pytest.raises(ValueError, match="^mlp_dim is None, but this block has a feed-forward"):
+        shape.feedforward(nnx.Rngs(0))
