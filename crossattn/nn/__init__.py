@@ -12,7 +12,9 @@ from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, VectorO
 from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.readied import for_decoding, in_compute_dtype
-from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
+from crossattn.nn.recurrent import RecurrentCell, RecurrentStack
+from crossattn.nn.recurrent_decoding import RecurrentDecoder, RecurrentStates
+from crossattn.nn.scores import AdditiveAttention, LocalAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import (
@@ -43,12 +45,17 @@ __all__ = [
     "FeedForwardConfig",
     "InputConfig",
     "LearnedPositions",
+    "LocalAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "OutputConfig",
     "PatchEmbedding",
     "PositionBias",
     "PositionScheme",
+    "RecurrentCell",
+    "RecurrentDecoder",
+    "RecurrentStack",
+    "RecurrentStates",
     "RelativeBias",
     "Residual",
     "ScoredAttention",
