@@ -25,4 +25,7 @@ def get_config(arg: str = ""):
         optim=parts.adamw(),
         evaluate=parts.evaluate(),
     )
-    return parts.tiny(config, encoder_layers=1, decoder_layers=1) if "tiny" in words else config
+    if "tiny" in words:
+        config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
+        config.data.mode = "pack"  # one shape to compile
+    return config
