@@ -96,9 +96,10 @@ def _tiny(config: ConfigDict) -> ConfigDict:
     config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
     config.data.splits = dict(train="train", validation="validation", test="test")
     prefix = config.data.objective == "prefix_lm"
-    config.data.update(source_len=48, target_len=48 if prefix else 16)
-    config.model.update(head_dim=16, dtype="float32", remat=False)
-    config.optim.learning_rate = 0.03
+    # French agrees in gender and number, so that what is hidden follows from what is shown.
+    config.data.update(source_len=48, target_len=48 if prefix else 16, side="target")
+    config.model.update(head_dim=16, dtype="float32", remat=False, dropout_rate=0.1)
+    config.optim.update(learning_rate=0.1, schedule="cosine", warmup_steps=50)
     config.mesh.update(data=-1, fsdp=1, tensor=1, seq=1)
     config.checkpoint.best_metric = placeholder(str)
     return config

@@ -33,10 +33,13 @@ from crossattn.nn.outputs import ClassOutput, OutputConfig, TokenOutput, logits_
 from crossattn.nn.positions import LearnedPositions
 from crossattn.nn.stack import encoder_stack
 from crossattn.nn.sublayers import BlockConfig, split
-from crossattn.ops.positions import fourier, fourier_dim
+from crossattn.ops.positions import fourier, fourier_dim, sinusoidal
 from crossattn.types import Array, Count, Float, Int, Key
 
 PixelPositions = Literal["fourier", "learned"]
+Start = Literal["random", "diagonal"]
+# Near places have like sinusoids, far ones do not: 2 pi times this is the longest period.
+_SINUSOIDS_TO = 10.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class PerceiverIOConfig:
       kind_dim: number of learnt features that tell pictures from tokens in a model of both, appended to the
         larger kind of vectors; the smaller kind is filled up to the same size.
       num_classes: number of classes, of one query; None predicts tokens, with a query for each position.
+      start: parameters at initialisation: "random", or "diagonal", where each latent attends to its place of
+        the text and each query to its latent, see ``PerceiverIO``. It needs tokens, and one size for all.
       scan, remat: of the layers, see ``Stack``.
     """
 
@@ -85,6 +90,7 @@ class PerceiverIOConfig:
     max_length: int = 512
     kind_dim: int = 2
     num_classes: int | None = None
+    start: Start = "random"
     scan: bool = False
     remat: bool | str = False
 
@@ -111,8 +117,14 @@ def example(config: PerceiverIOConfig, rows: int = 2, padding: int = 0) -> dict[
 class PerceiverIO(nnx.Module):
     """Tokens, a picture or both in; logits of classes, or of a token at each position, out.
 
+    Random latents read almost the same mean of all tokens at first, and learn late what stands where. With
+    ``start="diagonal"`` the tables of positions, latents and queries begin as sinusoids of places, latents
+    spread evenly over ``max_length``, and the projections of queries and keys in a cross-attention are equal
+    at first, so that attention begins near the own place. The parameters are the same, and all are trained.
+
     Raises:
-      ValueError: the config reads neither pictures nor tokens, or predicts tokens without a vocabulary.
+      ValueError: the config reads neither pictures nor tokens, predicts tokens without a vocabulary, or has
+        no diagonal to start on.
     """
 
     def __init__(self, config: PerceiverIOConfig, *, rngs: nnx.Rngs):
@@ -149,6 +161,23 @@ class PerceiverIO(nnx.Module):
         else:
             size, bias = config.vocab_size or 0, OutputConfig(bias=True)
             self.output = TokenOutput(size, write, bias, tied=True, rngs=rngs)
+        if config.start == "diagonal":
+            self._start_on_diagonal(config.latents, config.max_length)
+
+    def _start_on_diagonal(self, latents: int, length: int) -> None:
+        dim = self.latents.shape[-1]
+        places = jnp.arange(length)
+        spread = (2 * jnp.arange(latents) + 1) * length // (2 * latents)
+        tables = (
+            (self.latents, spread),
+            (self.queries.table, places),
+            (self.tokens.learned.table, places),
+        )
+        for table, at in tables:
+            # Sinusoids have a variance of 1 / 2, embeddings one of 1 / D.
+            table.set_value(sinusoidal(at, dim, _SINUSOIDS_TO) * (2 / dim) ** 0.5)
+        for block in (self.read, self.write):
+            block.cross.key.kernel.set_value(block.cross.query.kernel.get_value())
 
     @property
     def longest(self) -> int | None:
@@ -359,6 +388,18 @@ def _check(config: PerceiverIOConfig) -> None:
         raise ValueError(
             f"token_dim is {config.token_dim}; a model that predicts tokens expects the size of its queries, "
             f"{write.dim}, whose output layer is their table."
+        )
+    sizes = {config.block.dim, write.dim, config.token_dim or write.dim}
+    cross = [shape.cross or shape.attention for shape in (config.read or config.block, write)]
+    if config.start == "diagonal" and (
+        config.num_classes is not None
+        or config.image_size is not None
+        or len(sizes) > 1
+        or any(shape.num_kv_heads not in (None, shape.num_heads) for shape in cross)
+    ):
+        raise ValueError(
+            "start is 'diagonal'; expected a model that reads and predicts tokens alone, whose latents, "
+            "tokens and queries have one size, and as many heads of keys as of queries."
         )
     if config.pixel_positions == "learned" and config.image_size and config.pixel_dim is None:
         raise ValueError("pixel_positions is 'learned'; expected a pixel_dim, their size.")

@@ -32,6 +32,7 @@ class ClassificationData(sections.Pictures, sections.Data):
       label: the value of an example that is its class.
       image: the value that is a picture; None reads none.
       channels: 3 for colour, 1 for grey.
+      permuted: put the pixels of all pictures in one other order, which hides their grid.
       text: the value that is a text; None reads none.
       text_len: the most tokens of a text, its end included.
     """
@@ -41,6 +42,7 @@ class ClassificationData(sections.Pictures, sections.Data):
     height: sections.Pixels | None = None
     width: sections.Pixels | None = None
     channels: Annotated[int, "[1, 3]"] = 3
+    permuted: bool = False
     text: str | None
     text_len: sections.Length | None = None
     splits: sections.Splits
@@ -100,6 +102,11 @@ class ClassificationTask(base.Task):
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
         if data.text is not None and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
+        if data.get("permuted") and (data.get("flip") or data.get("shift")):
+            raise SettingsError(
+                "config.data.permuted leaves no grid on which data.flip and data.shift could move pixels;"
+                " set them to False and 0."
+            )
         super().check(config)
         _classes(data)
 
@@ -130,7 +137,11 @@ class ClassificationTask(base.Task):
         if data.image is not None:
             unreadable = data.get("unreadable", "refuse")
             features[data.image] = Image(
-                data.height, data.width, data.channels, unreadable=unreadable
+                data.height,
+                data.width,
+                data.channels,
+                unreadable=unreadable,
+                permuted=data.get("permuted", False),
             )
         if data.text is not None:
             features[data.text] = Text(self.corpus.tokenizer, data.text_len)

@@ -15,6 +15,7 @@ import numpy as np
 
 from crossattn.rows import of_all_rows, own_rows
 from crossattn.train.losses import cross_entropy
+from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.pretrained import Checkpoint
 from experiments.tasks import ngrams, protocols, sections
@@ -33,13 +34,24 @@ class MaskedData(sections.OneSidedData):
     density: sections.Share
 
 
+@dataclass(frozen=True)
+class MaskedCrossEntropy(sections.CrossEntropy):
+    """The loss of masked tokens.
+
+    Attributes:
+      seen_weight: weight in training of each token that is not masked, against 1 of a masked one.
+    """
+
+    seen_weight: NonNegative = 0.0
+
+
 class MaskedLanguageModelTask(TextTask):
     """A ``PerceiverIO`` or a ``Bert``, whose ``hidden`` reads both ways, and texts."""
 
     sections = {
         "data": MaskedData,
         "tokenizer": sections.Tokenizer,
-        "loss": sections.CrossEntropy,
+        "loss": MaskedCrossEntropy,
     }
     metrics = (*TextTask.metrics, "bits_per_token")
     asks = protocols.MaskedLanguageModel
@@ -65,9 +77,12 @@ class MaskedLanguageModelTask(TextTask):
             read = dict(segment_ids=segment_ids, positions=batch["target_positions"])
         seen = jnp.where(masked, self.corpus.tokenizer.mask_id, tokens)
         hidden = model.hidden(seen, **read, key=key)
-        options = self.config.loss
+        options, weights = self.config.loss, masked.astype(jnp.float32)
+        if key is not None:  # only training learns what it sees
+            seen_weight = options.get("seen_weight", 0.0)
+            weights = jnp.where(masked, 1.0, seen_weight) * (segment_ids > 0)
         loss, sums = cross_entropy(
-            model.logits(hidden), tokens, masked, options.label_smoothing, options.z_loss
+            model.logits(hidden), tokens, weights, options.label_smoothing, options.z_loss
         )
         return loss, sums | {"tokens": sums["weight"]}
 

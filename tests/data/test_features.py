@@ -139,6 +139,17 @@ def test_values_are_centred_and_scaled_by_channel():
     np.testing.assert_allclose(found[0, 0], [1.0, 0.75, 0.5])
 
 
+def test_permuted_pixels_are_the_same_ones_in_one_order_for_all_pictures():
+    plain, permuted = Image(5, 4), Image(5, 4, permuted=True)
+    numbers = np.arange(20, dtype=np.uint8).reshape(5, 4)
+    pictures = np.stack([numbers, numbers[::-1], 200 - numbers])
+    rows = [[f.prepare(x).reshape(20, 3) for x in pictures] for f in (plain, permuted)]
+    order = [int(np.argmin(abs(rows[0][0][:, 0] - x))) for x in rows[1][0][:, 0]]
+    assert sorted(order) == list(range(20)) != order
+    for own, other in zip(*rows, strict=True):
+        np.testing.assert_array_equal(own[order], other)
+
+
 def test_arrays_of_floats_and_paths_are_pictures_too(tmp_path):
     ramp = np.linspace(0, 1, 16).reshape(4, 4)
     found = plain(channels=1).prepare(ramp)

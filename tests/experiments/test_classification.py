@@ -98,6 +98,22 @@ def test_a_config_that_cannot_be_is_refused(change, said):
         check(config)
 
 
+def test_permuted_pixels_are_refused_beside_shifts_and_reach_model_and_baselines_alike():
+    config = fashion_perceiver.get_config("tiny")
+    config.data.permuted = True
+    with pytest.raises(SettingsError, match=r"permuted leaves no grid"):
+        check(config)
+    config.data.shift, rows = 0, []
+    for config.data.permuted in (False, True):
+        check(config)
+        rows.append(make_task(config).vectors("test")[0]["picture"])
+    plain, permuted = rows
+    assert not np.array_equal(plain, permuted)
+    np.testing.assert_array_equal(np.sort(plain, 1), np.sort(permuted, 1))
+    # One order: pixels of the same column are the same numbers over all pictures.
+    assert sorted(map(bytes, plain.T.copy())) == sorted(map(bytes, permuted.T.copy()))
+
+
 def test_a_model_of_other_inputs_is_refused():
     config = fashion_perceiver.get_config("tiny")
     config.model = dict(name="decoder")

@@ -51,6 +51,24 @@ def test_only_what_was_taken_out_is_counted_and_never_seen(monkeypatch):
     np.testing.assert_array_equal(np.asarray(sums["seen"])[shown], batch["target_out"][shown])
 
 
+def test_training_alone_also_learns_the_tokens_that_are_seen():
+    """The loss is linear in their weight, and what an evaluation counts does not change with it."""
+    found, counted = [], []
+    for weight in (0.0, 0.5, 1.0):
+        config = masked_bytes.get_config("tiny")
+        config.loss.seen_weight = weight
+        task = make_task(config)
+        params = task.init(jax.random.key(0))
+        batch = jax.tree.map(jnp.asarray, next(task.train_iterator(0, 1)))
+        loss, sums = task.loss(params, batch, jax.random.key(1))
+        found.append((float(loss), float(sums["weight"])))
+        counted.append(float(task.loss(params, batch, None)[0]))
+    masked, half, whole = np.array(found)
+    np.testing.assert_allclose(half, (masked + whole) / 2, rtol=1e-5)
+    assert whole[1] == (batch["target_segment_ids"] > 0).sum() > 4 * masked[1]
+    assert counted[0] == counted[1] == counted[2]
+
+
 def test_a_published_bert_reads_each_text_alone_and_fills_in_nothing_of_its_frame(monkeypatch):
     config = finetune.get_config("masked_language_model,tiny")
     check(config)

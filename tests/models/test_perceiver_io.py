@@ -150,6 +150,35 @@ def test_values_and_keys_may_differ_in_size_and_queries_be_left_out():
     assert np.ptp(np.asarray(queries(nothing)), axis=1).max() == 0  # all queries alike
 
 
+def test_a_diagonal_start_reads_its_own_place_with_the_same_parameters():
+    """Before any training the most of each row of weights lies near the diagonal; a random start has none."""
+    block = BlockConfig.of(dim=64, num_heads=2, mlp_dim=64)
+    random = perceiver_io.tiny(block=block, latents=32, max_length=32, vocab_size=8)
+    diagonal = perceiver_io.replace(random, start="diagonal")
+    tokens, near = jnp.asarray(RNG.integers(0, 8, (4, 32))), np.eye(32, dtype=bool)
+    near |= np.eye(32, k=1, dtype=bool) | np.eye(32, k=-1, dtype=bool)
+    shares, shapes = [], []
+    for config in (random, diagonal):
+        build, _ = built(config)
+        params = xa.init(build, jax.random.key(0))
+        _, *weights = xa.apply(build, params, tokens=tokens, return_weights=True)
+        shares.append([float((x * near).sum(-1).mean()) for x in weights])
+        shapes.append(jax.tree.map(jnp.shape, params))
+    assert shapes[0] == shapes[1]
+    even = near.sum() / 32**2
+    assert max(shares[0]) < 1.2 * even < 1.3 * even < min(shares[1]), shares
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(num_classes=3), dict(block=BlockConfig.of(48, 2, 64), write=BlockConfig.of(32, 2, 64))],
+)
+def test_a_diagonal_start_without_a_diagonal_is_refused(changes):
+    config = perceiver_io.tiny(start="diagonal", **changes)
+    with pytest.raises(ValueError, match="start is 'diagonal'; expected a model that reads"):
+        xa.functional.shapes(lambda rngs: PerceiverIO(config, rngs=rngs))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -19,6 +19,8 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 """Formats that are read; others that Pillow knows start programs, or are hardly ever meant."""
 _MANY = 2**22
 """Pixels from which on a picture is not held whole, but at twice the size that is wanted."""
+_ORDER = 0
+"""Seed of the order of permuted pixels, the same in every run and split."""
 
 _WHITE = {"I;16": 65535, "I;16L": 65535, "I;16B": 65535, "I;16N": 65535, "I": 65535, "F": 1}
 
@@ -40,6 +42,9 @@ class Image(Feature):
             one for all.
         unreadable: "refuse" ends with the first file that is no picture; "skip" has its example left out of
             its batch.
+        permuted: put all pixels in one other order, the same for every picture of that size. Positions are
+            counted in the new order, so they say nothing of the grid. Source: "permuted ImageNet", Jaegle et
+            al. 2021, "Perceiver", section 4.1.
     """
 
     height: int
@@ -49,6 +54,7 @@ class Image(Feature):
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
     unreadable: str = "refuse"
+    permuted: bool = False
 
     def __post_init__(self):
         if self.height < 1 or self.width < 1:
@@ -82,6 +88,9 @@ class Image(Feature):
         picture = self.opened(value, size)
         pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.shape)
+        if self.permuted:
+            order = np.random.default_rng(_ORDER).permutation(self.height * self.width)
+            pixels = pixels.reshape(-1, self.channels)[order].reshape(self.shape)
         return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
     def opened(self, value: Any, side: int | None = None) -> Any:
