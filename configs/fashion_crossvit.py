@@ -1,4 +1,7 @@
-"""A CrossViT that tells clothes apart, by patches of 4 and of 7 pixels. Argument: tiny."""
+"""A CrossViT that tells clothes apart, by patches of 7 and of 14 pixels.
+
+Arguments: apart, for two branches that read nothing of each other; tiny.
+"""
 
 from configs import parts
 
@@ -6,22 +9,24 @@ ZOO = {"": 1000}
 
 
 def get_config(arg: str = ""):
-    """Argument: tiny, or nothing."""
-    words = parts.words(arg)
+    """``apart`` or nothing; tiny."""
+    words = parts.words(arg, ("apart",))
     config = parts.clothes(
         parts.picture_model(
             "crossvit",
+            dim=96,
+            mlp_dim=192,
+            dropout_rate=0.0,
             large_dim=128,
             large_heads=4,
             large_mlp_dim=256,
             stages=2,
-            small_patch=4,
-            large_patch=7,
-            small_layers=1,
-            large_layers=2,
-        ),
-        flip=False,
-        shift=0,
+            small_patch=7,
+            large_patch=14,
+            small_layers=2,
+            large_layers=1,
+            exchange="apart" not in words,
+        )
     )
     if "tiny" in words:
         parts.tiny_pictures(
@@ -29,11 +34,12 @@ def get_config(arg: str = ""):
             dim=16,
             num_heads=2,
             mlp_dim=32,
+            dropout_rate=0.1,
             small_patch=3,
             large_patch=6,
+            small_layers=1,
             large_dim=24,
             large_heads=2,
             large_mlp_dim=48,
-            large_layers=1,
         )
     return config

@@ -161,6 +161,8 @@ def translation_loss(**changes: Any) -> dict[str, Any]:
         alignment_weight=1.0,
         alignment_share=1.0,
         alignment_layer=placeholder(int),
+        alignment_head=0,
+        alignment_head_weight=0.5,
         alignment_diagonal=8.0,
         alignment_coverage=0.0,
     )
@@ -234,27 +236,30 @@ def decoding(**changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def clothes(model: dict[str, Any], **changes: Any) -> ConfigDict:
-    """Returns the config of a classifier of clothes by patches; ``changes`` are those of ``data``."""
+def clothes(model: dict[str, Any]) -> ConfigDict:
+    """Returns the config of a classifier of clothes by patches.
+
+    The learning rate is constant and parameters are averaged, so that more steps continue a run.
+    """
+    data = dict(height=28, width=28, channels=1, batch_size=128, flip=True, shift=0)
     return experiment(
         "classification",
-        data=labelled(
-            "fashion_mnist", "label", image="image", height=28, width=28, channels=1, **changes
-        ),
+        data=labelled("fashion_mnist", "label", image="image", **data),
         model=model,
         loss=dict(label_smoothing=0.1),
-        optim=adamw(learning_rate=1e-3, schedule="cosine", weight_decay=0.05),
-        train=train(steps=3000, log_every=100, eval_every=500),
+        optim=adamw(schedule="constant", weight_decay=0.05),
+        train=train(steps=4000, ema_decay=0.999, log_every=100, eval_every=500),
         checkpoint=checkpoint(every=500, best_metric="accuracy"),
     )
 
 
 def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     """Changes a config of pictures to seconds of synthetic shapes; ``model`` has its small sizes."""
-    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16, shift=1)
+    whole.data.update(name="shapes", label="shape", height=12, width=12, batch_size=16)
+    whole.data.update(flip=False, shift=1)
     whole.model.update(**model)
-    whole.optim.update(learning_rate=3e-3, warmup_steps=4)
-    whole.train.update(steps=24, log_every=6, eval_every=0)
+    whole.optim.update(learning_rate=3e-3, schedule="cosine", warmup_steps=4)
+    whole.train.update(steps=24, ema_decay=None, log_every=6, eval_every=0)
     whole.checkpoint.every = 12
     return whole
 

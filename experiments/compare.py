@@ -5,8 +5,8 @@
 
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written;
 without any, the last evaluation in the log counts. Intervals are of 95 %: by a bootstrap over groups of
-examples (families, files), paired between runs; of BLEU and chrF by sacreBLEU's own paired bootstrap; of
-several seeds the least and the greatest.
+examples (families, files), paired between runs, for BLEU and chrF too; of several seeds the least and the
+greatest.
 """
 
 import base64
@@ -22,7 +22,7 @@ from crossattn import viz
 from crossattn.train.records import RunRecord, read_run
 from crossattn.train.storage import folder, write_whole
 from experiments import launch
-from experiments.intervals import Interval, difference, ratio
+from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.runs import SPLIT
 
 _METRIC = flags.DEFINE_string("metric", "loss", "Metric of the learning curves.")
@@ -138,8 +138,7 @@ def differences(
     for name, run in others:
         found = _paired(known.results.get(split, {}), run.results.get(split, {}), first, name)
         for metric, interval in found.items():
-            said = "differs" if interval.excludes_zero else "within its interval"
-            rows.append((name, metric, str(interval), said))
+            rows.append((name, metric, str(interval), _said(interval)))
     return rows + _texts_paired(runs, split, tokenize)
 
 
@@ -162,41 +161,36 @@ def _paired(
 def _texts_paired(
     runs: Mapping[str, RunRecord], split: str, tokenize: str
 ) -> list[tuple[str, ...]]:
-    """Returns rows of sacreBLEU's paired bootstrap of the texts that the runs wrote."""
+    """Returns rows of BLEU and chrF of the texts that the runs wrote, and of their differences."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
-    from sacrebleu.significance import PairedTest
 
-    written = {name: run.results.get(split, {}).get("samples") or [] for name, run in runs.items()}
-    if not all(written.values()):
+    results = [run.results.get(split, {}) for run in runs.values()]
+    written = [own.get("samples") or [] for own in results]
+    if not all(written):
         return []
-    references = {name: [each["reference"] for each in texts] for name, texts in written.items()}
-    first = next(iter(runs))
-    if other := [name for name in runs if references[name] != references[first]]:
-        raise launch.Refused(
-            f"{first} and {other[0]} wrote texts of other examples; evaluate both on the same split."
-        )
-    systems: list[tuple[str, Sequence[str]]] = [
-        (name, [each.get("translation", each.get("text", "")) for each in texts])
-        for name, texts in written.items()
-    ]
-    test = PairedTest(
-        systems,
-        {"BLEU": BLEU(tokenize=tokenize, references=[references[first]]),
-         "chrF2": CHRF(references=[references[first]])},
-        references=None,
-        test_type="bs",
-        n_samples=1000,
-    )  # fmt: skip
-    _, found = test()
+    references = [[each["reference"] for each in texts] for texts in written]
+    for name, own in zip(runs, references, strict=True):
+        if own != references[0]:
+            raise launch.Refused(
+                f"{next(iter(runs))} and {name} wrote texts of other examples; evaluate both on the same "
+                "split."
+            )
+    systems = [[each.get("translation", each.get("text", "")) for each in own] for own in written]
+    groups = (results[0].get("examples") or {}).get("group")
+    if groups is not None and len(groups) != len(references[0]):
+        groups = None  # --limit wrote texts about some of the examples
     rows = []
-    for index, name in enumerate(runs):
-        for metric in ("BLEU", "chrF2"):
-            result: Any = found[metric][index]
-            score = Interval(result.score, result.mean - result.ci, result.mean + result.ci)
-            said = "baseline" if result.p_value is None else f"p = {result.p_value:.3f}"
-            rows.append((name, metric, str(score), said))
+    for metric, of in (("BLEU", BLEU(tokenize=tokenize)), ("chrF2", CHRF())):
+        scores, differences = of_texts(of, systems, references[0], groups)
+        rows += [(n, metric, str(x), "score") for n, x in zip(runs, scores, strict=True)]
+        later = list(zip(runs, differences, strict=True))[1:]
+        rows += [(name, metric, str(x), _said(x)) for name, x in later]
     return rows
+
+
+def _said(interval: Interval) -> str:
+    return "differs" if interval.excludes_zero else "within its interval"
 
 
 def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:

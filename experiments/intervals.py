@@ -1,9 +1,10 @@
 """Confidence intervals by the bootstrap, over groups of examples that are not independent.
 
 Examples of one family, file or speaker are drawn together; a difference of two systems is drawn of the same
-groups for both. Source: Efron and Tibshirani 1993, chapters 6 and 8; Koehn 2004.
+groups for both. Source: Efron and Tibshirani 1993, chapters 6 and 8; of BLEU, Koehn 2004.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,45 @@ def difference(
     """Returns the interval of the ratio of ``second`` less that of ``first``, on the same examples."""
     sums = _by_group((first, second, weights), groups)
     return _interval(sums, lambda total: (total[..., 1] - total[..., 0]) / total[..., 2])
+
+
+def of_texts(
+    metric: Any,
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    groups: Sequence[Any] | None = None,
+) -> tuple[list[Interval], list[Interval]]:
+    """Returns the intervals of each system's corpus score, and of each one's difference to the first.
+
+    Args:
+      metric: sacreBLEU's ``BLEU`` or ``CHRF``.
+      systems: the texts of each system, in the order of the references.
+      references: one of each example.
+      groups: the group of each example; None takes each alone.
+    """
+    counts = [
+        np.array(metric._extract_corpus_statistics(texts, [references]), np.int64)
+        for texts in systems
+    ]
+    sums = _by_group([*np.concatenate(counts, 1).T], groups)
+    size = counts[0].shape[1]
+
+    def score(total: np.ndarray, system: int) -> np.ndarray:
+        own = total[..., system * size : (system + 1) * size]
+        found = [
+            metric._aggregate_and_compute([row.tolist()]).score
+            for row in own.reshape(-1, size).astype(int)
+        ]
+        return np.array(found).reshape(own.shape[:-1])
+
+    def less_first(total: np.ndarray, system: int) -> np.ndarray:
+        return score(total, system) - score(total, 0)
+
+    every = range(len(systems))
+    return (
+        [_interval(sums, functools.partial(score, system=i)) for i in every],
+        [_interval(sums, functools.partial(less_first, system=i)) for i in every],
+    )
 
 
 def _by_group(columns: Sequence[Any], groups: Sequence[Any] | None) -> np.ndarray:

@@ -48,6 +48,7 @@ class CrossViTConfig:
       num_classes: of the logits.
       image_size: height and width of the learnt positions; other sizes interpolate them.
       channels: of a pixel.
+      exchange: False blanks the patches that class tokens read: two models whose logits are averaged.
       small_size, large_size: the size to which each branch scales a picture; None does not scale it.
       scan, remat: of the layers of a branch, see ``Stack``.
     """
@@ -64,6 +65,7 @@ class CrossViTConfig:
     num_classes: int
     image_size: Size
     channels: int = 3
+    exchange: bool = True
     small_size: Size | None = None
     large_size: Size | None = None
     scan: bool = False
@@ -180,6 +182,7 @@ class Stage(nnx.Module):
         self.large = encoder_stack(large, config.large_layers, **options)
         self.small_reads = Exchange(small, large, rngs=rngs)
         self.large_reads = Exchange(large, small, rngs=rngs)
+        self.blank = not config.exchange
 
     def __call__(
         self,
@@ -193,8 +196,9 @@ class Stage(nnx.Module):
         keys = split(key, 4)
         small, _ = self.small(small, key=keys[0])
         large, _ = self.large(large, key=keys[1])
-        new_small, small_read = self.small_reads(small, large, keys[2], return_weights)
-        new_large, large_read = self.large_reads(large, small, keys[3], return_weights)
+        seen = [jnp.zeros_like(x) if self.blank else x for x in (small, large)]
+        new_small, small_read = self.small_reads(small, seen[1], keys[2], return_weights)
+        new_large, large_read = self.large_reads(large, seen[0], keys[3], return_weights)
         return new_small, new_large, (small_read, large_read)
 
 

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from crossattn.train.errors import optional
 
 
@@ -29,24 +31,33 @@ def translation_scores(
 
 
 def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Computes corpus BLEU, chrF and CIDEr-D of captions with one reference each.
-
-    CIDEr compares runs of one to four words, lower case and without punctuation, by how rare they are in all
-    references: a caption of four words or more that is its reference has 10, one of a single word 2.5.
+    """Computes corpus BLEU, chrF and the mean CIDEr-D of captions with one reference each.
 
     Raises:
       MissingPackage: sacrebleu or pycocoevalcap is not installed.
+    """
+    cider = float(np.mean(cider_scores(hypotheses, references)))
+    scores = translation_scores(hypotheses, references)
+    return {"bleu": float(scores["bleu"]), "chrf": float(scores["chrf"]), "cider": cider}
+
+
+def cider_scores(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """Computes CIDEr-D [n] of captions with one reference each.
+
+    It compares runs of one to four words, lower case and without punctuation, by how rare they are in all
+    references: a caption of four words or more that is its reference has 10, one of a single word 2.5.
+
+    Raises:
+      MissingPackage: pycocoevalcap is not installed.
     Source: Vedantam et al. 2015, "CIDEr: Consensus-based Image Description Evaluation", section 4.
     """
     module, install = "pycocoevalcap.cider.cider", "pip install 'crossattn[captions]'"
     cider = optional(module, f"CIDEr needs pycocoevalcap: {install}").Cider()
-    scores = translation_scores(hypotheses, references)
     said, right = (
         {row: [" ".join(re.findall(r"\w+", text.lower()))] for row, text in enumerate(texts)}
         for texts in (hypotheses, references)
     )
-    score, _ = cider.compute_score(right, said)
-    return {"bleu": float(scores["bleu"]), "chrf": float(scores["chrf"]), "cider": float(score)}
+    return cider.compute_score(right, said)[1]
 
 
 def word_error_rate(references: Sequence[str], transcripts: Sequence[str]) -> float:

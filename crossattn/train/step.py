@@ -101,7 +101,7 @@ def make_train_step(
     def of_all(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         if not members:
             return step(state, batch, jax.random.key(seed, impl=prng), {})
-        each = several.mapped(step, (several.STATE, 0, 0, 0), (several.STATE, 0), along)
+        each = several.each_step(step, along)
         return each(state, batch, several.keys(members, prng), several.swept(members))
 
     of_all.__name__ = "step"  # which profiles show

@@ -3,7 +3,8 @@
     python -m experiments.bench.captions runs/captions --split=test --step=best
 
 BLEU, chrF and CIDEr in each language of the run's captions, of the captions of the nearest training pictures
-(L2 distance of prepared pixels), and of the most frequent training caption. Then, for each caption, the rank
+(L2 distance of prepared pixels), and of the most frequent training caption, with intervals of 95 % by a
+bootstrap over families. Then, for each caption, the rank
 of its picture among all pictures of the split by the likelihood of the caption, ties counted against it, and
 the expected rank by chance.
 """
@@ -18,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from crossattn.train.evaluate import cider_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
 from experiments.bench.classifiers import open_run
+from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.options import Options
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
-_SCORES = ("bleu", "chrf", "cider")
 _BLOCK = 256  # training pictures in memory at a time
 
 
@@ -66,17 +68,36 @@ def compare(
         "nearest picture": nearest(task, train, examples),
         "most frequent": [most_frequent(task, train)] * len(examples),
     }
-    print(f"{language or 'captions'}: {len(examples)} pictures")
-    print("                     bleu   chrf  cider")
-    for name, texts in rows.items():
-        scores = task.text_scores(examples, texts)
-        print(f"  {name:<17}" + "".join(f" {scores[score]:6.2f}" for score in _SCORES))
+    groups = [example["group"] for example in examples]
+    right = [task.text_of(example) for example in examples]
+    print(f"{language or 'captions'}: {len(examples)} pictures in {len(set(groups))} families")
+    for metric, (scores, differences) in of_captions(list(rows.values()), right, groups).items():
+        for name, score, more in zip(rows, scores, differences, strict=True):
+            than = "" if name == "the run" else f"   less the run: {more}"
+            print(f"  {metric:<5}  {name:<15}  {score}{than}")
     ranks = ranks_of(task, params, examples)
-    found = "  ".join(f"{np.mean(ranks <= k):.3f} in {k}" for k in _RECALLS)
-    chance = "  ".join(f"{min(k / len(ranks), 1):.3f} in {k}" for k in _RECALLS)
-    print(f"  picture found by its caption: {found}, median rank {np.median(ranks):g}")
-    print(f"  by chance:                    {chance}, median rank {(len(ranks) + 1) / 2:g}")
+    ones = np.ones(len(ranks))
+    for most in _RECALLS:
+        found, chance = ratio(ranks <= most, ones, groups), min(most / len(ranks), 1)
+        print(f"  picture among the first {most} by its caption: {found}, by chance {chance:.3f}")
+    print(f"  median rank {np.median(ranks):g}, by chance {(len(ranks) + 1) / 2:g}")
     print(f"  {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def of_captions(
+    systems: Sequence[Sequence[str]], references: Sequence[str], groups: Sequence[str]
+) -> dict[str, tuple[list[Interval], list[Interval]]]:
+    """Returns BLEU, chrF and CIDEr of each system's captions, and what each has more than the first."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    found = {
+        name: of_texts(metric, systems, references, groups)
+        for name, metric in (("bleu", BLEU()), ("chrf", CHRF()))
+    }
+    each, ones = [cider_scores(texts, references) for texts in systems], np.ones(len(references))
+    scores = [ratio(own, ones, groups) for own in each]
+    return found | {"cider": (scores, [difference(each[0], own, ones, groups) for own in each])}
 
 
 def nearest(task: Any, train: Sequence[dict], examples: Sequence[dict]) -> list[str]:

@@ -42,9 +42,10 @@ def _perceiver_io() -> ConfigDict:
 
 
 def _pictures(model: dict[str, Any], batch_size: int) -> ConfigDict:
-    config: Any = parts.clothes(_large(model), batch_size=batch_size)
+    config: Any = parts.clothes(_large(model))
     config.data.update(name="shapes", label="shape", height=224, width=224, channels=3)
-    config.train.compute_dtype = "bfloat16"
+    config.data.update(batch_size=batch_size, flip=False)
+    config.train.update(compute_dtype="bfloat16", ema_decay=None)
     return config
 
 

@@ -1,6 +1,7 @@
 """Word alignment by cross-attention, scored against human links or anchors."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
 from crossattn.train.alignment import ROW_OFFSETS, Recipe, alignment_scores, anchors, word_weights
+from experiments.intervals import Interval, ratio
 from experiments.settings import build
+from experiments.tasks.alignment_loss import ROW_OF_LINKS
 from experiments.tasks.generation import Attention, Translator
 
 Links = set[tuple[int, int]]
@@ -60,10 +63,14 @@ def alignment_results(
         return {"aer": None, "alignment_recipe": "no links"}
     recipe = stated_recipe(task.config)
     if task.config.evaluate.alignment.choose:
-        recipe, _ = choose_recipe(aligned_pairs(translator, task.examples("validation", limit)))
-    human = pairs[0].scored is None
+        known = [recipe] if _taught(task.config) else None
+        others = aligned_pairs(translator, task.examples("validation", limit))
+        recipe, _ = choose_recipe(others, known)
+    human, interval = pairs[0].scored is None, aer_interval(pairs, recipe)
     return {
         **score(pairs, recipe),
+        "aer_low": interval.low,
+        "aer_high": interval.high,
         "alignment_recipe": str(recipe),
         "links": "human" if human else "anchors: words spelt alike, once on either side",
         "links_count": sum(len(pair.gold) for pair in pairs),
@@ -71,10 +78,22 @@ def alignment_results(
 
 
 def stated_recipe(config: Any) -> Recipe:
-    """Returns the recipe of the config, which reads links off attention."""
+    """Returns the recipe of the config, which reads links off attention.
+
+    If a head learnt gold links, "choose" reads that head, and chooses the rest alone.
+    """
     options = config.evaluate.alignment.to_dict()
-    options.pop("choose", None)
-    return build(Recipe, "evaluate.alignment", options)
+    choose = options.pop("choose", False)
+    recipe = build(Recipe, "evaluate.alignment", options)
+    if not (choose and _taught(config)):
+        return recipe
+    layer = config.loss.alignment_layer
+    layer, head = -1 if layer is None else layer, config.loss.alignment_head
+    return replace(recipe, layer=layer, head=head, row_offset=ROW_OF_LINKS)
+
+
+def _taught(config: Any) -> bool:
+    return config.loss.alignment == "gold"
 
 
 def aligned_pairs(translator: Translator, examples: Sequence[dict[str, Any]]) -> list[Aligned]:
@@ -101,16 +120,32 @@ def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
     return alignment_scores([p.links(recipe) for p in pairs], [p.gold for p in pairs])
 
 
+def aer_interval(pairs: Sequence[Aligned], recipe: Recipe) -> Interval:
+    """Returns AER in percent with its interval, by a bootstrap over sentences."""
+    counts = [(len(p.links(recipe) ^ p.gold), len(p.links(recipe)) + len(p.gold)) for p in pairs]
+    wrong, links = np.array(counts, np.float64).T
+    return ratio(100.0 * wrong, links)
+
+
 def choose_recipe(
-    pairs: Sequence[Aligned], symmetrise: Sequence[str] = ("none", "grow-diag")
+    pairs: Sequence[Aligned],
+    recipes: Iterable[Recipe] | None = None,
+    symmetrise: Sequence[str] = ("none", "grow-diag"),
 ) -> tuple[Recipe, float]:
-    """Returns the recipe with the lowest AER on validation pairs, and its AER."""
+    """Returns the recipe with the lowest AER on validation pairs, and its AER.
+
+    Args:
+      pairs: the validation pairs.
+      recipes: layers, heads and rows to choose from; None is all. They link every word at first.
+      symmetrise: methods to choose from.
+    """
     layers, heads = pairs[0].attention.weights.shape[:2]
+    if recipes is None:
+        places = itertools.product(range(layers), (None, *range(heads)), ROW_OFFSETS)
+        recipes = [Recipe(*place) for place in places]
     best = (Recipe(), float("inf"))
-    for layer in range(layers):
-        for head in (None, *range(heads)):
-            for row_offset in ROW_OFFSETS:
-                best = _better(best, Recipe(layer, head, row_offset), pairs)
+    for recipe in recipes:
+        best = _better(best, recipe, pairs)
     for unlinked in (False, True):
         best = _better(best, replace(best[0], unlinked=unlinked), pairs)
     for method in symmetrise:

@@ -23,6 +23,9 @@ from crossattn.train.alignment_losses import (
 
 Sums = dict[str, jax.Array]
 
+ROW_OF_LINKS = 2
+"""The row offset of ``Recipe`` at which a head learns gold links: it has read the token after."""
+
 
 class TransformerWithLexicon(Transformer):
     """A ``Transformer`` and a lexicon for the losses, which translation does not use."""
@@ -52,29 +55,61 @@ class TransformerWithLexicon(Transformer):
 def alignment_loss(
     model: Any, batch: Any, weights: Float[Array, "L B N T S"], options: Any
 ) -> tuple[jax.Array, Sums]:
-    """Returns the loss of a layer's mean over heads, summed over tokens, and sums to report.
+    """Returns the loss of cross-attention as alignment, summed over tokens, and sums to report.
+
+    "gold" is "latent" in the first layer, where links that are known take the place of the posterior, and
+    teaches them to one head of another; the other heads stay free to read what the next word needs.
 
     Args:
       model: a ``TransformerWithLexicon``; any model for "diagonal".
       batch: of the pipeline; without gold links (evaluation) all links are latent.
       weights: cross-attention of every layer.
       options: ``config.loss``. ``alignment_layer`` None is the first layer for "latent", and the last for
-        the others; "gold" links then teach the layers before it too.
+        the others.
+
+    Source: for the head, Garg et al. 2019, "Jointly learning to align and translate with Transformer models".
     """
-    means, layer, near = weights.mean(2), options.alignment_layer, options.alignment_diagonal
-    if options.alignment == "latent":
-        return _latent(model, batch, means[layer or 0], near)
+    layer, near = options.alignment_layer, options.alignment_diagonal
     if options.alignment == "diagonal":
         positions, segment_ids = batch["target_positions"], batch["target_segment_ids"]
         prior = _diagonal(batch, positions, segment_ids, near)
-        return prior_alignment(means[-1 if layer is None else layer], prior, segment_ids > 0)
-    loss, sums = _gold(model, batch, means[-1 if layer is None else layer], near)
-    if layer is None and "target_links" in batch:
-        # Links in the layers before, one row earlier, let the last learn in fewer steps (deep supervision,
-        # Lee et al. 2015).
-        links = batch["target_links"], batch["linked_words"]
-        loss = loss + sum(guided_alignment(mean, *links)[0] for mean in means[:-1])
+        taught = weights[-1 if layer is None else layer].mean(1)
+        return prior_alignment(taught, prior, segment_ids > 0)
+    if options.alignment == "latent":
+        return _latent(model, batch, weights[layer or 0].mean(1), near)
+    first, taught = weights[0].mean(1), weights[-1 if layer is None else layer]
+    loss, sums = _latent(model, batch, first, near)
+    if "target_links" in batch:
+        of_head, head_sums = head_loss(batch, taught[:, options.alignment_head], first)
+        loss, sums = loss + options.alignment_head_weight * of_head, {**sums, **head_sums}
     return loss, sums
+
+
+def head_loss(
+    batch: Any, head: Float[Array, "B T S"], guess: Float[Array, "B T S"]
+) -> tuple[jax.Array, Sums]:
+    """Returns the loss of a head whose row after the one that reads a token learns its links.
+
+    That row knows the next token too. Rows learn distributions over source words, and columns over target
+    tokens. Tokens of examples without links learn a guess, the attention of another row.
+
+    Args:
+      batch: with "target_links", "target_linked" and "linked_words", see ``crossattn.data.features.Links``.
+      head: weights of the head.
+      guess: distributions of the rows that have just read each token; they learn nothing here.
+    """
+    later, followed = _next_rows(head, batch["target_segment_ids"])
+    links = jnp.where(followed[..., None], batch["target_links"], -1)
+    linked = (links[..., None] == jnp.arange(head.shape[-1])).any(-2)
+    unknown = followed & (batch["target_linked"] == 0) & (batch["target_positions"] > 0)
+    losses = (
+        guided_alignment(later, links, batch["linked_words"]),
+        guided_columns(jnp.where(followed[..., None], later, 0.0), linked),
+        prior_alignment(later, jax.lax.stop_gradient(guess), unknown),
+    )
+    return sum((loss for loss, _ in losses), jnp.zeros(())), {
+        name: value for _, sums in losses for name, value in sums.items()
+    }
 
 
 def coverage_loss(
@@ -92,47 +127,26 @@ def coverage_loss(
 
 
 def _latent(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
-    """Row t learns the posterior of its input, whose prior is half row t - 1, half the diagonal."""
+    """Row t learns the posterior of its input, whose prior is half row t - 1, half the diagonal.
+
+    Gold links take the place of the posterior. The prior learns from all tokens alike: where it could choose
+    among the linked words alone, the model translated worse.
+    """
     tokens, positions, segment_ids = (
         batch[name][:, 1:] for name in ("target_in", "target_positions", "target_segment_ids")
     )
-    near = _diagonal(batch, positions, segment_ids, sharpness)
-    return latent_alignment(
+    near, posterior = _diagonal(batch, positions, segment_ids, sharpness), weights[:, 1:]
+    if "target_links" in batch:
+        posterior = jnp.where(batch["target_linked"][:, 1:, None] > 0, 1.0, posterior)
+    loss, sums = latent_alignment(
         model.word_scores(batch["source"], tokens),
         prior=jnp.where(near > 0, 0.5 * (weights[:, :-1] + near), 0.0),
-        posterior=weights[:, 1:],
+        posterior=posterior,
         weights=(segment_ids > 0) & (positions > 0),
     )
-
-
-def _gold(model: Any, batch: Any, weights: Float[Array, "B T S"], sharpness: float):
-    """The row after the one that reads a token learns its links: it knows the next token too.
-
-    Rows learn distributions over source words, and columns over target tokens. Links that are not given are
-    latent; given links restrict the source tokens of the lexicon: semi-supervised EM (Fraser and Marcu 2006,
-    "Semi-supervised training for statistical word alignment"). The prior is half that row, half the diagonal.
-    """
-    positions, segment_ids = batch["target_positions"], batch["target_segment_ids"]
-    later, followed = _next_rows(weights, segment_ids)
-    near = _diagonal(batch, positions, segment_ids, sharpness)
-    prior = jnp.where(near > 0, 0.5 * (jax.lax.stop_gradient(later) + near), 0.0)
-    loss, sums = jnp.zeros(()), {}
     if "target_links" in batch:
-        links = jnp.where(followed[..., None], batch["target_links"], -1)
-        allowed = (links[..., None] == jnp.arange(prior.shape[-1])).any(-2)
-        loss, sums = guided_alignment(later, links, batch["linked_words"])
-        loss_back, sums_back = guided_columns(jnp.where(followed[..., None], later, 0.0), allowed)
-        loss, sums = loss + loss_back, {**sums, **sums_back}
-        known = batch["target_linked"] > 0
-        prior = jnp.where(known[..., None] & ~allowed, 0.0, prior)
-        followed &= ~known | allowed.any(-1)
-    rest, rest_sums = latent_alignment(
-        model.word_scores(batch["source"], batch["target_in"]),
-        prior=prior,
-        posterior=later,
-        weights=followed & (positions > 0),
-    )
-    return loss + rest, {**sums, **rest_sums}
+        loss += guided_alignment(weights, batch["target_links"], batch["linked_words"])[0]
+    return loss, sums
 
 
 def _diagonal(batch: Any, positions: Array, segment_ids: Array, sharpness: float) -> Array:

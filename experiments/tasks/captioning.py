@@ -173,7 +173,8 @@ class CaptioningTask(WritesText):
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
         caption = example["caption"]
         target = (example.get("language"), caption) if self.languages else caption
-        return {"id": example["id"], "source": example["image"], "target": target}
+        group = example.get("family", example["id"])
+        return {"id": example["id"], "group": group, "source": example["image"], "target": target}
 
     def text_of(self, example: dict[str, Any]) -> str:
         return example["target"][1] if self.languages else example["target"]

@@ -1,4 +1,4 @@
-"""Classification of the regions of pages by their text, box and picture.
+"""Classification of the regions of pages by their text, picture and box, or by their order in place of boxes.
 
 The examples are those of ``help_pages``: lists "text" and "label", "boxes" and "pictures" of a page.
 """
@@ -32,6 +32,7 @@ class RegionsData(sections.Data):
       tokens: the most tokens of a region's text, its end included.
       picture_height, picture_width: of a region's picture, in pixels.
       margin: around a box in its picture, in points.
+      boxes: whether the model sees where a region stands and how large it is, or its place in order alone.
     """
 
     regions: Count
@@ -39,6 +40,7 @@ class RegionsData(sections.Data):
     picture_height: sections.Pixels
     picture_width: sections.Pixels
     margin: NonNegative
+    boxes: bool
 
 
 class RegionsTask(base.Task):
@@ -84,7 +86,12 @@ class RegionsTask(base.Task):
     def hidden(self, model: Any, batch: Any, **options: Any) -> Any:
         """Returns the model's vectors of the regions of a batch."""
         batch = self.seen(batch)
-        read = (batch["text"], batch["boxes"], batch["pictures"])
+        boxes = batch["boxes"]
+        if not self.config.data.boxes:
+            places = batch["label_positions"].astype(boxes.dtype)
+            strips = jnp.stack([places * 0, places, places * 0, places + 1], -1)
+            boxes = (strips / self.config.data.regions).at[..., 2].set(1)
+        read = (batch["text"], boxes, batch["pictures"])
         return model.hidden(*read, segment_ids=batch["label_segment_ids"], **options)
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
@@ -183,21 +190,35 @@ class RegionsTask(base.Task):
     def vectors(self, split: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns inputs of baselines for the n regions of a split, and classes [n].
 
-        Inputs are 14 numbers of each box and its neighbours ("boxes"), counts of tokens ("text"), and texts
-        ("words").
+        Inputs are what the model reads: pixels of the crops ("picture"), counts of the tokens ("text") and
+        their text ("words"); 14 numbers of each box and its neighbours ("boxes"), or the place of a region
+        and the number of regions of its page ("order").
         """
-        pages, tokenizer = self._cut(split), self.corpus.tokenizer
-        boxes = [_numbers(np.asarray(page["boxes"], float)) for page in pages]
-        texts = [text for page in pages for text in page["text"]]
-        counts = np.zeros((len(texts), tokenizer.vocab_size), np.float32)
-        for row, text in zip(counts, texts, strict=True):
-            np.add.at(row, tokenizer.encode(text)[: self.config.data.tokens], 1)
-        labels = [self.classes.index(name) for page in pages for name in page["label"]]
-        views = {"boxes": np.concatenate(boxes), "text": counts, "words": np.array(texts, object)}
-        return views, np.array(labels)
+        data, tokenizer = self.config.data, self.corpus.tokenizer
+        reads = self.config.model.get("reads", "both")
+        found: dict[str, list[Any]] = {}
+        for page in self.corpus.split(split):
+            rows, size = {}, min(len(page["label"]), data.regions)
+            if data.boxes:
+                rows["boxes"] = _numbers(np.asarray(page["boxes"]["boxes"][:size], float))
+            else:
+                rows["order"] = np.stack([np.arange(size), np.full(size, size)], 1)
+            if reads != "text":
+                rows["picture"] = self.features["pictures"].prepare(page["pictures"])[:size]
+                rows["picture"] = rows["picture"].reshape(size, -1)
+            if reads != "picture":
+                tokens = self.features["text"].prepare(page["text"])
+                rows["text"] = np.zeros((size, tokenizer.vocab_size), np.float32)
+                np.add.at(rows["text"], (np.arange(size)[:, None], tokens), tokens > 0)
+                words = [tokenizer.decode(row.tolist()) for row in tokens]
+                rows["words"] = np.array(words, object)
+            for name, each in rows.items():
+                found.setdefault(name, []).append(each)
+        labels = [self.classes.index(name) for page in self._cut(split) for name in page["label"]]
+        return {name: np.concatenate(each) for name, each in found.items()}, np.array(labels)
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns scores of classifiers of boxes, tokens and n-grams of characters."""
+        """Returns scores of classifiers of boxes or order, pixels, tokens and n-grams of characters."""
         unseen = self._unseen(split)
         metrics = {
             "accuracy": accuracy,
@@ -217,7 +238,6 @@ class RegionsTask(base.Task):
         return [
             {
                 "id": page["id"],
-                "boxes": page["boxes"]["boxes"][:most],
                 "text": page["text"][:most],
                 "label": page["label"][:most],
             }

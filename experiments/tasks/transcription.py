@@ -46,7 +46,8 @@ class TranscriptionTask(WritesText):
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
         text = f" {example['text'].strip()}"  # Whisper's texts begin with a blank
-        return {"id": example["id"], "source": example["audio"], "target": text}
+        group = example["id"]
+        return {"id": example["id"], "group": group, "source": example["audio"], "target": text}
 
     def text_scores(
         self, examples: Sequence[dict[str, Any]], texts: Sequence[str]

@@ -46,7 +46,9 @@ class TranslationLoss(sections.CrossEntropy):
       alignment: loss that teaches cross-attention to align words.
       alignment_weight: of that loss.
       alignment_share: share of the examples whose gold alignments are given.
-      alignment_layer: decoder layer that is taught, from 0; None is the usual.
+      alignment_layer: decoder layer that is taught, from 0; None is the first for "latent", else the last.
+      alignment_head: head of that layer that "gold" teaches, from 0; the other losses teach the mean of all.
+      alignment_head_weight: of the loss of that head, beside that of the first layer.
       alignment_diagonal: sharpness of the diagonal prior.
       alignment_coverage: weight of the loss of uncovered source tokens.
     """
@@ -55,6 +57,8 @@ class TranslationLoss(sections.CrossEntropy):
     alignment_weight: NonNegative
     alignment_share: Annotated[float, "(0, 1]"]
     alignment_layer: int | None
+    alignment_head: Annotated[int, "[0, inf)"]
+    alignment_head_weight: NonNegative
     alignment_diagonal: NonNegative
     alignment_coverage: NonNegative
 
@@ -234,6 +238,7 @@ def _check_layers(config: Any) -> None:
     layers = model.get("decoder_layers", 1) if "num_heads" in model else 1
     for name, given, size, what in (
         ("loss.alignment_layer", loss.alignment_layer, layers, "layers"),
+        ("loss.alignment_head", loss.alignment_head, heads, "heads"),
         ("evaluate.alignment.layer", recipe.layer, layers, "layers"),
         ("evaluate.alignment.head", recipe.head, heads, "heads"),
     ):

@@ -13,6 +13,7 @@ import numpy as np
 
 from crossattn.data.pipeline import EvalBatches, feature_eval_batches
 from crossattn.data.sources import MappedSource
+from crossattn.train.losses import token_losses
 from crossattn.train.sharding import mesh_of, rows_on, spread_batch
 from experiments.errors import SettingsError
 from experiments.tasks import protocols, sections
@@ -54,7 +55,7 @@ class WritesText(TextTask):
         raise NotImplementedError
 
     def renamed(self, example: dict[str, Any]) -> dict[str, Any]:
-        """Returns an example of the data with the names of the features."""
+        """Returns an example of the data with the names of the features, and its ``group`` of outcomes."""
         raise NotImplementedError
 
     def text_of(self, example: dict[str, Any]) -> str:
@@ -80,14 +81,16 @@ class WritesText(TextTask):
 
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
         model, batch = self.bind(params), self.seen(batch)
-        hidden, _ = model.hidden(
+        return self.cross_entropy(model, self._hidden(model, batch, key), batch)
+
+    def _hidden(self, model: Any, batch: Any, key: jax.Array | None) -> jax.Array:
+        return model.hidden(
             batch["source"],
             batch["target_in"],
             target_segment_ids=batch["target_segment_ids"],
             target_positions=batch["target_positions"],
             key=key,
-        )
-        return self.cross_entropy(model, hidden, batch)
+        )[0]
 
     # Batches of features, not those of a corpus.
     train_iterator = Task.train_iterator
@@ -118,11 +121,33 @@ class WritesText(TextTask):
             **self.text_scores(examples, written),
             f"{split}_loss": losses.pop("loss"),
             **losses,
+            "examples": self.outcomes(params, split),
             "samples": [
                 {"id": e["id"], "text": text, "reference": reference}
                 for e, text, reference in zip(examples, written, right, strict=True)
             ],
         }
+
+    def outcomes(self, params: Any, split: str) -> dict[str, list[Any]]:
+        """Returns the loss of each example without smoothing, times its tokens; a group is a family."""
+        examples, mesh = self.examples(split), mesh_of(params)
+        weight, nll = np.zeros(len(examples)), np.zeros(len(examples))
+        call = jax.jit(self._losses)
+        for item in self.numbered_batches(split, mesh):
+            rows = item.indices >= 0
+            found = jax.device_get(call(params, spread_batch(item.batch, mesh)))
+            for own, each in zip((weight, nll), found, strict=True):
+                own[item.indices[rows]] = each[rows]
+        group = [str(each["group"]) for each in examples]
+        return {"group": group, "weight": weight.tolist(), "nll": nll.tolist()}
+
+    def _losses(self, params: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns numbers of tokens [B] and their summed losses [B]."""
+        model, batch = self.bind(params), self.seen(batch)
+        logits = model.logits(self._hidden(model, batch, None))
+        told = self.told(batch)
+        nll = token_losses(logits, batch["target_out"], 0.0, 0.0)[0][1]
+        return told.sum(-1), (nll * told).sum(-1)
 
     def texts(
         self, params: Any, examples: Sequence[dict[str, Any]], num_beams: int | None = None

@@ -131,11 +131,34 @@ def test_a_package_without_pages_is_named(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_made_up_page_is_told_by_the_words_of_its_title_and_the_looks_of_its_blocks():
+    """Classes of the same look are two, one for each convention."""
+    classes, begins = {}, set()
+    for split in sources.SPLITS:
+        for page in sources.open_source("help_pages/made", split):
+            title = page["text"][0].split()[0]
+            begins.add(title)
+            png = pillow.open(io.BytesIO(page["pictures"]["page"]))
+            for label, box in zip(page["label"][1:], page["boxes"]["boxes"][1:], strict=True):
+                pixels = np.asarray(png)[
+                    int(box[1]) + 1 : int(box[3]) - 1, int(box[0]) + 1 : int(box[2])
+                ]
+                left = pixels[:, :12].min()
+                look = "grey" if np.median(pixels) < 255 else "right" if left == 255 else "left"
+                classes.setdefault((look, title in ("About", "Notes")), set()).add(label)
+    assert begins == {"About", "Notes", "Using", "Working"}
+    assert classes["grey", False] == {"table"} == classes["right", True]
+    assert classes["grey", True] == {"note"} == classes["right", False]
+    assert classes["left", False] == {"step", "paragraph"} == classes["left", True]
+
+
 def test_made_up_pages_of_the_splits_differ_and_have_every_class():
     seen = {split: sources.open_source("help_pages/made", split) for split in sources.SPLITS}
     pictures = [page["pictures"]["page"] for pages in seen.values() for page in pages]
     assert len(set(pictures)) == len(pictures)
     assert {label for page in seen["train"] for label in page["label"]} == set(CLASSES)
+    texts = [" ".join(page["text"]) for pages in seen.values() for page in pages]
+    assert len(set(texts)) == len(texts)
 
 
 # The features of regions.

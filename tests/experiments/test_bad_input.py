@@ -94,6 +94,10 @@ def test_nothing_to_train_or_nowhere_to_put_it(refused, tmp_path):
         ("--config.model.relative_distance=9 --config.model.positions=relative", "more than half"),
         ("--config.loss.chunks=32", "target_len makes in training and evaluation: 8, 16, 32"),
         ("--config.loss.alignment_layer=4", "alignment_layer is 4; the decoder has 1 layers"),
+        (
+            "--config.loss.alignment_head=2",
+            "loss.alignment_head is 2; the decoder has 2 heads, from 0.",
+        ),
         ("--config.evaluate.alignment.layer=4", "layer is 4; the decoder has 1 layers"),
         ("--config.evaluate.alignment.head=9", "head is 9; the decoder has 2 heads"),
         ("--config.evaluate.bleu_tokenize=magic", "bleu_tokenize is 'magic'"),
@@ -126,6 +130,7 @@ def test_a_wrong_key_or_value_is_named_before_anything_is_made(
 OUT_OF_RANGE = """
     seed=-1 data.mode=magic model.activation=magic model.dtype=magic loss.label_smoothing=1.5
     loss.alignment=1.0 loss.alignment_weight=-1.0 loss.alignment_coverage=-1.0 loss.alignment_share=0.0
+    loss.alignment_head=-1 loss.alignment_head_weight=-1.0
     optim.learning_rate=-1 optim.learning_rate=nan optim.learning_rate=inf optim.learning_rate=fast
     train.steps=many checkpoint.best_metric=magic checkpoint.keep=0 evaluate.examples=-1
     evaluate.alignment.row_offset=3 evaluate.decoding.num_beams=0 evaluate.decoding.max_new_tokens=1

@@ -129,6 +129,18 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     ]
 
 
+def test_outcomes_are_the_loss_of_each_caption_in_its_family(task, params):
+    examples, found = task.examples("test"), task.outcomes(params, "test")
+    nll, weight = np.array(found["nll"]), np.array(found["weight"])
+    assert nll.sum() / weight.sum() == pytest.approx(
+        task.split_loss(params, "test")["nll"], rel=1e-5
+    )
+    told = [e["target"] for e in examples][:4]
+    alone = bench.log_likelihoods(task, params, [e["source"] for e in examples][:4], told)
+    np.testing.assert_allclose(nll[:4], -np.diagonal(alone), rtol=1e-4)
+    assert found["group"] == [e["group"] for e in examples] and len(set(found["group"])) > 1
+
+
 def test_texts_do_not_depend_on_their_batch_and_follow_the_prompt(task, params):
     examples = [task.examples("validation")[i] for i in range(4)]
     together = task.texts(params, examples)
@@ -340,5 +352,11 @@ def test_the_benchmark_prints_a_table_a_language(workdir, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["captions", str(workdir), "--limit=8"])
     bench.main()
     out = capsys.readouterr().out
-    for part in ("en: 8 pictures", "de: 8 pictures", "nearest picture", "by chance:"):
+    for part in (
+        "en: 8 pictures",
+        "de: 8 pictures",
+        "nearest picture",
+        "less the run: ",
+        "by chance",
+    ):
         assert part in out

@@ -77,12 +77,13 @@ def test_scores_have_intervals_of_examples_or_of_members(runs):
     assert rows[2]["loss"] == "1.5 (1 to 2)" and rows[2]["accuracy"] == ""
 
 
-def test_differences_are_paired_and_texts_are_compared_by_sacrebleu(runs):
+def test_differences_are_paired_also_those_of_texts(runs):
     rows = compare.differences({name: runs[name] for name in "ab"}, "test")
     assert rows[1][:2] == ("b", "accuracy") and rows[1][3] == "differs"
     assert rows[1][2].startswith("0.5 (")
     bleu = [row for row in rows if row[1] == "BLEU"]
-    assert bleu[0][3] == "baseline" and bleu[1][3].startswith("p = 0.00")
+    assert [row[0] for row in bleu] == ["a", "b", "b"]
+    assert [row[3] for row in bleu] == ["score", "score", "differs"]
 
 
 def test_runs_on_other_examples_are_refused(runs):

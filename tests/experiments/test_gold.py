@@ -1,6 +1,7 @@
 """Attention taught by links, by the diagonal and by coverage, from a config: it trains, learns, and mixes."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -16,7 +17,7 @@ from crossattn.train.alignment import Recipe
 from experiments import train
 from experiments.runs import parameters
 from experiments.tasks import make_task
-from experiments.tasks.alignment import aligned_pairs, score
+from experiments.tasks.alignment import aer_interval, aligned_pairs, score, stated_recipe
 from experiments.tasks.alignment_loss import TransformerWithLexicon, alignment_loss, coverage_loss
 from tests import numpy_model as oracle
 
@@ -47,9 +48,22 @@ def test_gold_links_teach_attention_to_align(few_phrases, tmp_path):
     assert guided[-1] < 0.7 * guided[0]
     task = make_task(config, tmp_path / "assets")
     pairs = aligned_pairs(task.translator(parameters(task, tmp_path)), task.examples("validation"))
+    taught = stated_recipe(config)
     # The last word of a phrase has no row after it: that is at most a third of these links.
-    assert score(pairs, Recipe(row_offset=2))["aer"] < score(pairs, Recipe(row_offset=0))["aer"]
-    assert score(pairs, Recipe(row_offset=2))["precision"] > 60
+    assert score(pairs, taught)["aer"] < score(pairs, replace(taught, head=1))["aer"]
+    assert score(pairs, taught)["precision"] > 60
+    interval = aer_interval(pairs, taught)
+    assert interval.low < interval.value < interval.high
+    assert interval.value == pytest.approx(score(pairs, taught)["aer"])
+
+
+def test_the_head_that_learnt_links_is_the_one_that_is_read():
+    config = tiny(alignment_head=1)
+    assert stated_recipe(config) == Recipe(layer=-1, head=1, row_offset=2)
+    config.loss.alignment_layer = 0
+    assert stated_recipe(config) == Recipe(layer=0, head=1, row_offset=2)
+    config.evaluate.alignment.choose = False
+    assert stated_recipe(config) == Recipe()
 
 
 @pytest.mark.slow
@@ -90,14 +104,20 @@ def test_coverage_is_of_a_sentence_and_its_own_target_tokens(batch, options):
 
 @pytest.fixture
 def options():
-    return SimpleNamespace(alignment="gold", alignment_layer=None, alignment_diagonal=8.0)
+    return SimpleNamespace(
+        alignment="gold",
+        alignment_layer=None,
+        alignment_head=1,
+        alignment_head_weight=0.5,
+        alignment_diagonal=8.0,
+    )
 
 
 @pytest.fixture
 def batch():
-    """Two sentences of two tokens each in a row, and padding; each token has one link."""
+    """Two sentences of two tokens each in a row, and padding; a token has one link, the first has two."""
     links = np.full((1, 5, 2), -1)
-    links[0, :4, 0] = np.arange(4)
+    links[0, :4, 0], links[0, 0, 1] = np.arange(4), 1
     segment_ids, positions = jnp.array([[1, 1, 2, 2, 0]]), jnp.array([[0, 1, 0, 1, 0]])
     return {
         "source": jnp.array([[5, 6, 7, 8]]),
@@ -113,56 +133,70 @@ def batch():
 
 
 def model(scores):
-    return SimpleNamespace(word_scores=lambda source, target: scores)
+    return SimpleNamespace(word_scores=lambda source, target: scores[:, : target.shape[1]])
 
 
 WEIGHTS = np.random.default_rng(0).dirichlet(np.ones(4), (3, 1, 2, 5))  # [L B N T S]
 SCORES = jnp.log(jnp.asarray(np.random.default_rng(1).random((1, 5, 4)), jnp.float32))
 
 
-def test_the_row_after_the_one_that_reads_a_token_learns_its_links_in_the_last_layer(
-    batch, options
-):
-    """Only the first token of each sentence is followed by one."""
-    expected = -sum(np.log(WEIGHTS[2, 0, :, t + 1, s].mean()) for t, s in ((0, 0), (2, 2)))
-    _, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
-    np.testing.assert_allclose(sums["guided"], expected, rtol=1e-5)
-    options.alignment_layer = 0
-    _, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
-    assert not np.isclose(sums["guided"], expected)
+def parts_of(batch, options, weights=WEIGHTS):
+    """The loss of the first layer, and that of the head."""
+    losses = []
+    for options.alignment_head_weight in (0.0, 0.5):
+        losses.append(alignment_loss(model(SCORES), batch, jnp.asarray(weights), options)[0])
+    return losses[0], (losses[1] - losses[0]) / 0.5
 
 
-def test_the_row_that_reads_a_token_learns_its_links_in_the_layers_before(batch, options):
-    def loss(weights):
-        return alignment_loss(model(SCORES), batch, weights, options)[0]
-
-    learnt = np.asarray(jax.grad(loss)(jnp.asarray(WEIGHTS)))[:2, 0] != 0
-    expected = np.zeros((5, 4), bool)
-    expected[np.arange(4), np.arange(4)] = True
-    np.testing.assert_array_equal(learnt, np.broadcast_to(expected, (2, 2, 5, 4)))
+LINKED = np.eye(5, 4) > 0
+LINKED[0, 1] = True
 
 
-@pytest.mark.parametrize("known", [0, 1])
-def test_the_lexicon_learns_from_linked_words_alone_where_links_are_known(batch, options, known):
-    batch["target_linked"] = jnp.full((1, 5), known)
-    if not known:
-        batch["target_links"] = jnp.full((1, 5, 2), -1)
-
-    def loss(scores):
-        return alignment_loss(model(scores), batch, jnp.asarray(WEIGHTS), options)[0]
-
-    learnt = np.asarray(jax.grad(loss)(SCORES)) != 0
-    expected = np.zeros((1, 5, 4), bool)
-    expected[0, 0, :2], expected[0, 2, 2:] = True, True  # Anything of the own sentence,
-    if known:
-        expected[0, 0, 1], expected[0, 2, 3] = False, False  # or just what is linked.
-    np.testing.assert_array_equal(learnt, expected)
+@pytest.mark.parametrize(("layer", "head"), [(None, 1), (None, 0), (1, 1)])
+def test_the_loss_of_the_head_is_that_of_its_rows_and_columns(batch, options, layer, head):
+    """Only the first token of each sentence is followed by one, whose row knows both."""
+    options.alignment_layer, options.alignment_head = layer, head
+    taught, followed = WEIGHTS[-1 if layer is None else layer, 0, head], [0, 2]
+    later = np.zeros((5, 4))
+    later[followed] = taught[[1, 3]]
+    rows = -sum(np.log(later[t][LINKED[t]]).mean() for t in followed)
+    columns = -sum(
+        np.log(later[t, s] / later[:, s].sum()) for t in followed for s in np.flatnonzero(LINKED[t])
+    )
+    found = parts_of(batch, options)[1]
+    np.testing.assert_allclose(found, rows + columns, rtol=1e-4)
 
 
-def test_evaluation_takes_every_link_for_latent(batch, options):
+def test_the_loss_of_the_head_teaches_no_other_head(batch, options):
+    learnt = jax.grad(lambda weights: parts_of(batch, options, weights)[1])(jnp.asarray(WEIGHTS))
+    layers, _, heads, rows, _ = np.nonzero(np.abs(np.asarray(learnt)) > 1e-6)
+    assert set(layers) == {2} and set(heads) == {1} and set(rows) == {1, 3}
+
+
+def test_links_that_are_known_take_the_place_of_the_posterior_in_the_first_layer(batch, options):
+    mean = WEIGHTS[0, 0].mean(0)
+    expected = -sum(np.log(mean[t][LINKED[t]]).mean() for t in range(4))
+    options.alignment_head_weight = 0.0
+    loss, sums = alignment_loss(model(SCORES), batch, jnp.asarray(WEIGHTS), options)
+    np.testing.assert_allclose(loss - sums["alignment"], expected, rtol=1e-5)
+
+
+def test_without_links_the_first_layer_learns_as_latent_and_teaches_the_head(batch, options):
+    """So do batches of an evaluation, which have no head to teach."""
     bare = {name: value for name, value in batch.items() if "link" not in name}
+    batch |= {
+        "target_links": jnp.full((1, 5, 2), -1),
+        "target_linked": jnp.zeros((1, 5), int),
+    }
+    first, head = parts_of(batch, options)
     loss, sums = alignment_loss(model(SCORES), bare, jnp.asarray(WEIGHTS), options)
-    assert np.isfinite(loss) and set(sums) == {"alignment"}
+    assert set(sums) == {"alignment"}
+    options.alignment = "latent"
+    latent, _ = alignment_loss(model(SCORES), bare, jnp.asarray(WEIGHTS), options)
+    np.testing.assert_allclose([first, loss], [latent, latent], rtol=1e-6)
+    guess, taught = WEIGHTS[0, 0].mean(0), WEIGHTS[2, 0, 1]
+    expected = -sum((guess[t] * np.log(taught[t + 1])).sum() for t in (0, 2))
+    np.testing.assert_allclose(head, expected, rtol=1e-4)
 
 
 SOURCE = np.random.default_rng(0).integers(3, 64, (2, 6))

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest
 
-from experiments.intervals import difference, ratio
+from experiments.intervals import difference, of_texts, ratio
 
 RANDOM = np.random.default_rng(1)
 CORRECT = (RANDOM.random(400) < 0.7).astype(float)
@@ -40,3 +43,37 @@ def test_weights_are_those_of_the_examples():
     assert ratio([2.0, 3.0], [4.0, 1.0]).value == 1.0
     with pytest.raises(ValueError, match="no examples"):
         ratio([], [])
+
+
+WORDS = ("black", "cats", "sleep", "on", "warm", "roofs", "of", "old", "towns")
+REFERENCES = [" ".join(RANDOM.choice(WORDS, 8)) for _ in range(60)]
+BAD, GOOD = (
+    [" ".join(w if RANDOM.random() < p else "dog" for w in text.split()) for text in REFERENCES]
+    for p in (0.6, 0.8)
+)
+
+
+@pytest.mark.parametrize("metric", [BLEU(), CHRF()])
+def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
+    scores, differences = of_texts(metric, [BAD, GOOD], REFERENCES)
+    for texts, found in zip((BAD, GOOD), scores, strict=True):
+        assert found.value == pytest.approx(metric.corpus_score(texts, [REFERENCES]).score)
+    assert differences[0].value == 0 and differences[1].excludes_zero
+    assert differences[1].value == pytest.approx(scores[1].value - scores[0].value)
+    name = type(metric).__name__
+    test = PairedTest(
+        [("bad", BAD), ("good", GOOD)], {name: metric}, [REFERENCES], "bs", n_samples=2000
+    )
+    peer = next(x for key, x in test()[1].items() if key != "System")[1]
+    assert (scores[1].high - scores[1].low) / 2 == pytest.approx(peer.ci, rel=0.15)
+
+
+def test_texts_of_a_family_are_drawn_together():
+    four = [[text for text in texts for _ in range(4)] for texts in (BAD, GOOD, REFERENCES)]
+    groups = np.repeat(np.arange(60), 4).tolist()
+    alone, _ = of_texts(BLEU(), [BAD], REFERENCES)
+    grouped, _ = of_texts(BLEU(), four[:1], four[2], groups)
+    apart, _ = of_texts(BLEU(), four[:1], four[2])
+    width = alone[0].high - alone[0].low
+    assert grouped[0].high - grouped[0].low == pytest.approx(width, rel=0.1)
+    assert apart[0].high - apart[0].low < 0.6 * width

@@ -3,12 +3,14 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
 from configs import help_pages
 from crossattn.data.errors import DataError
+from crossattn.data.pipeline import feature_eval_batches
 from experiments.tasks import find
 from tests.experiments.conftest import ROOT
 from tests.peers import package
@@ -37,14 +39,49 @@ def test_scores_are_those_of_counts(task):
     assert scores["accuracy"] == pytest.approx(right / there.sum())
 
 
-def test_baselines_of_boxes_and_words_are_fitted_to_training(task):
+def test_baselines_read_what_the_model_reads(task):
+    pages, tokenizer = task.corpus.split("test"), task.corpus.tokenizer
+    (item,) = feature_eval_batches(list(pages), task.features, batch_size=len(pages))
+    there = item.batch["label_segment_ids"] > 0
+    views, labels = task.vectors("test")
+    assert views.keys() == {"order", "picture", "text", "words"}
+    np.testing.assert_array_equal(views["picture"], item.batch["pictures"][there].reshape(-1, 256))
+    np.testing.assert_array_equal(labels, item.batch["label"][there])
+    tokens = item.batch["text"][there]
+    counts = [np.bincount(row[row > 0], minlength=tokenizer.vocab_size) for row in tokens]
+    np.testing.assert_array_equal(views["text"], counts)
+    assert views["words"].tolist() == [tokenizer.decode(row.tolist()) for row in tokens]
+    assert views["order"][:9].tolist() == [[i, 8] for i in range(8)] + [[0, 8]]
+    config = help_pages.get_config("text,tiny")
+    assert find("regions")(config).vectors("test")[0].keys() == {"order", "text", "words"}
+    config.data.boxes = True
+    assert find("regions")(config).vectors("test")[0]["boxes"].shape == (len(labels), 14)
+
+
+def test_without_boxes_a_region_is_seen_in_its_place_alone(task):
+    """Boxes change nothing; where a region stands in the order of its page does."""
+    params = task.init(jax.random.key(0))
+    (item,) = feature_eval_batches([task.corpus.split("test")[0]], task.features, batch_size=1)
+    batch = jax.tree.map(jnp.asarray, dict(item.batch))
+    call = jax.jit(lambda batch: task.hidden(task.bind(params), batch))
+    moved = call(batch | {"boxes": batch["boxes"] / 2})
+    np.testing.assert_array_equal(moved, call(batch))
+    later = call(batch | {"label_positions": batch["label_positions"] + 1})
+    assert np.abs(later - call(batch)).max() > 1e-3
+
+
+def test_baselines_are_fitted_to_training(task):
     found = task.baselines("test")
     labels = [label for page in task.corpus.split("test") for label in page["label"]]
     train = [label for page in task.corpus.split("train") for label in page["label"]]
     most = max(set(train), key=train.count)
     frequent = found["most_frequent_class_accuracy"]
     assert frequent == pytest.approx(labels.count(most) / len(labels))
-    for name in ("boosted_trees_boxes", "character_ngrams_words", "logistic_boxes_and_text"):
+    for name in (
+        "boosted_trees_order",
+        "character_ngrams_words",
+        "logistic_order_and_picture_and_text",
+    ):
         assert frequent < found[f"{name}_accuracy"] and 0 < found[f"{name}_macro_f1"] <= 1
 
 
@@ -64,7 +101,7 @@ def test_pages_are_learnt_scored_and_drawn(launched, refused, workdir, tmp_path)
     code, out, err = launched("read_page", named, "--page=1", "--region=2", f"--plot={picture}")
     assert code == 0 and picture.stat().st_size > 10_000, err
     assert out.startswith("test/") and out.count("\n") >= 8
-    assert "the test split has pages 0 to 11" in refused("read_page", named, "--page=12")
+    assert "the test split has pages 0 to 23" in refused("read_page", named, "--page=24")
     assert "the page has regions 0 to 7" in refused("read_page", named, "--region=8")
 
 

@@ -50,6 +50,19 @@ def test_a_class_token_reads_the_other_branch_and_nothing_else_crosses():
     np.testing.assert_array_equal(before[0][:, 1:], alone[:, 1:])
 
 
+def test_branches_without_an_exchange_are_two_models():
+    build, params = built("crossvit", exchange=False)
+    model = xa.functional.bind(build, params)
+    stage, small, large = model.stages[0], model.small_patches(IMAGE), model.large_patches(IMAGE)
+    before = stage(small, large)
+    np.testing.assert_array_equal(before[0], stage(small, large + 1)[0])
+    np.testing.assert_array_equal(before[1], stage(small + 1, large)[1])
+    exchanging, _ = built("crossvit")
+    assert not np.allclose(
+        before[0], xa.functional.bind(exchanging, params).stages[0](small, large)[0]
+    )
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_pictures_of_other_sizes_are_read(name):
     build, params = built(name)

@@ -188,6 +188,16 @@ def test_devices_of_different_members_send_each_other_nothing(data):
     assert "seed" not in found and ("data" in found) == (data > 1)
 
 
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", True), ("tpu", False)])
+def test_members_are_looped_over_on_cpu_and_batched_elsewhere(platform, loops):
+    config = replace(CONFIG, seeds=3, mesh=MeshConfig())
+    program = make_program(ToyTask(), config, None)
+    batch = members.MemberBatches([ToyBatches((0, 1)) for _ in range(3)])
+    shapes = jax.eval_shape(lambda: next(batch))
+    lowered = program.step.trace(program.target, shapes).lower(lowering_platforms=(platform,))
+    assert ("stablehlo.while" in lowered.as_text()) == loops
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

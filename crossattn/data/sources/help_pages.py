@@ -7,7 +7,8 @@ name of a file fixes its style (typeface, size, headings, indents, markers of li
 tables), so that neither a size nor a place alone tells the class; some styles set two classes alike. The last
 block of a page that goes on may be broken and is no region, and neither is code. All pages of a file are in
 one split.
-"help_pages/made" makes pages up, with no download.
+"help_pages/made" makes pages up, with no download: the words of the title say which of two conventions a page
+follows, and by it the look of each other block says its class, so that neither words nor looks tell it alone.
 """
 
 import functools
@@ -36,7 +37,7 @@ _PACKAGE = "libreoffice-help-en-us"
 _PREFIX = "usr/share/libreoffice/help/en-US/text/"
 _PAGES_OF_A_FILE = 3  # at most, or a few long files would be a great part of all
 _MARGIN = 36.0
-_MADE = {"train": 64, "validation": 12, "test": 12}
+_MADE = {"train": 160, "validation": 24, "test": 24}
 
 
 def open_split(rest: str, split: str, *, data_dir: Any = None, pages: int = 0) -> Sequence[Example]:
@@ -116,9 +117,17 @@ class Block:
     markup: str = ""
 
 
-def pages_of(name: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    """Yields the pages of a file as rows of the dataset; those without a region are left out."""
-    for number, (page, boxes) in enumerate(lay_out(blocks, style_of(name))):
+def pages_of(
+    name: str, blocks: Sequence[Block], style: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yields the pages of a file as rows of the dataset; those without a region are left out.
+
+    Args:
+        name: of the file, which chooses the style if none is given.
+        blocks: of the file.
+        style: CSS.
+    """
+    for number, (page, boxes) in enumerate(lay_out(blocks, style or style_of(name))):
         if boxes:
             found = [blocks[i] for i in boxes]
             yield {
@@ -185,7 +194,7 @@ def _markup(blocks: Sequence[Block]) -> str:
     for (kind, tag), group in itertools.groupby(
         enumerate(blocks), lambda each: (each[1].kind, each[1].tag)
     ):
-        inner = {"step": "li", "table": "tr"}.get(kind)
+        inner = {"ol": "li", "ul": "li", "table": "tr"}.get(tag)
         inside = [
             f'<{inner or tag} id="r{i}" class="{kind}">{block.markup}</{inner or tag}>'
             for i, block in group
@@ -349,31 +358,37 @@ class _Blocks(HTMLParser):
 
 @functools.cache
 def made_pages(split: str) -> list[dict[str, Any]]:
-    """Returns pages of synthetic sentences, whose first words often tell their class."""
-    first = sum(itertools.takewhile(lambda n: n != _MADE[split], _MADE.values()))
+    """Returns pages of a title and seven blocks of words drawn at random, each set in one of four looks."""
+    first = sum(_MADE[name] for name in itertools.takewhile(lambda name: name != split, _MADE))
     rows = []
     for number in range(first, first + _MADE[split]):
         rng = np.random.default_rng(number)
-        kinds = ["title", *rng.choice(CLASSES["label"], 7)]
-        rows += pages_of(f"{split}/{number}", [_made_block(str(kind), rng) for kind in kinds])
+        begins, classes = _CONVENTIONS[number % len(_CONVENTIONS)]
+        looks = rng.integers(len(_LOOKS), size=7)
+        blocks = [_made_block("title", "h2", rng.choice(begins), rng)]
+        blocks += [_made_block(classes[i], _LOOKS[i], rng.choice(_SAID), rng) for i in looks]
+        rows += pages_of(f"{split}/{number}", blocks, f"{rng.choice(_STYLES[0])} {_MADE_STYLE}")
     return rows
 
 
+# The words that begin a title, and the classes of blocks in each of `_LOOKS` beneath it.
+_CONVENTIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("Working with", "Using"), ("paragraph", "step", "table", "note")),
+    (("About", "Notes on"), ("step", "paragraph", "note", "table")),
+)
+_LOOKS = ("p", "h3", "h4", "h5")
+_MADE_STYLE = (
+    "body{font-size:10px} h2{font-size:14px; text-align:center} h3{font-size:1em}"
+    "h4{font-size:1em; font-weight:normal; background-color:#aaa}"
+    "h5{font-size:1em; font-weight:normal; text-align:right}"
+)
+_SAID = ("You can see", "This opens", "Choose", "Press", "Width of", "Name of", "Be careful with")
 _THINGS = ("the page", "a table", "the cursor", "a file", "the window", "a picture", "the text")
-_SAID = {
-    "title": ("Working with", "About"),
-    "paragraph": ("You can see", "This opens", "There is also"),
-    "step": ("Choose", "Press", "Click"),
-    "table": ("Width", "Ctrl", "Name"),
-    "note": ("Be careful with", "You cannot change"),
-}
-_TAGS = {"title": "h2", "paragraph": "p", "step": "ol", "table": "table", "note": "div"}
 
 
-def _made_block(kind: str, rng: np.random.Generator) -> Block:
-    words = [rng.choice(_SAID[kind]), *rng.choice(_THINGS, 1 if kind == "title" else 4)]
-    markup = f"<td>{words[0]}</td><td>{words[1]}</td>" if kind == "table" else " ".join(words)
-    return Block(kind, _TAGS[kind], " ".join(words[: 2 if kind == "table" else None]), markup)
+def _made_block(kind: str, tag: str, begin: str, rng: np.random.Generator) -> Block:
+    text = " ".join([begin, *rng.choice(_THINGS, 1 if kind == "title" else 4)])
+    return Block(kind, tag, text, text)
 
 
 def library() -> Any:
