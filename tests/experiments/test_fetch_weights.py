@@ -16,7 +16,7 @@ import crossattn as xa
 from crossattn.data import fetch
 from crossattn.weights.formats.safetensors import CheckpointError
 from experiments import fetch_weights, launch
-from experiments.fetch_weights import annalog, torch_file, whisper
+from experiments.fetch_weights import annalog, g2p_en, torch_file, whisper
 from experiments.parity.weights import weight
 from tests.experiments import ctranslate2_files, torch_files
 from tests.peers import peer
@@ -119,6 +119,97 @@ def test_annalog_writes_the_molecules_that_its_own_code_writes(kept):
         np.testing.assert_allclose(logits[index, : len(expected)], expected, atol=2e-4)
         _, rows, columns = reads.shape
         np.testing.assert_allclose(attention[-1, index, :, :rows, :columns], reads, atol=1e-4)
+
+
+PROGRAM = """
+class G2p:
+    def __init__(self):
+        self.graphemes = ["<pad>", "<unk>", "</s>"] + list("abcdef")
+        self.phonemes = ["<pad>", "<unk>", "<s>", "</s>"] + ["AA0", "B",
+                                                             "CH", "D", "F"]
+        raise SystemExit("this is not run")
+"""
+
+
+def pronounced(p, letters, size=6):
+    """Phonemes of letters and their log-probability, as the package computes them, in float64."""
+    p = {name: x.astype(np.float64) for name, x in p.items()}
+
+    def gru(side, x, h):
+        own, state = x @ p[f"{side}_w_ih"].T, h @ p[f"{side}_w_hh"].T
+        own, state = own + p[f"{side}_b_ih"], state + p[f"{side}_b_hh"]
+        r, z = np.split(1 / (1 + np.exp(-(own + state)[: 2 * len(h)])), 2)
+        return (1 - z) * np.tanh(own[2 * len(h) :] + r * state[2 * len(h) :]) + z * h
+
+    h, said, score = np.zeros(p["enc_emb"].shape[1]), [2], 0.0
+    for letter in letters:
+        h = gru("enc", p["enc_emb"][letter], h)
+    while len(said) <= size and said[-1] != 3:
+        h = gru("dec", p["dec_emb"][said[-1]], h)
+        logits = p["fc_w"] @ h + p["fc_b"]
+        score += logits.max() - np.log(np.exp(logits).sum())
+        said.append(int(logits.argmax()))
+    return said[1:], score
+
+
+def test_a_packaged_g2p_pronounces_what_its_own_code_pronounces(tmp_path, monkeypatch):
+    rng, D = np.random.default_rng(26), 8
+    shapes = {"enc_emb": (9, D), "dec_emb": (9, D), "fc_w": (9, D), "fc_b": (9,)}
+    for side in ("enc", "dec"):
+        shapes |= {f"{side}_w_{end}": (3 * D, D) for end in ("ih", "hh")}
+        shapes |= {f"{side}_b_{end}": (3 * D,) for end in ("ih", "hh")}
+    tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    np.savez(tmp_path / "weights.npz", **tensors)
+    contents = {
+        "checkpoint20.npz": (tmp_path / "weights.npz").read_bytes(),
+        "g2p.py": PROGRAM.encode(),
+    }
+    packaged(contents, "g2p-en", g2p_en.convert, tmp_path, monkeypatch)
+    model, params, tokenizer = xa.load(fetch_weights.packaged("small", tmp_path))
+    words = ["bad", "Face", "deaf?", "a"]
+    encoded = [tokenizer.encode(word).ids for word in words]
+    assert encoded[2] == [6, 7, 3, 8, 1, 2]  # letters, an unknown one, the end
+    assert model.settings["phonemes"][2:6] == ["<s>", "</s>", "AA0", "B"]
+    source = filled(encoded, 0)
+    found = xa.decode.generate(
+        xa.functional.bind(model, params),
+        source,
+        filled([[1] * len(ids) for ids in encoded], 0),
+        max_new_tokens=6,
+        **model.ids,
+    )
+    for row, ids in enumerate(encoded):
+        tokens, score = pronounced(tensors, ids)
+        assert found.tokens[row, 0, : found.lengths[row, 0]].tolist() == tokens
+        np.testing.assert_allclose(found.scores[row, 0], score, rtol=1e-4)
+    assert len({len(pronounced(tensors, ids)[0]) for ids in encoded}) > 1, "texts end"
+
+
+SPOKEN = {  # by the package's own code
+    "activationist": "AE2 K T IH0 V EY1 SH AH0 N IH0 S T",
+    "crossattention": "K R AA2 S AH0 T EY1 N SH AH0 N",
+    "kubernetes": "K AH0 B ER1 N AH0 T S",
+    "zyzzyva": "Z IH0 Z V AY1 AH0",
+    "luong": "L UW1 AO0 NG",
+}
+
+
+@pytest.mark.skipif(
+    not (fetch.cache_dir() / "weights" / "g2p-en").is_dir(),
+    reason="not fetched yet: python -m experiments.fetch_weights g2p-en",
+)
+def test_g2p_pronounces_words_that_it_has_not_seen():
+    model, params, tokenizer = xa.load(fetch.cache_dir() / "weights" / "g2p-en")
+    encoded, phonemes = [tokenizer.encode(word).ids for word in SPOKEN], model.settings["phonemes"]
+    found = xa.decode.generate(
+        xa.functional.bind(model, params),
+        filled(encoded, 0),
+        filled([[1] * len(ids) for ids in encoded], 0),
+        max_new_tokens=20,
+        **model.ids,
+    )
+    said = [[phonemes[token] for token in row if token not in (0, 3)] for row in found.tokens[:, 0]]
+    assert said == [spoken.split() for spoken in SPOKEN.values()]
 
 
 def filled(rows, pad):

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 import crossattn as xa
 from crossattn import models
-from crossattn.nn import BlockConfig
 from tests import numpy_model as oracle
 
 NAMES = models.known()
@@ -53,11 +52,11 @@ def output(name):
 
 
 def computed_in(config, dtype):
-    """The same shape, whose blocks compute in another dtype, wherever in it they are."""
-    if isinstance(config, BlockConfig):
-        return config.changed(dtype=dtype)
-    if not dataclasses.is_dataclass(config):
+    """The same shape, which computes in another dtype, in its blocks wherever in it they are."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
+    if hasattr(config, "dtype"):
+        return dataclasses.replace(config, dtype=dtype)
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     changed = {key: computed_in(value, dtype) for key, value in values.items()}
     return dataclasses.replace(config, **{k: x for k, x in changed.items() if x is not values[k]})

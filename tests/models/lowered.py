@@ -10,6 +10,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 import crossattn as xa
@@ -79,6 +80,13 @@ def fault(function, shapes, fused=tuple(PLATFORMS)):
     return "; ".join(plain + [f"nothing is fused for {platform}" for platform in missing])
 
 
+def attending(name):
+    """The platforms with a fused kernel: none for a model whose attention is not ``attend``."""
+    model = nnx.eval_shape(lambda: every_model.build_of(name)(nnx.Rngs(0)))
+    attends = any(isinstance(x, xa.nn.MultiHeadAttention) for _, x in nnx.iter_modules(model))
+    return tuple(PLATFORMS) if attends else ()
+
+
 def faults(names):
     eight = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     for number, name in enumerate(every_model.NAMES):
@@ -86,9 +94,10 @@ def faults(names):
             continue
         narrow = jnp.float16 if number % 3 == 0 else jnp.bfloat16
         odd = number % 2
-        yield f"{name}, {narrow.dtype}", fault(*train(name, narrow, True, odd, None))
+        fused = attending(name)
+        yield f"{name}, {narrow.dtype}", fault(*train(name, narrow, True, odd, None), fused)
         plain = train(name, jnp.bfloat16, False, 1 - odd, eight)
-        yield f"{name}, without padding, on eight devices", fault(*plain)
+        yield f"{name}, without padding, on eight devices", fault(*plain, fused)
         if every_model.generates(name):
             yield f"{name}, generating", fault(*generation(name, jnp.bfloat16, odd, None), ())
 

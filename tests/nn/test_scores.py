@@ -1,4 +1,4 @@
-"""Additive and Luong's attention against float64 numpy, and what they promise about masks."""
+"""Additive, Luong's and local attention against float64 numpy, and what they promise about masks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import crossattn as xa
-from crossattn.nn import AdditiveAttention, LuongAttention
+from crossattn.nn import AdditiveAttention, LocalAttention, LuongAttention
 from tests import numpy_model as oracle
 
 B, T, S, D, M = 2, 3, 5, 6, 4
@@ -20,6 +20,11 @@ KINDS = {
     "dot": (lambda rngs: LuongAttention(D, score="dot", rngs=rngs), D),
     "general": (lambda rngs: LuongAttention(D, memory_dim=M, rngs=rngs), M),
     "concat": (lambda rngs: LuongAttention(D, memory_dim=M, score="concat", rngs=rngs), M),
+    "local-m": (
+        lambda rngs: LocalAttention(D, memory_dim=M, window=1, predicted=False, rngs=rngs),
+        M,
+    ),
+    "local-p": (lambda rngs: LocalAttention(D, memory_dim=M, window=2, rngs=rngs), M),
 }
 
 
@@ -28,7 +33,7 @@ def score(kind, p, q, k):
     full = lambda name: p[name]["kernel"].astype(np.float64)  # noqa: E731
     if kind == "dot":
         return q @ k
-    if kind == "general":
+    if kind in ("general", "local-m", "local-p"):
         return q @ (k @ full("key"))
     hidden = q @ full("query") + k @ full("key") + p["query"].get("bias", 0)
     return p["score"].astype(np.float64) @ np.tanh(hidden)
@@ -38,8 +43,22 @@ def expected(kind, p, x, memory, allowed):
     scores = [
         [[score(kind, p, q, k) for k in ks] for q in qs] for qs, ks in zip(x, memory, strict=True)
     ]
-    weights = oracle.softmax(np.where(allowed, np.array(scores, np.float64), -np.inf))
+    near, factors = around(kind, p, x, allowed)
+    scores = np.where(allowed & near, np.array(scores, np.float64), -np.inf)
+    weights = oracle.softmax(scores) * factors
     return weights @ memory, weights
+
+
+def around(kind, p, x, allowed):
+    """The places that local attention reads, and the factors of their weights."""
+    if kind == "local-m":
+        return np.abs(np.arange(S) - np.arange(T)[:, None]) <= 1, 1.0
+    if kind != "local-p":
+        return True, 1.0
+    hidden = np.tanh(x.astype(np.float64) @ p["centre"]["kernel"])
+    share = 1 / (1 + np.exp(-(hidden @ p["centre_score"])))
+    distance = np.arange(S) - (allowed.sum(-1) * share)[..., None]
+    return np.abs(distance) <= 2, np.exp(-(distance**2) / 2)
 
 
 def case(kind):
