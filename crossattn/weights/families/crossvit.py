@@ -73,7 +73,7 @@ def configure(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any, R
         block,
         large_dim=other.dim,
         large_heads=other.attention.num_heads,
-        large_mlp_dim=other.mlp.hidden,
+        large_mlp_dim=_mlp_dim(shape, 1),
         small_patch=shape["patch_size"][0],
         large_patch=shape["patch_size"][1],
         small_layers=small,
@@ -117,7 +117,7 @@ def _block(shape: Mapping[str, Any], branch: int, dtype: Any) -> BlockConfig:
     block = BlockConfig.of(
         dim,
         shape["num_heads"][branch],
-        int(dim * shape["mlp_ratio"][branch]),
+        _mlp_dim(shape, branch),
         activation="gelu_exact",
         norm_epsilon=1e-6,
         dtype=dtype,
@@ -125,6 +125,10 @@ def _block(shape: Mapping[str, Any], branch: int, dtype: Any) -> BlockConfig:
     return replace(
         block, attention=replace(block.attention, use_bias=shape["qkv_bias"], out_bias=True)
     )
+
+
+def _mlp_dim(shape: Mapping[str, Any], branch: int) -> int:
+    return int(shape["embed_dim"][branch] * shape["mlp_ratio"][branch])
 
 
 def _names(small: int, large: int) -> dict[str, str | Part]:
