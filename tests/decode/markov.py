@@ -125,3 +125,20 @@ def plain_finished(next_log_p, beams, length, alpha):
         live = live if step == length - 1 else live[:beams]  # all that stand at the limit are done
     found = [(tokens, penalised(s, len(tokens), alpha)) for tokens, s in done + live]
     return sorted(found, key=lambda pair: -pair[1])
+
+
+def log_softmax(scores):
+    return scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+
+
+def plain_greedy(log_p, length):
+    """Returns the tokens of the likeliest steps, by a loop; ``log_p(tokens)`` are those of the next one."""
+    tokens = ()
+    while len(tokens) < length and tokens[-1:] != (EOS,):
+        tokens = (*tokens, int(log_p(tokens).argmax()))
+    return tokens
+
+
+def texts(found, row, count=1):
+    """Returns the tokens of the best hypotheses of a row."""
+    return [tuple(found.tokens[row, j, : found.lengths[row, j]].tolist()) for j in range(count)]

@@ -18,9 +18,7 @@ from crossattn.nn import BlockConfig
 from crossattn.train.sharding import MeshConfig, make_mesh, params_sharding
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.decode.markov import plain_beam_search
-
-from .test_decoding import log_softmax, plain_greedy, texts
+from tests.decode.markov import log_softmax, plain_beam_search, plain_greedy, texts
 
 V, T, LENGTH, ROWS = 16, 6, 5, 2
 TOKENS = np.random.default_rng(0).integers(3, V, (ROWS, 3, T)).astype(np.int32)

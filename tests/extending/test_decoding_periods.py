@@ -14,11 +14,10 @@ from crossattn.models import Decoder, decoder
 from crossattn.nn import Block, BlockConfig, DecoderBlock, DecoderStack
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.decode.markov import EOS, plain_beam_search
+from tests.decode.markov import EOS, log_softmax, plain_beam_search, plain_greedy, texts
 from tests.decode.search.test_contrastive import K, plain
 
 from .flamingo import Flamingo
-from .test_decoding import log_softmax, plain_greedy, texts
 
 V, D, M, LENGTH, BATCH = 16, 12, 6, 6, 3
 LAYOUTS = {

@@ -23,7 +23,7 @@ from crossattn.decode.search.penalties import Coverage
 from crossattn.models import RNNEncoderDecoder, rnn_encoder_decoder
 from tests import numpy_model as oracle
 from tests.closeness import close
-from tests.decode.markov import EOS, plain_beam_search
+from tests.decode.markov import log_softmax, plain_beam_search, plain_greedy, texts
 from tests.decode.search.test_contrastive import K, plain
 from tests.decode.translators import bound, translator
 from tests.models import rnn_oracle
@@ -197,10 +197,6 @@ def searcher(name, **options):
     return jax.device_get(jax.jit(search)(params))
 
 
-def texts(found, row, count=1):
-    return [tuple(found.tokens[row, j, : found.lengths[row, j]].tolist()) for j in range(count)]
-
-
 def vectors(name, row, tokens):
     _, params, config = talkative(name)
     exact = rnn_oracle.in_float64(params)
@@ -213,15 +209,11 @@ def logits(name, hidden):
 
 
 def next_log_p(name, row, tokens):
-    scores = logits(name, vectors(name, row, (1, *tokens))[-1])
-    return scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+    return log_softmax(logits(name, vectors(name, row, (1, *tokens))[-1]))
 
 
 def greedily(name, row):
-    tokens = ()
-    while len(tokens) < LENGTH and tokens[-1:] != (EOS,):
-        tokens = (*tokens, int(next_log_p(name, row, tokens).argmax()))
-    return tokens
+    return plain_greedy(functools.partial(next_log_p, name, row), LENGTH)
 
 
 @pytest.mark.parametrize("name", TOLD)
