@@ -70,6 +70,7 @@ def test_without_boxes_a_region_is_seen_in_its_place_alone(task):
     assert np.abs(later - call(batch)).max() > 1e-3
 
 
+@pytest.mark.slow  # test_classification fits some
 def test_baselines_are_fitted_to_training(task):
     found = task.baselines("test")
     labels = [label for page in task.corpus.split("test") for label in page["label"]]
