@@ -9,6 +9,7 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 import crossattn as xa
 from crossattn import models
@@ -60,6 +61,12 @@ def computed_in(config, dtype):
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     changed = {key: computed_in(value, dtype) for key, value in values.items()}
     return dataclasses.replace(config, **{k: x for k, x in changed.items() if x is not values[k]})
+
+
+def attends(name):
+    """Whether a model's attention is ``attend``, which has fused kernels."""
+    model = nnx.eval_shape(lambda: build_of(name)(nnx.Rngs(0)))
+    return any(isinstance(x, xa.nn.MultiHeadAttention) for _, x in nnx.iter_modules(model))
 
 
 def generates(name):

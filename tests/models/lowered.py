@@ -10,7 +10,6 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 import crossattn as xa
@@ -80,13 +79,6 @@ def fault(function, shapes, fused=tuple(PLATFORMS)):
     return "; ".join(plain + [f"nothing is fused for {platform}" for platform in missing])
 
 
-def attending(name):
-    """The platforms with a fused kernel: none for a model whose attention is not ``attend``."""
-    model = nnx.eval_shape(lambda: every_model.build_of(name)(nnx.Rngs(0)))
-    attends = any(isinstance(x, xa.nn.MultiHeadAttention) for _, x in nnx.iter_modules(model))
-    return tuple(PLATFORMS) if attends else ()
-
-
 def faults(names):
     eight = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     for number, name in enumerate(every_model.NAMES):
@@ -94,7 +86,7 @@ def faults(names):
             continue
         narrow = jnp.float16 if number % 3 == 0 else jnp.bfloat16
         odd = number % 2
-        fused = attending(name)
+        fused = tuple(PLATFORMS) if every_model.attends(name) else ()
         yield f"{name}, {narrow.dtype}", fault(*train(name, narrow, True, odd, None), fused)
         plain = train(name, jnp.bfloat16, False, 1 - odd, eight)
         yield f"{name}, without padding, on eight devices", fault(*plain, fused)
