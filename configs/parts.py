@@ -105,21 +105,6 @@ def transformer(**changes: Any) -> dict[str, Any]:
     return model("transformer", **{"encoder_layers": 2, "decoder_layers": 2, **changes})
 
 
-def rnn(**changes: Any) -> dict[str, Any]:
-    """Returns ``model`` of a recurrent encoder and decoder."""
-    usual = dict(
-        name="rnn_encoder_decoder",
-        dim=384,
-        encoder_layers=2,
-        decoder_layers=2,
-        cell="gru",
-        dropout_rate=0.2,
-        dtype="float32",
-        tie_output=True,
-    )
-    return usual | changes
-
-
 def perceiver(**changes: Any) -> dict[str, Any]:
     """Returns ``model`` of a Perceiver IO, whose latents read many inputs with one small head."""
     usual = model(

@@ -20,7 +20,17 @@ def get_config(arg: str = ""):
         # A packed row of 128 tokens takes 128 steps; a bucket takes as many as its longest text.
         data=parts.pairs("libreoffice_help/en-fr", mode="bucket"),
         tokenizer=parts.tokenizer(),
-        model=parts.rnn(**ATTENTION[parts.choice(words, tuple(ATTENTION))]),
+        model=dict(
+            name="rnn_encoder_decoder",
+            dim=384,
+            encoder_layers=2,
+            decoder_layers=2,
+            cell="gru",
+            dropout_rate=0.2,
+            dtype="float32",
+            tie_output=True,
+            **ATTENTION[parts.choice(words, tuple(ATTENTION))],
+        ),
         loss=parts.translation_loss(),
         optim=parts.adamw(),
         evaluate=parts.evaluate(),

@@ -20,7 +20,7 @@ from crossattn.models.bert import Bert, BertConfig
 from crossattn.models.decoder import Decoder, DecoderConfig
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
-from crossattn.nn.examples import texts
+from crossattn.nn.examples import pairs
 from crossattn.nn.inputs import without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -55,14 +55,7 @@ def tiny(**changes: Any) -> EncoderDecoderConfig:
 
 def example(config: EncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
     """Draws random arguments of a call; see ``Architecture``."""
-    source, source_segment_ids = texts(rows, 6, config.encoder.vocab_size, padding)
-    target_in, target_segment_ids = texts(rows, 5, config.decoder.vocab_size, padding)
-    return dict(
-        source=source,
-        target_in=target_in,
-        source_segment_ids=source_segment_ids,
-        target_segment_ids=target_segment_ids,
-    )
+    return pairs(rows, config.encoder.vocab_size, config.decoder.vocab_size, padding)
 
 
 class EncoderDecoder(Autoregressive):

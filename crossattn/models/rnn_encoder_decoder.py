@@ -28,7 +28,7 @@ from flax import nnx
 
 from crossattn.nn.decoding import Autoregressive
 from crossattn.nn.encoded import Encoded
-from crossattn.nn.examples import texts
+from crossattn.nn.examples import pairs
 from crossattn.nn.inputs import InputConfig, TokenInput, without_padding
 from crossattn.nn.layers import linear
 from crossattn.nn.meshes import on_any_mesh
@@ -102,16 +102,8 @@ def tiny(**changes: Any) -> RNNEncoderDecoderConfig:
 
 def example(config: RNNEncoderDecoderConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
     """Draws random arguments of a call; see ``Architecture``."""
-    source, source_segment_ids = texts(
-        rows, 6, config.source_vocab_size or config.vocab_size, padding
-    )
-    target_in, target_segment_ids = texts(rows, 5, config.vocab_size, padding)
-    return dict(
-        source=source,
-        target_in=target_in,
-        source_segment_ids=source_segment_ids,
-        target_segment_ids=target_segment_ids,
-    )
+    source_vocab = config.source_vocab_size or config.vocab_size
+    return pairs(rows, source_vocab, config.vocab_size, padding)
 
 
 class RNNEncoderDecoder(Autoregressive):

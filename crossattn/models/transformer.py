@@ -20,7 +20,7 @@ from flax import nnx
 
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
-from crossattn.nn.examples import texts
+from crossattn.nn.examples import pairs
 from crossattn.nn.inputs import InputConfig, PositionScheme, TokenInput, without_padding
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.outputs import OutputConfig, TokenOutput, logits_of
@@ -82,15 +82,8 @@ def tiny(**changes: Any) -> TransformerConfig:
 
 def example(config: TransformerConfig, rows: int = 2, padding: int = 0) -> dict[str, Any]:
     """Draws random arguments of a call; see ``Architecture``."""
-    size = config.source_vocab_size or config.vocab_size
-    source, source_segment_ids = texts(rows, 6, size, padding)
-    target_in, target_segment_ids = texts(rows, 5, config.vocab_size, padding)
-    return dict(
-        source=source,
-        target_in=target_in,
-        source_segment_ids=source_segment_ids,
-        target_segment_ids=target_segment_ids,
-    )
+    source_vocab = config.source_vocab_size or config.vocab_size
+    return pairs(rows, source_vocab, config.vocab_size, padding)
 
 
 class Transformer(Autoregressive):

@@ -20,6 +20,20 @@ def texts(
     return tokens, _padded(np.ones((rows, length), np.int32), padding)
 
 
+def pairs(
+    rows: int, source_vocab: int, target_vocab: int, padding: int = 0
+) -> dict[str, Int[np.ndarray, "rows _"]]:
+    """Draws the arguments of an encoder-decoder of texts: source, target, and their segments."""
+    source, source_segment_ids = texts(rows, 6, source_vocab, padding)
+    target_in, target_segment_ids = texts(rows, 5, target_vocab, padding)
+    return dict(
+        source=source,
+        target_in=target_in,
+        source_segment_ids=source_segment_ids,
+        target_segment_ids=target_segment_ids,
+    )
+
+
 def vectors(*shape: int, padding: int = 0) -> Float[np.ndarray, "..."]:
     """Draws normal numbers of a shape, and appends ``padding`` zeros along the second axis."""
     return _padded(np.random.default_rng(shape).normal(size=shape).astype(np.float32), padding)

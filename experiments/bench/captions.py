@@ -4,9 +4,8 @@
 
 BLEU, chrF and CIDEr in each language of the run's captions, of the captions of the nearest training pictures
 (L2 distance of prepared pixels), and of the most frequent training caption, with intervals of 95 % by a
-bootstrap over families. Then, for each caption, the rank
-of its picture among all pictures of the split by the likelihood of the caption, ties counted against it, and
-the expected rank by chance.
+bootstrap over families. Then, for each caption, the rank of its picture among all pictures of the split by
+the likelihood of the caption, ties counted against it, and the expected rank by chance.
 """
 
 import time
@@ -21,9 +20,12 @@ import numpy as np
 
 from crossattn.train.evaluate import cider_scores
 from crossattn.train.sharding import everywhere, mesh_of, rows_on, spread_batch
-from experiments.bench.classifiers import open_run
+from crossattn.train.storage import folder
 from experiments.intervals import Interval, difference, of_texts, ratio
 from experiments.options import Options
+from experiments.runs import parameters
+from experiments.settings import check, saved_config
+from experiments.tasks import make_task
 from experiments.tasks.captioning import CaptioningTask
 
 _RECALLS = (1, 5, 10)
@@ -42,9 +44,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="most pictures of a language")
     options = parser.parse_args()
     parser.needs("pycocoevalcap", install="crossattn[captions]")
-    task, params = open_run(options.run, options.step)
+    workdir = folder(options.run)
+    config = saved_config(workdir)
+    check(config)
+    task = make_task(config, workdir / "assets")
     if not isinstance(task, CaptioningTask):
-        parser.error(f"the run in {options.run} is a {task.config.task}; expected a captioning.")
+        parser.error(f"the run in {workdir} is a {task.config.task}; expected a captioning.")
+    params = parameters(task, workdir, options.step)
     for language, examples in by_language(task, options.split, options.limit).items():
         compare(task, params, language, examples, options.num_beams)
 

@@ -29,9 +29,8 @@ LAUNCHERS = (
     "caption", "demo", "word_errors", "fetch_weights", "plan", "read_page", "zoo",
 )  # fmt: skip
 BENCHMARKS = (
-    "bench.attend", "bench.block_sizes", "bench.byte_models", "bench.captions", "bench.classifiers",
-    "bench.conformance", "bench.corpus", "bench.decode", "bench.images_in_text",
-    "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
+    "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
+    "bench.decode", "bench.images_in_text", "bench.plans", "bench.translation_step", "bench.whisper", "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 
