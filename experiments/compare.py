@@ -5,8 +5,8 @@
 
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written;
 without any, the last evaluation in the log counts. Intervals are of 95 %: by a bootstrap over groups of
-examples (families, files), paired between runs, for BLEU and chrF too; of several seeds the least and the
-greatest.
+examples (families, files), paired between runs; of BLEU and chrF without groups by sacreBLEU's own paired
+bootstrap; of several seeds the least and the greatest.
 """
 
 import base64
@@ -161,7 +161,10 @@ def _paired(
 def _texts_paired(
     runs: Mapping[str, RunRecord], split: str, tokenize: str
 ) -> list[tuple[str, ...]]:
-    """Returns rows of BLEU and chrF of the texts that the runs wrote, and of their differences."""
+    """Returns rows of BLEU and chrF of the texts that the runs wrote, and of their differences.
+
+    Examples of a group are drawn together; without groups, sacreBLEU's own paired bootstrap draws texts.
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
@@ -176,16 +179,35 @@ def _texts_paired(
                 f"{next(iter(runs))} and {name} wrote texts of other examples; evaluate both on the same "
                 "split."
             )
-    systems = [[each.get("translation", each.get("text", "")) for each in own] for own in written]
-    groups = (results[0].get("examples") or {}).get("group")
-    if groups is not None and len(groups) != len(references[0]):
-        groups = None  # --limit wrote texts about some of the examples
+    said = [[each.get("translation", each.get("text", "")) for each in own] for own in written]
+    systems, right = dict(zip(runs, said, strict=True)), references[0]
+    metrics = {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF()}
+    groups = (results[0].get("examples") or {}).get("group") or []
+    if len(groups) != len(right):  # none, or --limit wrote texts about some of the examples
+        return _by_sacrebleu(systems, metrics, right)
     rows = []
-    for metric, of in (("BLEU", BLEU(tokenize=tokenize)), ("chrF2", CHRF())):
-        scores, differences = of_texts(of, systems, references[0], groups)
+    for metric, of in metrics.items():
+        scores, differences = of_texts(of, said, right, groups)
         rows += [(n, metric, str(x), "score") for n, x in zip(runs, scores, strict=True)]
         later = list(zip(runs, differences, strict=True))[1:]
         rows += [(name, metric, str(x), _said(x)) for name, x in later]
+    return rows
+
+
+def _by_sacrebleu(
+    systems: Mapping[str, Sequence[str]], metrics: Mapping[str, Any], right: Sequence[str]
+) -> list[tuple[str, ...]]:
+    from sacrebleu.significance import PairedTest
+
+    texts = list(systems.items())
+    _, found = PairedTest(texts, metrics, [right], test_type="bs", n_samples=1000)()
+    rows = []
+    for metric in metrics:
+        for name, each in zip(systems, found[metric], strict=True):
+            result: Any = each
+            score = Interval(result.score, result.mean - result.ci, result.mean + result.ci)
+            said = "baseline" if result.p_value is None else f"p = {result.p_value:.3f}"
+            rows.append((name, metric, str(score), said))
     return rows
 
 

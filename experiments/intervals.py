@@ -4,7 +4,6 @@ Examples of one family, file or speaker are drawn together; a difference of two 
 groups for both. Source: Efron and Tibshirani 1993, chapters 6 and 8; of BLEU, Koehn 2004.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 DRAWS = 2000
+TEXT_DRAWS = 500  # each is scored anew
 
 
 @dataclass(frozen=True)
@@ -54,42 +54,37 @@ def difference(
 
 
 def of_texts(
-    metric: Any,
-    systems: Sequence[Sequence[str]],
-    references: Sequence[str],
-    groups: Sequence[Any] | None = None,
+    metric: Any, systems: Sequence[Sequence[str]], references: Sequence[str], groups: Sequence[Any]
 ) -> tuple[list[Interval], list[Interval]]:
     """Returns the intervals of each system's corpus score, and of each one's difference to the first.
 
     Args:
-      metric: sacreBLEU's ``BLEU`` or ``CHRF``.
+      metric: sacreBLEU's ``BLEU`` or ``CHRF``, which scores every draw; its own test draws single texts.
       systems: the texts of each system, in the order of the references.
       references: one of each example.
-      groups: the group of each example; None takes each alone.
+      groups: the group of each example.
     """
-    counts = [
-        np.array(metric._extract_corpus_statistics(texts, [references]), np.int64)
-        for texts in systems
-    ]
-    sums = _by_group([*np.concatenate(counts, 1).T], groups)
-    size = counts[0].shape[1]
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(str(group), []).append(index)
+    known, random = list(members.values()), np.random.default_rng(0)
+    draws = [list(range(len(references)))]
+    for _ in range(TEXT_DRAWS):
+        draws.append(
+            [i for group in random.integers(len(known), size=len(known)) for i in known[group]]
+        )
 
-    def score(total: np.ndarray, system: int) -> np.ndarray:
-        own = total[..., system * size : (system + 1) * size]
-        found = [
-            metric._aggregate_and_compute([row.tolist()]).score
-            for row in own.reshape(-1, size).astype(int)
-        ]
-        return np.array(found).reshape(own.shape[:-1])
+    def score(texts: Sequence[str], rows: list[int]) -> float:
+        right = [references[i] for i in rows]
+        return metric.corpus_score([texts[i] for i in rows], [right]).score
 
-    def less_first(total: np.ndarray, system: int) -> np.ndarray:
-        return score(total, system) - score(total, 0)
+    scores = np.array([[score(texts, rows) for texts in systems] for rows in draws])
 
-    every = range(len(systems))
-    return (
-        [_interval(sums, functools.partial(score, system=i)) for i in every],
-        [_interval(sums, functools.partial(less_first, system=i)) for i in every],
-    )
+    def intervals(values: np.ndarray) -> list[Interval]:
+        low, high = np.percentile(values[1:], [2.5, 97.5], axis=0)
+        return [Interval(*map(float, each)) for each in zip(values[0], low, high, strict=True)]
+
+    return intervals(scores), intervals(scores - scores[:, :1])
 
 
 def _by_group(columns: Sequence[Any], groups: Sequence[Any] | None) -> np.ndarray:

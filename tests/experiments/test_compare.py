@@ -82,6 +82,16 @@ def test_differences_are_paired_also_those_of_texts(runs):
     assert rows[1][:2] == ("b", "accuracy") and rows[1][3] == "differs"
     assert rows[1][2].startswith("0.5 (")
     bleu = [row for row in rows if row[1] == "BLEU"]
+    assert [row[0] for row in bleu] == ["a", "b"]
+    assert bleu[0][3] == "baseline" and float(bleu[1][3].removeprefix("p = ")) < 0.01
+
+
+def test_texts_with_groups_are_drawn_by_them(runs):
+    for name in "ab":
+        groups = [i // 2 for i in range(20)]
+        runs[name].results["test"]["examples"] = dict(group=groups, weight=[1.0] * 20)
+    rows = compare.differences({name: runs[name] for name in "ab"}, "test")
+    bleu = [row for row in rows if row[1] == "BLEU"]
     assert [row[0] for row in bleu] == ["a", "b", "b"]
     assert [row[3] for row in bleu] == ["score", "score", "differs"]
 

@@ -55,7 +55,7 @@ BAD, GOOD = (
 
 @pytest.mark.parametrize("metric", [BLEU(), CHRF()])
 def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
-    scores, differences = of_texts(metric, [BAD, GOOD], REFERENCES)
+    scores, differences = of_texts(metric, [BAD, GOOD], REFERENCES, range(60))
     for texts, found in zip((BAD, GOOD), scores, strict=True):
         assert found.value == pytest.approx(metric.corpus_score(texts, [REFERENCES]).score)
     assert differences[0].value == 0 and differences[1].excludes_zero
@@ -71,9 +71,9 @@ def test_texts_have_the_scores_and_intervals_of_sacrebleu(metric):
 def test_texts_of_a_family_are_drawn_together():
     four = [[text for text in texts for _ in range(4)] for texts in (BAD, GOOD, REFERENCES)]
     groups = np.repeat(np.arange(60), 4).tolist()
-    alone, _ = of_texts(BLEU(), [BAD], REFERENCES)
+    alone, _ = of_texts(BLEU(), [BAD], REFERENCES, range(60))
     grouped, _ = of_texts(BLEU(), four[:1], four[2], groups)
-    apart, _ = of_texts(BLEU(), four[:1], four[2])
+    apart, _ = of_texts(BLEU(), four[:1], four[2], range(240))
     width = alone[0].high - alone[0].low
     assert grouped[0].high - grouped[0].low == pytest.approx(width, rel=0.1)
     assert apart[0].high - apart[0].low < 0.6 * width
