@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from crossattn.rows import own_rows
 
@@ -36,10 +37,25 @@ def augmented(image: jax.Array, key: jax.Array, *, flip: bool = False, shift: in
     return image
 
 
-def augmented_as(data: Any, image: jax.Array, key: jax.Array | None) -> jax.Array:
-    """Returns pictures [*B H W C] augmented as the section ``data`` asks; as they are without a key."""
-    if key is None:
-        return image
+def augmented_as(
+    data: Any, image: jax.Array, key: jax.Array | None, order: np.ndarray | None = None
+) -> jax.Array:
+    """Returns pictures [*B H W C] augmented as the section ``data`` asks; as they are without a key.
+
+    Pictures whose pixels stand in another ``order`` [H*W] are changed on their grid, and permuted again.
+    """
     chosen = dict(flip=data.get("flip", False), shift=data.get("shift", 0))
+    if key is None or not any(chosen.values()):
+        return image
     pictures = image.reshape(-1, *image.shape[-3:])
-    return augmented(pictures, jax.random.fold_in(key, 1), **chosen).reshape(image.shape)
+    if order is not None:
+        pictures = _reordered(pictures, np.argsort(order))
+    pictures = augmented(pictures, jax.random.fold_in(key, 1), **chosen)
+    if order is not None:
+        pictures = _reordered(pictures, order)
+    return pictures.reshape(image.shape)
+
+
+def _reordered(pictures: jax.Array, order: np.ndarray) -> jax.Array:
+    rows, channels = len(pictures), pictures.shape[-1]
+    return pictures.reshape(rows, -1, channels)[:, order].reshape(pictures.shape)

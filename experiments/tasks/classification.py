@@ -32,7 +32,8 @@ class ClassificationData(sections.Pictures, sections.Data):
       label: the value of an example that is its class.
       image: the value that is a picture; None reads none.
       channels: 3 for colour, 1 for grey.
-      permuted: put the pixels of all pictures in one other order, which hides their grid.
+      permuted: put the pixels of all pictures in one other order, which hides their grid from the model;
+        ``flip`` and ``shift`` still move them on it.
       text: the value that is a text; None reads none.
       text_len: the most tokens of a text, its end included.
     """
@@ -102,11 +103,6 @@ class ClassificationTask(base.Task):
             raise SettingsError(f"the config lacks data.{lacking[0]}, the size of what it reads.")
         if data.text is not None and "tokenizer" not in config:
             raise SettingsError("the config reads a text, but lacks the section tokenizer.")
-        if data.get("permuted") and (data.get("flip") or data.get("shift")):
-            raise SettingsError(
-                "config.data.permuted leaves no grid on which data.flip and data.shift could move pixels;"
-                " set them to False and 0."
-            )
         super().check(config)
         _classes(data)
 
@@ -158,7 +154,9 @@ class ClassificationTask(base.Task):
     def loss(self, params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, base.Sums]:
         data = self.config.data
         if data.image is not None:
-            batch = {**batch, data.image: augmented_as(data, batch[data.image], key)}
+            feature: Any = self.features[data.image]
+            order = feature.order if feature.permuted else None
+            batch = {**batch, data.image: augmented_as(data, batch[data.image], key, order)}
         return cross_entropy(
             self.logits(params, batch, key),
             batch[data.label],

@@ -3,15 +3,18 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from configs import emoji_group, fashion_perceiver
+from crossattn.data import features
 from experiments.errors import SettingsError
 from experiments.runs import parameters
 from experiments.settings import check, saved_config
 from experiments.tasks import make_task
+from experiments.tasks.augmentation import augmented_as
 
 READ = {"image": ("shape", "image"), "caption": ("shape", "caption"), "both": ("image", "caption")}
 
@@ -96,12 +99,8 @@ def test_a_config_that_cannot_be_is_refused(change, said):
         check(config)
 
 
-def test_permuted_pixels_are_refused_beside_shifts_and_reach_model_and_baselines_alike():
-    config = fashion_perceiver.get_config("tiny")
-    config.data.permuted = True
-    with pytest.raises(SettingsError, match=r"permuted leaves no grid"):
-        check(config)
-    config.data.shift, rows = 0, []
+def test_permuted_pixels_reach_model_and_baselines_alike():
+    config, rows = fashion_perceiver.get_config("tiny"), []
     for config.data.permuted in (False, True):
         check(config)
         rows.append(make_task(config).vectors("test")[0]["picture"])
@@ -110,6 +109,19 @@ def test_permuted_pixels_are_refused_beside_shifts_and_reach_model_and_baselines
     np.testing.assert_array_equal(np.sort(plain, 1), np.sort(permuted, 1))
     # One order: pixels of the same column are the same numbers over all pictures.
     assert sorted(map(bytes, plain.T.copy())) == sorted(map(bytes, permuted.T.copy()))
+
+
+def test_permuted_pixels_are_augmented_on_their_grid():
+    data, key = dict(flip=True, shift=2), jax.random.key(0)
+    images = np.random.default_rng(0).random((6, 5, 4, 1), np.float32)
+    order = features.Image(5, 4, permuted=True).order
+    permuted = images.reshape(6, 20)[:, order].reshape(images.shape)
+    expected = np.asarray(augmented_as(data, jnp.asarray(images), key))
+    assert not np.array_equal(expected, images)
+    found = augmented_as(data, jnp.asarray(permuted), key, order)
+    np.testing.assert_array_equal(
+        np.asarray(found).reshape(6, 20), expected.reshape(6, 20)[:, order]
+    )
 
 
 def test_a_model_of_other_inputs_is_refused():

@@ -78,6 +78,11 @@ class Image(Feature):
     def shape(self) -> tuple[int, ...]:
         return (self.height, self.width, self.channels)
 
+    @property
+    def order(self) -> np.ndarray:
+        """The numbers of the pixels in the order in which ``permuted`` puts them."""
+        return np.random.default_rng(_ORDER).permutation(self.height * self.width)
+
     def prepare(self, value: Any) -> Float[np.ndarray, "H W C"]:
         """Returns the picture in the size and the range of the results.
 
@@ -89,8 +94,7 @@ class Image(Feature):
         pixels = np.asarray(self._resized(picture), np.float32) / np.float32(255)
         pixels = pixels.reshape(self.shape)
         if self.permuted:
-            order = np.random.default_rng(_ORDER).permutation(self.height * self.width)
-            pixels = pixels.reshape(-1, self.channels)[order].reshape(self.shape)
+            pixels = pixels.reshape(-1, self.channels)[self.order].reshape(self.shape)
         return (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
 
     def opened(self, value: Any, side: int | None = None) -> Any:
