@@ -69,7 +69,7 @@ class Row:
       reached: the score of each seed.
       blind: of each seed trained without the memory; none where the task has no memory.
       shuffled: of each seed with the memory of another example.
-      seconds: of all runs, with compilation.
+      seconds: of the processor, for all runs with compilation and baselines.
       failed: the error of a row that could not be trained.
     """
 
@@ -106,14 +106,16 @@ def main(arguments: Sequence[str]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         launch.writable(path)
     launch.keep_compiled()
-    begun = time.perf_counter()
+    begun = time.process_time()
     rows = []
     for name, config in chosen.items():
         rows.append(_row(name, config, _SEEDS.value))
         print(f"{name}: {' | '.join(_cells(rows[-1])[4:])} s", file=sys.stderr, flush=True)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     print(table(rows))
-    print(f"\n{len(rows)} rows of {_SEEDS.value} runs in {seconds / 60:.1f} minutes.")
+    print(
+        f"\n{len(rows)} rows of {_SEEDS.value} runs in {seconds / 60:.1f} minutes of processor time."
+    )
     without = sorted(set(models.known()) - {row.architecture for row in rows})
     if without and _ONLY.value is None:
         print(f"No config trains {', '.join(without)} by itself.")
@@ -161,12 +163,12 @@ def _joined(configs: dict[str, Any]) -> dict[str, Any]:
 
 def _row(name: str, config: Any, seeds: int) -> Row:
     """Returns the row of a config, which has the error if training fails."""
-    row, begun = Row(name, config.train.steps, config.task), time.perf_counter()
+    row, begun = Row(name, config.train.steps, config.task), time.process_time()
     try:
         _train(row, config, seeds)
     except Exception as error:
         row.failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    row.seconds = time.perf_counter() - begun
+    row.seconds = time.process_time() - begun
     return row
 
 
