@@ -152,7 +152,7 @@ class Decoder(Autoregressive):
           segment_ids: of the texts packed into a row; 0 is padding.
           positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: return the weights [L *B N T S] too.
+          return_weights: return the weights [L *B N T S] too, those before dropout.
         """
         keys = split(key, 2)
         packed = segment_ids is not None and memory_segment_ids is not None

@@ -189,7 +189,7 @@ class Transformer(Autoregressive):
           source_segment_ids, target_segment_ids: of the texts packed into a row; 0 is padding.
           source_positions, target_positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: return the weights [L *B N T S] of every layer's cross-attention.
+          return_weights: return the weights [L *B N T S] of every layer's cross-attention, before dropout.
         """
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 3)
