@@ -3,13 +3,22 @@
     source tokens [S] ─► embed ─► x ─► layers of self-attention ─► norm ─► m [S D] ──┐ keys, values
     target tokens [T] ─► embed ─► y ─► layers: masked self-attention, then ───────► read ─► norm ─► logits
 
-    x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
-    y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
+Post-norm, as published (``norm_first=False``):
 
-The published norm follows the sum: x <- LN(x + Attend(x, x)), ``norm_first=False``. Rotary, relative and
-grouped-head variants come from the blocks.
+    x <- LN(x + Attend(x, x));          x <- LN(x + MLP(x))                                  encoder
+    y <- LN(y + Attend(y, y, causal));  y <- LN(y + Attend(y, m));  y <- LN(y + MLP(y))      decoder
 
-Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3.
+Pre-norm, the default, with a norm after the last layer:
+
+    x <- x + Attend(LN x, LN x);          x <- x + MLP(LN x)                                 encoder
+    y <- y + Attend(LN y, LN y, causal);  y <- y + Attend(LN y, m);  y <- y + MLP(LN y)      decoder
+
+Attend(q, m) = [head_1; ...; head_N] W^O with head_n = softmax(q W^Q_n (m W^K_n)^T / sqrt(H)) m W^V_n. The
+three kinds of attention have parameters of their own in every layer, and so have the norms. Rotary, relative
+and grouped-head variants come from the blocks.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3; pre-norm, Xiong et al. 2020,
+"On Layer Normalization in the Transformer Architecture".
 """
 
 from dataclasses import dataclass, replace
