@@ -120,7 +120,7 @@ class PointerGenerator(Transformer):
         return hidden, weights if return_weights else None
 
     def _copying(
-        self, vectors: Array, weights: Array, tokens: Array, source: Array, read: Array
+        self, vectors: Array, weights: Any, tokens: Array, source: Array, read: Array
     ) -> Copying:
         points = weights[-1][..., : self.copy_heads, :, :].mean(-3)
         inputs = self.target_input.embedding(tokens)

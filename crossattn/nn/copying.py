@@ -159,11 +159,10 @@ class CopyOutput(nnx.Module):
         if self.tokens is None:
             shape = (*hidden.vectors.shape[:-1], self.vocab_size)
             return jnp.full(shape, -math.log(self.vocab_size), jnp.float32)
-        return jax.nn.log_softmax(self.tokens.logits(hidden.vectors, embedding))
+        vectors: Any = hidden.vectors
+        return jax.nn.log_softmax(self.tokens.logits(vectors, embedding))
 
-    def _mixed(
-        self, hidden: Copying, generated: Float[Array, "*B T V"]
-    ) -> Float[Array, "*B T V"]:
+    def _mixed(self, hidden: Copying, generated: Float[Array, "*B T V"]) -> Float[Array, "*B T V"]:
         lead, S = hidden.weights.shape[:-1], hidden.weights.shape[-1]
         rows = jnp.arange(math.prod(lead))[:, None]
         copied = jnp.zeros((math.prod(lead), self.vocab_size), jnp.float32)

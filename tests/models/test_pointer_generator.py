@@ -1,4 +1,4 @@
-"""The pointer-generator holds to See et al.'s equations, sums to 1, copies no padding, and points by `attend`."""
+"""The pointer-generator holds to See et al.'s equations, sums to 1, copies no padding, points by `attend`."""
 
 import dataclasses
 import functools
@@ -58,7 +58,10 @@ def mixture(p, config, source, target, valid):
         read, weights = oracle.attention(q["cross"], y, m, may_read)
         x = x + read
         x = oracle.residual(
-            q["feedforward_residual"], x, lambda y, q=q: oracle.feedforward(q["feedforward"], y), True
+            q["feedforward_residual"],
+            x,
+            lambda y, q=q: oracle.feedforward(q["feedforward"], y),
+            True,
         )
     s = oracle.norm(p["decoder"]["norm"], x)
     a = weights[:, : config.copy_heads].mean(1)
@@ -195,16 +198,27 @@ def test_a_word_of_the_source_alone_can_be_written():
     model = xa.functional.bind(build, params)
     for beams in (1, 3):
         found = generate(
-            model, SOURCE, SEGMENTS, max_new_tokens=4, num_beams=beams, eos_id=(), length_penalty=0.0
+            model,
+            SOURCE,
+            SEGMENTS,
+            max_new_tokens=4,
+            num_beams=beams,
+            eos_id=(),
+            length_penalty=0.0,
         )
         for row in range(B):
-            assert set(found.tokens[row, 0].tolist()) <= set(SOURCE[row, : SEGMENTS[row].sum()].tolist())
+            assert set(found.tokens[row, 0].tolist()) <= set(
+                SOURCE[row, : SEGMENTS[row].sum()].tolist()
+            )
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (dict(source_vocab_size=9), "source_vocab_size is 9; a token that is copied is one of the target's"),
+        (
+            dict(source_vocab_size=9),
+            "source_vocab_size is 9; a token that is copied is one of the target's",
+        ),
         (dict(copy_heads=3), "copy_heads is 3; the decoder's layers have 2 heads"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The manual pages of Debian's `manpages` and `manpages-dev`: a description and the NAME line that sums it up.
+"""Manual pages of Debian's `manpages` and `manpages-dev`: a description, and the NAME line that sums it up.
 
 The source is the text of DESCRIPTION, whose first paragraph begins with the lead, the target the page's line
 "accept, accept4 - accept a connection on a socket". Pages are split by the hash of their name, section and
@@ -25,11 +25,40 @@ _ONE_FACE = {"B", "I", "SM", "SB", "SS", "SH"}
 _TWO_FACES = {"BR", "IR", "RB", "BI", "IB", "RI"}
 _TABLES = {"TS": "TE", "EQ": "EN"}
 _CHARACTERS = {
-    "-": "-", "hy": "-", "en": "–", "em": "—", "bu": "•", "aq": "'", "oq": "‘", "cq": "’", "lq": "“", "rq": "”",
-    "dq": '"', "rs": "\\", "ha": "^", "ti": "~", "ga": "`", "co": "©", "+-": "±", "mu": "×", "->": "→", "<=": "≤",
-    ">=": "≥", "!=": "≠", "pi": "π", "if": "∞", "sr": "√", "*p": "π", "r!": "¡", "Po": "£", "Eu": "€", "sc": "§",
-}  # fmt: skip
-_ESCAPE = re.compile(r"\\(?:f(?:\[[^\]]*\]|\(..|.)|s[-+]?\d+|\((..)|\[([^\]]*)\]|([-e&|^0 c%/,~'`:)])|\*\S)")
+    "-": "-",
+    "hy": "-",
+    "en": "–",
+    "em": "—",
+    "bu": "•",
+    "aq": "'",
+    "oq": "‘",
+    "cq": "’",
+    "lq": "“",
+    "rq": "”",
+    "dq": '"',
+    "rs": "\\",
+    "ha": "^",
+    "ti": "~",
+    "ga": "`",
+    "co": "©",
+    "+-": "±",
+    "mu": "×",
+    "->": "→",
+    "<=": "≤",
+    ">=": "≥",
+    "!=": "≠",
+    "pi": "π",
+    "if": "∞",
+    "sr": "√",
+    "*p": "π",
+    "r!": "¡",
+    "Po": "£",
+    "Eu": "€",
+    "sc": "§",
+}
+_ESCAPE = re.compile(
+    r"\\(?:f(?:\[[^\]]*\]|\(..|.)|s[-+]?\d+|\((..)|\[([^\]]*)\]|([-e&|^0 c%/,~'`:)])|\*\S)"
+)
 _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 
 
