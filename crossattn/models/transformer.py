@@ -203,14 +203,35 @@ class Transformer(Autoregressive):
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 3)
         encoded = self.encode(source, source_segment_ids, source_positions, keys[0])
+        return self._decoded(
+            encoded,
+            target_in,
+            source_segment_ids,
+            target_segment_ids,
+            target_positions,
+            keys[1:],
+            return_weights,
+        )
+
+    def _decoded(
+        self,
+        encoded: Encoded,
+        target_in: Array,
+        source_segment_ids: Array | None,
+        target_segment_ids: Array | None,
+        target_positions: Array | None,
+        keys: Any,
+        return_weights: bool,
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
+        """Computes the results of ``hidden`` from an encoded source."""
         packed = target_segment_ids is not None and source_segment_ids is not None
         if packed:  # The segments of both mask padding too.
             encoded = replace(encoded, valid=None)
         states = self.decoder.read(source=encoded)
         x, states = self.decoder(
-            self.target_input(target_in, target_positions, keys[1]),
+            self.target_input(target_in, target_positions, keys[0]),
             states,
-            keys[2],
+            keys[1],
             segment_ids=target_segment_ids,
             source_segment_ids=source_segment_ids if packed else None,
             positions=target_positions,
