@@ -8,17 +8,13 @@ ZOO = {"": 4000}
 def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
     words = parts.words(arg)
-    config = parts.experiment(
-        "classification",
-        data=parts.labelled(
-            "fashion_mnist", "label", image="image", height=28, width=28, channels=1
-        ),
-        model=parts.perceiver(latents=16),
-        loss=dict(label_smoothing=0.0),
-        optim=parts.adamw(schedule="cosine", weight_decay=0.05),
-        train=parts.train(steps=8000, log_every=100, eval_every=1000),
-        checkpoint=parts.checkpoint(every=1000, best_metric="accuracy"),
-    )
+    positions = dict(pixel_positions="learned", pixel_dim=32)
+    config = parts.clothes(parts.perceiver(latents=16, cross_heads=8, cross_head_dim=8, **positions))
+    config.optim.learning_rate = 4e-3
+    config.train.steps = 8000
     if "tiny" in words:
         parts.tiny_pictures(config, dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
+        config.model.update(pixel_positions="fourier", pixel_dim=None)
+        config.model.update(cross_heads=1, cross_head_dim=32)
+        config.loss.label_smoothing = 0.0
     return config
