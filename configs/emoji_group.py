@@ -5,7 +5,7 @@ Arguments: image or caption, for one of them alone; tiny.
 
 from configs import parts
 
-ZOO = {"both": 600, "image": 800}
+ZOO = {"both": 1600, "image": 2000}
 
 
 def get_config(arg: str = ""):
@@ -31,11 +31,13 @@ def get_config(arg: str = ""):
     if "tiny" in words:
         config.data.update(name="shapes", label="shape", batch_size=16)
         if read != "caption":
-            config.data.update(height=8, width=8)
+            config.data.update(height=12, width=12, shift=1)
         if read != "image":
             config.tokenizer.vocab_size = 300
-        config.model.update(dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2)
-        config.optim.warmup_steps = 4
+        config.model.update(
+            dim=32, num_heads=2, mlp_dim=64, latents=8, repeats=2, dropout_rate=0.0
+        )
+        config.optim.update(learning_rate=3e-3, warmup_steps=4)
         config.train.update(steps=24, log_every=6, eval_every=0)
         config.checkpoint.every = 12
     return config

@@ -5,7 +5,7 @@ Arguments: apart, for two branches that read nothing of each other; tiny.
 
 from configs import parts
 
-ZOO = {"": 1000}
+ZOO = {"": 2000}
 
 
 def get_config(arg: str = ""):
@@ -34,7 +34,6 @@ def get_config(arg: str = ""):
             dim=16,
             num_heads=2,
             mlp_dim=32,
-            dropout_rate=0.1,
             small_patch=3,
             large_patch=6,
             small_layers=1,

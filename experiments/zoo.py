@@ -23,14 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import flags
 
 from crossattn import functional, models
 from crossattn.train.config import TrainConfig
 from crossattn.train.errors import NonFiniteLoss
 from crossattn.train.loop import batches, fresh_state
-from crossattn.train.program import make_program
+from crossattn.train.program import Program, make_program
 from crossattn.train.sharding import make_mesh, put_batch
+from crossattn.train.state import TrainState
 from crossattn.train.storage import folder
 from experiments import launch, report
 from experiments.initial import initial
@@ -179,39 +181,47 @@ def _train(row: Row, config: Any, seeds: int) -> None:
     task.refuse_unready()
     row.metric, row.best = task.headline
     row.architecture = _architecture(task)
-    params = _reached(row, task, values, initial(config, task))
-    row.reached = [_score(row, task, each) for each in params]
+    program = make_program(task, values, make_mesh(values.mesh))
+    begun = fresh_state(program, initial(config, task))
+    params = _members(program, begun.params, values)[0]
+    row.parameters = functional.count(params)
+    row.baseline, row.must_beat = _baseline(task, row, params)
+    trained = _trained(program, begun, task, values)
+    row.reached = [_score(row, task, each) for each in trained]
     if task.memory:
-        row.shuffled = [_score(row, task, each, task.shuffled) for each in params]
+        row.shuffled = [_score(row, task, each, task.shuffled) for each in trained]
         config.data.blind = True
-        blind = make_task(config)
-        params = _reached(row, blind, values, initial(config, blind))
-        row.blind = [_score(row, blind, each) for each in params]
+        # Blanked batches, not a blind task, whose programs would be compiled again.
+        blank = make_task(config).seen
+        trained = _trained(program, begun, task, values, blank)
+        row.blind = [_score(row, task, each, blank) for each in trained]
 
 
 def _score(row: Row, task: Any, params: Any, change: Any = None) -> float:
     return task.split_loss(params, _SPLIT, change)[row.metric]
 
 
-def _reached(row: Row, task: Any, values: TrainConfig, begin: Any) -> list[Any]:
-    """Trains all seeds of a row, and returns the parameters of each."""
-    program = make_program(task, values, make_mesh(values.mesh))
-    state, seeds = fresh_state(program, begin), range(values.seeds)
-    first = program.member(state.params, 0) if values.members else state.params
-    if not row.parameters:
-        row.parameters = functional.count(first)
-        row.baseline, row.must_beat = _baseline(task, row, first)
-    data = batches(task, values, program.mesh)
+def _trained(
+    program: Program, begun: TrainState, task: Any, values: TrainConfig, change: Any = None
+) -> list[Any]:
+    """Returns the parameters of each seed, trained on batches as they are, or as ``change`` makes them."""
+    state, data = jax.tree.map(jnp.copy, begun), batches(task, values, program.mesh)
     try:
-        for step in range(1, row.steps + 1):
-            batch = put_batch(next(data), program.mesh, bool(values.members), program.along)
+        for step in range(1, values.steps + 1):
+            batch = next(data) if change is None else change(next(data))
+            batch = put_batch(batch, program.mesh, bool(values.members), program.along)
             state, metrics = program.step(state, batch)
             if not jax.device_get(metrics["finite"]).all():
                 raise NonFiniteLoss(f"step {step}: the loss or its gradient is not finite")
     finally:
         getattr(data, "close", lambda: None)()
-    params = state.eval_params
-    return [program.member(params, seed) for seed in seeds] if values.members else [params]
+    return _members(program, state.eval_params, values)
+
+
+def _members(program: Program, params: Any, values: TrainConfig) -> list[Any]:
+    if not values.members:
+        return [params]
+    return [program.member(params, index) for index in range(values.seeds)]
 
 
 def _baseline(task: Any, row: Row, params: Any) -> tuple[str, float]:
