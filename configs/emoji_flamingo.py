@@ -21,7 +21,7 @@ def get_config(arg: str = ""):
     words = parts.words(arg, ("whole", "text", "gated"))
     kind = parts.choice(words, ("whole", "text", "gated"))
     model, sections = parts.language_model_of_captions("decoder"), {}
-    steps, every = {"whole": (600, 100), "text": (1500, 500), "gated": (300, 100)}[kind]
+    steps, every = {"whole": (600, 100), "text": (1500, 500), "gated": (600, 300)}[kind]
     if kind == "text":
         sections = dict(optim=parts.adamw(learning_rate=4e-3))
     else:
