@@ -20,8 +20,11 @@ def get_config(arg: str = ""):
     """``whole``, ``text`` or ``gated``; tiny."""
     words = parts.words(arg, ("whole", "text", "gated"))
     kind = parts.choice(words, ("whole", "text", "gated"))
-    sections, model = {}, parts.language_model_of_captions("decoder")
-    if kind != "text":
+    model, sections = parts.language_model_of_captions("decoder"), {}
+    steps, every = {"whole": (600, 100), "text": (1500, 500), "gated": (600, 300)}[kind]
+    if kind == "text":
+        sections = dict(optim=parts.adamw(learning_rate=4e-3))
+    else:
         resampler = dict(interval=1, image_latents=8, resampler_layers=2)
         model = parts.language_model_of_captions("flamingo", **parts.READS_PATCHES, **resampler)
         # At the rate of the rest, gates stay at 0.1.
@@ -29,5 +32,5 @@ def get_config(arg: str = ""):
     if kind == "gated":
         sections["optim"].update(train=_NEW, warmup_steps=50)
         sections["init"] = parts.language_and_pictures(_NEW)
-    config = parts.captions(model, steps=300 if kind == "gated" else 600, **sections)
+    config = parts.captions(model, steps=steps, every=every, **sections)
     return parts.tiny_captions(config) if "tiny" in words else config

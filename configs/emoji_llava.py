@@ -29,6 +29,6 @@ def get_config(arg: str = ""):
         init = {"from": placeholder(str)}
         optim = parts.adamw(train="^(projector|decoder|input)", warmup_steps=50)
         sections = dict(init=init, optim=optim)
-    steps = {"whole": 600, "projector": 100, "tuned": 200}[kind]
-    config = parts.captions(model, steps=steps, **sections)
+    steps, every = {"whole": (600, 100), "projector": (200, 200), "tuned": (400, 200)}[kind]
+    config = parts.captions(model, steps=steps, every=every, **sections)
     return parts.tiny_captions(config) if "tiny" in words else config

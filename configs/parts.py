@@ -249,14 +249,17 @@ def tiny_pictures(whole: ConfigDict, **model: Any) -> ConfigDict:
     return whole
 
 
-CAPTION_LANGUAGES = "en,de,fr,it,pl,lt,fi,hu,vi,ru,hi,bn,th,ja,ko,zh"
-"""Languages of emoji's captions that tell themselves by their first words."""
+CAPTION_LANGUAGES = (
+    "en,de,fr,it,es,pt,nl,da,nb,sv,pl,lt,et,fi,hu,vi,ms,ru,uk,hi,bn,th,ja,ko,zh,zh-hant"
+)
+"""Languages of emoji's captions, but for those that another country writes a little differently."""
 
 
-def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDict:
+def captions(model: dict[str, Any], *, steps: int, every: int = 100, **sections: Any) -> ConfigDict:
     """Returns the config of captioning emoji with a model and other ``sections``.
 
-    A row has five emoji, captioned in one language, which the model is not told.
+    A row has five emoji, captioned in one language, which the model is not told. Every so many steps the
+    model is evaluated and saved.
     """
     data = dict(
         name=f"emoji/{CAPTION_LANGUAGES}",
@@ -275,8 +278,8 @@ def captions(model: dict[str, Any], *, steps: int, **sections: Any) -> ConfigDic
         model=model,
         loss=cross_entropy(),
         optim=adamw(),
-        train=train(steps=steps, eval_every=100),
-        checkpoint=checkpoint(every=100, best_metric="nll", best_mode="min"),
+        train=train(steps=steps, eval_every=every),
+        checkpoint=checkpoint(every=every, best_metric="nll", best_mode="min"),
     )
     return experiment("interleaved", **usual | sections)
 
