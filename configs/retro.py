@@ -53,7 +53,7 @@ def _tiny(config):
     """Changes the config to seconds of persons whose things stand in passages alone."""
     config.data.update(name="facts", passages="passages", embedder="ngrams", batch_size=16)
     config.data.update(target_len=64, chunk=8, neighbour_len=16)
-    config.tokenizer.vocab_size = 800
+    config.tokenizer.vocab_size = 1000
     config.model.update(dim=64, num_heads=4, mlp_dim=128, layers=2, dropout_rate=0.0)
     config.optim.update(learning_rate=4e-3, warmup_steps=20)
     config.train.update(steps=24, log_every=6, eval_every=0)

@@ -21,17 +21,18 @@ THINGS = (
     *("honey", "bread", "salt", "wool", "glass", "paper", "rice", "silver"),
     *("wood", "wine", "stone", "cloth", "milk", "iron", "oil", "fruit"),
 )
-_FIRST = (
-    *("mira", "joran", "selka", "dovi", "petrus", "hanne", "orlo", "quint", "bela", "ruvim"),
-    *("tamsin", "ylva", "casper", "noor", "edda", "fynn", "greta", "ivo", "lumi", "zeno"),
-)
-_LAST = (
-    *("tovel", "brask", "ancher", "lindo", "marwick", "sorrel", "dunmore", "ekholm", "farrow"),
-    *("gable", "hobbs", "ingram", "jessop", "kestrel", "norling", "osgood", "pruitt", "quill"),
-    *("rosling", "stroud"),
-)
+_FIRST = [
+    a + b
+    for a in ("mi", "jo", "sel", "do", "pe", "ha", "lu", "ka")
+    for b in ("ra", "ren", "vi", "ko", "na")
+]
+_LAST = [
+    a + b
+    for a in ("to", "bra", "an", "lin", "mar", "sor", "dun", "ek")
+    for b in ("vel", "wick", "dale", "by", "stad")
+]
 _ASKED = 4  # persons of a document
-_TIMES = {"train": 6, "validation": 2, "test": 2}
+_TIMES = {"train": 4, "validation": 2, "test": 2}
 """Documents in which each person is asked for."""
 
 
