@@ -141,3 +141,26 @@ def test_logical_axes_have_the_structure_of_the_parameters(params):
     assert axes["out"] == {"kernel": ("heads", "head_dim", "embed"), "bias": ("embed",)}
     is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
     assert jax.tree.structure(params) == jax.tree.structure(axes, is_leaf=is_axes)
+
+
+def test_pmap_of_gradients_is_the_gradient_of_all_rows():
+    model = lambda rngs: Transformer(tiny(), rngs=rngs)  # noqa: E731
+    params = xa.init(model, jax.random.key(0))
+    source, target = jax.random.randint(jax.random.key(1), (2, 8, 5), 1, 64)
+
+    def loss(params, source, target):
+        logits = xa.apply(model, params, source, target[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, target[:, 1:]).mean()
+
+    def step(params, source, target):
+        return jax.lax.pmean(jax.grad(loss)(params, source, target), "devices")
+
+    rows = [x.reshape(4, 2, 5) for x in (source, target)]
+    found = jax.pmap(step, "devices", in_axes=(None, 0, 0))(params, *rows)
+    expected = jax.jit(jax.grad(loss))(params, source, target)
+    for device in range(4):
+        jax.tree.map(
+            lambda x, y, d=device: np.testing.assert_allclose(x[d], y, rtol=1e-4, atol=1e-6),
+            found,
+            expected,
+        )

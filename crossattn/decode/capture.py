@@ -44,8 +44,8 @@ def captured(
     captures: Sequence[Capture | None],
     tokens: Int[Array, "B J T"],
     states: Any,
-) -> tuple[Float[Array, "B J T V"], Any, list[Any]]:
-    """Runs one step and returns logits, states, and the weights [B J T M N S] of each capture."""
+) -> tuple[Any, Any, list[Any]]:
+    """Runs one step and returns logits or vectors, states, and the weights [B J T M N S] of each capture."""
     if not any(captures):
         logits, states = decode_step(tokens, states)
         return logits, states, [None] * len(captures)

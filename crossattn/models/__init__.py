@@ -19,6 +19,7 @@ from crossattn.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfi
 from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.llava import Llava, LlavaConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
+from crossattn.models.pointer_generator import PointerGenerator, PointerGeneratorConfig
 from crossattn.models.retro import Retro, RetroConfig
 from crossattn.models.rnn_encoder_decoder import RNNEncoderDecoder, RNNEncoderDecoderConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
@@ -48,6 +49,8 @@ __all__ = [
     "LlavaConfig",
     "PerceiverIO",
     "PerceiverIOConfig",
+    "PointerGenerator",
+    "PointerGeneratorConfig",
     "RNNEncoderDecoder",
     "RNNEncoderDecoderConfig",
     "Retro",

@@ -5,7 +5,7 @@
                     ├─► LN(GELU(linear)) ─► logits of the masked tokens
                     └─► of the first token: tanh(linear) ─► is the second text the next one
 
-    x <- LN(x + Attend(x, x)); x <- LN(x + MLP(x))
+    x <- LN(x + Attend(x, x));  x <- LN(x + MLP(x))       post-norm, as published
 
 As a decoder, with or without cross-attention, BERT is a ``Decoder``; both together are an ``EncoderDecoder``.
 

@@ -3,12 +3,17 @@
     tokens [T] ─► embed, + positions ─► y ─► layers of masked self-attention ─► norm ─► logits
     vectors [S E], with a ``memory_dim`` ───────┘ keys, values of cross-attention
 
-    y <- y + Attend(LN y, LN y, causal); (y <- y + Attend(LN y, vectors);) y <- y + MLP(LN y)
+    y <- y + Attend(LN y, LN y, causal);  (y <- y + Attend(LN y, vectors);)  y <- y + MLP(LN y)      pre-norm
+    y <- LN(y + Attend(y, y, causal));  (y <- LN(y + Attend(y, vectors));)  y <- LN(y + MLP(y))      post-norm
+
+Pre-norm is GPT-2's, with a norm after the last layer; post-norm (``norm_first=False``, no norm after the last
+layer) is GPT's, and that of a BERT as a decoder.
 
 A ``memory_dim`` adds cross-attention to vectors of any encoder. A block with ``num_persistent`` vectors and
 without a feed-forward network, ``mlp_dim`` None, makes the all-attention decoder of Sukhbaatar et al. 2019.
 
-Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3.
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.3;
+Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training" (GPT), section 3.1.
 """
 
 from collections.abc import Sequence
@@ -152,7 +157,7 @@ class Decoder(Autoregressive):
           segment_ids: of the texts packed into a row; 0 is padding.
           positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: return the weights [L *B N T S] too.
+          return_weights: return the weights [L *B N T S] too, those before dropout.
         """
         keys = split(key, 2)
         packed = segment_ids is not None and memory_segment_ids is not None

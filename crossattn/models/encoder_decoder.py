@@ -3,7 +3,10 @@
     source tokens [S] ─► encoder (``Bert``) ─► m [S E] ─► linear, where widths differ ─┐ keys, values
     target tokens [T] ─► decoder (``Decoder``): masked self-attention, then ───────► read ─► logits
 
-    y <- y + Attend(y, y, causal); y <- y + Attend(y, m); y <- y + MLP(y)      norms as in ``Decoder``
+    y <- LN(y + Attend(y, y, causal));  y <- LN(y + Attend(y, m));  y <- LN(y + MLP(y))       post-norm, BERT
+    y <- y + Attend(LN y, LN y, causal);  y <- y + Attend(LN y, m);  y <- y + MLP(LN y)       pre-norm, GPT-2
+
+Published weights have all but cross-attention and the linear layer.
 
 Source: Rothe et al. 2020, "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks".
 """

@@ -141,7 +141,7 @@ class Flamingo(Decoder):
             at one position are read together.
           segment_ids: 0 for padding.
           key: turns dropout on.
-          return_weights: return the weights [L B N T (I latents)] too.
+          return_weights: return the weights [L B N T (I latents)] too, those before dropout.
 
         Raises:
           ValueError: one of images and positions is given without the other, or their numbers differ.

@@ -3,13 +3,22 @@
     source tokens [S] ─► embed ─► x ─► layers of self-attention ─► norm ─► m [S D] ──┐ keys, values
     target tokens [T] ─► embed ─► y ─► layers: masked self-attention, then ───────► read ─► norm ─► logits
 
-    x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
-    y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
+Post-norm, as published (``norm_first=False``):
 
-The published norm follows the sum: x <- LN(x + Attend(x, x)), ``norm_first=False``. Rotary, relative and
-grouped-head variants come from the blocks.
+    x <- LN(x + Attend(x, x));          x <- LN(x + MLP(x))                                  encoder
+    y <- LN(y + Attend(y, y, causal));  y <- LN(y + Attend(y, m));  y <- LN(y + MLP(y))      decoder
 
-Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3.
+Pre-norm, the default, with a norm after the last layer:
+
+    x <- x + Attend(LN x, LN x);          x <- x + MLP(LN x)                                 encoder
+    y <- y + Attend(LN y, LN y, causal);  y <- y + Attend(LN y, m);  y <- y + MLP(LN y)      decoder
+
+Attend(q, m) = [head_1; ...; head_N] W^O with head_n = softmax(q W^Q_n (m W^K_n)^T / sqrt(H)) m W^V_n. The
+three kinds of attention have parameters of their own in every layer, and so have the norms. Rotary, relative
+and grouped-head variants come from the blocks.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", sections 3.1 to 3.3; pre-norm, Xiong et al. 2020,
+"On Layer Normalization in the Transformer Architecture".
 """
 
 from dataclasses import dataclass, replace
@@ -189,19 +198,40 @@ class Transformer(Autoregressive):
           source_segment_ids, target_segment_ids: of the texts packed into a row; 0 is padding.
           source_positions, target_positions: of the tokens; None is ``arange``.
           key: turns dropout on.
-          return_weights: return the weights [L *B N T S] of every layer's cross-attention.
+          return_weights: return the weights [L *B N T S] of every layer's cross-attention, before dropout.
         """
         source_segment_ids = without_padding(source, source_segment_ids, self.pad_id)
         keys = split(key, 3)
         encoded = self.encode(source, source_segment_ids, source_positions, keys[0])
+        return self._decoded(
+            encoded,
+            target_in,
+            source_segment_ids,
+            target_segment_ids,
+            target_positions,
+            keys[1:],
+            return_weights,
+        )
+
+    def _decoded(
+        self,
+        encoded: Encoded,
+        target_in: Array,
+        source_segment_ids: Array | None,
+        target_segment_ids: Array | None,
+        target_positions: Array | None,
+        keys: Any,
+        return_weights: bool,
+    ) -> tuple[Float[Array, "*B T D"], Float[Array, "L *B N T S"] | None]:
+        """Computes the results of ``hidden`` from an encoded source."""
         packed = target_segment_ids is not None and source_segment_ids is not None
         if packed:  # The segments of both mask padding too.
             encoded = replace(encoded, valid=None)
         states = self.decoder.read(source=encoded)
         x, states = self.decoder(
-            self.target_input(target_in, target_positions, keys[1]),
+            self.target_input(target_in, target_positions, keys[0]),
             states,
-            keys[2],
+            keys[1],
             segment_ids=target_segment_ids,
             source_segment_ids=source_segment_ids if packed else None,
             positions=target_positions,

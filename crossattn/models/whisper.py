@@ -6,8 +6,8 @@
     x <- x + Attend(LN x, LN x); x <- x + MLP(LN x)                                          encoder
     y <- y + Attend(LN y, LN y, causal); y <- y + Attend(LN y, m); y <- y + MLP(LN y)        decoder
 
-Only the source input differs from ``Transformer``: two convolutions, the second of which halves the number
-of frames.
+Norms stand first, and there is one after the last layer of both stacks. Only the source input differs from
+``Transformer``: two convolutions, the second of which halves the number of frames.
 
 Source: Radford et al. 2022, "Robust Speech Recognition via Large-Scale Weak Supervision".
 """

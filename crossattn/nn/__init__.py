@@ -3,6 +3,7 @@
 from crossattn.nn.attention import MultiHeadAttention
 from crossattn.nn.blocks import Block, BlockState, DecoderBlock, EncoderBlock
 from crossattn.nn.chunked import ChunkedAttention
+from crossattn.nn.copying import Copying, CopyOutput
 from crossattn.nn.decoding import Autoregressive, DecoderStack
 from crossattn.nn.encoded import Encoded
 from crossattn.nn.feedforward import FeedForward
@@ -38,6 +39,8 @@ __all__ = [
     "CachedStates",
     "ChunkedAttention",
     "ClassOutput",
+    "CopyOutput",
+    "Copying",
     "DecoderBlock",
     "DecoderStack",
     "BlockState",

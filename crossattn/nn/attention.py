@@ -51,6 +51,7 @@ class MultiHeadAttention(nnx.Module):
 
     Raises:
       ValueError: heads do not divide.
+      TypeError: an argument is unknown; those of PyTorch are told what they are called here.
     Source: Vaswani et al. 2017, section 3.2.2; grouped heads, Ainslie et al. 2023.
     """
 
@@ -77,7 +78,9 @@ class MultiHeadAttention(nnx.Module):
         dropout_rate: float = 0.0,
         dtype: Any = None,
         rngs: nnx.Rngs,
+        **unknown: Any,
     ):
+        refuse_unknown("MultiHeadAttention", unknown)
         kv_heads = num_kv_heads or num_heads
         if head_dim is None and dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}; expected a divisor of dim, {dim}.")
@@ -121,6 +124,13 @@ class MultiHeadAttention(nnx.Module):
         values_of: Float[Array, "*B S M"] | None = None,
     ) -> Memory:
         """Projects keys and values of ``x``; or keys of ``x``, and values of ``values_of``.
+
+        Args:
+          x: vectors [*B S M].
+          positions: of the vectors, for rotary keys and masks by position; None is ``arange``.
+          valid: which vectors may be read, True = may; None is all.
+          values_of: vectors of the same size and number, where values have another origin than keys: the
+            paper's ``attention(q, k, v)`` is ``attention(q, attention.memory(k, values_of=v))``.
 
         Raises:
           ValueError: the vectors are not of size ``memory_dim``.
@@ -236,8 +246,8 @@ class MultiHeadAttention(nnx.Module):
           bias: added to the logits, [*#B #N #T #S] or without batch axes.
           dropout_key: turns dropout on.
           backend: see ``attend``.
-          return_weights: also return the weights [*B N T S], float32; with persistent vectors
-            [*B N T (S P)], those of the memory first.
+          return_weights: also return the weights [*B N T S], float32, those before dropout; with
+            persistent vectors [*B N T (S P)], those of the memory first.
 
         Returns:
           [*B T D], or a pair with the weights; D is ``out_dim`` where that is given.
@@ -251,8 +261,9 @@ class MultiHeadAttention(nnx.Module):
         if not jnp.issubdtype(dtype := getattr(mask, "dtype", bool), jnp.bool_):
             raise ValueError(
                 f"MultiHeadAttention: mask is an array of {dtype}; expected a Mask or booleans, of 0 and 1 "
-                "mask.astype(bool). It is the third argument: values that are not the keys' go into the "
-                "memory, memory(k, values_of=v), and an additive mask of 0 and -inf into bias=."
+                "mask.astype(bool). It is the third argument: for attention(q, k, v) write attention(q, k) "
+                "where v is k, and else attention(q, attention.memory(k, values_of=v)); an additive mask of "
+                "0 and -inf is bias=."
             )
         if memory is None and self.key.in_features != self.query.in_features:
             raise ValueError(

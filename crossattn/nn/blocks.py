@@ -128,8 +128,8 @@ class Block(nnx.Module):
           bias: added to the logits of self-attention.
           condition: a vector of each example for blocks with a ``condition_dim``; see ``Residual``.
           capture: activations to keep in the state, of a sublayer NAME: "NAME" is its output [*B T D];
-            "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S], and [*B N T (S P)]
-            with P persistent vectors, which stand last.
+            "+NAME" is ``x`` after it; "NAME.weights" are attention's weights [*B N T S] before dropout, and
+            [*B N T (S P)] with P persistent vectors, which stand last.
 
         Raises:
           ValueError: a sublayer's memory is neither in the state nor among the memories, or the state has

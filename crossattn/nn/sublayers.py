@@ -294,11 +294,17 @@ class Residual(nnx.Module):
         """Returns the input of the next sublayer.
 
         Raises:
-          ValueError: one of condition and ``condition_dim`` is given without the other.
+          ValueError: one of condition and ``condition_dim`` is given without the other, or the sum is of
+            vectors of different sizes.
         """
         if (condition is None) != (self.opening is None):
             given, size = ("no", "a") if condition is None else ("a", "no")
             raise ValueError(f"got {given} condition, but this block has {size} condition_dim.")
+        if self.skip and update.shape[-1] != (dim := x.shape[-1]):
+            raise ValueError(
+                f"a residual connection adds vectors of size {update.shape[-1]} to x of size {dim}; expected "
+                f"a sublayer that returns vectors of size {dim}, such as attention with out_dim={dim}."
+            )
         if self.gate is not None:
             update = jnp.tanh(self.gate[...]).astype(update.dtype) * update
         if self.opening is not None and condition is not None:

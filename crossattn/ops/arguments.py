@@ -99,10 +99,28 @@ def check_dropout(rate: float, key: Any) -> None:
         raise ValueError(f"dropout_key {said}; expected one jax.random.key.")
 
 
+# What users of other libraries type first, and what it is called here.
+_CALLED_HERE = {
+    "is_causal": "causality is a mask, crossattn.masks.causal()",
+    "attn_mask": "a boolean mask is mask=, True = may be read (nn.MultiheadAttention hides where it "
+    "is True: ~attn_mask), and one of numbers that are added is bias=",
+    "key_padding_mask": "which keys may be read is a mask, crossattn.masks.key_padding(~key_padding_mask), "
+    "or the memory's valid=~key_padding_mask: True = may be read, and in PyTorch it hides",
+    "need_weights": "it is return_weights=True, for the weights of every head",
+    "average_attn_weights": "return_weights=True gives those of every head; their mean is weights.mean(-3)",
+    "dropout_p": "it is dropout_rate= with a dropout_key=",
+    "kdim": "it is memory_dim",
+    "vdim": "keys and values are made from vectors of memory_dim",
+    "batch_first": "axes are always [*B T D]",
+    "dropout": "it is dropout_rate, and needs a dropout_key in a call",
+    "bias": "it is use_bias",
+}
+
+
 def refuse_unknown(function: str, unknown: dict[str, Any]) -> None:
     """Raises TypeError for a keyword argument that a function lacks."""
     for name in unknown:
-        here = "; causality is a mask, crossattn.masks.causal()" if name == "is_causal" else ""
+        here = f"; {_CALLED_HERE[name]}" if name in _CALLED_HERE else ""
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{here}.")
 
 

@@ -1,5 +1,6 @@
 """Pretrained weights in and out: checkpoints as Hugging Face ``transformers`` writes them."""
 
+from crossattn.weights import deltas
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.formats.tensors import Tensors
 from crossattn.weights.labels import shift_right
@@ -18,6 +19,7 @@ __all__ = [
     "CheckpointError",
     "Pretrained",
     "Tensors",
+    "deltas",
     "describe",
     "describe_folder",
     "load",

@@ -34,6 +34,11 @@ def find_folder(source: str | Path) -> Path:
     if folder.is_dir():
         refuse_pickles(source, [path.name for path in folder.iterdir()], folder, to=source)
         return folder
+    if folder.is_file() and folder.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{source} is a file; expected its folder, or for a delta also its base: "
+            "xa.load(file, base=...)."
+        )
     if folder.exists():
         raise CheckpointError(f"{source} is a file; expected the folder that it is in.")
     name = str(source)

@@ -9,14 +9,16 @@ from typing import Any
 
 from flax import nnx
 
+from crossattn import functional
 from crossattn.types import AnyArray, Array, Int, Key, Params
+from crossattn.weights import deltas
 from crossattn.weights.formats import safetensors
 from crossattn.weights.formats.safetensors import CheckpointError
 from crossattn.weights.formats.tensors import Layout, Place, Tensors, read
 from crossattn.weights.generation import arguments, special_ids, stored
 from crossattn.weights.hub import find_folder
 from crossattn.weights.labels import last_first, shift_right
-from crossattn.weights.quantize import quantizer
+from crossattn.weights.quantize import quantize, quantizer
 from crossattn.weights.rules import Names, Rules, canonical
 from crossattn.weights.settings import Settings, buildable, check_numbers, read_settings
 from crossattn.weights.tokenizers.tokenizer import files_beside, read_tokenizer
@@ -149,7 +151,12 @@ class Pretrained:
 
 
 def load(
-    source: str | Path, *, dtype: Any = None, place: Place | None = None, int8: bool = False
+    source: str | Path,
+    *,
+    base: str | Path | None = None,
+    dtype: Any = None,
+    place: Place | None = None,
+    int8: bool = False,
 ) -> tuple[Pretrained, Params, Any]:
     """Loads a pretrained model: (model, params, tokenizer).
 
@@ -159,7 +166,8 @@ def load(
 
     Args:
       source: a folder with ``config.json`` and safetensors as ``transformers`` writes them, or a name
-        on the Hugging Face hub (needs ``huggingface_hub`` and a network).
+        on the Hugging Face hub (needs ``huggingface_hub`` and a network); or the file of a delta.
+      base: the model that a delta belongs to, a folder or a name.
       dtype: computation dtype, None for float32. Parameters keep the dtype of their file.
       place: (logical axes, shape) -> sharding of each tensor as it is read; None is the default device.
       int8: quantises matrices as they are read, see ``quantize``; such a model cannot be saved.
@@ -169,9 +177,14 @@ def load(
       the folder has none. A warning names tokenizer files of an unknown kind.
 
     Raises:
-      CheckpointError: the model is of an unknown kind, or the files do not fit it.
+      CheckpointError: the model is of an unknown kind, the files do not fit it, or a delta not its base.
       ImportError: a package of ``crossattn[weights]`` is missing.
     """
+    if base is not None:
+        model, params, tokenizer = load(base, dtype=dtype, place=place)
+        params = deltas.read(source).applied(params)
+        functional.check(model, params)
+        return model, quantize(model, params) if int8 else params, tokenizer
     folder = find_folder(source)
     files, names = _opened(folder)
     model = describe_folder(folder, {names[n]: x for n, x in files.dtypes.items()}, dtype)
@@ -224,14 +237,22 @@ def _configured(settings: Settings, names: Names, dtype: Any) -> tuple[Any, Any,
         return _family(settings).configure(settings, names, dtype)
 
 
-def save(folder: str | Path, model: Pretrained, params: Params) -> Path:
+def save(
+    folder: str | Path, model: Pretrained, params: Params, *, delta_of: Params | None = None
+) -> Path:
     """Writes ``config.json`` and safetensors that ``transformers`` reads; returns the folder.
+
+    With the parameters ``delta_of`` that a fine-tuning began from, writes what it changed alone, as the
+    file ``folder``, NAME.safetensors, which ``load(file, base=...)`` reads; see ``weights.deltas``.
 
     A loaded checkpoint is written as it was: the same files, names, dtypes, metadata and order, to the bit
     where the parameters are the same, with its tokenizer, preprocessor and chat templates but no other files.
     Float64 is computed in float32, unless ``jax_enable_x64`` is set: values that have changed are
     written as float64 with float32's digits.
     """
+    if delta_of is not None:
+        functional.check(model, params)
+        return deltas.write(folder, params, delta_of)
     folder, tensors = Path(folder), Tensors.of(model, params)
     folder.mkdir(parents=True, exist_ok=True)
     fresh = {name: name for name in [*tensors, *model.rules.beside]}

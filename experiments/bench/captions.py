@@ -169,6 +169,7 @@ def log_likelihoods(
 def _scored(task: Any, params: Any, source: Any, tokens: Any, counted: Any) -> Any:
     """Returns log-likelihoods [captions pictures] of captions [blocks J T] given pictures [B H W C]."""
     model, (_, beams, length) = task.bind(params), tokens.shape
+    source = task.seen({"source": source})["source"]
     states = model.prefill(len(source), beams, length - 1, source=source)
 
     def of_block(block: Any) -> Any:

@@ -12,16 +12,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from crossattn import decode
+from crossattn import decode, models
 from crossattn.data import evaluation
 from crossattn.data.features import Links, Text
 from crossattn.data.packing import Bucket, length_buckets
 from crossattn.data.pipeline import eval_batches, train_batches
 from crossattn.train.evaluate import loss_scores
 from crossattn.train.linear_loss import linear_cross_entropy
-from crossattn.train.losses import cross_entropy
+from crossattn.train.losses import cross_entropy, weighted_sums
 from crossattn.train.sharding import row_shares, rows_on
 from experiments.errors import SettingsError
+from experiments.keys import NAME_OF_PRETRAINED
 from experiments.pretrained import Checkpoint
 from experiments.settings import config_mesh, section_of
 from experiments.tasks import base
@@ -108,6 +109,7 @@ class TextTask(base.Task):
                 f"config.checkpoint.best_metric is {metric!r}, which evaluate.examples of 1 or more measures;"
                 " take 'loss'."
             )
+        _refuse_smoothed(config)
         chunks, lengths = config.loss.chunks, cls._target_lengths(config)
         if any(length % chunks for length in lengths):
             raise SettingsError(
@@ -236,13 +238,18 @@ def token_loss(
     """Returns the label-smoothed cross-entropy of tokens, and sums to report.
 
     Args:
-      model: has ``output_table``; or ``logits`` alone, and then all logits are in memory at once.
+      model: has ``losses``, of a mixture; or ``output_table``; or ``logits`` alone, and then all logits are
+        in memory at once.
       hidden, labels, told: vectors [B T D], tokens [B T], and the mask of those that the loss counts.
       options: ``config.loss``.
       table: the output layer; None is the model's.
     """
     smoothed = dict(label_smoothing=options.label_smoothing, z_loss=options.z_loss)
-    if table is None and not hasattr(model, "output_table"):
+    if hasattr(model, "losses"):
+        nll, correct = model.losses(hidden, labels, chunks=options.chunks)
+        sums = weighted_sums((nll, nll, correct), told.astype(np.float32))
+        loss, sums = sums["loss"], jax.lax.stop_gradient(sums)
+    elif table is None and not hasattr(model, "output_table"):
         loss, sums = cross_entropy(model.logits(hidden), labels, told, **smoothed)
     else:
         table = model.output_table() if table is None else table
@@ -250,6 +257,19 @@ def token_loss(
             hidden, table, labels, told, chunks=options.chunks, **smoothed
         )
     return loss, sums | {"tokens": sums["weight"]}
+
+
+def _refuse_smoothed(config: Any) -> None:
+    """Refuses terms of the loss that a model with a loss of its own does not have."""
+    name = config.model.name
+    if name == NAME_OF_PRETRAINED or not hasattr(models.find(name).module, "losses"):
+        return
+    for key in ("label_smoothing", "z_loss"):
+        if config.loss.get(key):
+            raise SettingsError(
+                f"config.loss.{key} is {config.loss[key]:g}; a {name!r} mixes two distributions, whose loss"
+                " is -log p alone: expected 0."
+            )
 
 
 def _read_by(config: Any) -> str:

@@ -129,6 +129,14 @@ def test_likelihoods_of_captions_are_the_products_of_their_tokens(task, params):
     ]
 
 
+def test_a_blind_model_finds_no_picture(params):
+    config = emoji_captions.get_config("tiny")
+    config.data.blind = True
+    blind = make_task(config)
+    examples = [blind.examples("validation")[i] for i in range(0, 8, 2)]
+    assert bench.ranks_of(blind, params, examples).tolist() == [4] * 4
+
+
 def test_outcomes_are_the_loss_of_each_caption_in_its_family(task, params):
     examples, found = task.examples("test"), task.outcomes(params, "test")
     nll, weight = np.array(found["nll"]), np.array(found["weight"])

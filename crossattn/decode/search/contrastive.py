@@ -37,7 +37,8 @@ def contrastive_search(
     ``similarity`` is the largest cosine between a candidate's vector and those of all tokens before it.
 
     Args:
-      model: with ``decode_hidden``, which is ``decode_step`` before the output layer, and ``logits``.
+      model: with ``decode_hidden``, which is ``decode_step`` before the output layer, and ``logits``. What
+        passes between them is vectors, or arrays with the axes of tokens of which ``vectors`` are compared.
       states: made by the model's ``prefill`` for ``candidates`` sequences a row and
         ``GenerationConfig.cache_length + 1`` positions, since the last token is compared too.
       candidates: number of most likely tokens that are compared; 1 is greedy.
@@ -99,14 +100,15 @@ class _Contrast:
         hidden, states, [seen] = captured(
             self.model.decode_hidden, [self.capture], prefix, config.unread(states)
         )
-        hidden = hidden[:, 0]
+        hidden = jax.tree.map(lambda x: x[:, 0], hidden)
+        read = _vectors(hidden)
         seen = None if seen is None else seen[:, :1, -1:]
         weights = None if seen is None else jnp.repeat(0 * seen, config.max_new_tokens, axis=2)
-        later = jnp.zeros((config.batch, config.max_new_tokens, hidden.shape[-1]), jnp.float32)
+        later = jnp.zeros((config.batch, config.max_new_tokens, read.shape[-1]), jnp.float32)
         return _Contrasted(
             text=Progress.begin(config, states, weights),
-            vectors=jnp.concatenate([_unit(hidden), later], axis=1),
-            logits=self.model.logits(hidden[:, -1]).astype(jnp.float32),
+            vectors=jnp.concatenate([_unit(read), later], axis=1),
+            logits=self.model.logits(jax.tree.map(lambda x: x[:, -1], hidden)).astype(jnp.float32),
             seen=seen,
         )
 
@@ -122,19 +124,20 @@ class _Contrast:
             tokens[..., None].astype(jnp.int32),
             text.states,
         )
-        hidden = hidden[:, :, 0]
-        chosen = self._contrast(best - jax.nn.logsumexp(processed, -1, keepdims=True), hidden, run)
+        hidden = jax.tree.map(lambda x: x[:, :, 0], hidden)
+        log_p = best - jax.nn.logsumexp(processed, -1, keepdims=True)
+        chosen = self._contrast(log_p, _vectors(hidden), run)
 
         def kept(x: Array) -> Array:
             return jnp.take_along_axis(x, chosen.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)
 
-        token = kept(tokens)[:, 0]
+        token, hidden = kept(tokens)[:, 0], jax.tree.map(kept, hidden)
         log_p = log_p_of(run.logits, token)
         states = method(states, "select")(jnp.broadcast_to(chosen[:, None], tokens.shape))
         return _Contrasted(
             text=text.append(config, token.astype(jnp.int32), log_p, states, run.seen),
-            vectors=put(run.vectors, _unit(kept(hidden)), text.length, axis=1),
-            logits=self.model.logits(kept(hidden)[:, 0]).astype(jnp.float32),
+            vectors=put(run.vectors, _unit(_vectors(hidden)), text.length, axis=1),
+            logits=self.model.logits(jax.tree.map(lambda x: x[:, 0], hidden)).astype(jnp.float32),
             seen=None if seen is None else kept(seen),
         )
 
@@ -148,6 +151,11 @@ class _Contrast:
         similarity = jnp.where(known[:, None], cosines, -1.0).max(-1)
         worth = (1 - self.alpha) * jnp.exp(log_p) - self.alpha * similarity
         return jnp.argmax(jnp.where(log_p == -jnp.inf, -jnp.inf, worth), axis=-1)
+
+
+def _vectors(hidden: Any) -> Float[Array, "*B D"]:
+    """Returns the vectors that are compared, of ``decode_hidden``."""
+    return getattr(hidden, "vectors", hidden)
 
 
 def _unit(x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:

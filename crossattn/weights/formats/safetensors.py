@@ -62,6 +62,12 @@ class TensorFiles:
         """The type of every tensor, by name."""
         return {name: dtype for shard in self.shards for name, dtype in shard.dtypes.items()}
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the headers say besides their tensors."""
+        headers = (json.loads(shard.header) for shard in self.shards)
+        return {key: x for own in headers for key, x in own.get("__metadata__", {}).items()}
+
     def read(self, names: set[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yields these tensors one at a time, in the order of the files."""
         for shard in self.shards:
@@ -90,6 +96,17 @@ def open_folder(folder: Path) -> TensorFiles:
             )
         return TensorFiles(folder, shards, text)
     raise CheckpointError(f"{folder} has no {WEIGHTS} and no {INDEX}.")
+
+
+def open_file(path: Path) -> TensorFiles:
+    """Opens one safetensors file, and reads its header alone.
+
+    Raises:
+      CheckpointError: there is none, or it is cut short or not such a file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}.")
+    return TensorFiles(path.parent, (_shard(path.parent, path.name),))
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], header: bytes = FRESH):
