@@ -206,7 +206,7 @@ class RetrievalLanguageModelTask(LanguageModelTask):
 
     def _random(self, batch: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Returns a batch with random passages in the place of each neighbour that is there."""
-        there = np.asarray(batch["neighbours"]).any(-1)
+        there = batch["neighbours"].any(-1)
         drawn = self.retrieval.database.passages(
             rng.integers(len(self.retrieval.database.chunks), size=there.shape)
         )

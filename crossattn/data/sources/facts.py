@@ -4,8 +4,8 @@ A document of `train`, `validation` or `test` asks for what several persons brin
 later; a document of `passages` says who brings a thing. A person's thing is drawn at random, and the persons
 of the splits are different ones, so nothing but the passage tells it: without it an answer is one of 16.
 
-    tell me what mira tovel will bring .    mira tovel brings honey to us today ;      a text
-    what mira tovel will bring to us is honey ;                                        its passage
+    tell me what mira tovel will bring . mira tovel brings honey to us today ; tell me ..     a text
+    what mira tovel will bring to us is honey ;                                               a passage
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def open_split(rest: str, split: str, *, data_dir: Any = None) -> Sequence[Examp
         order = [own[i] for i in rng.permutation(len(own))]
         for first in range(0, len(order), _ASKED):
             asked = order[first : first + _ASKED]
-            text = " ".join(f"{question(who)} {answer(who, things[who])}" for who in asked)
+            text = " ; ".join(f"{question(who)} {answer(who, things[who])}" for who in asked)
             found.append({"id": f"{split}/{len(found)}", "paragraphs": [text]})
     return found
 
@@ -62,8 +62,8 @@ def question(who: str) -> str:
 
 
 def answer(who: str, thing: int) -> str:
-    """Returns 8 words and marks that tell it."""
-    return f"{who} brings {THINGS[thing]} to us today ;"
+    """Returns 7 words that tell it."""
+    return f"{who} brings {THINGS[thing]} to us today"
 
 
 def _passage(who: str, thing: int) -> str:
