@@ -215,7 +215,9 @@ def test_facts_stand_in_passages_and_persons_of_the_splits_differ():
             assert rest.split()[:4] == [*who.split(), "brings", things[who]]
     assert sum(map(len, asked.values())) == len(set().union(*asked.values())) == 1600
     counts = np.unique(list(things.values()), return_counts=True)[1]
-    assert len(counts) == len(facts.THINGS) == 16 and counts.max() < 0.09 * 1600  # no answer to guess
+    assert (
+        len(counts) == len(facts.THINGS) == 16 and counts.max() < 0.09 * 1600
+    )  # no answer to guess
 
 
 def test_a_page_has_its_paragraphs_in_their_order():

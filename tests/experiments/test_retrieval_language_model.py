@@ -1,5 +1,7 @@
 """Retrieval: what a window is given, what a report counts, texts that retrieve as they are written, mass."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from configs import retro
 from crossattn import functional
+from crossattn.data.sources import facts
 from crossattn.data.tokenizers import BOS
 from crossattn.train.loop import batches, fresh_state
 from crossattn.train.program import make_program
@@ -140,9 +143,9 @@ def test_other_searches_and_long_texts_are_refused(folder):
         task.continued(params, ["tell me what mira brings " * 20])
 
 
-@pytest.mark.slow
-def test_it_learns_to_read_passages_and_mass_falls_on_what_it_needs(folder):
-    """Answers are right with their passage and not with another's; taking out the one with mass costs most."""
+@pytest.fixture(scope="module")
+def trained(folder):
+    """A task, and parameters after 250 steps."""
     task = task_of(folder)
     task.config.train.steps = 250
     values = train_config(task.config)
@@ -153,32 +156,63 @@ def test_it_learns_to_read_passages_and_mass_falls_on_what_it_needs(folder):
     )
     for _ in range(250):
         state, _ = program.step(state, put_batch(next(data), program.mesh, False, program.along))
-    params = state.eval_params
+    return task, state.eval_params
+
+
+@pytest.mark.slow
+def test_it_learns_to_read_passages_and_needs_the_one_with_the_answer(trained):
+    """Its passages help, another text's harm, and the passage whose lack costs most has the answer."""
+    task, params = trained
     read, shuffled = (task.split_loss(params, "test", x)["nll"] for x in (None, task.shuffled))
     assert read < task.split_loss(params, "test")["nll_without"] - 0.3 and read < shuffled - 0.2
+    found = answers(task, params)
+    assert len(found.cost) > 400 and (found.cost > 0).any(-1).mean() > 0.8
+    sure = found.tells.sum(-1) == 1
+    assert sure.mean() > 0.8
+    assert (found.cost.argmax(-1) == found.tells.argmax(-1))[sure].mean() > 0.8
 
-    mass, cost = answers(task, params)
-    print(mass[:8], cost[:8])
-    assert (cost > 0).any(-1).mean() > 0.8
-    assert (mass.argmax(-1) == cost.argmax(-1)).mean() > 0.8
+
+@pytest.mark.slow
+@pytest.mark.xfail(
+    strict=True,
+    reason="the encoder, which reads the chunk, tells passages apart, and attention reads both",
+)
+def test_mass_falls_on_the_passage_that_is_needed(trained):
+    found = answers(*trained)
+    assert (found.mass.argmax(-1) == found.cost.argmax(-1)).mean() > 0.8
+
+
+class Answers(NamedTuple):
+    """What passages [n K] are to each of n places where a thing is predicted.
+
+    Attributes:
+      mass: the share of attention on each.
+      cost: nats that leaving it out costs.
+      tells: whether it is the passage of the person that is asked for, found by its text.
+    """
+
+    mass: np.ndarray
+    cost: np.ndarray
+    tells: np.ndarray
 
 
 def answers(task, params):
-    """Mass [n K] of each passage where a thing is predicted, and the nats that leaving it out costs."""
-    nll, masses, costs = jax.jit(task._nll), [], []
-    mass_of = jax.jit(lambda p, batch: task.bind(p).mass(batch["target_in"], batch["neighbours"]))
-    things = [
-        task.corpus.tokenizer.encode(x)[0] for x in ("honey", "bread", "salt", "wool", "glass")
-    ]
+    tokenizer, nll, parts = task.corpus.tokenizer, jax.jit(task._nll), []
+    mass = jax.jit(lambda p, batch: task.bind(p).mass(batch["target_in"], batch["neighbours"]))
+    things = [tokenizer.encode(thing)[0] for thing in facts.THINGS]
     for batch in task.eval_batches("test", None):
+        near = batch["neighbours"]
         place = np.isin(batch["target_out"], things) & (batch["target_segment_ids"] > 0)
-        place[:, : M - 1] = False
-        whole, masses_here = nll(params, batch), np.asarray(mass_of(params, batch))
-        without = []
-        for k in range(batch["neighbours"].shape[2]):
-            left = batch["neighbours"].copy()
+        whole, costs = nll(params, batch), []
+        for k in range(near.shape[2]):
+            left = near.copy()
             left[:, :, k] = 0
-            without.append(nll(params, {**batch, "neighbours": left}) - whole)
-        masses.append(masses_here[place])
-        costs.append(np.stack(without, -1)[place])
-    return np.concatenate(masses), np.concatenate(costs)
+            costs.append(nll(params, {**batch, "neighbours": left}) - whole)
+        tells = np.zeros((*place.shape, near.shape[2]), bool)
+        for row, at in zip(*np.nonzero(place), strict=True):
+            who = tokenizer.decode(batch["target_in"][row, : at + 1]).split()[-3:-1]
+            texts = [tokenizer.decode(x) for x in near[row, (at + 1) // M - 1]]
+            tells[row, at] = [text.startswith(f"what {' '.join(who)} will") for text in texts]
+        found = Answers(np.asarray(mass(params, batch)), np.stack(costs, -1), tells)
+        parts.append([x[place] for x in found])
+    return Answers(*map(np.concatenate, zip(*parts, strict=True)))
