@@ -107,8 +107,8 @@ def test_faiss_finds_what_numpy_finds(database):
     vectors = np.asarray(database.embeddings)
     by_faiss = neighbours._searcher(database.embeddings)(vectors, 9)
     by_numpy = neighbours._by_numpy(vectors, vectors, 9)
-    scores = [np.take_along_axis(vectors @ vectors.T, x, -1) for x in (by_faiss, by_numpy)]
-    np.testing.assert_allclose(*scores, atol=1e-5)  # equal ones may change places
+    found, expected = (np.take_along_axis(vectors @ vectors.T, x, -1) for x in (by_faiss, by_numpy))
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # equal ones may change places
 
 
 def test_a_chunk_that_may_see_too_little_gets_what_there_is(tmp_path):
