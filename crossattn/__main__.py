@@ -31,6 +31,7 @@ EXTRAS = {
     "images": "sources of images",
     "captions": "CIDEr of captions",
     "pages": "pages of the help, laid out",
+    "retrieval": "search of neighbours by faiss",
     "wandb": "logs to Weights & Biases",
     "gcs": "runs in gs://",
     "tokamax": "the tokamax kernels",

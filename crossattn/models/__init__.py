@@ -20,6 +20,7 @@ from crossattn.models.flamingo import Flamingo, FlamingoConfig
 from crossattn.models.llava import Llava, LlavaConfig
 from crossattn.models.perceiver_io import PerceiverIO, PerceiverIOConfig
 from crossattn.models.pointer_generator import PointerGenerator, PointerGeneratorConfig
+from crossattn.models.retro import Retro, RetroConfig
 from crossattn.models.rnn_encoder_decoder import RNNEncoderDecoder, RNNEncoderDecoderConfig
 from crossattn.models.selfdoc import SelfDoc, SelfDocConfig
 from crossattn.models.transformer import Transformer, TransformerConfig
@@ -52,6 +53,8 @@ __all__ = [
     "PointerGeneratorConfig",
     "RNNEncoderDecoder",
     "RNNEncoderDecoderConfig",
+    "Retro",
+    "RetroConfig",
     "SelfDoc",
     "SelfDocConfig",
     "Transformer",

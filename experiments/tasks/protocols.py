@@ -29,6 +29,12 @@ class LanguageModel(Head, Protocol):
     def hidden(self, tokens, *, segment_ids, positions, key): ...
 
 
+class RetrievalLanguageModel(Head, Protocol):
+    """Texts [B T] and neighbours [B C K R] of their chunks in, vectors [B T D] of the next tokens out."""
+
+    def hidden(self, tokens, *, neighbours, segment_ids, key): ...
+
+
 class MaskedLanguageModel(Head, Protocol):
     """Texts [B T] in, vectors [B T D] out; a token reads all of its own segment."""
 

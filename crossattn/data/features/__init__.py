@@ -16,6 +16,7 @@ from crossattn.data.features.image import Image
 from crossattn.data.features.interleaved import Images, Interleaved
 from crossattn.data.features.label import Label
 from crossattn.data.features.links import Links
+from crossattn.data.features.neighbours import Neighbours, Window
 from crossattn.data.features.packed import PackedTexts
 from crossattn.data.features.sound import Sound, SoundWindow
 from crossattn.data.features.tagged import TaggedText
@@ -32,6 +33,7 @@ __all__ = [
     "Interleaved",
     "Label",
     "Links",
+    "Neighbours",
     "PackedTexts",
     "Sound",
     "SoundWindow",
@@ -39,4 +41,5 @@ __all__ = [
     "Text",
     "Texts",
     "Vectors",
+    "Window",
 ]
