@@ -13,7 +13,7 @@ def get_config(arg: str = ""):
     own = dict(generates=False) if points else {}
     config = parts.experiment(
         "cloze",
-        data=parts.pairs("cloze", source_len=512, target_len=96, options=dict(repeats=4)),
+        data=parts.pairs("cloze", source_len=544, target_len=128, options=dict(repeats=4)),
         tokenizer=parts.tokenizer(vocab_size=4000),
         model=parts.model(
             "pointer_generator" if points else "transformer",
