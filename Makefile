@@ -74,7 +74,7 @@ $(BIN)/python:
 
 # The extras of each stamp.
 EXTRAS.demo := train,viz
-EXTRAS.zoo := train,speech,pages,baselines
+EXTRAS.zoo := train,speech,pages,summaries,baselines
 EXTRAS.test := test
 EXTRAS.dev := dev
 EXTRAS.bench := train,viz,bench,tokamax

@@ -11,7 +11,7 @@ def get_config(arg: str = ""):
     words = parts.words(arg, COPIES)
     copies = parts.choice(words, COPIES) == "copy"
     config = parts.experiment(
-        "translation",
+        "summarization",
         data=parts.pairs("man_pages", source_len=256, target_len=64, truncation="cut"),
         tokenizer=parts.tokenizer(vocab_size=4000),
         model=parts.model(
@@ -25,7 +25,7 @@ def get_config(arg: str = ""):
         optim=parts.adamw(learning_rate=1e-3),
         train=parts.train(steps=1500, eval_every=150),
         checkpoint=parts.checkpoint(every=150, best_metric="nll", best_mode="min"),
-        evaluate=parts.evaluate(),
+        evaluate=parts.evaluate_summaries(),
     )
     if "tiny" in words:
         config = parts.tiny(config, encoder_layers=1, decoder_layers=1)

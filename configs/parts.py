@@ -215,6 +215,13 @@ def evaluate(**changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
+def evaluate_summaries(**changes: Any) -> dict[str, Any]:
+    """Returns ``evaluate`` of summaries: decoding and ROUGE."""
+    usual = evaluate()
+    del usual["bleu_tokenize"]
+    return usual | changes
+
+
 def decoding(**changes: Any) -> dict[str, Any]:
     """Returns ``evaluate.decoding``: greedy search."""
     usual = dict(num_beams=1, length_penalty=0.6, max_new_tokens=placeholder(int), batch_size=32)

@@ -30,6 +30,7 @@ EXTRAS = {
     "speech": "recordings, Whisper",
     "images": "sources of images",
     "captions": "CIDEr of captions",
+    "summaries": "ROUGE of summaries",
     "pages": "pages of the help, laid out",
     "retrieval": "search of neighbours by faiss",
     "wandb": "logs to Weights & Biases",

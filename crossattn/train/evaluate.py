@@ -1,10 +1,11 @@
-"""Scores of translations, captions and transcripts, and means of summed losses."""
+"""Scores of translations, summaries, captions and transcripts, and means of summed losses."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float
 
 from crossattn.train.errors import optional
 
@@ -28,6 +29,35 @@ def translation_scores(
         scores[name] = metric.corpus_score(list(hypotheses), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
     return scores
+
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+"""Overlap of words, of pairs of words, and of the longest common subsequence."""
+_WORD = re.compile("[a-z0-9]", re.IGNORECASE)
+
+
+def rouge_scores(
+    summaries: Sequence[str], references: Sequence[str]
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Computes ROUGE-1, ROUGE-2 and ROUGE-L of each summary, F1 in percent, of stemmed English words.
+
+    A corpus has their means.
+
+    Raises:
+      MissingPackage: rouge-score is not installed.
+      ValueError: a reference has no word of ROUGE, which are made of a to z and digits.
+    Source: Lin 2004, "ROUGE: A package for automatic evaluation of summaries"; by rouge-score.
+    """
+    module, install = "rouge_score.rouge_scorer", "pip install 'crossattn[summaries]'"
+    rouge = optional(module, f"ROUGE needs rouge-score: {install}")
+    for reference in references:
+        if not _WORD.search(reference):
+            raise ValueError(
+                f"ROUGE counts words of a to z and digits, of which the reference {reference[:40]!r} has none"
+            )
+    scorer = rouge.RougeScorer(list(ROUGE), use_stemmer=True)
+    each = [scorer.score(right, said) for said, right in zip(summaries, references, strict=True)]
+    return {name: np.array([100.0 * own[name].fmeasure for own in each]) for name in ROUGE}
 
 
 def caption_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -5,7 +5,7 @@ that the task reads.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,9 +145,9 @@ class TextTask(base.Task):
             **self.batching(shard_index, shard_count),
         )
 
-    def eval_batches(self, split: str, mesh: Any) -> Iterable[Mapping[str, np.ndarray]]:
+    def numbered_batches(self, split: str, mesh: Any) -> evaluation.EvalBatches:
         data = self.config.data
-        batches = eval_batches(
+        return eval_batches(
             self.corpus.split(split),
             self.corpus.tokenizer,
             target_tokenizer=self.corpus.target_tokenizer if self.has_source else None,
@@ -157,7 +157,6 @@ class TextTask(base.Task):
             side=data.get("side", "both"),
             batch_multiple=row_shares(mesh),
         )
-        return (item.batch for item in batches)
 
     def scores(self, sums: Mapping[str, float]) -> dict[str, float]:
         scores = loss_scores(sums)

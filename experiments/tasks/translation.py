@@ -1,6 +1,7 @@
 """Translation: an encoder-decoder trained on sentence pairs, scored by its translations."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -89,33 +90,47 @@ class AlignmentReading(Recipe):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scoring of translations.
+    """Scoring of texts that are written about texts.
 
     Attributes:
-      examples: validation sentences translated while training; 0 is none.
-      bleu_tokenize: sacreBLEU's tokenizer, such as char or ja-mecab.
+      examples: validation sources about which a text is written while training; 0 is none.
     """
 
     examples: sections.Number
-    bleu_tokenize: str | None
     decoding: Decoding
     alignment: AlignmentReading
 
 
+@dataclass(frozen=True)
+class TranslationEvaluation(Evaluation):
+    """Scoring of translations.
+
+    Attributes:
+      bleu_tokenize: sacreBLEU's tokenizer, such as char or ja-mecab.
+    """
+
+    bleu_tokenize: str | None
+
+
 class TranslationTask(TextTask):
-    """A ``Transformer``, or another encoder-decoder, and pairs of texts."""
+    """A ``Transformer``, or another encoder-decoder, and pairs of texts.
+
+    Attributes:
+      written: name of the texts that the model writes, in the samples of ``report``.
+    """
 
     sections = {
         "data": PairData,
         "tokenizer": sections.PairTokenizer,
         "loss": TranslationLoss,
-        "evaluate": Evaluation,
+        "evaluate": TranslationEvaluation,
     }
     metrics = (*TextTask.metrics, "bleu", "chrf")
     scored = ("bleu", "chrf")
     asks = protocols.TranslationModel
     takes_pretrained = True
     memory = ("source",)
+    written = "translation"
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -173,51 +188,73 @@ class TranslationTask(TextTask):
     def refuse_unready(self) -> None:
         """Raises errors also of missing gold links, and as ``check_scores`` does."""
         if self.config.evaluate.examples:
-            check_scores(self.config)
+            self.check_scores()
         if self.config.loss.alignment == "gold":
             self.corpus.refuse_without_links()
         super().refuse_unready()
 
+    def check_scores(self) -> None:
+        """Scores one sentence, to find missing packages and tokenizers early.
+
+        Raises:
+          SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
+          MissingPackage: sacreBLEU is not installed.
+        """
+        try:
+            self.text_scores([{"target": "a"}], ["a"])
+        except Exception as error:
+            if isinstance(error, MissingPackage):
+                raise
+            raise SettingsError(
+                f"config.evaluate.bleu_tokenize is {self.config.evaluate.bleu_tokenize!r}, which sacreBLEU "
+                f"does not take here: {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+
+    def text_scores(
+        self, examples: Sequence[dict[str, Any]], texts: Sequence[str]
+    ) -> dict[str, Any]:
+        """Returns the metrics of the texts written about examples, those of ``scored`` among them.
+
+        "examples" may have them of each example, as ``outcomes`` does.
+        """
+        references = [example["target"] for example in examples]
+        options = self.config.evaluate
+        return dict(translation_scores(texts, references, tokenize=options.bleu_tokenize))
+
     def evaluate(self, params: Any, step: int) -> dict[str, float]:
-        """Returns the loss of the validation split, and BLEU and chrF of its first translations."""
+        """Returns the loss of the validation split, and ``scored`` metrics of its first texts."""
         scores = self.split_loss(params, "validation")
         examples = self.examples("validation", self.config.evaluate.examples)
         if examples:
             hypotheses = self.translator(params).texts([e["source"] for e in examples])
-            quality = translation_scores(
-                hypotheses,
-                [e["target"] for e in examples],
-                tokenize=self.config.evaluate.bleu_tokenize,
-            )
-            scores |= {name: float(quality[name]) for name in ("bleu", "chrf")}
+            quality = self.text_scores(examples, hypotheses)
+            scores |= {name: float(quality[name]) for name in self.scored}
         return scores
 
     def report(
         self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """Returns translations and their scores, the loss, and scores of word alignment."""
-        check_scores(self.config)
-        options = self.config.evaluate
-        beams = num_beams or options.decoding.num_beams
+        """Returns the texts and their scores, the loss, and scores of word alignment."""
+        self.check_scores()
+        beams = num_beams or self.config.evaluate.decoding.num_beams
         translator, examples = self.translator(params, num_beams=beams), self.examples(split, limit)
         start = time.perf_counter()
         hypotheses = translator.texts([example["source"] for example in examples])
         seconds = time.perf_counter() - start
-        references = [example["target"] for example in examples]
         losses = self.split_loss(params, split)
         return {
             "split": split,
             "sentences": len(examples),
             "cut_sources": translator.cut_sources,
             "num_beams": beams,
-            **translation_scores(hypotheses, references, tokenize=options.bleu_tokenize),
+            **self.text_scores(examples, hypotheses),
             f"{split}_loss": losses.pop("loss"),
             **losses,
             **alignment_results(self, translator, split, limit),
             "decoding_seconds": seconds,
             "decoded_sentences_per_second": len(examples) / seconds,
             "samples": [
-                {"source": e["source"], "translation": h, "reference": e["target"]}
+                {"source": e["source"], self.written: h, "reference": e["target"]}
                 for e, h in zip(examples, hypotheses, strict=True)
             ],
         }
@@ -254,22 +291,3 @@ def _check_decoding(config: Any) -> None:
             f"config.evaluate.decoding.max_new_tokens is {asked}; the table of learned positions has "
             f"{longest}, of data.source_len and data.target_len."
         )
-
-
-def check_scores(config: Any) -> None:
-    """Scores one sentence, to find missing packages and tokenizers early.
-
-    Raises:
-      SettingsError: sacreBLEU does not take ``evaluate.bleu_tokenize``.
-      MissingPackage: sacreBLEU is not installed.
-    """
-    tokenize = config.evaluate.bleu_tokenize
-    try:
-        translation_scores(["a"], ["a"], tokenize=tokenize)
-    except Exception as error:
-        if isinstance(error, MissingPackage):
-            raise
-        raise SettingsError(
-            f"config.evaluate.bleu_tokenize is {tokenize!r}, which sacreBLEU does not take here: "
-            f"{type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error

@@ -94,7 +94,7 @@ class WritesText(TextTask):
 
     # Batches of features, not those of a corpus.
     train_iterator = Task.train_iterator
-    eval_batches = Task.eval_batches
+    numbered_batches = Task.numbered_batches
     batch_shapes = Task.batch_shapes
 
     def evaluate(self, params: Any, step: int) -> dict[str, float]:

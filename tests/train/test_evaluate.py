@@ -1,11 +1,17 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import sacrebleu
 
 from crossattn.train.errors import MissingPackage
-from crossattn.train.evaluate import loss_scores, translation_scores, word_error_rate
+from crossattn.train.evaluate import (
+    loss_scores,
+    rouge_scores,
+    translation_scores,
+    word_error_rate,
+)
 from tests.peers import package
 
 REFERENCES = ["le chat noir voit un petit oiseau", "la maison blanche", "deux chiens heureux"]
@@ -51,3 +57,32 @@ def test_word_errors_count_words_that_mean_something_else():
     # Of six words one is wrong, one is missing and one is put in.
     wrong = word_error_rate(said, ["press two", "it is 20 now", ""])
     assert wrong == pytest.approx(100 * 3 / 6)
+
+
+def test_rouge_counts_stemmed_words_pairs_and_subsequences():
+    package("rouge_score", "summaries")
+    right = ["accept, accept4 - accept a connection on a socket", "opens the file", "close a file"]
+    said = ["accepting connections on some socket", "open a File!", ""]
+
+    def f1(common, own, wanted):
+        return 200 * common / (own + wanted)
+
+    scores = rouge_scores(said, right)
+    # accept connect on socket, of five words and eight; pairs: connect on; open file, of three and three.
+    np.testing.assert_allclose(scores["rouge1"], [f1(4, 5, 8), f1(2, 3, 3), 0])
+    np.testing.assert_allclose(scores["rouge2"], [f1(1, 4, 7), 0, 0])
+    np.testing.assert_allclose(scores["rougeL"], [f1(4, 5, 8), f1(2, 3, 3), 0])
+    swapped = rouge_scores(["socket connection"], ["connection socket"])
+    assert swapped["rouge1"] == 100 and swapped["rougeL"] == pytest.approx(50)
+
+
+def test_rouge_of_another_script_is_refused():
+    package("rouge_score", "summaries")
+    with pytest.raises(ValueError, match="'Γάτα και σκύλος' has none"):
+        rouge_scores(["a cat"], ["Γάτα και σκύλος"])
+
+
+def test_without_rouge_score_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'crossattn\[summaries\]'"):
+        rouge_scores(["a"], ["a"])

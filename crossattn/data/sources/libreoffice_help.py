@@ -19,7 +19,7 @@ from crossattn.data.sources import Example, MappedSource, hashed_split
 
 FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
-_PREFIX = "usr/share/libreoffice/help/"
+PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
 _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 BODY = '<div id="DisplayArea"'  # the frame before it has no paragraphs
@@ -63,8 +63,8 @@ class LibreofficeHelp(records.PackageBuilder):
         packages = ["libreoffice-help-en-us", f"libreoffice-help-{target}"]
         english, other = fetch.debian_packages(packages, self.files_dir)
         pairs = join_pages(
-            read_pages(archives.read_deb(english, f"{_PREFIX}en-US/text/", ".html")),
-            read_pages(archives.read_deb(other, f"{_PREFIX}{target}/text/", ".html")),
+            read_pages(archives.read_deb(english, f"{PREFIX}en-US/text/", ".html")),
+            read_pages(archives.read_deb(other, f"{PREFIX}{target}/text/", ".html")),
         )
         if not pairs:
             reason = f"{english.name} and {other.name} have no paragraph in common"
@@ -80,12 +80,14 @@ def split_of(file: str) -> str:
     return hashed_split(file, test=5, validation=5)
 
 
-def read_pages(pages: Iterator[tuple[str, bytes]]) -> dict[tuple[str, str], str | None]:
+def read_pages(
+    pages: Iterator[tuple[str, bytes]], reader: type["Paragraphs"] | None = None
+) -> dict[tuple[str, str], str | None]:
     """Returns the text of each paragraph by (file, paragraph id); None where a page joins variants."""
     texts: dict[tuple[str, str], str | None] = {}
     for file, content in sorted(pages):
         page = content.decode("utf-8")
-        parser = _Paragraphs()
+        parser = (reader or Paragraphs)()
         parser.feed(page[max(page.find(BODY), 0) :])
         parser.close()
         for paragraph, text in parser.paragraphs:
@@ -107,7 +109,7 @@ def join_pages(
     return pairs
 
 
-class _Paragraphs(HTMLParser):
+class Paragraphs(HTMLParser):
     """Collects (id, text) of the paragraphs and headings of a help page.
 
     The pages hold the variants of a wording (Mac or PC keys, Writer or Calc) side by side in one

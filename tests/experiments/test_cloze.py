@@ -1,0 +1,130 @@
+"""Cloze questions: only the answer counts, pointing is summed attention, the unanswerable is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import help_cloze
+from crossattn.nn.copying import FLOOR
+from experiments.errors import SettingsError
+from experiments.settings import check
+from experiments.tasks import make_task
+from experiments.tasks.cloze import Question, most_frequent, nearest, question_of
+
+EXAMPLE = {"id": "a#1", "source": "enta red . entb blue .", "target": "___ azure entb"}
+
+
+@pytest.fixture(scope="module", params=help_cloze.ANSWERS)
+def task(request):
+    return make_task(help_cloze.get_config(f"{request.param},tiny"))
+
+
+def test_only_the_answer_counts_in_packed_rows(task):
+    batch = next(task.train_iterator(0, 1))
+    told, tokenizer = np.asarray(task.told(batch)), task.corpus.tokenizer
+    assert told.sum() == sum(len(set(row[row > 0])) for row in batch["target_segment_ids"])
+    assert (batch["target_segment_ids"].max(1) > 1).any()  # several in a row
+    for ids in batch["target_out"][told]:
+        assert tokenizer.decode([ids]).strip().startswith("ent")
+    np.testing.assert_array_equal(
+        batch["target_out"][:, 1:][told[:, :-1]], tokenizer.frame.after[0]
+    )
+    first, second = tokenizer.encode("enta a enta")[0], tokenizer.encode("a enta")[-1]
+    assert first == second  # a passage may begin with its answer
+    params = task.init(jax.random.key(0))
+    loss = jax.jit(lambda batch: task.loss(params, batch, None)[0])
+    other = np.where(told, batch["target_out"], 5)
+    assert loss(batch) == loss({**batch, "target_out": other})
+    assert loss(batch) != loss({**batch, "target_out": np.where(told, 5, batch["target_out"])})
+
+
+def test_pointing_is_the_sum_of_attention_over_the_occurrences():
+    task = make_task(help_cloze.get_config("point,tiny"))
+    params = task.init(jax.random.key(1))
+    batch = jax.tree.map(jnp.asarray, next(iter(task.eval_batches("test", None))))
+    model = task.bind(params)
+    hidden, weights = task.read_source(model, batch, None, return_weights=True)
+    told, V = np.asarray(task.told(batch)), task.corpus.tokenizer.vocab_size
+    p = np.exp(np.asarray(model.logits(hidden), np.float64))
+    first = np.asarray(weights[-1][:, 0], np.float64)  # the head that points
+    for row, place in np.argwhere(told)[:20]:
+        label = int(batch["target_out"][row, place])
+        mass = first[row, place][np.asarray(batch["source"][row]) == label].sum()
+        assert p[row, place, label] == pytest.approx((1 - FLOOR) * mass + FLOOR / V, rel=1e-4)
+        assert mass > 0
+
+
+def test_the_split_is_the_mean_of_its_questions(task):
+    params = task.init(jax.random.key(2))
+    whole, own = task.split_loss(params, "test"), task.outcomes(params, "test")
+    assert whole.keys() == {"loss", "nll", "exact_match"}
+    assert len(own["group"]) == len(task.examples("test"))
+    for name in ("nll", "exact_match"):
+        assert whole[name] == pytest.approx(np.mean(own[name]), rel=1e-5)
+    assert set(own["exact_match"]) <= {0.0, 1.0}
+
+
+def test_baselines_by_hand():
+    passage = "entc opens . enta closes a window . enta . entb closes a door . entc enta".split()
+    asked = Question(passage, "___ closes the door , enta says".split(), "entb")
+    assert most_frequent(asked) == "enta" and most_frequent(asked, other=True) == "entc"
+    assert nearest(asked, 3) == "entb"  # closes, door; enta shares closes alone
+    assert nearest(asked, 1) == "enta"  # closes alone, which the first of both shares
+    assert nearest(asked, 1, other=True) == "entb"
+    every = Question(["enta"], ["___", "enta"], "enta")
+    assert most_frequent(every, other=True) == "enta"  # there is no other
+
+
+def test_made_up_questions_need_more_than_shared_words(task):
+    """Each passage has three to five names; its questions use other words."""
+    found = task.baselines("test")
+    assert set(found) == {
+        f"{name}_exact_match" for name in ("most_frequent", "most_frequent_not_asked", "nearest")
+    }
+    assert all(0.1 < value < 0.5 for value in found.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (dict(source="enta red . entc blue ."), "asks for 'entb', which is not in its passage"),
+        (dict(target="___ azure blue"), "ends with 'blue'; expected a question with ___"),
+        (dict(target="what is azure ? entb"), "ends with 'entb'; expected a question with ___"),
+        (dict(target=""), "ends with ''"),
+        (
+            dict(source="enta red . entb blue . " * 9),
+            "the passage of a#1 has 55 tokens; config.data.source_len is 40",
+        ),
+        (dict(target="___ azure . " * 9 + "entb"), "the question with its answer of a#1 has"),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(task, change, said):
+    task._refuse_unfit([EXAMPLE])
+    with pytest.raises(SettingsError, match=said) as error:
+        task._refuse_unfit([EXAMPLE | change])
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_of_several_tokens_is_refused(task, monkeypatch):
+    encode = task.corpus.tokenizer.encode
+    monkeypatch.setattr(
+        task.corpus.tokenizer, "encode", lambda text: encode(text.replace("entb", "ent b"))
+    )
+    with pytest.raises(SettingsError, match=r"'entb' is \d tokens; expected one"):
+        task._refuse_unfit([EXAMPLE])
+
+
+def test_both_sides_share_a_tokenizer():
+    config = help_cloze.get_config("generate,tiny")
+    config.tokenizer.joint = False
+    with pytest.raises(SettingsError, match="tokenizer.joint is False"):
+        check(config)
+
+
+def test_both_variants_read_the_same_questions():
+    point, generate = (help_cloze.get_config(name).to_dict() for name in help_cloze.ANSWERS)
+    assert point["model"].pop("generates") is False
+    assert point["model"].pop("name") == "pointer_generator" and generate["model"].pop("name")
+    assert point == generate
+    assert question_of(EXAMPLE).candidates == ["enta", "entb"]
