@@ -9,7 +9,9 @@ def get_config(arg: str = ""):
     """Argument: tiny, or nothing."""
     words = parts.words(arg)
     positions = dict(pixel_positions="learned", pixel_dim=32)
-    config = parts.clothes(parts.perceiver(latents=16, cross_heads=8, cross_head_dim=8, **positions))
+    config = parts.clothes(
+        parts.perceiver(latents=16, cross_heads=8, cross_head_dim=8, **positions)
+    )
     config.optim.learning_rate = 4e-3
     config.train.steps = 8000
     if "tiny" in words:
