@@ -98,10 +98,10 @@ def written_after(task: Any, params: Any, split: str, limit: int) -> list[Shots]
     alone, _ = task.texts(params, split, 0, limit)
     written, _ = task.texts(params, split, count, limit)
     found = []
-    for last, *texts in zip(task.order(split, limit), written, alone, strict=True):
+    for last, after, before in zip(task.order(split, limit), written, alone, strict=True):
         row = rows.row([*rows.before(last, count), last])
         *told, right = row["target"]
-        found.append(Shots(row["images"], told, *texts, right))
+        found.append(Shots(row["images"], told, after, before, right))
     return found
 
 
