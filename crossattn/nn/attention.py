@@ -16,7 +16,7 @@ from crossattn.nn.layers import linear, norm
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.persistent import PersistentVectors
 from crossattn.ops import masks
-from crossattn.ops.arguments import check_mask, refuse_unknown
+from crossattn.ops.arguments import check_mask, in_words_of_here
 from crossattn.ops.attend import attend
 from crossattn.ops.masks import Mask, as_mask
 from crossattn.ops.memory import Memory
@@ -51,10 +51,11 @@ class MultiHeadAttention(nnx.Module):
 
     Raises:
       ValueError: heads do not divide.
-      TypeError: an argument is unknown; those of PyTorch are told what they are called here.
+      TypeError: an argument is unknown; those of other libraries are told what they are called here.
     Source: Vaswani et al. 2017, section 3.2.2; grouped heads, Ainslie et al. 2023.
     """
 
+    @in_words_of_here
     def __init__(
         self,
         dim: int,
@@ -78,9 +79,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_rate: float = 0.0,
         dtype: Any = None,
         rngs: nnx.Rngs,
-        **unknown: Any,
     ):
-        refuse_unknown("MultiHeadAttention", unknown)
         kv_heads = num_kv_heads or num_heads
         if head_dim is None and dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}; expected a divisor of dim, {dim}.")
@@ -114,6 +113,7 @@ class MultiHeadAttention(nnx.Module):
         self.kv_shape = sizes
         self.dtype = dtype
 
+    @in_words_of_here
     @on_any_mesh
     def memory(
         self,
@@ -218,6 +218,7 @@ class MultiHeadAttention(nnx.Module):
             positions if positions.ndim == 1 else jnp.expand_dims(positions, range(-1 - extra, -1))
         )
 
+    @in_words_of_here
     @on_any_mesh
     def __call__(
         self,
@@ -230,7 +231,6 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: Key[Array, ""] | None = None,
         backend: str | None = None,
         return_weights: bool = False,
-        **unknown: Any,
     ) -> Any:
         """Reads ``memory`` with the queries of ``x``.
 
@@ -256,7 +256,6 @@ class MultiHeadAttention(nnx.Module):
           ValueError: ``x`` has other batch axes than the memory, or vectors of another size than ``dim``;
             rotary attention cannot derive the queries' positions from the memory; or as ``attend`` does.
         """
-        refuse_unknown("MultiHeadAttention", unknown)
         _check_size("MultiHeadAttention: x", x, self.query, "dim")
         if not jnp.issubdtype(dtype := getattr(mask, "dtype", bool), jnp.bool_):
             raise ValueError(

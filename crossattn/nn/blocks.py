@@ -15,6 +15,7 @@ from crossattn.nn.encoded import Encoded
 from crossattn.nn.meshes import on_any_mesh
 from crossattn.nn.sublayers import ITSELF, BlockConfig, Sublayer, split
 from crossattn.ops import masks
+from crossattn.ops.arguments import in_words_of_here, refuse_vectors
 from crossattn.ops.exporting import exportable
 from crossattn.ops.masks import Mask
 from crossattn.ops.memory import Memory
@@ -94,6 +95,7 @@ class Block(nnx.Module):
         names = [prefix + name for name, _ in self._order for prefix in ("", "+")]
         return names + [f"{name}.weights" for name, (reads, *_) in self._order if reads]
 
+    @in_words_of_here
     @on_any_mesh
     def __call__(
         self,
@@ -138,6 +140,9 @@ class Block(nnx.Module):
             ``memory_masks`` has a name that the block does not know; a causal sublayer's mask leaves
             open whether later positions may be read; or as ``Residual`` does.
         """
+        refuse_vectors(
+            "Block: state", state, 'for block(x, memory) write memories={"source": memory}'
+        )
         check_names([self], capture, memory_masks)
         projected, memories = {} if state is None else state.memories, memories or {}
         cache, passed = None if state is None else state.cache, {}

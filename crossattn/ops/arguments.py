@@ -3,7 +3,10 @@
 Each function raises ValueError that names the argument, what came and what was expected.
 """
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,9 @@ import numpy as np
 
 from crossattn.ops.masks import AnyOf, Explicit, Mask, Not, Term, as_mask
 from crossattn.types import AnyArray
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def check_operands(q: AnyArray, k: AnyArray, v: AnyArray) -> None:
@@ -102,26 +108,102 @@ def check_dropout(rate: float, key: Any) -> None:
 # What users of other libraries type first, and what it is called here.
 _CALLED_HERE = {
     "is_causal": "causality is a mask, crossattn.masks.causal()",
+    "use_causal_mask": "causality is a mask, crossattn.masks.causal()",
     "attn_mask": "a boolean mask is mask=, True = may be read (nn.MultiheadAttention hides where it "
     "is True: ~attn_mask), and one of numbers that are added is bias=",
+    "attention_mask": "a boolean mask is mask=, True = may be read, and a row of 0 and 1 for each text is "
+    "crossattn.masks.key_padding(attention_mask > 0)",
     "key_padding_mask": "which keys may be read is a mask, crossattn.masks.key_padding(~key_padding_mask), "
     "or the memory's valid=~key_padding_mask: True = may be read, and in PyTorch it hides",
     "need_weights": "it is return_weights=True, for the weights of every head",
+    "output_attentions": "it is return_weights=True, for the weights of every head",
+    "return_attention_scores": "it is return_weights=True, for the weights of every head",
     "average_attn_weights": "return_weights=True gives those of every head; their mean is weights.mean(-3)",
     "dropout_p": "it is dropout_rate= with a dropout_key=",
+    "deterministic": "a call drops weights where it gets a dropout_key",
+    "training": "a call drops weights where it gets a dropout_key",
+    "enable_gqa": "k and v with fewer heads than q are shared by themselves",
+    "embed_dim": "it is dim",
+    "in_features": "it is dim",
+    "qkv_features": "it is num_heads * head_dim",
+    "out_features": "it is out_dim",
+    "key_dim": "it is head_dim, and the size of the queries is dim",
     "kdim": "it is memory_dim",
     "vdim": "keys and values are made from vectors of memory_dim",
     "batch_first": "axes are always [*B T D]",
     "dropout": "it is dropout_rate, and needs a dropout_key in a call",
     "bias": "it is use_bias",
+    "encoder_hidden_states": "what is read is the second argument, memory=",
+    "context": "what is read is the second argument, memory=",
 }
+_QUERIES = (
+    "for attention(query, key, value) write attention(query, key) where value is key, and else "
+    "attention(query, attention.memory(key, values_of=value))"
+)
+_CALLED_HERE |= dict.fromkeys(
+    ("query", "key", "value", "inputs_q", "inputs_k", "inputs_v"), _QUERIES
+)
+_IN = {  # of one call
+    "attend": {"query": "it is q", "key": "it is k", "value": "it is v"},
+    "Block.__call__": {
+        "tgt": "it is x",
+        "memory": 'what a block reads goes by name, memories={"source": memory}',
+        "tgt_mask": "it is mask=, True = may attend; a decoder block is causal by itself",
+        "tgt_key_padding_mask": "it is mask=crossattn.masks.key_padding(~tgt_key_padding_mask)",
+        "memory_mask": 'it is memory_masks={"source": mask}, True = may be read',
+        "memory_key_padding_mask": 'it is memory_masks={"source": crossattn.masks.key_padding('
+        "~memory_key_padding_mask)}: True = may be read",
+    },
+}
+_BY_POSITION = {
+    "attend": "bias=, dropout_rate= and the others go by name",
+    "MultiHeadAttention.__init__": "dropout_rate=, use_bias= and the others go by name",
+    "MultiHeadAttention.__call__": f"{_QUERIES}, with mask= by name",
+}
+_MISSING = {"rngs": "parameters are drawn from rngs=flax.nnx.Rngs(0)"}
 
 
-def refuse_unknown(function: str, unknown: dict[str, Any]) -> None:
-    """Raises TypeError for a keyword argument that a function lacks."""
-    for name in unknown:
-        here = f"; {_CALLED_HERE[name]}" if name in _CALLED_HERE else ""
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{here}.")
+def in_words_of_here(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorates a function that refuses what it does not take with what to write instead.
+
+    The refusal is a TypeError of one line, for arguments that are unknown, missing, or too many by position.
+    """
+    signature, full = inspect.signature(call), call.__qualname__
+    name = full.removesuffix(".__init__").removesuffix(".__call__")
+
+    @functools.wraps(call)
+    def told(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}(){_refusal(full, signature, args, kwargs, error)}.") from None
+        return call(*args, **kwargs)
+
+    return told
+
+
+def _refusal(full: str, signature: Any, args: tuple, kwargs: dict, error: TypeError) -> str:
+    known = signature.parameters.values()
+    called = _CALLED_HERE | _IN.get(full, {})
+    for name in kwargs:
+        if name not in signature.parameters:
+            here = f"; {called[name]}" if name in called else ""
+            return f" got an unexpected keyword argument {name!r}{here}"
+    places = [each.name for each in known if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(places):
+        given = [name for name in places if name != "self"]
+        more = f" ({_BY_POSITION[full]})" if full in _BY_POSITION else ""
+        return f" takes {', '.join(given)} by position, and {len(args) - len(places) + len(given)} came{more}"
+    for name, here in _MISSING.items():
+        if name in str(error):
+            return f" lacks {name}; {here}"
+    return f": {error}"
+
+
+def refuse_vectors(name: str, state: Any, instead: str) -> None:
+    """Raises TypeError for vectors that a call in another library's order has in the place of a state."""
+    if hasattr(state, "shape"):
+        raise TypeError(f"{name} is an array of shape {state.shape}; {instead}.")
 
 
 def check_mask(mask: Mask | AnyArray | None, full: tuple[int, ...]) -> Mask | None:

@@ -65,6 +65,7 @@ def attend(
 ) -> Any: ...
 
 
+@arguments.in_words_of_here
 def attend(
     q: Float[AnyArray, "*B T N H"],
     k: Float[AnyArray, "*B S K H"],
@@ -79,7 +80,6 @@ def attend(
     backend: str | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
-    **unknown: Any,
 ) -> Any:
     """Computes scaled dot-product attention, ``softmax(scale * q k^T + bias) v`` over allowed keys.
 
@@ -121,7 +121,6 @@ def attend(
 
     Source: Vaswani et al. 2017, equation 1; grouped heads, Ainslie et al. 2023; softcap, Gemma 2.
     """
-    arguments.refuse_unknown("attend", unknown)
     ran = run(
         q,
         k,

@@ -8,7 +8,7 @@ from flax import nnx
 
 import crossattn as xa
 from crossattn.models import transformer
-from crossattn.nn import Block, BlockConfig, MultiHeadAttention, Sublayer
+from crossattn.nn import Block, BlockConfig, DecoderBlock, MultiHeadAttention, Sublayer
 from crossattn.nn.sublayers import Residual
 from tests import numpy_model as oracle
 
@@ -28,6 +28,10 @@ def layer(**options):
     return MultiHeadAttention(D, 4, memory_dim=M, **options, rngs=nnx.Rngs(0))
 
 
+def block():
+    return DecoderBlock(BlockConfig.of(D, 4, 48), M, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.usefixtures("in_production")
 @pytest.mark.parametrize(
     ("call", "error", "said"),
@@ -45,6 +49,55 @@ def layer(**options):
         (lambda m: layer(bias=False), TypeError, "'bias'; it is use_bias"),
         (lambda m: layer(dropout=0.1), TypeError, "'dropout'; it is dropout_rate"),
         (lambda m: layer(drop=0.1), TypeError, r"unexpected keyword argument 'drop'\.$"),
+        (
+            lambda m: m(query=X, key=SOURCE, value=SOURCE),
+            TypeError,
+            r"'query'; .*\(query, key\) wh",
+        ),
+        (lambda m: m(X, key=SOURCE, value=SOURCE), TypeError, r"'key'; .*values_of=value"),
+        (
+            lambda m: m(X, SOURCE, SOURCE, None),
+            TypeError,
+            "x, memory, mask by position, and 4 came",
+        ),
+        (lambda m: m(), TypeError, r"MultiHeadAttention\(\): missing a required argument: 'x'\.$"),
+        (lambda m: m(X, encoder_hidden_states=SOURCE), TypeError, "second argument, memory="),
+        (lambda m: m(X, output_attentions=True), TypeError, "it is return_weights=True"),
+        (
+            lambda m: m(X, SOURCE, attention_mask=None),
+            TypeError,
+            r"key_padding\(attention_mask > 0",
+        ),
+        (lambda m: m(X, use_causal_mask=True), TypeError, r"masks\.causal\(\)"),
+        (lambda m: m(X, SOURCE, deterministic=True), TypeError, "where it gets a dropout_key"),
+        (lambda m: m.memory(SOURCE, key_padding_mask=None), TypeError, "valid=~key_padding_mask"),
+        (
+            lambda m: MultiHeadAttention(embed_dim=D, num_heads=4),
+            TypeError,
+            "'embed_dim'; it is dim",
+        ),
+        (
+            lambda m: MultiHeadAttention(num_heads=4, key_dim=6),
+            TypeError,
+            "it is head_dim, and the",
+        ),
+        (lambda m: MultiHeadAttention(num_heads=4, in_features=D), TypeError, "it is dim"),
+        (lambda m: MultiHeadAttention(D, 4), TypeError, r"lacks rngs; .*rngs=flax.nnx.Rngs\(0\)"),
+        (lambda m: MultiHeadAttention(D, 4, 0.1), TypeError, "dim, num_heads by position, and 3"),
+        (lambda m: xa.attend(query=HEADS[0], key=HEADS[1], value=HEADS[2]), TypeError, "it is q"),
+        (
+            lambda m: xa.attend(*HEADS, None, 0.1),
+            TypeError,
+            "q, k, v, mask by position, and 5 came",
+        ),
+        (lambda m: xa.attend(*HEADS, enable_gqa=True), TypeError, "fewer heads than q are shared"),
+        (lambda m: block()(X, SOURCE), TypeError, r'write memories=\{"source": memory\}'),
+        (lambda m: block()(X, memory=SOURCE), TypeError, r'memories=\{"source": memory\}'),
+        (
+            lambda m: block()(X, memory_mask=None),
+            TypeError,
+            'memory_masks={"source": mask}, True =',
+        ),
     ],
 )
 def test_what_a_reader_of_pytorch_types_first_is_told_what_to_write(call, error, said):
