@@ -109,7 +109,9 @@ def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, g
         groups = [str(i) for i in range(20)] if grouped else []
         results["examples"] = dict(group=groups)
     results = {name: runs[name].results["test"] for name in "ab"}
-    bins = text_scores.by_length(text_scores.texts_of(results), 4, "13a")
+    texts = text_scores.texts_of(results)
+    assert texts is not None
+    bins = text_scores.by_length(texts, 4, "13a")
     assert [(own.least, own.most, own.count) for own in bins] == [
         (1, 5, 5), (6, 10, 5), (11, 15, 5), (16, 20, 5),
     ]  # fmt: skip
@@ -128,11 +130,12 @@ def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, g
         pytest.approx([own.scores[name].value for own in bins]) for name in "ab"
     ]
     with pytest.raises(launch.Refused, match="--by_length is 21 of 20 texts"):
-        text_scores.by_length(text_scores.texts_of(results), 21, "13a")
+        text_scores.by_length(texts, 21, "13a")
 
 
 def test_texts_without_sources_have_no_lengths(runs):
     texts = text_scores.texts_of({name: runs[name].results["test"] for name in "ab"})
+    assert texts is not None
     with pytest.raises(launch.Refused, match="the texts of a have no source in words"):
         text_scores.by_length(texts, 2, "13a")
 
