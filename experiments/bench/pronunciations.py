@@ -6,7 +6,8 @@ Each word of a split of cmudict is scored once, by the fewest substitutions, ins
 of its pronunciations, per hundred phonemes of the first of them; and by the share of words with any error.
 Figures without stress leave out its digits. A word has a relative if a training word is this one with or
 without an ending, such as "cats" and "cat". Nearest is the pronunciation of the training word with the most
-similar n-grams of letters. Intervals are of 95 %, words of the same letters ("cats", "cat's") drawn together.
+similar n-grams of letters. Attention reads on where a token's most read letter is not before that of the
+token before. Intervals are of 95 %, words of the same letters ("cats", "cat's") drawn together.
 """
 
 import re
@@ -28,7 +29,6 @@ from experiments.tasks import make_task
 
 Phonemes = Sequence[str]
 PUBLISHED = "g2p-en"
-_NEAREST = "nearest"
 _ENDINGS = ("'s", "s", "es", "d", "ed", "ing", "er", "ers", "y", "ly")
 _ROWS = 64  # words that g2p-en reads together
 
@@ -36,7 +36,7 @@ _ROWS = 64  # words that g2p-en reads together
 def main() -> None:
     """Scores and prints."""
     parser = Options(__doc__)
-    parser.add_argument("systems", nargs="+", help=f"work directories, {PUBLISHED}, {_NEAREST}")
+    parser.add_argument("systems", nargs="+", help="work directories, g2p-en, nearest")
     parser.add_argument("--split", default="test", metavar="NAME", help="validation or test; test")
     options = parser.parse_args()
     parser.needs("jiwer", install="crossattn[speech]")
@@ -48,7 +48,14 @@ def main() -> None:
     print(
         f"{len(words)} words of {options.split}, {related.mean():.1%} with a relative in training"
     )
-    found = {name: system(name, train)(words) for name in options.systems}
+    found = {}
+    for name in options.systems:
+        if name in OTHERS:
+            found[name] = OTHERS[name](words, train)
+            continue
+        found[name], attention = of_run(name, words)
+        if attention:
+            print(f"{name} reads on at {reads_on(attention):.1%} of the tokens")
     for stress in (True, False):
         counted = {name: errors(own, known, words, stress) for name, own in found.items()}
         weights = np.array([len(known[word][0]) for word in words])
@@ -110,25 +117,31 @@ def distance(said: Phonemes, right: Phonemes) -> int:
     return found.substitutions + found.deletions + found.insertions
 
 
-def system(name: str, train: Mapping[str, Sequence[Phonemes]]) -> Callable[..., list[Phonemes]]:
-    """Returns the function of words that a name on the command line stands for."""
-    if name == PUBLISHED:
-        return published
-    return (lambda words: nearest(words, train)) if name == _NEAREST else of_run(name)
-
-
-def of_run(path: str) -> Callable[..., list[Phonemes]]:
-    """Returns the function of words that a run has learnt, by its config's search."""
+def of_run(path: str, words: Sequence[str]) -> tuple[list[Phonemes], list[Any]]:
+    """Returns what a run writes of words, by its config's search, and its attention if it has any."""
     workdir = folder(path)
     config = saved_config(workdir)
     check(config)
     task = make_task(config, workdir / "assets")
     translator = task.translator(parameters(task, workdir, "last"))
     blank = " " if config.data.get("options", {}).get("letters") else ""
-    return lambda words: [text.split() for text in translator.texts([blank.join(w) for w in words])]
+    sources = [blank.join(word) for word in words]
+    texts, has = translator.texts(sources), getattr(task.model_config, "attention", "") is not None
+    pairs = [pair for pair in zip(sources, texts, strict=True) if pair[1]]
+    return [text.split() for text in texts], translator.attention(pairs) if has and pairs else []
 
 
-def published(words: Sequence[str]) -> list[Phonemes]:
+def reads_on(attention: Sequence[Any]) -> float:
+    """Returns the share of tokens after the first that read no letter before that of the token before.
+
+    Args:
+      attention: of the words, ``Attention`` with weights [L N T S]; their mean counts.
+    """
+    rows = [np.diff(own.weights.mean((0, 1))[:-1].argmax(-1)) for own in attention]
+    return float(np.mean(np.concatenate(rows) >= 0))
+
+
+def published(words: Sequence[str], train: Any = None) -> list[Phonemes]:
     """Returns what g2p-en writes, at most 20 phonemes a word as in its own program."""
     model, params, tokenizer = xa.load(fetch_weights.packaged(PUBLISHED))
     phonemes = model.settings["phonemes"]
@@ -169,6 +182,10 @@ def nearest(words: Sequence[str], train: Mapping[str, Sequence[Phonemes]]) -> li
         alike: Any = vectors.transform(words[begin : begin + _ROWS]) @ table
         found += [train[known[best]][0] for best in np.asarray(alike.argmax(axis=1)).ravel()]
     return found
+
+
+OTHERS: dict[str, Callable[..., list[Phonemes]]] = {PUBLISHED: published, "nearest": nearest}
+"""Systems that are no runs, by their names: functions of the words and the training pronunciations."""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Errors of phonemes, against jiwer's own rate and by hand; words with relatives; runs and neighbours."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -80,9 +82,15 @@ def test_a_run_writes_of_each_word_what_its_translator_writes(tmp_path, monkeypa
     words = ["the black cat", "sleeps"]
     task = make_task(config, tmp_path / "assets")
     translator = task.translator(parameters(task, tmp_path))
-    assert pronunciations.of_run(str(tmp_path))(words) == [
-        text.split() for text in translator.texts(words)
-    ]
+    said, attention = pronunciations.of_run(str(tmp_path), words)
+    assert said == [text.split() for text in translator.texts(words)]
+    assert not attention
+
+
+def test_attention_reads_on_where_its_peak_does_not_go_back():
+    peaks = [[0, 1, 1, 3, 2], [2, 0, 1]]  # the last token ends the text
+    read = [SimpleNamespace(weights=np.eye(4)[own][None, None]) for own in peaks]
+    assert pronunciations.reads_on(read) == 3 / 4
 
 
 @pytest.mark.skipif(
