@@ -1,4 +1,4 @@
-"""English to French on the LibreOffice help by RNNs with and without attention."""
+"""Translation and pronunciation by RNNs with and without attention, each of equal parameters."""
 
 from ml_collections.config_dict import placeholder
 
@@ -9,27 +9,36 @@ ATTENTION = {
     "luong": dict(attention="luong", score="general", scope="global", input_feeding=True),
     "none": dict(attention=placeholder(str)),
 }
+DATA = ("french", "greek", "phonemes")
+_DIM = {
+    "bahdanau": 320,
+    "luong": 336,
+    "none": 368,
+}  # as many parameters as the Transformer of libreoffice
+_SMALL = {"bahdanau": 180, "luong": 200, "none": 244}  # as many as g2p-en
 ZOO = dict.fromkeys(ATTENTION, 1600)
 
 
 def get_config(arg: str = ""):
-    """Arguments: bahdanau (the default), luong or none, the model without attention; tiny."""
-    words = parts.words(arg, tuple(ATTENTION))
+    """Arguments: bahdanau (the default), luong or none; french (the default), greek or phonemes; tiny."""
+    words = parts.words(arg, (*ATTENTION, *DATA))
+    attention, data = parts.choice(words, tuple(ATTENTION)), parts.choice(words, DATA)
+    phonemes = data == "phonemes"
+    layers = 1 if phonemes else 2
     config = parts.experiment(
         "translation",
-        # A packed row of 128 tokens takes 128 steps; a bucket takes as many as its longest text.
-        data=parts.pairs("libreoffice_help/en-fr", mode="bucket"),
-        tokenizer=parts.tokenizer(),
+        data=_pairs(data),
+        tokenizer=_tokenizer(data),
         model=dict(
             name="rnn_encoder_decoder",
-            dim=384,
-            encoder_layers=2,
-            decoder_layers=2,
+            dim=(_SMALL if phonemes else _DIM)[attention],
+            encoder_layers=layers,
+            decoder_layers=layers,
             cell="gru",
             dropout_rate=0.2,
             dtype="float32",
             tie_output=True,
-            **ATTENTION[parts.choice(words, tuple(ATTENTION))],
+            **ATTENTION[attention],
         ),
         loss=parts.translation_loss(),
         optim=parts.adamw(),
@@ -38,4 +47,21 @@ def get_config(arg: str = ""):
     if "tiny" in words:
         config = parts.tiny(config, encoder_layers=1, decoder_layers=1)
         config.data.mode = "pack"  # one shape to compile
+        config.tokenizer.joint = True
     return config
+
+
+def _pairs(data: str):
+    """A packed row of 128 tokens takes 128 steps; a bucket takes as many as its longest text."""
+    if data == "french":
+        return parts.pairs("libreoffice_help/en-fr", mode="bucket")
+    if data == "greek":
+        return parts.pairs("greek_english", mode="bucket", batch_size=4)
+    lengths = dict(source_len=32, target_len=32, batch_size=64)
+    return parts.pairs("cmudict", mode="bucket", options={"letters": True}, **lengths)
+
+
+def _tokenizer(data: str):
+    if data == "phonemes":  # a token is a letter, a phoneme or a stress
+        return parts.tokenizer(vocab_size=400, joint=False)
+    return parts.tokenizer(vocab_size=4000 if data == "greek" else 6000)

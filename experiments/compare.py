@@ -2,11 +2,13 @@
 
     python -m experiments.compare runs/a runs/b runs/c
     python -m experiments.compare runs/a runs/b --split=test --plot=curves.png --html=compare.html
+    python -m experiments.compare runs/a runs/b --by_length=5 --plot=lengths.png
 
 Each run is held to the first one. Scores of a split are those that ``experiments.evaluate`` has written;
 without any, the last evaluation in the log counts. Intervals are of 95 %: by a bootstrap over groups of
 examples (families, files), paired between runs; of BLEU and chrF without groups by sacreBLEU's own paired
-bootstrap; of several seeds the least and the greatest.
+bootstrap; of several seeds the least and the greatest. --by_length adds the BLEU of each run by the words of
+the source, in bins of equal counts, which --plot and --html then draw instead of the learning curves.
 """
 
 import base64
@@ -22,13 +24,17 @@ from crossattn import viz
 from crossattn.train.records import RunRecord, read_run
 from crossattn.train.storage import folder, write_whole
 from experiments import launch
-from experiments.intervals import Interval, difference, of_texts, ratio
+from experiments.intervals import Interval, difference, ratio
 from experiments.runs import SPLIT
+from experiments.text_scores import Bin, by_length, draw, paired, said, texts_of
 
 _METRIC = flags.DEFINE_string("metric", "loss", "Metric of the learning curves.")
 _HTML = flags.DEFINE_string("html", None, "Write one page with tables and curves into this file.")
 _TOKENIZE = flags.DEFINE_string("bleu_tokenize", "13a", "sacreBLEU's tokenizer.")
-FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, launch.PLOT)
+_BY_LENGTH = flags.DEFINE_integer(
+    "by_length", None, "Score and draw texts in so many bins of source lengths.", lower_bound=1
+)
+FLAGS = (SPLIT, _METRIC, _HTML, _TOKENIZE, _BY_LENGTH, launch.PLOT)
 
 _BASELINE = "baseline_"
 _NOT_METRICS = ("split", "sentences", "decoding_seconds", "num_beams", "cut_sources")
@@ -53,16 +59,19 @@ def main(arguments: Sequence[str]) -> int:
         f"Baselines, {SPLIT.value}": baselines(runs, SPLIT.value),
         f"Differences to {next(iter(runs))}": differences(runs, SPLIT.value, _TOKENIZE.value),
     }
+    bins = _bins(runs, SPLIT.value)
+    tables[f"BLEU by the length of the source, {SPLIT.value}"] = lengths(bins)
     for title, rows in tables.items():
         if len(rows) > 1:
             print(f"{title}\n{markdown(rows)}\n")
     if picture is None and page is None:
         return 0
-    figure = curves(runs, _METRIC.value)
+    drawn = "BLEU by length" if bins else "Learning curves"
+    figure = draw(bins) if bins else curves(runs, _METRIC.value)
     if picture is not None:
         viz.save(figure, picture)
     if page is not None:
-        write_whole(page, as_page(tables, figure))
+        write_whole(page, as_page(tables, figure, drawn))
     return 0
 
 
@@ -138,8 +147,11 @@ def differences(
     for name, run in others:
         found = _paired(known.results.get(split, {}), run.results.get(split, {}), first, name)
         for metric, interval in found.items():
-            rows.append((name, metric, str(interval), _said(interval)))
-    return rows + _texts_paired(runs, split, tokenize)
+            rows.append((name, metric, str(interval), said(interval)))
+    texts = texts_of({name: run.results.get(split, {}) for name, run in runs.items()})
+    if texts is not None:
+        rows += [(name, m, str(score), how) for name, m, score, how in paired(texts, tokenize)]
+    return rows
 
 
 def _paired(
@@ -158,61 +170,25 @@ def _paired(
     }
 
 
-def _texts_paired(
-    runs: Mapping[str, RunRecord], split: str, tokenize: str
-) -> list[tuple[str, ...]]:
-    """Returns rows of BLEU and chrF of the texts that the runs wrote, and of their differences.
-
-    Examples of a group are drawn together; without groups, sacreBLEU's own paired bootstrap draws texts.
-    """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    results = [run.results.get(split, {}) for run in runs.values()]
-    written = [own.get("samples") or [] for own in results]
-    if not all(written):
+def _bins(runs: Mapping[str, RunRecord], split: str) -> list[Bin]:
+    if _BY_LENGTH.value is None:
         return []
-    references = [[each["reference"] for each in texts] for texts in written]
-    for name, own in zip(runs, references, strict=True):
-        if own != references[0]:
-            raise launch.Refused(
-                f"{next(iter(runs))} and {name} wrote texts of other examples; evaluate both on the same "
-                "split."
-            )
-    said = [[each.get("translation", each.get("text", "")) for each in own] for own in written]
-    systems, right = dict(zip(runs, said, strict=True)), references[0]
-    metrics = {"BLEU": BLEU(tokenize=tokenize), "chrF2": CHRF()}
-    groups = (results[0].get("examples") or {}).get("group") or []
-    if len(groups) != len(right):  # none, or --limit wrote texts about some of the examples
-        return _by_sacrebleu(systems, metrics, right)
-    rows = []
-    for metric, of in metrics.items():
-        scores, differences = of_texts(of, said, right, groups)
-        rows += [(n, metric, str(x), "score") for n, x in zip(runs, scores, strict=True)]
-        later = list(zip(runs, differences, strict=True))[1:]
-        rows += [(name, metric, str(x), _said(x)) for name, x in later]
+    texts = texts_of({name: run.results.get(split, {}) for name, run in runs.items()})
+    if texts is None:
+        raise launch.Refused("a run has no texts to score by length; evaluate each of them first.")
+    return by_length(texts, _BY_LENGTH.value, _TOKENIZE.value)
+
+
+def lengths(bins: Sequence[Bin]) -> list[tuple[str, ...]]:
+    """Returns rows of each run's BLEU by the length of the source."""
+    rows: list[tuple[str, ...]] = [("words", "texts", *bins[0].scores)] if bins else []
+    for own in bins:
+        cells = (
+            ", ".join(filter(None, (str(score), own.said.get(name))))
+            for name, score in own.scores.items()
+        )
+        rows.append((own.words, str(own.count), *cells))
     return rows
-
-
-def _by_sacrebleu(
-    systems: Mapping[str, Sequence[str]], metrics: Mapping[str, Any], right: Sequence[str]
-) -> list[tuple[str, ...]]:
-    from sacrebleu.significance import PairedTest
-
-    texts = list(systems.items())
-    _, found = PairedTest(texts, metrics, [right], test_type="bs", n_samples=1000)()
-    rows = []
-    for metric in metrics:
-        for name, each in zip(systems, found[metric], strict=True):
-            result: Any = each
-            score = Interval(result.score, result.mean - result.ci, result.mean + result.ci)
-            said = "baseline" if result.p_value is None else f"p = {result.p_value:.3f}"
-            rows.append((name, metric, str(score), said))
-    return rows
-
-
-def _said(interval: Interval) -> str:
-    return "differs" if interval.excludes_zero else "within its interval"
 
 
 def curves(runs: Mapping[str, RunRecord], metric: str) -> Any:
@@ -272,11 +248,13 @@ td, th { border-bottom: 1px solid #8884; padding: .3rem .8rem; text-align: left;
 img { max-width: 100%; background: white } :root { color-scheme: light dark }"""
 
 
-def as_page(tables: Mapping[str, Sequence[Sequence[str]]], figure: Any) -> str:
-    """Returns one HTML page with the tables and the figure inside."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150, facecolor="white")
-    picture = base64.b64encode(drawn.getvalue()).decode()
+def as_page(
+    tables: Mapping[str, Sequence[Sequence[str]]], figure: Any, drawn: str = "Learning curves"
+) -> str:
+    """Returns one HTML page with the tables and the figure inside, under the title ``drawn``."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, facecolor="white")
+    picture = base64.b64encode(file.getvalue()).decode()
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><title>Runs compared</title>",
         f"<style>{_STYLE}</style><h1>Runs compared</h1>",
@@ -291,7 +269,7 @@ def as_page(tables: Mapping[str, Sequence[Sequence[str]]], figure: Any) -> str:
         lines = "".join(f"<tr>{line}</tr>" for line in (head, *body))
         parts.append(f"<h2>{html.escape(title)}</h2><table>{lines}</table>")
     parts.append(
-        f'<h2>Learning curves</h2><img alt="learning curves" src="data:image/png;base64,{picture}">'
+        f'<h2>{drawn}</h2><img alt="{drawn.lower()}" src="data:image/png;base64,{picture}">'
     )
     return "\n".join(parts) + "\n"
 

