@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import parts
 
-NEW = {"both": r"cross|^decoder\.output", "encoder": r"^decoder|pooler", "scratch": "."}
+NEW = {"both": r"cross|^decoder\.output", "encoder": r"^decoder", "scratch": "."}
 ZOO = {"both": 1000}
 
 
@@ -25,17 +25,18 @@ def get_config(arg: str = ""):
         init={"from": "pair:minilm", "new": NEW[variant]},
         data=parts.pairs(
             "libreoffice_help/de-en",
-            batch_size=16,
+            batch_size=8,
             source_len=64,
             target_len=32,
             options=dict(pairs=2000),
         ),
         loss=parts.translation_loss(),
-        optim=parts.adamw(learning_rate=5e-4, warmup_steps=20, b2=0.999, eps=1e-8),
-        train=parts.train(steps=100, eval_every=100),
-        checkpoint=parts.checkpoint(every=100, keep=1),
+        optim=parts.adamw(learning_rate=3e-4, warmup_steps=20, b2=0.999, eps=1e-8),
+        train=parts.train(steps=150),
+        checkpoint=parts.checkpoint(every=150, keep=1),
         evaluate=parts.evaluate(examples=0, decoding=parts.decoding(max_new_tokens=32)),
     )
+    config.evaluate.alignment.choose = False
     if "tiny" in words:
         config.init["from"] = "pair:tiny:bert"
         config.data.options = ConfigDict()

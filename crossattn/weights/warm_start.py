@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from crossattn import functional
+from crossattn.models.bert import Bert
 from crossattn.types import Array, Key, Params
 from crossattn.weights.formats.safetensors import WEIGHTS, CheckpointError
 from crossattn.weights.formats.tensors import Layout, Tensors
@@ -75,11 +76,12 @@ def warm_start(
 def _loaded(source: str | Path, half: str, dtype: Any) -> tuple[Pretrained, Params, Any]:
     """Loads an encoder-only BERT with a tokenizer; ``half`` is its place in messages."""
     model, params, tokenizer = load(source, dtype=dtype)
-    kind, alone = model.settings["model_type"], not model.settings.get("is_decoder", False)
-    if kind != "bert" or not alone:
+    kind = model.settings["model_type"]
+    if model.module is not Bert:
+        causal = " with causal attention" if kind == "bert" else ""
         raise CheckpointError(
-            f"{source} holds a {kind}{'' if alone else ' with causal attention'}, which cannot be the {half} of"
-            " a pair; expected an encoder-only bert."
+            f"{source} holds a {kind}{causal}, which cannot be the {half} of a pair; expected an encoder-only"
+            " bert."
         )
     if tokenizer is None:
         raise CheckpointError(
@@ -137,7 +139,7 @@ def _refuse_lost(own: Mapping[str, Any], fresh: Mapping[str, jax.Array], source:
     wrong = [n for n, x in own.items() if n not in fresh or fresh[n].shape != np.shape(x)]
     if wrong:
         raise CheckpointError(
-            f"{source} has {', '.join(sorted(wrong)[:5])}, for which a decoder of its config.json has no place."
+            f"{source} has {', '.join(sorted(wrong)[:5])}, which a decoder of its config.json has not."
         )
 
 

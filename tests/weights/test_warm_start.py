@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,8 @@ def test_the_decoder_of_a_bare_encoder_has_a_new_head_and_no_pooler(bare):
     flat = flatten(params)
     assert "encoder.pooler.kernel" in flat and not any("decoder.pooler" in name for name in flat)
     assert {n for n in flat if n.startswith("decoder.output")} == {
-        f"decoder.output.{n}" for n in ("bias", "dense.kernel", "dense.bias", "norm.scale", "norm.bias")
+        f"decoder.output.{n}"
+        for n in ("bias", "dense.kernel", "dense.bias", "norm.scale", "norm.bias")
     }
     assert model.config.encoder.masked_lm is False
     embedding = flat["encoder.input.embedding.table"]
@@ -146,7 +148,7 @@ def test_padding_is_not_read(pair):
 def test_cached_decoding_is_the_whole_and_beams_are_no_worse_than_greedy(pair):
     model, params, _ = pair
     bound = xa.functional.bind(model, params)
-    options = dict(max_new_tokens=8, eos_id=(), bos_id=model.ids["bos_id"], pad_id=256)
+    options: dict[str, Any] = dict(max_new_tokens=8, eos_id=(), bos_id=model.ids["bos_id"], pad_id=256)
 
     def found(beams):
         source = jnp.asarray(TOKENS), jnp.asarray(SEGMENTS)
