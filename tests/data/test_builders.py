@@ -67,21 +67,24 @@ def test_help_can_be_read_the_other_way_round(help_packages):
     assert (back["source"], back["target"]) == (there["target"], there["source"])
 
 
-def test_training_pairs_of_the_help_may_be_fewer_at_equal_distances(help_packages):
-    name = "libreoffice_help/en-fr"
-    whole = sources.open_source(name, data_dir=help_packages)
-    few = sources.open_source(name, data_dir=help_packages, pairs=5)
-    places = [e["id"] for e in whole]
-    chosen = [places.index(e["id"]) for e in few]
-    assert len(few) == 5 and chosen[0] == 0
-    steps = {b - a for a, b in zip(chosen, [*chosen[1:], len(whole)], strict=True)}
-    assert max(steps) - min(steps) <= 1 and min(steps) > 0
-    for split in ("validation", "test"):
-        other = sources.open_source(name, split, data_dir=help_packages)
-        same = sources.open_source(name, split, data_dir=help_packages, pairs=5)
-        assert [e["id"] for e in same] == [e["id"] for e in other]
-    with pytest.raises(DataError, match=f"pairs is 5000; the training split .* {len(whole)} pairs"):
-        sources.open_source(name, data_dir=help_packages, pairs=5000)
+@pytest.mark.parametrize(("split", "option"), [("train", "pairs"), ("test", "held_out")])
+def test_pairs_of_the_help_may_be_fewer_at_equal_distances(help_packages, split, option):
+    def ids(split, **options):
+        return [
+            e["id"]
+            for e in sources.open_source(
+                "libreoffice_help/en-fr", split, data_dir=help_packages, **options
+            )
+        ]
+
+    whole, few = ids(split), ids(split, **{option: 2})
+    assert len(whole) > 2 and few == [whole[0], whole[len(whole) // 2]]
+    other = "validation" if split == "train" else "train"
+    assert ids(other, **{option: 2}) == ids(other)
+    with pytest.raises(
+        DataError, match=f"{option} is 5000; the {split} split .* {len(whole)} pairs"
+    ):
+        ids(split, **{option: 5000})
 
 
 def test_prepared_help_opens_through_tfds_itself(help_packages):

@@ -88,6 +88,8 @@ def test_copied_translations_are_the_baselines(monkeypatch):
     ]
     monkeypatch.setattr(type(task).__mro__[1], "baselines", lambda self, split: {})
     found = task.baselines("test")
-    assert found["nearest_bleu"] == pytest.approx(100) and found["nearest_chrf"] == pytest.approx(100)
+    assert found["nearest_bleu"] == pytest.approx(100) and found["nearest_chrf"] == pytest.approx(
+        100
+    )
     assert found["most_frequent_bleu"] < 1 and found["most_frequent_chrf"] < 20
     assert len(found) == 4

@@ -148,7 +148,9 @@ def test_padding_is_not_read(pair):
 def test_cached_decoding_is_the_whole_and_beams_are_no_worse_than_greedy(pair):
     model, params, _ = pair
     bound = xa.functional.bind(model, params)
-    options: dict[str, Any] = dict(max_new_tokens=8, eos_id=(), bos_id=model.ids["bos_id"], pad_id=256)
+    options: dict[str, Any] = dict(
+        max_new_tokens=8, eos_id=(), bos_id=model.ids["bos_id"], pad_id=256
+    )
 
     def found(beams):
         source = jnp.asarray(TOKENS), jnp.asarray(SEGMENTS)

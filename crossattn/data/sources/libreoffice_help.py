@@ -18,7 +18,10 @@ from crossattn.data.errors import DataError, absent
 from crossattn.data.sources import Example, MappedSource, Option, hashed_split
 
 FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
-OPTIONS = {"pairs": Option(int, "Training pairs, at equal distances; 0 is all.", within="[0, inf)")}
+OPTIONS = {
+    "pairs": Option(int, "Training pairs, at equal distances; 0 is all.", "[0, inf)"),
+    "held_out": Option(int, "Pairs of each other split, likewise; 0 is all.", "[0, inf)"),
+}
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
 PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
@@ -27,9 +30,9 @@ BODY = '<div id="DisplayArea"'  # the frame before it has no paragraphs
 
 
 def open_split(
-    direction: str, split: str, *, data_dir: Any = None, pairs: int = 0
+    direction: str, split: str, *, data_dir: Any = None, pairs: int = 0, held_out: int = 0
 ) -> Sequence[Example]:
-    """Returns the paragraphs of a split, of the training split so many."""
+    """Returns the paragraphs of a split, or so many of them."""
     pair = direction.split("-")
     if len(pair) != 2 or "en" not in pair or not set(pair) & set(LANGUAGES):
         raise DataError(
@@ -39,12 +42,13 @@ def open_split(
     source, target = pair
     other = target if source == "en" else source
     rows = records.prepared(LibreofficeHelp, f"en-{other}", split, data_dir)
-    if split == "train" and pairs > len(rows):
+    count, name = (pairs, "pairs") if split == "train" else (held_out, "held_out")
+    if not 0 <= count <= len(rows):
         raise DataError(
-            f"data.options.pairs is {pairs}; the training split of en-{other} has {len(rows)} pairs"
+            f"data.options.{name} is {count}; the {split} split of en-{other} has {len(rows)} pairs"
         )
-    if split == "train" and pairs:
-        chosen = [i * len(rows) // pairs for i in range(pairs)]
+    if count:
+        chosen = [i * len(rows) // count for i in range(count)]
         rows = MappedSource(chosen, rows.__getitem__)
     return MappedSource(rows, functools.partial(records.pair_of, source=source, target=target))
 
