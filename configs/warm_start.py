@@ -37,12 +37,16 @@ def get_config(arg: str = ""):
         evaluate=parts.evaluate(examples=0, decoding=parts.decoding(max_new_tokens=32)),
     )
     config.evaluate.alignment.choose = False
-    if "tiny" in words:
-        config.init["from"] = "pair:tiny:bert"
-        config.data.options = ConfigDict()
-        config.data.update(name="phrases", batch_size=8, source_len=64, target_len=64)
-        config.optim.update(learning_rate=5e-3, warmup_steps=50)
-        config.evaluate.decoding.max_new_tokens = None
-        config.train.update(steps=24, log_every=4, eval_every=0)
-        config.checkpoint.every = 12
+    return _tiny(config) if "tiny" in words else config
+
+
+def _tiny(config: ConfigDict) -> ConfigDict:
+    """Changes the config to seconds of a small random BERT on the phrase grammar."""
+    config.init["from"] = "pair:tiny:bert"
+    config.data.options = ConfigDict()
+    config.data.update(name="phrases", batch_size=8, source_len=64, target_len=64)
+    config.optim.update(learning_rate=5e-3, warmup_steps=50)
+    config.evaluate.decoding.max_new_tokens = None
+    config.train.update(steps=24, log_every=4, eval_every=0)
+    config.checkpoint.every = 12
     return config

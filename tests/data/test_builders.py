@@ -1,5 +1,7 @@
 """The two real datasets, on miniature packages."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -69,13 +71,10 @@ def test_help_can_be_read_the_other_way_round(help_packages):
 
 @pytest.mark.parametrize(("split", "option"), [("train", "pairs"), ("test", "held_out")])
 def test_pairs_of_the_help_may_be_fewer_at_equal_distances(help_packages, split, option):
-    def ids(split, **options):
-        return [
-            e["id"]
-            for e in sources.open_source(
-                "libreoffice_help/en-fr", split, data_dir=help_packages, **options
-            )
-        ]
+    def ids(split: str, **options: Any) -> list[str]:
+        name = "libreoffice_help/en-fr"
+        found = sources.open_source(name, split, data_dir=help_packages, **options)
+        return [example["id"] for example in found]
 
     whole, few = ids(split), ids(split, **{option: 2})
     assert len(whole) > 2 and few == [whole[0], whole[len(whole) // 2]]
