@@ -40,7 +40,7 @@ from experiments.keys import NAME_OF_PRETRAINED as NAME
 
 _TENSORS = "tensors.json"  # names and types, which tell the class of a model
 _CONFIGS = ("config.json", "generation_config.json")
-_TINY = "tiny:"
+_TINY, _PAIR = "tiny:", "pair:"
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,16 @@ def _laid(config: Any, **changes: Any) -> Any:
 
 
 def checkpoint_folder(source: str) -> Path:
-    """Returns the folder of a path, a name on the hub, a packaged model or ``tiny:KIND``.
+    """Returns the folder of a path, a name on the hub, a packaged model, ``tiny:KIND`` or a pair of them.
+
+    ``pair:A+B`` is the encoder-decoder that ``weights.warm_start`` makes of two BERTs, ``pair:A`` of one.
 
     Raises:
       SettingsError: there is no such tiny checkpoint.
-      CheckpointError: there is no such folder.
+      CheckpointError: there is no such folder, or it holds none that makes a pair.
     """
+    if source.startswith(_PAIR):
+        return Path(_pair(source.removeprefix(_PAIR)).name)
     if source.startswith(_TINY):
         return Path(_tiny(source.removeprefix(_TINY)).name)
     from experiments import fetch_weights  # defines the flags of a launcher
@@ -188,6 +192,16 @@ def checkpoint_folder(source: str) -> Path:
     if source in fetch_weights.MODELS and not Path(source).is_dir():
         return fetch_weights.packaged(source)
     return find_folder(Path(source) if Path(source).is_dir() else source)
+
+
+@functools.cache
+def _pair(halves: str) -> tempfile.TemporaryDirectory:
+    """Writes the pair of two checkpoints to a folder that lasts as long as the process."""
+    folders = [checkpoint_folder(half) for half in halves.split("+", 1)]
+    model, params, _ = weights.warm_start(*folders, key=jax.random.key(0))
+    scratch = tempfile.TemporaryDirectory(prefix="crossattn-")
+    weights.save(scratch.name, model, params)
+    return scratch
 
 
 @functools.cache

@@ -79,10 +79,12 @@ class PublishedTokenizer(Tokenizer):
 
 
 def frame_of(backend: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the tokens that a tokenizer puts before and after a text."""
+    """Returns the tokens that a tokenizer puts before and after a text, without padding."""
     encoding = backend.encode("a")
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
-    return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+    marked = list(zip(encoding.ids, encoding.attention_mask, strict=True))
+    before, after = marked[: own[0]], marked[own[-1] + 1 :]
+    return tuple(i for i, read in before if read), tuple(i for i, read in after if read)
 
 
 def most_id(backend: _Backend) -> int:

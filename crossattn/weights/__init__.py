@@ -14,6 +14,7 @@ from crossattn.weights.pretrained import (
 )
 from crossattn.weights.quantize import quantize
 from crossattn.weights.tokenizers.languages import with_language
+from crossattn.weights.warm_start import warm_start
 
 __all__ = [
     "CheckpointError",
@@ -27,5 +28,6 @@ __all__ = [
     "save",
     "shift_right",
     "tensor_types",
+    "warm_start",
     "with_language",
 ]

@@ -214,7 +214,7 @@ class Init:
     """The parameters that a run begins with.
 
     Attributes:
-      source: a run, a folder of weights, a name on the hub, tiny.en or tiny:t5; or several, A,B.
+      source: a run, a folder of weights, a name on the hub, tiny.en, tiny:t5 or pair:minilm; or several, A,B.
       step: checkpoint of a run: a step, last or best; None is last.
       take: regular expression of the parameters that are taken; None is all.
       rename: PATTERN=TEXT,...: names of its parameters in this model.

@@ -1,7 +1,6 @@
 """Summarization: an encoder-decoder writes the summary of a text, scored by ROUGE."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,28 +42,16 @@ class SummarizationTask(TranslationTask):
         each = {name: values.tolist() for name, values in found.items()}
         return {name: float(x.mean()) for name, x in found.items()} | {"examples": own | each}
 
-    def baselines(self, split: str) -> dict[str, float]:
-        """Returns nats per token of trigrams, and ROUGE of summaries that need no model.
+    def simple_texts(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+        """Returns texts that need no model, by the name of the baseline.
 
-        These are the first sentence (lead-1), the first words (as many as have the best ROUGE-L on
-        validation), the summary of the training text whose words are most like it, and the most frequent
-        summary, of several the first.
+        Beside those of a translation these are the first sentence (lead-1), and the first words, as many as
+        have the best ROUGE-L on validation.
         """
-        train, examples = self.examples("train"), self.examples(split)
-        texts = [example["source"] for example in examples]
-        lead = self._lead()
-        most, _ = Counter(example["target"] for example in train).most_common(1)[0]
-        written = {
+        texts, lead = [example["source"] for example in examples], self._lead()
+        return super().simple_texts(examples) | {
             "lead_1": [_SENTENCE.split(text.strip(), 1)[0] for text in texts],
             "lead_words": [_first(text, lead) for text in texts],
-            "nearest": nearest(train, texts),
-            "most_frequent": [most] * len(texts),
-        }
-        right = [example["target"] for example in examples]
-        return super().baselines(split) | {
-            f"{name}_{metric}": float(values.mean())
-            for name, said in written.items()
-            for metric, values in self._rouge(said, right).items()
         }
 
     def _lead(self) -> int:
@@ -86,21 +73,6 @@ class SummarizationTask(TranslationTask):
                 f"config.data.name is {self.config.data.name!r}: {error}; take task 'translation' for other"
                 " scripts."
             ) from error
-
-
-def nearest(train: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[str]:
-    """Returns for each text the summary of the training text with the largest cosine of words' tf-idf.
-
-    Raises:
-      ModuleNotFoundError: scikit-learn is not installed.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    known = list(train)
-    vectors = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+")
-    table = vectors.fit_transform([example["source"] for example in known])
-    alike: Any = vectors.transform(texts) @ table.T  # of unit vectors
-    return [known[row]["target"] for row in np.asarray(alike.argmax(axis=1)).ravel()]
 
 
 def _first(text: str, count: int) -> str:

@@ -22,6 +22,7 @@ from experiments.tasks.alignment_loss import (
     coverage_loss,
 )
 from experiments.tasks.base import Sums
+from experiments.tasks.copied import copied
 from experiments.tasks.generation import Translator
 from experiments.tasks.texts import TextTask
 
@@ -230,6 +231,18 @@ class TranslationTask(TextTask):
             quality = self.text_scores(examples, hypotheses)
             scores |= {name: float(quality[name]) for name in self.scored}
         return scores
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns nats per token of trigrams, and scores of ``simple_texts``, as NAME_METRIC."""
+        examples, found = self.examples(split), super().baselines(split)
+        for name, texts in self.simple_texts(examples).items():
+            scores = self.text_scores(examples, texts)
+            found |= {f"{name}_{metric}": float(scores[metric]) for metric in self.scored}
+        return found
+
+    def simple_texts(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+        """Returns texts that need no model, of each example, by the name of the baseline."""
+        return copied(self.examples("train"), [example["source"] for example in examples])
 
     def report(
         self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None

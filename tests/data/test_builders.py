@@ -1,10 +1,13 @@
 """The two real datasets, on miniature packages."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
 from crossattn.data import sources
+from crossattn.data.errors import DataError
 from crossattn.data.sources import greek_english, libreoffice_help
 
 
@@ -64,6 +67,23 @@ def test_help_can_be_read_the_other_way_round(help_packages):
     there = sources.open_source("libreoffice_help/en-fr", data_dir=help_packages)[0]
     back = sources.open_source("libreoffice_help/fr-en", data_dir=help_packages)[0]
     assert (back["source"], back["target"]) == (there["target"], there["source"])
+
+
+@pytest.mark.parametrize(("split", "option"), [("train", "pairs"), ("test", "held_out")])
+def test_pairs_of_the_help_may_be_fewer_at_equal_distances(help_packages, split, option):
+    def ids(split: str, **options: Any) -> list[str]:
+        name = "libreoffice_help/en-fr"
+        found = sources.open_source(name, split, data_dir=help_packages, **options)
+        return [example["id"] for example in found]
+
+    whole, few = ids(split), ids(split, **{option: 2})
+    assert len(whole) > 2 and few == [whole[0], whole[len(whole) // 2]]
+    other = "validation" if split == "train" else "train"
+    assert ids(other, **{option: 2}) == ids(other)
+    with pytest.raises(
+        DataError, match=f"{option} is 5000; the {split} split .* {len(whole)} pairs"
+    ):
+        ids(split, **{option: 5000})
 
 
 def test_prepared_help_opens_through_tfds_itself(help_packages):

@@ -34,9 +34,12 @@ def published(backend):
     return PublishedTokenizer(backend, Frame(9, (0,), (1, 2)))
 
 
-def test_a_frame_is_what_the_tokenizer_puts_around_a_text(backend):
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_a_frame_is_what_the_tokenizer_puts_around_a_text(backend, padding):
     backend.no_truncation()
     backend.no_padding()
+    if padding:
+        backend.enable_padding(length=10, direction=padding, pad_id=1, pad_token="</s>")
     assert frame_of(backend) == ((0,), (1, 2))
     assert len(Frame(9, (0,), (1, 2))) == 3
 

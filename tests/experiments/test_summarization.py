@@ -7,7 +7,7 @@ import pytest
 
 from configs import man_pages
 from experiments.tasks import make_task
-from experiments.tasks.summarization import nearest
+from experiments.tasks.copied import nearest
 from tests.experiments.conftest import ROOT
 from tests.peers import package
 

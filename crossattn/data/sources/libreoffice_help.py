@@ -15,9 +15,13 @@ import tensorflow_datasets as tfds
 
 from crossattn.data import archives, fetch, records
 from crossattn.data.errors import DataError, absent
-from crossattn.data.sources import Example, MappedSource, hashed_split
+from crossattn.data.sources import Example, MappedSource, Option, hashed_split
 
 FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
+OPTIONS = {
+    "pairs": Option(int, "Training pairs, at equal distances; 0 is all.", "[0, inf)"),
+    "held_out": Option(int, "Pairs of each other split, likewise; 0 is all.", "[0, inf)"),
+}
 LANGUAGES = ("fr", "de", "es", "ja", "hi")
 PREFIX = "usr/share/libreoffice/help/"
 _PARAGRAPH_ID = re.compile(r"(?:par|hd)_")
@@ -25,8 +29,10 @@ _PARAGRAPH_TAGS = {"p", "h1", "h2", "h3", "h4", "h5", "h6"}
 BODY = '<div id="DisplayArea"'  # the frame before it has no paragraphs
 
 
-def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
-    """Returns the paragraphs of a split."""
+def open_split(
+    direction: str, split: str, *, data_dir: Any = None, pairs: int = 0, held_out: int = 0
+) -> Sequence[Example]:
+    """Returns the paragraphs of a split, or so many of them."""
     pair = direction.split("-")
     if len(pair) != 2 or "en" not in pair or not set(pair) & set(LANGUAGES):
         raise DataError(
@@ -36,6 +42,14 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
     source, target = pair
     other = target if source == "en" else source
     rows = records.prepared(LibreofficeHelp, f"en-{other}", split, data_dir)
+    count, name = (pairs, "pairs") if split == "train" else (held_out, "held_out")
+    if not 0 <= count <= len(rows):
+        raise DataError(
+            f"data.options.{name} is {count}; the {split} split of en-{other} has {len(rows)} pairs"
+        )
+    if count:
+        chosen = [i * len(rows) // count for i in range(count)]
+        rows = MappedSource(chosen, rows.__getitem__)
     return MappedSource(rows, functools.partial(records.pair_of, source=source, target=target))
 
 
