@@ -9,6 +9,7 @@ import numpy as np
 
 from crossattn.train.evaluate import ROUGE, rouge_scores
 from experiments.errors import SettingsError
+from experiments.tasks.lexical import nearest
 from experiments.tasks.texts import TextTask
 from experiments.tasks.translation import Evaluation, TranslationTask
 
@@ -61,7 +62,7 @@ class SummarizationTask(TranslationTask):
             "most_frequent": [most] * len(texts),
         }
         right = [example["target"] for example in examples]
-        return super().baselines(split) | {
+        return super(TranslationTask, self).baselines(split) | {
             f"{name}_{metric}": float(values.mean())
             for name, said in written.items()
             for metric, values in self._rouge(said, right).items()
@@ -86,21 +87,6 @@ class SummarizationTask(TranslationTask):
                 f"config.data.name is {self.config.data.name!r}: {error}; take task 'translation' for other"
                 " scripts."
             ) from error
-
-
-def nearest(train: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[str]:
-    """Returns for each text the summary of the training text with the largest cosine of words' tf-idf.
-
-    Raises:
-      ModuleNotFoundError: scikit-learn is not installed.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    known = list(train)
-    vectors = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+")
-    table = vectors.fit_transform([example["source"] for example in known])
-    alike: Any = vectors.transform(texts) @ table.T  # of unit vectors
-    return [known[row]["target"] for row in np.asarray(alike.argmax(axis=1)).ravel()]
 
 
 def _first(text: str, count: int) -> str:

@@ -14,7 +14,7 @@ from crossattn.train.evaluate import translation_scores
 from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.tasks import protocols, sections
+from experiments.tasks import lexical, protocols, sections
 from experiments.tasks.alignment import alignment_results
 from experiments.tasks.alignment_loss import (
     TransformerWithLexicon,
@@ -258,6 +258,15 @@ class TranslationTask(TextTask):
                 for e, h in zip(examples, hypotheses, strict=True)
             ],
         }
+
+    def baselines(self, split: str) -> dict[str, float]:
+        """Returns nats per token of trigrams, and scores of translations and alignments by counted words."""
+
+        def score(examples: Sequence[dict[str, Any]], texts: list[str]) -> dict[str, float]:
+            found = self.text_scores(examples, texts)
+            return {name: float(found[name]) for name in self.scored}
+
+        return super().baselines(split) | lexical.scores(self.examples, split, score)
 
     def translator(self, params: Any, **options: Any) -> Translator:
         """Returns a ``Translator`` with the config's decoding options, or others."""

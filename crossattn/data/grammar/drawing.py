@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from crossattn.data.grammar import (
@@ -119,10 +120,10 @@ def drawn(number: int) -> Clause:
         return Clause(kind, subject, verb, place=place, adverb=adverb)
     verb = choose.of(("see", "call", "look for", "push", "wash"))
     others = ANIMALS + HUMANS if verb == "call" else ANIMALS + HUMANS + THINGS + PLACES
-    clause = dict(subject=subject, verb=verb, object=_phrase(choose, others))
+    clause = Clause(kind, subject, verb, _phrase(choose, others))
     if kind == "present" and choose.one_in(3):
-        return Clause(kind, **clause, knower=choose.of(PRONOUNS))
-    return Clause(kind, **clause, adverb="today" if adverb else None)
+        return replace(clause, knower=choose.of(PRONOUNS))
+    return replace(clause, adverb="today" if adverb else None)
 
 
 def _who(choose: _Choices) -> NounPhrase | str:
@@ -148,15 +149,11 @@ def _is(choose: _Choices) -> Clause:
     return Clause("is", subject, predicate=choose.of(_adjectives(noun)))
 
 
-def _phrase(
-    choose: _Choices, nouns: tuple[str, ...], plural: bool | None = None
-) -> NounPhrase:
+def _phrase(choose: _Choices, nouns: tuple[str, ...], plural: bool | None = None) -> NounPhrase:
     noun = choose.of(nouns)
     determiner: Any = choose.of(("the", "the", "a", "this", "my"))
     adjective = choose.of(_adjectives(noun)) if choose.one_in(2) else None
-    return NounPhrase(
-        noun, determiner, adjective, choose.one_in(3) if plural is None else plural
-    )
+    return NounPhrase(noun, determiner, adjective, choose.one_in(3) if plural is None else plural)
 
 
 def _adjectives(noun: str) -> tuple[str, ...]:

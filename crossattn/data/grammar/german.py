@@ -1,4 +1,4 @@
-"""German: the verb second, participles last, the verb last after "dass"; gender, case and three declensions."""
+"""German: the verb second, participles last, the verb last after "dass"; gender, case, declensions."""
 
 from crossattn.data.grammar import Clause, NounPhrase, Word, concepts, person, tagged
 

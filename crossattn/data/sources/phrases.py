@@ -1,12 +1,13 @@
 """Small grammars with gold word links: real agreement, real crossings, no files.
 
-English with German, Spanish, Hindi or Japanese is by `crossattn.data.grammar`. Its test split has the sentences
-of the literature, "the cat sat on the mat" and the like, which no other split has; a split is that of the
-English sentence, whatever the other language. Japanese is written with spaces between words.
+English with German, Spanish, Hindi or Japanese is by `crossattn.data.grammar`. Its test split has the
+sentences of the literature, "the cat sat on the mat" and the like, which no other split has; a split is that
+of the English sentence, whatever the other language. Japanese is written with spaces between words.
 
-English with French is a grammar of its own. "the black cat sees a small bird" is "le chat noir voit un petit oiseau": most adjectives follow
-their noun, so links cross; a few stand before it; articles, adjectives and verbs agree in gender
-and number; "l'", "cet" and "mon" come before vowels.
+English with French is a grammar of its own, whose "the black cat" is in the training split. "the black cat
+sees a small bird" is "le chat noir voit un petit oiseau": most adjectives follow their noun, so links cross;
+a few stand before it; articles, adjectives and verbs agree in gender and number; "l'", "cet" and "mon" come
+before vowels.
 """
 
 import hashlib
