@@ -1,7 +1,7 @@
 """Baselines of translation that count words: IBM model 1, the nearest training text, the diagonal."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,7 +100,8 @@ def nearest(train: Sequence[Example], texts: Sequence[str]) -> list[str]:
 def scores(
     examples: Callable[[str], Sequence[Example]],
     split: str,
-    score: Callable[[Sequence[Example], list[str]], dict[str, float]],
+    score: Callable[[Sequence[Example], Sequence[str]], Mapping[str, Any]],
+    metrics: Sequence[str],
 ) -> dict[str, float]:
     """Returns metrics of translations, and AER where there are gold links, as NAME_METRIC.
 
@@ -108,7 +109,8 @@ def scores(
       examples: from the name of a split to its examples; how links of two directions are joined is chosen on
         validation.
       split: the one that is scored.
-      score: from examples and translations to metrics.
+      score: from examples and translations to scores.
+      metrics: names of those that are numbers of interest.
     """
     train, other = list(examples("train")), list(examples(split))
     model = ibm_model_1([_words(example) for example in train])
@@ -119,9 +121,10 @@ def scores(
         "word_by_word": [model.translation(_words(example)[0]) for example in other],
     }
     found = {
-        f"{name}_{metric}": value
+        f"{name}_{metric}": float(own[metric])
         for name, texts in written.items()
-        for metric, value in score(other, texts).items()
+        for own in [score(other, texts)]
+        for metric in metrics
     }
     if not all("links" in example for example in other):
         return found

@@ -261,12 +261,8 @@ class TranslationTask(TextTask):
 
     def baselines(self, split: str) -> dict[str, float]:
         """Returns nats per token of trigrams, and scores of translations and alignments by counted words."""
-
-        def score(examples: Sequence[dict[str, Any]], texts: list[str]) -> dict[str, float]:
-            found = self.text_scores(examples, texts)
-            return {name: float(found[name]) for name in self.scored}
-
-        return super().baselines(split) | lexical.scores(self.examples, split, score)
+        counted = lexical.scores(self.examples, split, self.text_scores, self.scored)
+        return super().baselines(split) | counted
 
     def translator(self, params: Any, **options: Any) -> Translator:
         """Returns a ``Translator`` with the config's decoding options, or others."""

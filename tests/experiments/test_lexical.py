@@ -28,7 +28,7 @@ def counted(pairs, rounds):
             ]
             for choice, chance in zip(choices, chances, strict=True):
                 for s, t in zip(choice, target, strict=True):
-                    counts[s, t] += chance / sum(chances)
+                    counts[s, t] += float(chance / sum(chances))
         for s in ["", *words[0]]:
             total = sum(counts[s, t] for t in words[1])
             table |= {(s, t): counts[s, t] / total for t in words[1]}
@@ -64,7 +64,7 @@ def test_scores_name_each_baseline_and_links_need_gold():
         right = [text == example["target"] for example, text in zip(given, texts, strict=True)]
         return {"right": float(np.mean(right))}
 
-    found = lexical.scores(examples, "test", score)
+    found = lexical.scores(examples, "test", score, ("right",))
     names = {"most_frequent_right", "nearest_right", "word_by_word_right"}
     assert set(found) == names | {"diagonal_aer", "ibm_model_1_aer"}
     assert found["ibm_model_1_aer"] < 40 < found["diagonal_aer"] < 90
@@ -74,5 +74,6 @@ def test_scores_name_each_baseline_and_links_need_gold():
         ],
         "test",
         score,
+        ("right",),
     )
     assert set(bare) == names and bare["nearest_right"] == found["nearest_right"]
