@@ -8,6 +8,7 @@ import numpy as np
 
 from crossattn.train.evaluate import ROUGE, rouge_scores
 from experiments.errors import SettingsError
+from experiments.tasks.copied import copied
 from experiments.tasks.texts import TextTask
 from experiments.tasks.translation import Evaluation, TranslationTask
 
@@ -45,11 +46,11 @@ class SummarizationTask(TranslationTask):
     def simple_texts(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         """Returns texts that need no model, by the name of the baseline.
 
-        Beside those of a translation these are the first sentence (lead-1), and the first words, as many as
+        They are summaries of training texts, the first sentence (lead-1), and the first words, as many as
         have the best ROUGE-L on validation.
         """
         texts, lead = [example["source"] for example in examples], self._lead()
-        return super().simple_texts(examples) | {
+        return copied(self.examples("train"), texts) | {
             "lead_1": [_SENTENCE.split(text.strip(), 1)[0] for text in texts],
             "lead_words": [_first(text, lead) for text in texts],
         }

@@ -14,7 +14,7 @@ from crossattn.train.evaluate import translation_scores
 from crossattn.types import NonNegative
 from experiments.errors import SettingsError
 from experiments.keys import NAME_OF_PRETRAINED
-from experiments.tasks import protocols, sections
+from experiments.tasks import lexical, protocols, sections
 from experiments.tasks.alignment import alignment_results
 from experiments.tasks.alignment_loss import (
     TransformerWithLexicon,
@@ -233,16 +233,20 @@ class TranslationTask(TextTask):
         return scores
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Returns nats per token of trigrams, and scores of ``simple_texts``, as NAME_METRIC."""
+        """Returns nats per token of trigrams, scores of ``simple_texts``, and AER where links are gold."""
         examples, found = self.examples(split), super().baselines(split)
         for name, texts in self.simple_texts(examples).items():
             scores = self.text_scores(examples, texts)
             found |= {f"{name}_{metric}": float(scores[metric]) for metric in self.scored}
+        if all("links" in example for example in examples):
+            found |= lexical.alignment_errors(self.examples, split)
         return found
 
     def simple_texts(self, examples: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
         """Returns texts that need no model, of each example, by the name of the baseline."""
-        return copied(self.examples("train"), [example["source"] for example in examples])
+        train = self.examples("train")
+        texts = copied(train, [example["source"] for example in examples])
+        return texts | {"word_by_word": lexical.word_by_word(train, examples)}
 
     def report(
         self, params: Any, split: str, *, num_beams: int | None = None, limit: int | None = None

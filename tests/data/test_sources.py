@@ -207,7 +207,7 @@ def test_misaligned_texts_name_the_line_without_a_partner(tmp_path):
     [
         ("nothing", "train", {}, "there is no data source 'nothing'; expected one of"),
         ("phrases", "dev", {}, "phrases has no split 'dev'"),
-        ("phrases/en-de", "train", {}, "no direction 'en-de'"),
+        ("phrases/en-it", "train", {}, "no direction 'en-it'"),
         ("libreoffice_help/en-xx", "train", {}, "no direction 'en-xx'"),
         ("phrasis", "train", {}, r"libreoffice_help, .* \(did you mean phrases\?\)"),
         ("files/a", "train", {}, "there is no data source 'files/a'; expected files:PATH"),

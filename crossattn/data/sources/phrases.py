@@ -1,20 +1,29 @@
-"""A small English-French grammar with gold word links: real agreement, real crossings, no files.
+"""Small grammars with gold word links: real agreement, real crossings, no files.
 
-"the black cat sees a small bird" is "le chat noir voit un petit oiseau": most adjectives follow
-their noun, so links cross; a few stand before it; articles, adjectives and verbs agree in gender
-and number; "l'", "cet" and "mon" come before vowels.
+English with German, Spanish, Hindi or Japanese is by `crossattn.data.grammar`. Its test split has the
+sentences of the literature, "the cat sat on the mat" and the like, which no other split has; a split is that
+of the English sentence, whatever the other language. Japanese is written with spaces between words.
+
+English with French is a grammar of its own, whose "the black cat" is in the training split. "the black cat
+sees a small bird" is "le chat noir voit un petit oiseau": most adjectives follow their noun, so links cross;
+a few stand before it; articles, adjectives and verbs agree in gender and number; "l'", "cet" and "mon" come
+before vowels.
 """
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from crossattn.data.sources import Example, MappedSource, is_backward, reversed_example
+from crossattn.data.errors import DataError
+from crossattn.data.grammar import Word, drawing, links
+from crossattn.data.sources import Example, MappedSource, hashed_split, reversed_example
 
-FORM = "phrases/en-fr or phrases/fr-en"
+LANGUAGES = ("fr", *drawing.LANGUAGES)
+FORM = f"phrases/en-fr or phrases/fr-en, or with {', '.join(drawing.LANGUAGES)} for fr"
 NUM_PAIRS = 4000
 _NUM_BARE = 480  # pairs that are a noun phrase alone
 _VOWELS = "aeiouéêhà"  # every h of this vocabulary is mute
@@ -86,9 +95,54 @@ _Words = tuple[list[str], list[str], list[tuple[int, int]]]  # English, French, 
 
 def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[Example]:
     """Returns the examples of a split, always the same: of 4,000 pairs a tenth test, a tenth validation."""
-    pairs = [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
-    backward = is_backward("phrases", direction, "en-fr", "fr-en")
-    return MappedSource(pairs, reversed_example) if backward else pairs
+    first, _, second = (direction or "en-fr").partition("-")
+    language = first if second == "en" else second
+    if "en" not in (first, second) or language not in LANGUAGES:
+        pairs = ", ".join(f"en-{language}" for language in LANGUAGES)
+        raise DataError(
+            f"phrases has no direction {direction!r}; expected {pairs}, or one of them turned round"
+        )
+    if language == "fr":
+        pairs = [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
+    else:
+        pairs = _apart(_pairs(language, NUM_PAIRS), split)
+    return MappedSource(pairs, reversed_example) if second == "en" else pairs
+
+
+@cache
+def _pairs(language: str, count: int) -> list[tuple[str, Example]]:
+    """Returns the pairs of English and a language of ``drawing``, each with its split."""
+    found = []
+    drawn = drawing.sentences(language, count)
+    for index, (english, other, is_literature) in enumerate(drawn):
+        pair = _linked(index, english, other)
+        split = hashed_split(f"phrases {pair['source']}", test=10, validation=10)
+        found.append(("test" if is_literature else split, pair))
+    return found
+
+
+def _apart(pairs: Sequence[tuple[str, Example]], split: str) -> list[Example]:
+    """Returns the pairs of a split whose target stands in no split that is scored after it.
+
+    "the black cat" and "a black cat" are one noun phrase in Japanese.
+    """
+    order = ("train", "validation", "test")
+    later = order[order.index(split) + 1 :]
+    known = {pair["target"] for own, pair in pairs if own in later}
+    return [pair for own, pair in pairs if own == split and pair["target"] not in known]
+
+
+def _linked(index: int, english: list[Word], other: list[Word]) -> Example:
+    source, source_spans = _join([text for text, _ in english])
+    target, target_spans = _join([text for text, _ in other])
+    return {
+        "id": str(index),
+        "source": source,
+        "target": target,
+        "source_spans": source_spans,
+        "target_spans": target_spans,
+        "links": np.array(links(english, other), np.int32).reshape(-1, 2),
+    }
 
 
 def _split_of(index: int) -> str:

@@ -1,0 +1,134 @@
+"""Baselines of translation and alignment that count words: IBM model 1, and the diagonal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crossattn.data.words import word_spans
+from crossattn.train.alignment import alignment_scores, symmetrised
+
+Example = dict[str, Any]
+Pair = tuple[list[str], list[str]]
+Links = set[tuple[int, int]]
+
+_ROUNDS = 10
+_METHODS = ("none", "intersection", "union", "grow-diag")
+
+
+@dataclass(frozen=True)
+class WordModel:
+    """Probabilities of target words given a source word, of pairs that occur together.
+
+    Attributes:
+      probabilities: by source word, "" for the empty word, and target word.
+    """
+
+    probabilities: dict[str, dict[str, float]]
+
+    def links(self, pair: Pair) -> Links:
+        """Returns the likeliest source word of each target word; none where the empty word is likelier."""
+        source, target = pair
+        found = set()
+        for at, word in enumerate(target):
+            chances = [self.probabilities.get(own, {}).get(word, 0.0) for own in ("", *source)]
+            best = int(np.argmax(chances))
+            if best:
+                found.add((best - 1, at))
+        return found
+
+    def translation(self, source: Sequence[str]) -> str:
+        """Returns the likeliest target word of each source word, in the source's order."""
+        known = [self.probabilities[word] for word in source if word in self.probabilities]
+        return " ".join(max(own, key=own.__getitem__) for own in known)
+
+
+def ibm_model_1(pairs: Sequence[Pair], rounds: int = _ROUNDS) -> WordModel:
+    """Returns the word model that expectation maximisation finds from equal probabilities.
+
+    It is model 1 with an empty word. Source: Brown et al. 1993, "The mathematics of statistical machine
+    translation".
+    """
+    sources: dict[str, int] = {"": 0}
+    targets: dict[str, int] = {}
+    cells: list[np.ndarray] = []
+    rows = 0
+    for source, target in pairs:
+        s = [0, *(sources.setdefault(word, len(sources)) for word in source)]
+        t = [targets.setdefault(word, len(targets)) for word in target]
+        row = np.arange(rows, rows + len(t))
+        cells.append(np.stack([np.tile(s, len(t)), np.repeat(t, len(s)), np.repeat(row, len(s))]))
+        rows += len(t)
+    source, target, row = np.concatenate(cells, 1)
+    kinds, cell = np.unique(source.astype(np.int64) * len(targets) + target, return_inverse=True)
+    of_source = kinds // len(targets)
+    p = np.ones(len(kinds))
+    for _ in range(rounds):
+        shares = p[cell] / np.bincount(row, p[cell], rows)[row]
+        counts = np.bincount(cell, shares, len(kinds))
+        p = counts / np.bincount(of_source, counts, len(sources))[of_source]
+    names, words = list(sources), list(targets)
+    found: dict[str, dict[str, float]] = {name: {} for name in names}
+    for kind, chance in zip(kinds.tolist(), p.tolist(), strict=True):
+        found[names[kind // len(words)]][words[kind % len(words)]] = chance
+    return WordModel(found)
+
+
+def diagonal(pair: Pair) -> Links:
+    """Returns for each target word the source word at the same share of the way."""
+    source, target = map(len, pair)
+    return {(round(t * (source - 1) / max(target - 1, 1)), t) for t in range(target)}
+
+
+def word_by_word(train: Sequence[Example], examples: Sequence[Example]) -> list[str]:
+    """Returns the likeliest target word of each source word by model 1, in the source's order."""
+    model = ibm_model_1([_words(example) for example in train])
+    return [model.translation(_words(example)[0]) for example in examples]
+
+
+def alignment_errors(examples: Callable[[str], Sequence[Example]], split: str) -> dict[str, float]:
+    """Returns AER of the diagonal and of model 1 against the gold links of a split, as NAME_aer.
+
+    How links of model 1 in two directions are joined is chosen on validation. ``examples`` gives those of a
+    split by its name.
+    """
+    train, scored, validation = (list(examples(name)) for name in ("train", split, "validation"))
+    pairs = [_words(example) for example in train]
+    model, back = ibm_model_1(pairs), ibm_model_1([_turned(pair) for pair in pairs])
+
+    def linked(own: Sequence[Example], method: str) -> list[Links]:
+        return [_joined(model, back, _words(example), method) for example in own]
+
+    best = min(_METHODS, key=lambda method: _aer(linked(validation, method), validation))
+    return {
+        "diagonal_aer": _aer([diagonal(_words(example)) for example in scored], scored),
+        "ibm_model_1_aer": _aer(linked(scored, best), scored),
+    }
+
+
+def _turned(pair: Pair) -> Pair:
+    return pair[1], pair[0]
+
+
+def _joined(model: WordModel, back: WordModel, pair: Pair, method: str) -> Links:
+    forward = model.links(pair)
+    if method == "none":
+        return forward
+    return symmetrised(forward, {(s, t) for t, s in back.links(_turned(pair))}, method)
+
+
+def _aer(found: Sequence[Links], examples: Sequence[Example]) -> float:
+    gold = [{(int(s), int(t)) for s, t in example["links"]} for example in examples]
+    return alignment_scores(found, gold)["aer"]
+
+
+def _words(example: Example) -> Pair:
+    """Returns the words of both sides, by the example's own spans where it has them."""
+    sides = []
+    for side in ("source", "target"):
+        text = example[side]
+        spans = example.get(f"{side}_spans")
+        spans = word_spans(text) if spans is None else spans
+        sides.append([text[start:end] for start, end in spans])
+    return sides[0], sides[1]
