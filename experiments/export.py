@@ -23,6 +23,7 @@ from crossattn.train import processes, workdir
 from crossattn.weights import deltas
 from experiments import launch
 from experiments.runs import BASE, DELTA, MEMBER, STEP, members_of, open_run, parameters_of
+from experiments.settings import put
 
 _TO = flags.DEFINE_string("to", None, "The folder, new or empty.")
 _DELTA_OF = flags.DEFINE_string(
@@ -73,8 +74,7 @@ def _write_delta(folder: Path, task: Any, params: Any, source: str) -> str:
     params, base = jax.device_get((params, parameters_of(source, step)))
     delta = deltas.read(deltas.write(folder / DELTA, params, base))
     task.save_assets(folder / "assets")
-    with task.config.unlocked():
-        task.config.init = {**task.config.get("init", {}), "from": source}
+    put(task.config, {"init.from": source})
     settings = workdir.flatten(task.config.to_dict())
     text = json.dumps(settings, indent=1, ensure_ascii=False) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")

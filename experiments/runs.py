@@ -18,7 +18,7 @@ from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.errors import SettingsError
 from experiments.pretrained import checkpoint_folder
-from experiments.settings import check, config_mesh, saved_config, train_config
+from experiments.settings import check, config_mesh, put, saved_config, train_config
 from experiments.tasks import find, make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
@@ -56,8 +56,7 @@ def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
             raise launch.Refused(
                 f"--base is {BASE.value}, but {workdir} is no delta; leave it out."
             )
-        with config.unlocked():
-            config.init["from"] = BASE.value
+        put(config, {"init.from": BASE.value})
     task = make_task(config, workdir / "assets")
     return workdir, task, parameters(task, workdir, STEP.value, MEMBER.value)
 
