@@ -8,6 +8,7 @@ import pytest
 
 import crossattn as xa
 from configs import transfer
+from crossattn.data.prepare import is_prepared
 from crossattn.data.tokenizers import Tokenizer
 from crossattn.functional import flatten
 from crossattn.weights import deltas
@@ -96,6 +97,19 @@ def test_a_child_goes_on_with_its_own_tokenizers(family, german, launched, tmp_p
     code, out, err = launched("train", config("de,cross"), SHORT[1], *given, f"--workdir={run}")
     assert code == 0 and "going on from the checkpoint of step 2" in out, err
     assert tokenizers(run) == tokenizers(family["cross"])
+
+
+def test_prepared_data_of_a_child_have_the_tokenizers_of_its_run(
+    family, german, launched, tmp_path
+):
+    given = (german, f"--config.init.from={family['parent']}", f"--config.data.data_dir={tmp_path}")
+    code, out, err = launched("prepare", config("de,cross"), *given, "--workers=1")
+    assert code == 0 and "examples are in" in out, err
+    (kept,) = (tmp_path / "prepared" / "tokenizers").glob("*.json")
+    assert Tokenizer.load(kept.parent, kept.stem) == tokenizers(family["cross"])[0]
+    saved = saved_config(family["cross"])
+    put(saved, {"data.data_dir": str(tmp_path)})
+    assert is_prepared(make_task(saved, family["cross"] / "assets").corpus._prepared)
 
 
 def test_a_child_without_the_parents_target_tokenizer_is_refused(
