@@ -2,7 +2,7 @@
 
 A child, ``--config.init.from=RUN``, keeps the run's English tokenizer and table and has a source tokenizer
 and table of its own. After Gheini et al. 2021, "Cross-Attention is All You Need: Adapting Pretrained
-Transformers for Machine Translation", section 3. Arguments: parent, or a language and what is trained
+Transformers for Machine Translation". Arguments: parent, or a language and what is trained
 besides its table; tiny.
 """
 
