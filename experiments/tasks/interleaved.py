@@ -225,11 +225,11 @@ class InterleavedTask(base.Task):
             results |= {f"{name}_{count}_shot": scores[name] for name in ("chrf", "bleu")}
         weight = found["weight"].sum()
         results |= {k: float(x.sum() / weight) for k, x in found.items() if k != "weight"}
-        family = self.rows(split).family[self._order(split, limit)]
+        family = self.rows(split).family[self.order(split, limit)]
         table = {name: x.tolist() for name, x in found.items()}
         return results | {"examples": table | {"group": family.tolist()}}
 
-    def _order(self, split: str, limit: int | None) -> np.ndarray:
+    def order(self, split: str, limit: int | None) -> np.ndarray:
         """Returns the numbers of the examples that are scored, all or some drawn at random."""
         return np.random.default_rng(0).permutation(len(self.examples(split)))[:limit]
 
@@ -239,7 +239,7 @@ class InterleavedTask(base.Task):
         ``other`` is the picture of another example. Rows are as long as those of training, so that one
         program serves every count.
         """
-        rows, order = self.rows(split), self._order(split, limit)
+        rows, order = self.rows(split), self.order(split, limit)
 
         def row(place: int) -> dict[str, Any]:
             last, other = order[place], rows.examples[int(order[(place + 1) % len(order)])]
@@ -277,7 +277,7 @@ class InterleavedTask(base.Task):
             tokens = write(**spread_batch(given, mesh)).tolist()
             said += [tokenizer.decode(tokens[row]) for row in np.flatnonzero(item.indices >= 0)]
         examples = self.examples(split)
-        return said, [examples[int(i)]["caption"] for i in self._order(split, limit)]
+        return said, [examples[int(i)]["caption"] for i in self.order(split, limit)]
 
     def samples(self, params: Any, split: str) -> Sequence[str]:
         """Returns captions without examples, captions after as many as rows have, and the references."""

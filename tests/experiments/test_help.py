@@ -30,7 +30,7 @@ LAUNCHERS = (
 )  # fmt: skip
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
-    "bench.decode", "bench.images_in_text", "bench.plans",
+    "bench.decode", "bench.images_in_text", "bench.plans", "bench.shots",
     "bench.translation_step", "bench.whisper", "bench.word_maps", "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import crossattn as xa
-from crossattn.nn import BlockConfig, MultiHeadAttention
+from crossattn.nn import BlockConfig, FeedForward, MultiHeadAttention
 from tests import numpy_model as oracle
 from tests.closeness import close
 
@@ -112,3 +112,46 @@ def test_self_attention_alone_has_them_and_a_shape_without_a_network_makes_none(
     close(out, oracle.block(params, X))
     with pytest.raises(ValueError, match="^mlp_dim is None, but this block has a feed-forward"):
         shape.feedforward(nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("softmax", [False, True], ids=["feed-forward", "persistent"])
+def test_feedforward_is_a_read_of_its_kernels_without_softmax(softmax):
+    """Geva et al. 2021: memory i adds its value times act(x k_i + b_i), whatever the others hold.
+
+    In the softmax of persistent vectors (Sukhbaatar et al. 2019) memories share what they give.
+    """
+    hidden = 7
+    x = np.asarray(X, np.float64)
+    ours = lambda rngs: FeedForward(D, hidden, "relu", rngs=rngs)  # noqa: E731
+    params = oracle.random_params(ours)
+    keys, values = np.float64(params["up"]["kernel"].T), np.float64(params["down"]["kernel"])
+    scores = np.einsum("btd,fd->btf", x, keys) + params["up"]["bias"]
+    if softmax:
+        read = lambda few: xa.attend(  # noqa: E731
+            jnp.asarray(x[:, :, None], jnp.float32),
+            jnp.broadcast_to(jnp.asarray(keys[few, None], jnp.float32), (B, len(few), 1, D)),
+            jnp.broadcast_to(jnp.asarray(values[few, None], jnp.float32), (B, len(few), 1, D)),
+            bias=jnp.broadcast_to(
+                jnp.asarray(params["up"]["bias"])[np.asarray(few)], (1, 1, T, len(few))
+            ),
+            scale=1.0,
+        )[:, :, 0]
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+    else:
+
+        def read(few):
+            held = np.isin(np.arange(hidden), few)
+            down = dict(
+                kernel=params["down"]["kernel"] * held[:, None], bias=np.zeros(D, np.float32)
+            )
+            return xa.apply(ours, params | dict(down=down), jnp.asarray(X))
+
+        weights = np.maximum(scores, 0)
+    whole = read(list(range(hidden)))
+    close(whole, np.einsum("btf,fd->btd", weights, values), size=np.abs(whole).max())
+    terms = weights[..., None] * values
+    for memory in range(hidden):
+        lost = np.asarray(whole) - np.asarray(read([i for i in range(hidden) if i != memory]))
+        alike = np.allclose(lost, terms[:, :, memory], atol=1e-4 * np.abs(whole).max())
+        assert alike is not softmax

@@ -172,12 +172,14 @@ class MarkedParagraphs(Paragraphs):
         self._marks: list[bool] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Also opens a mark where a span is of a marked class."""
         super().handle_starttag(tag, attrs)
         if tag == "span" and self._id is not None:
             self._marks.append(dict(attrs).get("class") in _CLASSES)
             self._text.extend([_OPEN] * self._marks[-1])
 
     def handle_endtag(self, tag: str) -> None:
+        """Also closes the mark of a span."""
         if tag == "span" and self._id is not None and self._marks and self._marks.pop():
             self._text.append(_CLOSE)
         super().handle_endtag(tag)

@@ -130,6 +130,7 @@ class Paragraphs(HTMLParser):
         self._switches: list[tuple[int, list[int]]] = []  # depth, characters of each variant
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begins a paragraph, or a span whose variants are counted."""
         if tag in _PARAGRAPH_TAGS:
             self._end()
             name = dict(attrs).get("id") or ""
@@ -144,6 +145,7 @@ class Paragraphs(HTMLParser):
                 self._switches.append((self._depth, []))
 
     def handle_endtag(self, tag: str) -> None:
+        """Ends a paragraph or a span."""
         if tag in _PARAGRAPH_TAGS:
             self._end()
         elif self._id is not None and tag == "span":
@@ -153,6 +155,7 @@ class Paragraphs(HTMLParser):
             self._depth -= 1
 
     def handle_data(self, data: str) -> None:
+        """Adds text to the paragraph and to its variant."""
         if self._id is not None:
             self._text.append(data)
             for _, variants in self._switches:
