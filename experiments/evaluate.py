@@ -16,7 +16,7 @@ from absl import flags
 
 from crossattn.train import processes
 from experiments import launch, report
-from experiments.runs import MEMBER, NUM_BEAMS, SPLIT, STEP, members_of, open_run, parameters
+from experiments.runs import BASE, MEMBER, NUM_BEAMS, SPLIT, STEP, members_of, open_run, parameters
 
 _LIMIT = flags.DEFINE_integer(
     "limit", None, "Score only the first so many examples.", lower_bound=1
@@ -24,7 +24,7 @@ _LIMIT = flags.DEFINE_integer(
 _BASELINES = flags.DEFINE_bool("baselines", False, "Also score the baselines of the task.")
 _SAMPLES = 3
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, MEMBER, NUM_BEAMS, _LIMIT, _BASELINES,
+    launch.CONFIG, launch.WORKDIR, STEP, SPLIT, MEMBER, BASE, NUM_BEAMS, _LIMIT, _BASELINES,
     *launch.PROCESSES,
 )  # fmt: skip
 

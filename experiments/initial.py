@@ -12,15 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from crossattn import weights
 from crossattn.functional import flatten, nest
-from crossattn.train import processes, storage
+from crossattn.train import processes
 from crossattn.train.storage import Folder
 from experiments.errors import SettingsError
-from experiments.pretrained import checkpoint_folder
-from experiments.runs import parameters
-from experiments.settings import saved_config
-from experiments.tasks import make_task
+from experiments.runs import find_run, parameters_of
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5  # the most names in a message
@@ -29,12 +25,7 @@ _NAMED = 5  # the most names in a message
 def run_begun_with(config: Any) -> Folder | None:
     """Returns the first run that ``init.from`` names, whose ``assets`` have tokenizers; None for weights."""
     source = config.get("init", {}).get("from")
-    return _run(source.partition(",")[0]) if source else None
-
-
-def _run(source: str) -> Folder | None:
-    folder = storage.folder(source)
-    return folder if (folder / "checkpoints").is_dir() else None
+    return find_run(source.partition(",")[0]) if source else None
 
 
 def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
@@ -47,9 +38,14 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     if not section.get("from"):
         return None
     first = run_begun_with(config)
+    if config.get("tokenizer", {}).get("new") and first is None:
+        raise SettingsError(
+            f"config.tokenizer.new is {config.tokenizer.new!r}, but init.from names {section['from']}, no run"
+            " that has the other side's tokenizer."
+        )
     taken, tokenized = dict[str, Any](), set[str]()
     for source in section["from"].split(","):
-        given = _renamed(_read(source, section.get("step")), section.get("rename"))
+        given = _renamed(flatten(parameters_of(source, section.get("step"))), section.get("rename"))
         own = _taken(given, section.get("take"))
         if twice := own.keys() & taken.keys():
             raise SettingsError(
@@ -57,7 +53,7 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
                 " init.take which is taken."
             )
         if first is not None and not taken:
-            tokenized = {*own}  # by the tokenizers of this run, which are the task's
+            tokenized = {name for name in own if not _is_new(name, config)}  # as in this run
         taken |= own
     shapes = flatten(jax.eval_shape(task.init, jax.random.key(0)))
     begun = _begun(shapes, taken, section.get("new"), section["from"])
@@ -73,18 +69,10 @@ def initial(config: Any, task: Any) -> Callable[[Any], Any] | None:
     return begin
 
 
-def _read(source: str, step: str | None) -> Mapping[str, Any]:
-    """Reads the parameters of a run's checkpoint, or of published weights."""
-    run = _run(source)
-    if run is not None:
-        task = make_task(saved_config(run), run / "assets")
-        return flatten(parameters(task, run, step or "last"))
-    if step is not None:
-        raise SettingsError(
-            f"config.init.step is {step!r}, but {source} is no run with checkpoints; leave it none."
-        )
-    _, params, _ = weights.load(checkpoint_folder(source))
-    return flatten(params)
+def _is_new(name: str, config: Any) -> bool:
+    """Returns whether a parameter belongs to the side whose tokenizer is made for this run."""
+    new = config.get("tokenizer", {}).get("new")
+    return new is not None and name.startswith("source_") == (new == "source")
 
 
 def _renamed(given: Mapping[str, Any], rules: str | None) -> dict[str, Any]:

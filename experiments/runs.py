@@ -1,23 +1,34 @@
-"""The config, task and parameters of a run, for launchers."""
+"""The config, task and parameters of a run, for launchers.
+
+A run is its ``config.json``, its ``assets``, and its ``checkpoints`` or ``delta.safetensors``: what differs
+from the parameters of ``config.init.from`` (``experiments.export --delta_of``).
+"""
 
 from typing import Any
 
 import jax
 from absl import flags
 
+from crossattn import weights
+from crossattn.train import storage
 from crossattn.train.checkpoint import load_params
 from crossattn.train.members import stacked, take
 from crossattn.train.sharding import make_mesh, params_sharding, with_sharding
 from crossattn.train.storage import Folder
 from experiments import launch
 from experiments.errors import SettingsError
-from experiments.settings import check, config_mesh, saved_config, train_config
+from experiments.pretrained import checkpoint_folder
+from experiments.settings import check, config_mesh, put, saved_config, train_config
 from experiments.tasks import find, make_task
 
 STEP = flags.DEFINE_string("step", "last", "Which checkpoint: a step, 'last' or 'best'.")
 SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 NUM_BEAMS = flags.DEFINE_integer(
     "num_beams", None, "Beams; 1 is greedy; default: the config's.", lower_bound=1
+)
+DELTA = "delta.safetensors"
+BASE = flags.DEFINE_string(
+    "base", None, "Run or weights that --workdir is a delta of; default: what it was exported with."
 )
 MEMBER = flags.DEFINE_string(
     "member",
@@ -40,6 +51,12 @@ def open_run(*kinds: type) -> tuple[Folder, Any, Any]:
     if kinds and not issubclass(find(config.task), kinds):
         names = " or ".join(kind.__module__.rpartition(".")[2] for kind in kinds)
         raise launch.Refused(f"the run in {workdir} is a {config.task}, not a {names}.")
+    if BASE.value:
+        if not has_delta(workdir):
+            raise launch.Refused(
+                f"--base is {BASE.value}, but {workdir} is no delta; leave it out."
+            )
+        put(config, {"init.from": BASE.value})
     task = make_task(config, workdir / "assets")
     return workdir, task, parameters(task, workdir, STEP.value, MEMBER.value)
 
@@ -48,6 +65,45 @@ def members_of(config: Any) -> dict[str, int]:
     """Returns the names of the runs that a config trains as one, with their numbers; {} for one run."""
     members = train_config(config).members
     return {member.name: index for index, member in enumerate(members)}
+
+
+def find_run(source: str) -> Folder | None:
+    """Returns the folder of a run, of checkpoints or of a delta; None where the name is none of a run."""
+    folder = storage.folder(source)
+    return folder if (folder / "checkpoints").is_dir() or has_delta(folder) else None
+
+
+def has_delta(folder: Folder) -> bool:
+    """Returns whether a run has a delta in place of checkpoints."""
+    return (folder / DELTA).is_file() and not (folder / "checkpoints").is_dir()
+
+
+def parameters_of(source: str, step: str | None = None) -> Any:
+    """Returns the parameters of a run's checkpoint, or of published weights.
+
+    Raises:
+      SettingsError: a step is named, and the source is no run with checkpoints.
+    """
+    run = find_run(source)
+    if run is not None:
+        task = make_task(saved_config(run), run / "assets")
+        return parameters(task, run, step or "last")
+    if step is not None:
+        raise SettingsError(
+            f"config.init.step is {step!r}, but {source} is no run with checkpoints; leave it none."
+        )
+    return weights.load(checkpoint_folder(source))[1]
+
+
+def _of_delta(task: Any, workdir: Folder, step: str) -> Any:
+    """Returns the parameters that a run's delta makes of those of ``config.init.from``."""
+    if step != "last":
+        raise launch.Refused(
+            f"the step is {step}, but {workdir} is a delta of one step; leave it out."
+        )
+    init = task.config.get("init", {})
+    base = parameters_of(init.get("from"), init.get("step"))
+    return weights.deltas.read(storage.local_copy(workdir) / DELTA).applied(base)
 
 
 def parameters(task: Any, workdir: Folder, step: str = "last", member: str | None = None) -> Any:
@@ -71,6 +127,8 @@ def parameters(task: Any, workdir: Folder, step: str = "last", member: str | Non
     except ValueError:
         mesh = make_mesh()
     places = params_sharding(shapes, task.logical_axes(), mesh)
+    if has_delta(workdir):
+        return jax.device_put(_of_delta(task, workdir, step), places)
     wanted = int(step) if step.isdigit() else step
     if not members:
         target = with_sharding(shapes, places)

@@ -96,6 +96,7 @@ def check(config: ConfigDict) -> None:
     for section in _shapes(config.model):
         _check_model(*section)
     _check_init(section_of(config, "init"))
+    _check_tokenizers(section_of(config, "tokenizer"), section_of(config, "init"))
     tasks.find(config.task).check(config)
 
 
@@ -149,6 +150,22 @@ def _check_init(init: Mapping[str, Any]) -> None:
         raise SettingsError(
             f"config.init.{rules[0]} is {init[rules[0]]!r}, but init.from is none; name the run or the"
             " weights to begin with."
+        )
+
+
+def _check_tokenizers(tokenizer: Mapping[str, Any], init: Mapping[str, Any]) -> None:
+    """Checks that a run which makes one of two tokenizers gets the other from somewhere."""
+    if (new := tokenizer.get("new")) is None:
+        return
+    if tokenizer.get("joint"):
+        raise SettingsError(
+            f"config.tokenizer.new is {new!r}, one side's, and joint is True, one tokenizer for both; take"
+            " joint=False."
+        )
+    if not init.get("from"):
+        raise SettingsError(
+            f"config.tokenizer.new is {new!r}, but init.from is none; name the run that has the other side's"
+            " tokenizer."
         )
 
 

@@ -21,7 +21,7 @@ from crossattn.decode import constraints, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import inputs, launch
-from experiments.runs import MEMBER, NUM_BEAMS, STEP, open_run
+from experiments.runs import BASE, MEMBER, NUM_BEAMS, STEP, open_run
 from experiments.tasks.alignment import stated_recipe
 from experiments.tasks.translation import TranslationTask
 
@@ -47,7 +47,7 @@ _PROCESSORS: tuple[tuple[Any, Any], ...] = (
 DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
 """Flags that ``decoding`` reads."""
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from crossattn.data.prepared import Prepared, prepare_examples
 from crossattn.data.sources import identity, open_source
 from crossattn.data.tokenizers import Tokenizer, train_tokenizer
 from crossattn.train.storage import Folder, local_copy, write_whole
+from crossattn.train.storage import folder as storage_folder
 from experiments.pretrained import Checkpoint, UnreadVocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -162,11 +163,16 @@ class Corpus:
 
     def _trained(self, name: str) -> bool:
         """Whether the run has its tokenizer; raises DataError where it has checkpoints and no tokenizer."""
-        if self.assets is None:
+        if self.assets is None or self._is_new(name):
             return False
         path = self.assets / f"{name}.json"
         if path.exists():
             return True
+        if self._begins_from is not None:
+            raise DataError(
+                f"config.tokenizer.new is {self.config.tokenizer.new!r}, so the other side's is that of"
+                f" {self._begins_from}, which lacks {path.name}; begin from a run with tokenizer.joint=False"
+            )
         checkpoints = self.assets.parent / "checkpoints"
         if checkpoints.is_dir() and any(step.name.isdigit() for step in checkpoints.iterdir()):
             raise DataError(
@@ -174,6 +180,19 @@ class Corpus:
                 " over with --resume=never or in another --workdir"
             )
         return False
+
+    @property
+    def _begins_from(self) -> str | None:
+        """The run whose assets these are, where it gives one of two tokenizers to a run that begins."""
+        source = (self.config.get("init", {}).get("from") or "").partition(",")[0]
+        if not self.config.get("tokenizer", {}).get("new") or not source:
+            return None
+        return source if self.assets == storage_folder(source) / "assets" else None
+
+    def _is_new(self, name: str) -> bool:
+        """Whether a run that begins from another trains this tokenizer."""
+        new = self.config.get("tokenizer", {}).get("new")
+        return self._begins_from is not None and self._sides[name] == (new,)
 
     @property
     def _sides(self) -> dict[str, tuple[str, ...]]:

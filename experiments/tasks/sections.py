@@ -120,9 +120,11 @@ class PairTokenizer(Tokenizer):
 
     Attributes:
       joint: one tokenizer for both sides.
+      new: side whose tokenizer is trained where init.from is a run, which gives the other's; None is neither.
     """
 
     joint: bool = False
+    new: Literal["source", "target"] | None = None
 
 
 @dataclass(frozen=True)

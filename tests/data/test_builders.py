@@ -9,6 +9,7 @@ import tensorflow_datasets as tfds
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.sources import greek_english, libreoffice_help
+from tests.data.conftest import help_pages, write_deb
 
 
 def paragraphs(body: str) -> dict[str, str | None]:
@@ -61,6 +62,26 @@ def test_help_is_read_back_whole_with_every_page_in_one_split(help_packages):
     example = found["swriter/page7.html"]
     assert example["source"] == "Click OK number 7."
     assert example["target"] == "Cliquez sur OK numéro 7."
+
+
+def test_a_page_is_in_one_split_whatever_the_language(help_packages):
+    spanish = {
+        f"swriter/page{i}.html": f'<p id="par_id{i}">Pulse OK número {i}.</p>' for i in range(60)
+    }
+    package = help_packages / "downloads" / "libreoffice-help-es_1-1_all.deb"
+    write_deb(package, help_pages("es", spanish))
+    pages = {
+        (language, split): {
+            example["id"].split("#")[0]
+            for example in sources.open_source(
+                f"libreoffice_help/{language}-en", split, data_dir=help_packages
+            )
+        }
+        for language in ("fr", "es")
+        for split in sources.SPLITS
+    }
+    assert all(pages["fr", split] == pages["es", split] != set() for split in sources.SPLITS)
+    assert not pages["es", "test"] & (pages["fr", "train"] | pages["fr", "validation"])
 
 
 def test_help_can_be_read_the_other_way_round(help_packages):
