@@ -11,7 +11,7 @@ before vowels.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from crossattn.data.errors import DataError
-from crossattn.data.grammar import Word, drawing, links
+from crossattn.data.grammar import drawing, links
 from crossattn.data.sources import Example, MappedSource, hashed_split, reversed_example
 
 LANGUAGES = ("fr", *drawing.LANGUAGES)
@@ -103,7 +103,8 @@ def open_split(direction: str, split: str, *, data_dir: Any = None) -> Sequence[
             f"phrases has no direction {direction!r}; expected {pairs}, or one of them turned round"
         )
     if language == "fr":
-        pairs = [_example(index) for index in range(NUM_PAIRS) if _split_of(index) == split]
+        own = (index for index in range(NUM_PAIRS) if _split_of(index) == split)
+        pairs = [_example(index, *_sentence(index)) for index in own]
     else:
         pairs = _apart(_pairs(language, NUM_PAIRS), split)
     return MappedSource(pairs, reversed_example) if second == "en" else pairs
@@ -115,7 +116,8 @@ def _pairs(language: str, count: int) -> list[tuple[str, Example]]:
     found = []
     drawn = drawing.sentences(language, count)
     for index, (english, other, is_literature) in enumerate(drawn):
-        pair = _linked(index, english, other)
+        source, target = ([text for text, _ in words] for words in (english, other))
+        pair = _example(index, source, target, links(english, other))
         split = hashed_split(f"phrases {pair['source']}", test=10, validation=10)
         found.append(("test" if is_literature else split, pair))
     return found
@@ -132,16 +134,18 @@ def _apart(pairs: Sequence[tuple[str, Example]], split: str) -> list[Example]:
     return [pair for own, pair in pairs if own == split and pair["target"] not in known]
 
 
-def _linked(index: int, english: list[Word], other: list[Word]) -> Example:
-    source, source_spans = _join([text for text, _ in english])
-    target, target_spans = _join([text for text, _ in other])
+def _example(
+    index: int, source: Sequence[str], target: Sequence[str], links: Iterable[tuple[int, int]]
+) -> Example:
+    """Returns an example of the words of both sides and their links."""
+    (source_text, source_spans), (target_text, target_spans) = _join(source), _join(target)
     return {
         "id": str(index),
-        "source": source,
-        "target": target,
+        "source": source_text,
+        "target": target_text,
         "source_spans": source_spans,
         "target_spans": target_spans,
-        "links": np.array(links(english, other), np.int32).reshape(-1, 2),
+        "links": np.array(sorted(links), np.int32).reshape(-1, 2),
     }
 
 
@@ -149,20 +153,6 @@ def _split_of(index: int) -> str:
     # A hash, since the strides below would give a split by remainder only some of the nouns.
     digest = hashlib.md5(str(index).encode(), usedforsecurity=False).digest()
     return {0: "test", 1: "validation"}.get(digest[0] % 10, "train")
-
-
-def _example(index: int) -> dict:
-    english, french, links = _sentence(index)
-    source, source_spans = _join(english)
-    target, target_spans = _join(french)
-    return {
-        "id": str(index),
-        "source": source,
-        "target": target,
-        "source_spans": source_spans,
-        "target_spans": target_spans,
-        "links": np.array(sorted(links), np.int32),
-    }
 
 
 def _sentence(index: int) -> _Words:
@@ -216,7 +206,7 @@ def _append(left: _Words, right: _Words) -> _Words:
     return left[0] + right[0], left[1] + right[1], left[2] + links
 
 
-def _join(words: list[str]) -> tuple[str, np.ndarray]:
+def _join(words: Sequence[str]) -> tuple[str, np.ndarray]:
     """Returns running text and word spans, without a blank between "l'" and its noun."""
     text, spans = "", []
     for word in words:
