@@ -115,7 +115,7 @@ def _refuse_unreachable(urls: Iterable[str]) -> None:
 
 
 def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:
-    """Returns the example of a row with two texts, and their word links where it has them."""
+    """Returns the example of a row with two texts, and its links of words or phrases, which run that way."""
     example: dict[str, Any] = {
         "id": text_of(row["id"]),
         "source": text_of(row[source]),
@@ -125,6 +125,9 @@ def pair_of(row: dict[str, Any], *, source: str, target: str) -> dict[str, Any]:
         example["source_spans"] = np.asarray(row[f"{source}_spans"], np.int32).reshape(-1, 2)
         example["target_spans"] = np.asarray(row[f"{target}_spans"], np.int32).reshape(-1, 2)
         example["links"] = np.asarray(row["links"], np.int32).reshape(-1, 2)
+    if "phrases" in row:
+        example["phrases"] = np.asarray(row["phrases"], np.int32).reshape(-1, 4)
+        example["kinds"] = text_of(row["kinds"]).split()
     return example
 
 

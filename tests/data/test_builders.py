@@ -9,12 +9,13 @@ import tensorflow_datasets as tfds
 from crossattn.data import sources
 from crossattn.data.errors import DataError
 from crossattn.data.sources import greek_english, libreoffice_help
+from crossattn.data.tags import Tagged
 from tests.data.conftest import help_pages, write_deb
 
 
 def paragraphs(body: str) -> dict[str, str | None]:
     pages = libreoffice_help.read_pages(iter([("a.html", body.encode())]))
-    return {paragraph: text for (_, paragraph), text in pages.items()}
+    return {paragraph: own and own.text for (_, paragraph), own in pages.items()}
 
 
 def test_help_text_loses_tags_entities_and_extra_space():
@@ -44,9 +45,15 @@ def test_help_marks_paragraphs_that_join_variants_of_a_wording(body, text):
 
 def test_help_pairs_have_one_target_a_source_and_none_untranslated():
     key = [("a.html", f"par_{i}") for i in range(5)]
-    source = dict(zip(key, ["Save", "Save", "Open", "Same", None], strict=True))
-    target = dict(zip(key, ["Enregistrer", "Sauver", "Ouvrir", "Same", "Joint"], strict=True))
-    texts = [pair[2:] for pair in libreoffice_help.join_pages(source, target)]
+    source, target = (
+        {name: text and Tagged(text) for name, text in zip(key, texts, strict=True)}
+        for texts in (
+            ["Save", "Save", "Open", "Same", None],
+            ["Enregistrer", "Sauver", "Ouvrir", "Same", "Joint"],
+        )
+    )
+    pairs = libreoffice_help.join_pages(source, target)
+    texts = [(own.text, other.text) for _, _, own, other in pairs]
     assert texts == [("Save", "Enregistrer"), ("Open", "Ouvrir")]
 
 
@@ -109,7 +116,7 @@ def test_pairs_of_the_help_may_be_fewer_at_equal_distances(help_packages, split,
 
 def test_prepared_help_opens_through_tfds_itself(help_packages):
     sources.open_source("libreoffice_help/en-fr", data_dir=help_packages)
-    folder = help_packages / "tfds" / "libreoffice_help" / "en-fr" / "1.0.0"
+    folder = help_packages / "tfds" / "libreoffice_help" / "en-fr" / "1.1.0"
     rows = tfds.builder_from_directory(folder).as_data_source(split="train")
     assert rows[0]["en"].decode().startswith("Click OK")
 

@@ -22,10 +22,8 @@ PAGE = FRAME.format(
 
 @pytest.fixture
 def page():
-    return {
-        key[1]: x
-        for key, x in read_pages(iter([("a.html", PAGE.encode())]), cloze.MarkedParagraphs).items()
-    }
+    pages = read_pages(iter([("a.html", PAGE.encode())]), cloze.MarkedParagraphs)
+    return {key[1]: own and own.text for key, own in pages.items()}
 
 
 def asked(page):

@@ -14,7 +14,8 @@ file has
                 the data; default a sample of the examples
 
 An example is a dict. A pair of texts is {"id", "source", "target"} and, where there are gold word alignments,
-also "source_spans" and "target_spans" (characters of each word) and "links" (source word, target word). Other
+also "source_spans" and "target_spans" (characters of each word) and "links" (source word, target word); where
+phrases are linked, "phrases" [n, 4] (first and last character + 1 in source and target) and their "kinds". Other
 examples hold the values that their file documents, for `crossattn.data.features`. A list of dicts is a source
 too.
 """
@@ -246,6 +247,8 @@ def reversed_example(example: Example) -> Example:
         turned["target_spans"] = example["source_spans"]
         links = example["links"][:, ::-1]
         turned["links"] = links[np.lexsort((links[:, 1], links[:, 0]))]
+    if "phrases" in example:
+        turned |= {"phrases": example["phrases"][:, [2, 3, 0, 1]], "kinds": example["kinds"]}
     return turned
 
 

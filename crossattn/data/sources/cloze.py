@@ -97,7 +97,7 @@ def _questions(data_dir: Any) -> list[tuple[str, Words, Words, int]]:
     texts = read_pages(pages, MarkedParagraphs)
     found, seen = [], set()
     for file, own in itertools.groupby(texts.items(), key=lambda item: item[0][0]):
-        page = {key[1]: text for key, text in own if text}
+        page = {key[1]: tagged.text for key, tagged in own if tagged}
         for paragraph, *asked in questions_of(file, page):
             words = _MARKED.sub(r"\1", page[paragraph])
             if words not in seen:

@@ -1,21 +1,30 @@
 """LibreOffice's help in English and five other languages, by paragraph, as a TFDS dataset.
 
 The pages of two Debian packages `libreoffice-help-*` (MPL-2.0) are joined on (file, paragraph id).
-Whole files go to one split, so a test paragraph never has its neighbours in the training set.
+Whole files go to one split, so a test paragraph never has its neighbours in the training set. The texts are
+without markup; an example has as "phrases" what translators tagged alike on both sides, see `data.tags`.
 """
 
 import functools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from crossattn.data import archives, fetch, records
 from crossattn.data.errors import DataError, absent
-from crossattn.data.sources import Example, MappedSource, Option, hashed_split
+from crossattn.data.sources import (
+    Example,
+    MappedSource,
+    Option,
+    hashed_split,
+    reversed_example,
+)
+from crossattn.data.tags import KINDS, Tag, Tagged, glossary, phrases
 
 FORM = "libreoffice_help/en-X or libreoffice_help/X-en"
 OPTIONS = {
@@ -50,12 +59,17 @@ def open_split(
     if count:
         chosen = [i * len(rows) // count for i in range(count)]
         rows = MappedSource(chosen, rows.__getitem__)
-    return MappedSource(rows, functools.partial(records.pair_of, source=source, target=target))
+    found = MappedSource(rows, functools.partial(records.pair_of, source="en", target=other))
+    return found if source == "en" else MappedSource(found, reversed_example)
 
 
 class LibreofficeHelp(records.PackageBuilder):
-    """Configs `en-fr`, `en-de`, `en-es`, `en-ja`, `en-hi`; features `id` and a text a language."""
+    """Configs `en-fr`, `en-de`, `en-es`, `en-ja`, `en-hi`; features `id` and a text a language.
 
+    `phrases` [n, 4] are the characters of a tag in English and in the other language, `kinds` their kinds.
+    """
+
+    VERSION = tfds.core.Version("1.1.0")
     BUILDER_CONFIGS = [
         tfds.core.BuilderConfig(name=f"en-{language}", description=f"English and {language}")
         for language in LANGUAGES
@@ -63,10 +77,11 @@ class LibreofficeHelp(records.PackageBuilder):
 
     def _info(self) -> tfds.core.DatasetInfo:
         target = self.builder_config.name.removeprefix("en-")
-        texts = {"en": tfds.features.Text(), target: tfds.features.Text()}
+        names = ("id", "en", target, "kinds")
+        spans = tfds.features.Tensor(shape=(None, 4), dtype=np.int32)
         return self.described(
             __doc__,
-            {"id": tfds.features.Text(), **texts},
+            {name: tfds.features.Text() for name in names} | {"phrases": spans},
             "https://help.libreoffice.org",
             "MPL-2.0",
             supervised_keys=("en", target),
@@ -83,10 +98,24 @@ class LibreofficeHelp(records.PackageBuilder):
         if not pairs:
             reason = f"{english.name} and {other.name} have no paragraph in common"
             raise absent(["packages of one release"], english.parent, reason)
+        known = glossary((own, translation) for _, _, own, translation in pairs)
         return self.by_split(
-            (split_of(file), {"id": f"{file}#{paragraph}", "en": source, target: translation})
-            for file, paragraph, source, translation in pairs
+            (
+                split_of(file),
+                {"id": f"{file}#{paragraph}", "en": own.text, target: translation.text}
+                | _linked(phrases(own, translation, known)),
+            )
+            for file, paragraph, own, translation in pairs
         )
+
+
+def _linked(pairs: Sequence[tuple[Tag, Tag]]) -> dict[str, Any]:
+    """Returns the features of the phrases of a pair."""
+    spans = [(*own[1:], *other[1:]) for own, other in pairs]
+    return {
+        "kinds": " ".join(own.kind for own, _ in pairs),
+        "phrases": np.array(spans, np.int32).reshape(-1, 4),
+    }
 
 
 def split_of(file: str) -> str:
@@ -96,35 +125,35 @@ def split_of(file: str) -> str:
 
 def read_pages(
     pages: Iterator[tuple[str, bytes]], reader: type["Paragraphs"] | None = None
-) -> dict[tuple[str, str], str | None]:
-    """Returns the text of each paragraph by (file, paragraph id); None where a page joins variants."""
-    texts: dict[tuple[str, str], str | None] = {}
+) -> dict[tuple[str, str], Tagged | None]:
+    """Returns each paragraph by (file, paragraph id); None where a page joins variants."""
+    found: dict[tuple[str, str], Tagged | None] = {}
     for file, content in sorted(pages):
         page = content.decode("utf-8")
         parser = (reader or Paragraphs)()
         parser.feed(page[max(page.find(BODY), 0) :])
         parser.close()
-        for paragraph, text in parser.paragraphs:
-            texts.setdefault((file, paragraph), text)
-    return texts
+        for paragraph, tagged in parser.paragraphs:
+            found.setdefault((file, paragraph), tagged)
+    return found
 
 
 def join_pages(
-    source: dict[tuple[str, str], str | None], target: dict[tuple[str, str], str | None]
-) -> list[tuple[str, str, str, str]]:
+    source: Mapping[tuple[str, str], Tagged | None], target: Mapping[tuple[str, str], Tagged | None]
+) -> list[tuple[str, str, Tagged, Tagged]]:
     """Returns (file, paragraph id, source, target): each source text once, none left untranslated."""
     seen: set[str] = set()
     pairs = []
-    for key, text in source.items():
-        translation = target.get(key)
-        if text and translation and text != translation and text not in seen:
-            seen.add(text)
-            pairs.append((*key, text, translation))
+    for key, own in source.items():
+        other = target.get(key)
+        if own and other and own.text != other.text and own.text not in seen:
+            seen.add(own.text)
+            pairs.append((*key, own, other))
     return pairs
 
 
 class Paragraphs(HTMLParser):
-    """Collects (id, text) of the paragraphs and headings of a help page.
+    """Collects (id, text and tags) of the paragraphs and headings of a help page.
 
     The pages hold the variants of a wording (Mac or PC keys, Writer or Calc) side by side in one
     `switchinline` span and hide all but one by script. The bare text would run them together
@@ -133,14 +162,15 @@ class Paragraphs(HTMLParser):
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
-        self.paragraphs: list[tuple[str, str | None]] = []
+        self.paragraphs: list[tuple[str, Tagged | None]] = []
         self._begin(None)
 
     def _begin(self, name: str | None) -> None:
         self._id: str | None = name
         self._text: list[str] = []
         self._joined = False
-        self._depth = 0  # of spans
+        self._spans: list[tuple[str, int]] = []  # class and beginning of each that is open
+        self._tags: list[Tag] = []  # in characters of the raw text
         self._switches: list[tuple[int, list[int]]] = []  # depth, characters of each variant
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -152,21 +182,24 @@ class Paragraphs(HTMLParser):
         elif self._id is not None and tag == "br":
             self._text.append(" ")
         elif self._id is not None and tag == "span":
-            if self._switches and self._depth == self._switches[-1][0]:
+            if self._switches and len(self._spans) == self._switches[-1][0]:
                 self._switches[-1][1].append(0)
-            self._depth += 1
-            if dict(attrs).get("class") == "switchinline":
-                self._switches.append((self._depth, []))
+            kind = dict(attrs).get("class") or ""
+            self._spans.append((kind, sum(map(len, self._text))))
+            if kind == "switchinline":
+                self._switches.append((len(self._spans), []))
 
     def handle_endtag(self, tag: str) -> None:
         """Ends a paragraph or a span."""
         if tag in _PARAGRAPH_TAGS:
             self._end()
         elif self._id is not None and tag == "span":
-            if self._switches and self._depth == self._switches[-1][0]:
+            if self._switches and len(self._spans) == self._switches[-1][0]:
                 variants = self._switches.pop()[1]
                 self._joined |= sum(characters > 0 for characters in variants) > 1
-            self._depth -= 1
+            kind, start = self._spans.pop() if self._spans else ("", 0)
+            if kind in KINDS:
+                self._tags.append(Tag(kind, start, sum(map(len, self._text))))
 
     def handle_data(self, data: str) -> None:
         """Adds text to the paragraph and to its variant."""
@@ -177,10 +210,26 @@ class Paragraphs(HTMLParser):
                     variants[-1] += len(data.strip())
 
     def _end(self) -> None:
-        text = clean(" ".join("".join(self._text).split()))
+        raw = "".join(self._text)
+        text = _tidy(raw)
         if self._id is not None and text:
-            self.paragraphs.append((self._id, None if self._joined else text))
+            tags = [] if self._joined else sorted(self._tags, key=lambda tag: tag[1:])
+            placed = tuple(own for tag in tags if (own := _in_text(raw, tag)))
+            self.paragraphs.append((self._id, None if self._joined else Tagged(text, placed)))
         self._begin(None)
+
+
+def _in_text(raw: str, tag: Tag) -> Tag | None:
+    """Returns a tag of a raw text in characters of the tidy one; None where there are none in it."""
+    inside = raw[tag.start : tag.end]
+    first = tag.start + len(inside) - len(inside.lstrip())
+    start = len(_tidy(f"{raw[:first]}.")) - 1
+    end = len(_tidy(raw[: tag.end]))
+    return Tag(tag.kind, start, end) if start < end else None
+
+
+def _tidy(raw: str) -> str:
+    return clean(" ".join(raw.split()))
 
 
 def clean(text: str) -> str:
