@@ -4,8 +4,10 @@ python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --plot
 python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --num_beams=5 --nbest=3
 python -m experiments.translate --workdir=runs/fr "The black cat sleeps." --temperature=0.8 --top_p=0.9
 cat text.en | python -m experiments.translate --workdir=runs/fr > text.fr
+python -m experiments.translate --workdir=runs/fr --markup "Press <b>Enter</b> to <i>open</i> the file."
 
---temperature, --top_k and --top_p draw tokens; without them the likeliest are searched for.
+--temperature, --top_k and --top_p draw tokens; without them the likeliest are searched for. --markup takes
+the tags off each text and puts them where attention says that their words went.
 """
 
 import sys
@@ -17,12 +19,13 @@ import jax
 from absl import flags
 
 from crossattn import viz
-from crossattn.decode import constraints, sampling
+from crossattn.decode import Capture, constraints, markup, sampling
 from crossattn.train import processes
 from crossattn.train.alignment import Recipe
 from experiments import inputs, launch
 from experiments.runs import BASE, MEMBER, NUM_BEAMS, STEP, open_run
-from experiments.tasks.alignment import stated_recipe
+from experiments.tasks.alignment import markup_recipe, stated_recipe
+from experiments.tasks.generation import Attention
 from experiments.tasks.translation import TranslationTask
 
 _LENGTH_PENALTY = flags.DEFINE_float(
@@ -31,6 +34,7 @@ _LENGTH_PENALTY = flags.DEFINE_float(
 _NBEST = flags.DEFINE_integer(
     "nbest", None, "So many texts a sentence, best first, as lines SCORE TAB TEXT.", lower_bound=1
 )
+_MARKUP = flags.DEFINE_bool("markup", False, "Each text is HTML, whose tags follow their words.")
 _NO_REPEAT_NGRAM = flags.DEFINE_integer(
     "no_repeat_ngram", None, "No sequence of so many tokens comes twice.", lower_bound=1
 )
@@ -47,7 +51,8 @@ _PROCESSORS: tuple[tuple[Any, Any], ...] = (
 DECODING = (NUM_BEAMS, _LENGTH_PENALTY, _NO_REPEAT_NGRAM, _TEMPERATURE, _TOP_K, _TOP_P, _SEED)
 """Flags that ``decoding`` reads."""
 FLAGS = (
-    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, _NBEST, *DECODING, launch.PLOT, *launch.PROCESSES,
+    launch.CONFIG, launch.WORKDIR, STEP, MEMBER, BASE, _NBEST, _MARKUP, *DECODING, launch.PLOT,
+    *launch.PROCESSES,
 )  # fmt: skip
 
 
@@ -55,8 +60,13 @@ def main(arguments: Sequence[str]) -> int:
     launch.keep_compiled()
     picture = launch.picture()
     sentences = list(arguments) or inputs.standard_input()
+    marked = _read_markup(sentences) if _MARKUP.value else []
     _, task, params = open_run(TranslationTask)
     config = task.config
+    if marked and getattr(task.model_config, "attention", "") is None:
+        raise launch.Refused(
+            "--markup follows words by cross-attention, which this model does not have."
+        )
     options = {**config.evaluate.decoding.to_dict(), **decoding()}
     count = _NBEST.value or 1
     if count > options["num_beams"]:
@@ -64,12 +74,22 @@ def main(arguments: Sequence[str]) -> int:
             f"--nbest is {count} of {options['num_beams']} beams; expected at most that, or "
             f"--num_beams={count}."
         )
-    translator = task.translator(params, **options)
-    hypotheses = translator.best(sentences, count)
-    translations = [best[0][1] for best in hypotheses]
-    lines = [f"{score:.4f}\t{text}" for best in hypotheses for score, text in best]
+    translator = task.translator(params, **options, **({"capture": Capture()} if marked else {}))
+    if marked:
+        sentences = [each.text for each in marked]
+        attended = translator.attended(sentences)
+        translations = [text for text, _ in attended]
+        lines = [
+            carried(own, *each, markup_recipe(config))
+            for own, each in zip(marked, attended, strict=True)
+        ]
+    else:
+        hypotheses = translator.best(sentences, count)
+        translations = [best[0][1] for best in hypotheses]
+        scored = [f"{score:.4f}\t{text}" for best in hypotheses for score, text in best]
+        lines = translations if _NBEST.value is None else scored
     if processes.is_main():
-        print("\n".join(translations if _NBEST.value is None else lines), flush=True)
+        print("\n".join(lines), flush=True)
     if translator.cut_sources and processes.is_main():
         print(
             f"note: {translator.cut_sources} of {len(sentences)} sentences were longer than "
@@ -80,6 +100,26 @@ def main(arguments: Sequence[str]) -> int:
         pairs = list(zip(sentences, translations, strict=True))
         draw(translator, pairs, stated_recipe(config), picture)
     return 0
+
+
+def _read_markup(texts: Sequence[str]) -> list[markup.Marked]:
+    """Returns the texts and their elements; refuses markup that is not closed."""
+    if _NBEST.value is not None:
+        raise launch.Refused("--markup writes the best text alone; leave --nbest out.")
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            found.append(markup.read(text))
+        except markup.MarkupError as error:
+            raise launch.Refused(f"text {number} of --markup: {error}") from None
+    return found
+
+
+def carried(marked: markup.Marked, text: str, attention: Attention, recipe: Recipe) -> str:
+    """Returns the HTML of a translation, by the attention that a recipe reads."""
+    weights = recipe.token_weights(attention.weights, len(attention.target_tokens))
+    spans = markup.place(marked, text, weights, attention.source_spans, attention.target_spans)
+    return markup.write(marked, text, spans)
 
 
 def decoding() -> dict[str, Any]:

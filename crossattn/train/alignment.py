@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 Links = Iterable[tuple[int, int]]
+Phrases = Sequence[tuple[set[int], set[int]]]
+"""Words (or tokens) of the source and of the target of each phrase."""
 
 ROW_OFFSETS = (0, 1, 2)
 """Rows of attention of a token, counted from the one that predicts it."""
@@ -22,8 +24,8 @@ class Recipe:
     """Reading of links from cross-attention weights [L N T S].
 
     Attributes:
-      layer: decoder layer, counted from 0, negative from the last.
-      head: head, or None for the mean of the layer's heads.
+      layer: decoder layer, counted from 0, negative from the last, or None for the mean of all.
+      head: head, or None for the mean of all.
       row_offset: the row of a token. 0 predicts it, 1 has it as input (Chen et al. 2020, "Accurate word
         alignment induction from neural MT"), 2 has read the next token as well, such as the noun after
         "the"; the last token of a text has no such row, and no attention.
@@ -36,7 +38,7 @@ class Recipe:
         "grow-diag" grows the intersection along neighbours within the union (Koehn et al. 2003).
     """
 
-    layer: int = -1
+    layer: int | None = -1
     head: int | None = None
     row_offset: Annotated[int, "[0, 2]"] = 0
     symmetrise: Literal["none", "union", "intersection", "grow-diag"] = "none"
@@ -56,21 +58,20 @@ class Recipe:
         joined = "not symmetrised" if self.symmetrise == "none" else self.symmetrise
         alone = ", words may stay unlinked" if self.unlinked else ""
         below = f", source words below {self.threshold:g} stay so" if self.threshold else ""
-        return f"layer {self.layer}, {head}, row offset {self.row_offset}, {joined}{alone}{below}"
+        layer = "all layers" if self.layer is None else f"layer {self.layer}"
+        return f"{layer}, {head}, row offset {self.row_offset}, {joined}{alone}{below}"
 
     def token_weights(
         self, weights: Float[np.ndarray, "L N T S"], tokens: int
     ) -> Float[np.ndarray, "tokens S"]:
-        """Returns a row for each of the first ``tokens`` target tokens.
+        """Returns a row for each of the first ``tokens`` target tokens, 0 for those that have none.
 
         Offset 1 needs one row more than there are tokens, that of end-of-sentence.
         """
-        chosen = weights[self.layer]
+        chosen = weights.mean(0) if self.layer is None else weights[self.layer]
         chosen = chosen.mean(0) if self.head is None else chosen[self.head]
         rows = chosen[self.row_offset : self.row_offset + tokens]
-        if self.row_offset == 2 and len(rows) < tokens:
-            rows = np.concatenate([rows, np.zeros_like(chosen[:1])])
-        return rows
+        return np.pad(rows, ((0, tokens - len(rows)), (0, 0)))
 
     def links(self, matrix: Float[np.ndarray, "target source"]) -> set[tuple[int, int]]:
         """Returns (source word, target word) pairs of a word matrix."""
@@ -145,6 +146,41 @@ def alignment_scores(
         "aer": 100.0 * (1.0 - 2.0 * hits / max(given + wanted, 1)),
         "precision": 100.0 * hits / max(given, 1),
         "recall": 100.0 * hits / max(wanted, 1),
+    }
+
+
+def phrase_counts(links: Links, phrases: Phrases) -> Int[np.ndarray, " 4"]:
+    """Counts links inside phrases and links that touch one, then words with a link inside, and all words.
+
+    A link is inside a phrase with both ends, and touches it with one or both.
+    """
+    counts = np.zeros(4, int)
+    for source, target in phrases:
+        touching = {(s, t) for s, t in links if s in source or t in target}
+        inside = {(s, t) for s, t in touching if s in source and t in target}
+        covered = len({s for s, _ in inside}) + len({t for _, t in inside})
+        counts += len(inside), len(touching), covered, len(source) + len(target)
+    return counts
+
+
+def phrase_scores(predicted: Sequence[Links], phrases: Sequence[Phrases]) -> dict[str, float]:
+    """Computes AER, precision and recall of a corpus in percent, against links of phrases.
+
+    A link inside a phrase is possible, and it is sure that each word of a phrase has one:
+    ``AER = 1 - (inside + covered) / (touching + words)`` of ``phrase_counts``.
+
+    Raises:
+      ValueError: the two lists differ in length.
+    Source: Och and Ney 2003, section 6.
+    """
+    if len(predicted) != len(phrases):
+        raise ValueError(f"predicted has {len(predicted)} sentences and phrases {len(phrases)}.")
+    counts = [phrase_counts(links, own) for links, own in zip(predicted, phrases, strict=True)]
+    inside, touching, covered, words = np.sum([np.zeros(4, int), *counts], 0).tolist()
+    return {
+        "aer": 100.0 * (1.0 - (inside + covered) / max(touching + words, 1)),
+        "precision": 100.0 * inside / max(touching, 1),
+        "recall": 100.0 * covered / max(words, 1),
     }
 
 

@@ -1,14 +1,23 @@
-"""Word alignment by cross-attention, scored against human links or anchors."""
+"""Word alignment by cross-attention, scored against human links, tagged phrases, or anchors."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from crossattn.data.words import word_spans, words_of_tokens
-from crossattn.train.alignment import ROW_OFFSETS, Recipe, alignment_scores, anchors, word_weights
+from crossattn.train.alignment import (
+    ROW_OFFSETS,
+    Phrases,
+    Recipe,
+    alignment_scores,
+    anchors,
+    phrase_counts,
+    phrase_scores,
+    word_weights,
+)
 from experiments.intervals import Interval, ratio
 from experiments.settings import build
 from experiments.tasks.alignment_loss import ROW_OF_LINKS
@@ -50,22 +59,44 @@ class Aligned:
         links = recipe.links(matrix)
         return links if self.scored is None else {link for link in links if link[1] in self.scored}
 
+    def errors(self, recipe: Recipe) -> tuple[int, int]:
+        """Returns the numerator and the denominator of AER."""
+        links = self.links(recipe)
+        return len(links ^ self.gold), len(links) + len(self.gold)
+
+
+@dataclass(frozen=True)
+class Phrased(Aligned):
+    """The attention and phrases of a sentence pair, whose words are the model's own tokens.
+
+    Attributes:
+      phrases: tokens of the source and of the target of each.
+    """
+
+    phrases: Phrases
+
+    def errors(self, recipe: Recipe) -> tuple[int, int]:
+        """Returns the numerator and the denominator of AER, see ``phrase_scores``."""
+        inside, touching, covered, words = phrase_counts(self.links(recipe), self.phrases).tolist()
+        return touching - inside + words - covered, touching + words
+
 
 def alignment_results(
     task: Any, translator: Translator, split: str, limit: int | None = None
 ) -> dict[str, Any]:
-    """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs."""
+    """Returns AER, precision and recall of the config's recipe, or of one chosen on validation pairs.
+
+    Where translators tagged phrases, ``phrase_aer`` and so on are of these, with a recipe of their own.
+    """
     if getattr(task.model_config, "attention", "") is None:
         return {"aer": None, "alignment_recipe": "no attention"}
     limit = min(limit or _ALIGNED_AT_MOST, _ALIGNED_AT_MOST)
+    phrases = _phrase_results(task, translator, split, limit)
     pairs = aligned_pairs(translator, task.examples(split, limit))
     if not any(pair.gold for pair in pairs):
-        return {"aer": None, "alignment_recipe": "no links"}
-    recipe = stated_recipe(task.config)
-    if task.config.evaluate.alignment.choose:
-        known = [recipe] if _taught(task.config) else None
-        others = aligned_pairs(translator, task.examples("validation", limit))
-        recipe, _ = choose_recipe(others, known)
+        return {"aer": None, "alignment_recipe": "no links", **phrases}
+    others = lambda: aligned_pairs(translator, task.examples("validation", limit))  # noqa: E731
+    recipe = _recipe(task.config, others)
     human, interval = pairs[0].scored is None, aer_interval(pairs, recipe)
     return {
         **score(pairs, recipe),
@@ -74,7 +105,31 @@ def alignment_results(
         "alignment_recipe": str(recipe),
         "links": "human" if human else "anchors: words spelt alike, once on either side",
         "links_count": sum(len(pair.gold) for pair in pairs),
+        **phrases,
     }
+
+
+def _phrase_results(task: Any, translator: Translator, split: str, limit: int) -> dict[str, Any]:
+    """Returns AER, precision and recall against the phrases of a split; {} where there are none."""
+    pairs = phrased_pairs(translator, task.examples(split), limit)
+    if not pairs:
+        return {}
+    recipe = _recipe(
+        task.config, lambda: phrased_pairs(translator, task.examples("validation"), limit)
+    )
+    links, phrases = [pair.links(recipe) for pair in pairs], [pair.phrases for pair in pairs]
+    interval = aer_interval(pairs, recipe)
+    found = phrase_scores(links, phrases) | {"aer_low": interval.low, "aer_high": interval.high}
+    found |= {"recipe": str(recipe), "count": sum(map(len, phrases)), "pairs": len(pairs)}
+    return {f"phrase_{name}": value for name, value in found.items()}
+
+
+def _recipe(config: Any, validation: Callable[[], Sequence[Aligned]]) -> Recipe:
+    """Returns the recipe of the config, or the one that it asks to choose on validation pairs."""
+    recipe = stated_recipe(config)
+    if not config.evaluate.alignment.choose or not (pairs := validation()):
+        return recipe
+    return choose_recipe(pairs, [recipe] if _taught(config) else None)[0]
 
 
 def stated_recipe(config: Any) -> Recipe:
@@ -90,6 +145,11 @@ def stated_recipe(config: Any) -> Recipe:
     layer = config.loss.alignment_layer
     layer, head = -1 if layer is None else layer, config.loss.alignment_head
     return replace(recipe, layer=layer, head=head, row_offset=ROW_OF_LINKS)
+
+
+def markup_recipe(config: Any) -> Recipe:
+    """Returns the recipe by which tags follow words: a head that learnt links, or the mean of all."""
+    return stated_recipe(config) if _taught(config) else Recipe(layer=None)
 
 
 def _taught(config: Any) -> bool:
@@ -115,6 +175,28 @@ def _aligned(attention: Attention, example: dict[str, Any]) -> Aligned:
     return Aligned(attention, spans[0], spans[1], gold, {t for _, t in gold})
 
 
+def phrased_pairs(
+    translator: Translator, examples: Sequence[dict[str, Any]], limit: int = _ALIGNED_AT_MOST
+) -> list[Phrased]:
+    """Returns attention and phrases of the first examples that have some in what the model reads."""
+    tagged = [e for e in examples if len(e.get("phrases", ()))][:limit]
+    if not tagged:
+        return []
+    attentions = translator.attention([(e["source"], e["target"]) for e in tagged])
+    pairs = [_phrased(a, e["phrases"]) for a, e in zip(attentions, tagged, strict=True)]
+    return [pair for pair in pairs if pair.phrases]
+
+
+def _phrased(attention: Attention, phrases: Sequence[Sequence[int]]) -> Phrased:
+    source, target = attention.source_spans, attention.target_spans[:-1]
+
+    def inside(spans: np.ndarray, start: int, end: int) -> set[int]:
+        return set(np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start)).tolist())
+
+    found = [(inside(source, *p[:2]), inside(target, *p[2:])) for p in phrases]
+    return Phrased(attention, source, target, set(), None, [p for p in found if p[0] and p[1]])
+
+
 def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
     """Returns AER, precision and recall of a recipe, in percent."""
     return alignment_scores([p.links(recipe) for p in pairs], [p.gold for p in pairs])
@@ -122,8 +204,7 @@ def score(pairs: Sequence[Aligned], recipe: Recipe) -> dict[str, float]:
 
 def aer_interval(pairs: Sequence[Aligned], recipe: Recipe) -> Interval:
     """Returns AER in percent with its interval, by a bootstrap over sentences."""
-    counts = [(len(p.links(recipe) ^ p.gold), len(p.links(recipe)) + len(p.gold)) for p in pairs]
-    wrong, links = np.array(counts, np.float64).T
+    wrong, links = np.array([pair.errors(recipe) for pair in pairs], np.float64).T
     return ratio(100.0 * wrong, links)
 
 
@@ -157,5 +238,6 @@ def choose_recipe(
 
 
 def _better(best: tuple[Recipe, float], recipe: Recipe, pairs: Sequence[Aligned]):
-    aer = score(pairs, recipe)["aer"]
+    wrong, links = np.sum([pair.errors(recipe) for pair in pairs], 0)
+    aer = 100.0 * float(wrong) / max(float(links), 1.0)
     return (recipe, aer) if aer < best[1] else best

@@ -1,7 +1,7 @@
 """A trained model as a translator of texts, and the attention between their tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ class Translator:
       batch_size: sentences of the longest bucket decoded together; batches of shorter ones are larger.
       key: samples tokens instead of choosing the likeliest.
       processors: processors of logits, see ``crossattn.decode``.
+      capture: layers and heads whose attention ``attended`` returns.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Translator:
         batch_size: int = 32,
         key: Any = None,
         processors: Sequence[Any] = (),
+        capture: decode.Capture | None = None,
     ):
         if num_beams < 1 or batch_size < 1:
             raise SettingsError(
@@ -84,6 +86,7 @@ class Translator:
                     length_penalty=length_penalty,
                     key=key,
                     processors=processors,
+                    **({} if capture is None else {"capture": capture}),
                 ),
             ),
             out_shardings=everywhere(self._mesh),
@@ -107,10 +110,37 @@ class Translator:
     def best(self, sources: Sequence[str], count: int) -> list[list[tuple[float, str]]]:
         """Returns the ``count`` best translations of each source with their scores, or fewer."""
         corpus = self.task.corpus
+        hypotheses: list[Any] = [None] * len(sources)
+        for index, found, row, _ in self._searched(sources, count):
+            texts = corpus.output_tokenizer.decode_batch(found.tokens[row].tolist())
+            scored = zip(found.scores[row].tolist(), texts, strict=True)
+            hypotheses[index] = [(score, text) for score, text in scored if score > -math.inf]
+        return hypotheses
+
+    def attended(self, sources: Sequence[str]) -> list[tuple[str, Attention]]:
+        """Returns the best translation of each source, and the attention by which the search wrote it.
+
+        ``capture`` says of which layers and heads; the last row is that of the end, where it was reached.
+        """
+        reader, tokenizer = self.task.corpus.tokenizer, self.task.corpus.output_tokenizer
+        found: list[Any] = [None] * len(sources)
+        for index, best, row, S in self._searched(sources, 1):
+            if best.weights is None:
+                raise ValueError("the translator has no capture; expected capture=Capture().")
+            ids = best.tokens[row, 0, : best.lengths[row, 0]].tolist()
+            source, spans = _pieces(reader, sources[index], S, len(reader.frame.after))
+            text, own = tokenizer.decode(ids), _decoded_spans(tokenizer, ids)
+            weights = best.weights[row, 0, :, :, : len(ids), :S]
+            found[index] = text, Attention(weights, source, tokenizer.tokens(ids), spans, own)
+        return found
+
+    def _searched(
+        self, sources: Sequence[str], count: int
+    ) -> Iterator[tuple[int, decode.Hypotheses, int, int]]:
+        """Yields of each source its number, the best hypotheses of its batch, its row there, its length."""
         pairs = [{"id": str(i), "source": text, "target": ""} for i, text in enumerate(sources)]
         batches = self._batches(pairs)
         self.cut_sources = batches.cut["source"]
-        hypotheses: list[Any] = [None] * len(pairs)
         for number, item in enumerate(batches):
             batch = spread_batch(self.task.seen(item.batch), self._mesh)
             arrays = batch["source"], batch["source_segment_ids"]
@@ -118,12 +148,12 @@ class Translator:
             best = jax.device_get(self._search(self.params, *arrays, key)).best(count)
             for row, index in enumerate(item.indices):
                 if index >= 0:
-                    texts = corpus.output_tokenizer.decode_batch(best.tokens[row].tolist())
-                    scored = zip(best.scores[row].tolist(), texts, strict=True)
-                    hypotheses[index] = [
-                        (score, text) for score, text in scored if score > -math.inf
-                    ]
-        return hypotheses
+                    yield (
+                        int(index),
+                        best,
+                        row,
+                        int((item.batch["source_segment_ids"][row] > 0).sum()),
+                    )
 
     def attention(self, pairs: Sequence[tuple[str, str]]) -> list[Attention]:
         """Returns the attention of each pair (source, target)."""
@@ -181,3 +211,16 @@ def _pieces(
     around[first : first + kept] = spans[:kept]
     after = frame.after[: length - first - kept]
     return tokenizer.tokens([*frame.before, *ids[:kept], *after]), around
+
+
+def _decoded_spans(tokenizer: Any, ids: Sequence[int]) -> Int[np.ndarray, "n 2"]:
+    """Returns the span of each token in the text of all; the first byte of a character has its span."""
+    text = tokenizer.decode(ids)
+    ends = [min(len(tokenizer.decode(ids[: n + 1])), len(text)) for n in range(len(ids))]
+    spans, start = np.zeros((len(ids), 2), np.int32), 0
+    for n, end in enumerate(ends):
+        while start < end and text[start].isspace():
+            start += 1
+        spans[n] = start, max(start, end)
+        start = max(start, end)
+    return spans

@@ -93,8 +93,6 @@ def test_examples_have_their_phrases_in_either_direction(tmp_path, direction):
         write_deb(tmp_path / "downloads" / name, help_pages(language, pages))
     example = sources.open_source(f"libreoffice_help/{direction}", data_dir=tmp_path)[0]
     assert example["kinds"] == ["emph", "input"] and example["phrases"].dtype == np.int32
-    words = [
-        (example["source"][a:b], example["target"][c:d]) for a, b, c, d in example["phrases"]
-    ]
+    words = [(example["source"][a:b], example["target"][c:d]) for a, b, c, d in example["phrases"]]
     expected = [("View", "Affichage"), ("9", "9")]
     assert words == (expected if direction == "en-fr" else [pair[::-1] for pair in expected])

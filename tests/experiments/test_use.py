@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 import sacrebleu
 from matplotlib import image
 
+from crossattn import decode
 from crossattn.data.sources import open_source
 from experiments import runs
 from experiments.settings import saved_config
@@ -58,6 +60,46 @@ def test_translation_says_what_evaluation_said(results, launched, tiny_run):
     code, out, _ = launched("translate", f"--workdir={tiny_run}", *sentences)
     assert code == 0
     assert out.splitlines() == [sample["translation"] for sample in samples]
+
+
+def test_tags_follow_their_words_and_none_is_lost(launched, refused, tiny_run):
+    plain, marked = (
+        "the black cat sleeps",
+        "<p class='x'>the <b>black <i>cat</i></b><br> sleeps</p>",
+    )
+    run = f"--workdir={tiny_run}"
+    for options in ((), ("--num_beams=2",)):
+        _, expected, _ = launched("translate", run, plain, "two dogs", *options)
+        code, out, err = launched("translate", run, "--markup", marked, "two <b>dogs</b>", *options)
+        assert code == 0 and not err
+        assert [re.sub("<[^>]*>", "", line) for line in out.splitlines()] == expected.splitlines()
+        first, second = (re.findall("<[^>]*>", line) for line in out.splitlines())
+        assert sorted(first) == sorted(re.findall("<[^>]*>", marked)) and second == ["<b>", "</b>"]
+        assert first[0] == "<p class='x'>" and first[-1] == "</p>"
+        assert first.index("<b>") < first.index("<i>") < first.index("</i>") < first.index("</b>")
+    said = refused("translate", run, "--markup", "all <b>right</b>", "a <b>cat")
+    assert "text 2 of --markup: <b> at character 3 is not closed; expected </b> after it." in said
+    assert "leave --nbest out" in refused("translate", run, "--markup", "a", "--nbest=1")
+
+
+def test_the_attention_of_the_search_is_that_of_its_own_text(tiny_run):
+    """Rows are those of the model that reads the tokens again, and spans cover the text."""
+    task = make_task(saved_config(tiny_run), tiny_run / "assets")
+    params = runs.parameters(task, tiny_run)
+    sources = ["the black cat sleeps", "two dogs"]
+    translator = task.translator(params, capture=decode.Capture())
+    attended = translator.attended(sources)
+    assert [text for text, _ in attended] == translator.texts(sources)
+    model, tokenizer = task.bind(params), task.corpus.tokenizer
+    for source, (text, own) in zip(sources, attended, strict=True):
+        words = "".join(text[a:b] for a, b in own.target_spans)
+        assert words == text.replace(" ", "")
+        ids = np.array([[*tokenizer.encode(source), 2]])
+        written = decode.generate(model, ids, max_new_tokens=own.weights.shape[2]).tokens[:, 0]
+        weights = decode.attention_of(model, ids, written, bos_id=1)
+        np.testing.assert_allclose(own.weights, weights[:, 0], atol=1e-5)
+    with pytest.raises(ValueError, match="capture"):
+        task.translator(params).attended(sources)
 
 
 def test_sentences_may_come_from_standard_input(launched, refused, tiny_run, monkeypatch):

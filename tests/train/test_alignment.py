@@ -9,6 +9,8 @@ from crossattn.train.alignment import (
     Recipe,
     alignment_scores,
     anchors,
+    phrase_counts,
+    phrase_scores,
     symmetrised,
     word_weights,
 )
@@ -161,3 +163,23 @@ def test_anchors_are_words_spelt_alike_once_on_either_side():
     target = ["Appuyez", "sur", "F5", "et", "Ctrl", "a", "OK", "OK"]
     assert anchors(source, target) == {(1, 4), (3, 2)}
     assert anchors([], target) == set()
+
+
+def test_scores_of_phrases_by_hand():
+    """Words 0 and 1 are a phrase with 1 to 3; one link is astray, and target word 3 has none."""
+    phrases = [({0, 1}, {1, 2, 3}), ({4}, {0})]
+    links = {(0, 1), (1, 1), (1, 2), (2, 3), (4, 0), (3, 4)}
+    # Inside 3 + 1, touching 4 + 1, covered words 4 + 2, words 5 + 2.
+    assert phrase_counts(links, phrases).tolist() == [4, 5, 6, 7]
+    scores = phrase_scores([links, set()], [phrases, []])
+    assert scores["aer"] == pytest.approx(100 * (1 - 10 / 12))
+    assert scores["precision"] == pytest.approx(80) and scores["recall"] == pytest.approx(600 / 7)
+
+
+def test_every_link_inside_is_right_and_every_word_needs_one():
+    whole = [({0, 1}, {0, 1})]
+    for links in ({(0, 0), (1, 1)}, {(0, 1), (1, 0)}, {(s, t) for s in (0, 1) for t in (0, 1)}):
+        assert phrase_scores([links], [whole])["aer"] == pytest.approx(0)
+    assert phrase_scores([set()], [whole])["aer"] == 100
+    with pytest.raises(ValueError, match="predicted has 1 sentences and phrases 2"):
+        phrase_scores([set()], [whole, whole])

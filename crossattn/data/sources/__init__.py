@@ -15,9 +15,9 @@ file has
 
 An example is a dict. A pair of texts is {"id", "source", "target"} and, where there are gold word alignments,
 also "source_spans" and "target_spans" (characters of each word) and "links" (source word, target word); where
-phrases are linked, "phrases" [n, 4] (first and last character + 1 in source and target) and their "kinds". Other
-examples hold the values that their file documents, for `crossattn.data.features`. A list of dicts is a source
-too.
+phrases are linked, "phrases" (rows of characters: start and end in the source, start and end in the target)
+and their "kinds". Other examples hold the values that their file documents, for `crossattn.data.features`. A
+list of dicts is a source too.
 """
 
 import hashlib

@@ -1,0 +1,84 @@
+"""Tagged phrases as gold: links of a run's tokens scored against them, and tags that are placed."""
+
+import numpy as np
+import pytest
+
+from crossattn.decode import markup
+from crossattn.train.alignment import Recipe, phrase_scores
+from experiments.bench import markup as bench
+from experiments.tasks.alignment import aer_interval, choose_recipe, phrased_pairs
+from experiments.tasks.generation import Attention
+
+SOURCE, TARGET = "the View menu.", "le menu Affichage."
+SPANS = np.array([[0, 3], [4, 6], [6, 8], [9, 13], [13, 14], [0, 0]])
+TARGET_SPANS = np.array([[0, 2], [3, 7], [8, 12], [12, 17], [17, 18], [0, 0]])
+RIGHT = [0, 3, 1, 2, 4, 5]  # the source token of each target token
+EXAMPLE = {
+    "source": SOURCE,
+    "target": TARGET,
+    "phrases": np.array([[4, 8, 8, 17]]),
+    "kinds": ["emph"],
+}
+
+
+class Reader:
+    """A translator whose second head reads the right tokens, and whose first reads in order."""
+
+    def attention(self, pairs):
+        assert pairs == [(SOURCE, TARGET)] * len(pairs)
+        heads = np.stack([np.eye(6), np.eye(6)[RIGHT]]) * 0.9 + 0.1 / 6
+        return [Attention(heads[None], [""] * 6, [""] * 6, SPANS, TARGET_SPANS) for _ in pairs]
+
+
+def test_links_of_tokens_are_scored_against_tagged_phrases():
+    plain = EXAMPLE | {"phrases": EXAMPLE["phrases"][:0], "kinds": []}
+    pairs = phrased_pairs(Reader(), [plain, EXAMPLE, plain, EXAMPLE, EXAMPLE], limit=2)
+    assert [pair.phrases for pair in pairs] == [[({1, 2}, {2, 3})]] * 2
+    recipe, aer = choose_recipe(pairs)
+    assert (recipe.head, recipe.row_offset, aer) == (1, 0, 0.0)
+    in_order = Recipe(head=0)
+    links = [pair.links(in_order) for pair in pairs]
+    # Links 1-1, 2-2 and 3-3 touch the phrase, and 2-2 covers two of four words.
+    expected = 100 * (1 - 3 / 7)
+    assert phrase_scores(links, [pair.phrases for pair in pairs])["aer"] == pytest.approx(expected)
+    assert aer_interval(pairs, in_order).value == pytest.approx(expected)
+    assert phrased_pairs(Reader(), [plain]) == []
+
+
+def test_phrases_that_the_model_does_not_read_are_left_out():
+    beyond = EXAMPLE | {
+        "phrases": np.array([[4, 8, 8, 17], [20, 22, 30, 33]]),
+        "kinds": ["emph"] * 2,
+    }
+    assert [len(pair.phrases) for pair in phrased_pairs(Reader(), [beyond])] == [1]
+
+
+def test_placed_tags_are_counted_against_the_translators():
+    marked = bench.tagged(EXAMPLE)
+    assert markup.write(marked, SOURCE, [(4, 8)]) == "the <emph>View</emph> menu."
+    spans = markup.place(marked, TARGET, np.eye(6)[RIGHT], SPANS, TARGET_SPANS)
+    assert spans == [(8, 17)]
+    assert bench.right_places(spans, EXAMPLE, TARGET) == 1
+    assert bench.right_places([(8, 16)], EXAMPLE, TARGET) == 0
+    assert bench.overlap([(8, 16)], EXAMPLE) == (16, 17)
+    assert bench.right_words([(0, 9)], EXAMPLE, "AFFICHAGE, le menu") == 1
+    assert bench.right_words([(0, 2)], EXAMPLE, "le menu Affichage") == 0
+
+
+def test_a_tag_inside_another_has_it_as_parent_whatever_their_order():
+    nested = EXAMPLE | {
+        "phrases": np.array([[9, 13, 3, 7], [4, 13, 3, 17]]),
+        "kinds": ["input", "emph"],
+    }
+    marked = bench.tagged(nested)
+    assert [(e.opening, e.parent) for e in marked.elements] == [("<input>", 1), ("<emph>", -1)]
+
+
+def test_methods_without_a_model_weigh_words():
+    pairs = [("the cat", "le chat"), ("the dog", "le chien"), ("a cat", "un chat")]
+    found = bench.model_1(pairs, [("the cat", "chat le")])[0]
+    assert found.weights.argmax(1).tolist() == [1, 0]
+    assert found.source_spans.tolist() == [[0, 3], [4, 7]]
+    in_order = bench.proportion("one two three", "un deux trois")
+    assert in_order.weights.tolist() == np.eye(3).tolist()
+    assert bench.proportion("", "un").weights.shape == (1, 0)
