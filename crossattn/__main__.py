@@ -32,6 +32,7 @@ EXTRAS = {
     "captions": "CIDEr of captions",
     "summaries": "ROUGE of summaries",
     "pages": "pages of the help, laid out",
+    "stamps": "pictures, words and voices of stamps",
     "retrieval": "search of neighbours by faiss",
     "wandb": "logs to Weights & Biases",
     "gcs": "runs in gs://",

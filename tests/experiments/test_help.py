@@ -31,8 +31,8 @@ LAUNCHERS = (
 BENCHMARKS = (
     "bench.attend", "bench.block_sizes", "bench.captions", "bench.conformance", "bench.corpus",
     "bench.decode", "bench.images_in_text", "bench.markup", "bench.plans", "bench.pronunciations",
-    "bench.shots",
-    "bench.translation_step", "bench.whisper", "bench.word_maps", "bench.word_times",
+    "bench.shots", "bench.stamps", "bench.translation_step", "bench.whisper", "bench.word_maps",
+    "bench.word_times",
     "cluster.same_end", "parity.__main__",
 )  # fmt: skip
 

@@ -7,17 +7,18 @@ are test and ten validation.
 """
 
 import functools
-import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from jaxtyping import Float
 
 from crossattn.data import archives, fetch, records
 from crossattn.data.errors import DataError, absent
+from crossattn.data.families import families, small_picture
 from crossattn.data.sources import Example, MappedSource, hashed_split
 
 FORM = "emoji/LANGUAGE or emoji/LANGUAGE,LANGUAGE,..."
@@ -140,27 +141,20 @@ def families_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Families with a picture in common, mirrored or not, are one, by the least of their names.
     """
-    names, family = np.unique([family_of(each["id"]) for each in examples], return_inverse=True)
-    small = np.stack([_small(each["image"]) for each in examples])
+    small = np.stack([small_picture(each["image"]) for each in examples])
+    return families([[family_of(each["id"])] for each in examples], _same_pictures(small))
+
+
+def _same_pictures(small: Float[np.ndarray, "n 24 24 4"]) -> Iterator[tuple[int, int]]:
+    """Yields pairs of pictures that are the same, mirrored or not."""
     flat, mirrored = small.reshape(len(small), -1), small[:, :, ::-1].reshape(len(small), -1)
-    norms, joined = (flat**2).sum(1), np.arange(len(names))
+    norms = (flat**2).sum(1)
     for other in (flat, mirrored):
         for first in range(0, len(flat), _BLOCK):
             rows = slice(first, first + _BLOCK)
             distances = norms[rows, None] + norms - 2 * flat[rows] @ other.T
             for a, b in np.argwhere(distances < _SAME_PICTURE * flat.shape[1]):
-                one, two = joined[family[first + a]], joined[family[b]]
-                joined[joined == max(one, two)] = min(one, two)
-    return [str(names[joined[number]]) for number in family]
-
-
-def _small(image: bytes) -> np.ndarray:
-    """Returns a picture as [24 24 4], its colours times its opacity."""
-    from PIL import Image
-
-    opened = Image.open(io.BytesIO(image)).convert("RGBA").resize((24, 24), Image.Resampling.BOX)
-    pixels = np.asarray(opened, np.float32) / 255
-    return np.concatenate([pixels[..., :3] * pixels[..., 3:], pixels[..., 3:]], -1)
+                yield first + a, b
 
 
 # Grown-ups, children and the old, each as the one without a gender.
